@@ -1,0 +1,14 @@
+//! What the node side (kubelet-plugin, `vgpu run`) and the library in the container share: file
+//! formats and paths. No logic that only one side needs, no I/O, no dependency.
+//!
+//! ```text
+//!  plugin or `vgpu run`                                 libvgpu.so in the container
+//!    Limits::render ──► <dir>/<share>/limits ──────────► Limits::parse
+//!    ledger::image  ──► <dir>/<share>/ledger ◄─ mapped ─► charges (vgpu-core)
+//!    ledger::read   ◄── bounded read ◄──────┘
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod limits;
+pub mod paths;

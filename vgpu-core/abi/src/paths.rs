@@ -1,0 +1,36 @@
+//! Where things lie, on the node and in the container (docs/architecture.md, "Fixed points").
+
+/// Name of the limits file in a share's directory.
+pub const LIMITS: &str = "limits";
+/// Name of the ledger in a share's directory.
+pub const LEDGER: &str = "ledger";
+
+/// The container's directory of shares. Where it exists, it alone gives the limits.
+pub const CONTAINER_DIR: &str = "/run/vgpu";
+/// Variable that names the directory of shares of a `vgpu run`.
+pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
+/// The container's arbitration directories, one a GPU. Hidden, so that no share has this name.
+pub const CONTAINER_ARBITRATION_DIR: &str = "/run/vgpu/.arbitration";
+/// The backstop library in the container.
+pub const CONTAINER_PRELOAD: &str = "/usr/lib/vgpu/libvgpu-preload.so";
+/// The real driver's libraries in the container.
+pub const CONTAINER_DRIVER_DIR: &str = "/usr/lib/vgpu/driver";
+/// The loader's default folders, on Debian's and on Red Hat's layout.
+pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+/// The names that libvgpu.so takes in each of [`CONTAINER_LIBRARY_DIRS`].
+pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"];
+
+/// The node's directories of claims, and of arbitration.
+pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
+pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
+/// The node's releases of the library, one folder a digest.
+pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
+
+/// Files of one release of the library.
+pub const SHIM_FILE: &str = "libvgpu.so";
+pub const PRELOAD_FILE: &str = "libvgpu-preload.so";
+pub const HOOK_FILE: &str = "vgpu-cdi-hook";
+
+/// The real driver's libraries, by the names that programs open.
+pub const LIBCUDA: &str = "libcuda.so.1";
+pub const LIBNVIDIA_ML: &str = "libnvidia-ml.so.1";

@@ -1,0 +1,5 @@
+#![no_std]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
