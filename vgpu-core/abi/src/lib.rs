@@ -10,5 +10,6 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod ledger;
 pub mod limits;
 pub mod paths;

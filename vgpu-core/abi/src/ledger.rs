@@ -1,0 +1,435 @@
+//! The ledger's format: what the processes of one share hold. One file of a fixed size a share,
+//! made by the node, mapped by every process of the share (`vgpu-core`), read by the node in
+//! bounded reads ([`read`]) and never mapped there. It holds no limit: limits come from the limits
+//! file alone, so damage here can at worst lift the damager's own.
+//!
+//! ```text
+//!      0  format, version, lanes, size, share            line 0, constant
+//!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
+//!    256  time of the last look for dead owners           line 2, a hint
+//!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
+//! 131064  seal                                            last 8 bytes, so a cut file has none
+//! ```
+//!
+//! All numbers are little-endian. A lane belongs to one process at a time; its owner alone changes
+//! it, and when the owner is dead the holder of the reaper's lock does. A [`Stamp`] names one
+//! operation for all time: sequences of a lane go on from owner to owner and never repeat.
+//!
+//! How an operation stays exact whatever is killed whenever is told in `vgpu_core::ledger`; the
+//! rule by which a dead owner's charge is known is [`settled`], used by both sides.
+//!
+//! Failure modes of [`read`]: the bytes are hostile (a tenant may write anything) and torn (writers
+//! go on while the node reads). Every number is range-checked, nothing is indexed by them, and the
+//! total is one aligned 8-byte word; lanes may be one operation apart from it.
+
+use crate::checksum::crc32;
+use crate::limits::Limits;
+use std::fmt;
+
+/// The size of a ledger in bytes.
+pub const SIZE: usize = 1024 * LINE;
+/// What one writer touches, so that two writers share no cache line pair.
+pub const LINE: usize = 128;
+/// Lanes, the reaper's included.
+pub const LANES: usize = 1015;
+/// The lane in which the holder of the reaper's lock works.
+pub const REAPER: usize = 0;
+/// Version of the layout.
+pub const VERSION: u32 = 1;
+
+pub const FORMAT: u64 = u64::from_le_bytes(*b"vgpuledg");
+pub const SEAL: u64 = u64::from_le_bytes(*b"\x89sealed\n");
+
+/// Offsets in the file.
+pub const FORMAT_AT: usize = 0;
+pub const VERSION_AT: usize = 8;
+pub const LANES_AT: usize = 12;
+pub const SIZE_AT: usize = 16;
+pub const SHARE_AT: usize = 24;
+pub const CHARGED_AT: usize = LINE;
+pub const WRITER_AT: usize = LINE + 8;
+pub const LOOKED_AT: usize = 2 * LINE;
+pub const FIRST_LANE_AT: usize = 8 * LINE;
+pub const SEAL_AT: usize = SIZE - 8;
+
+/// Offsets in a lane.
+pub mod lane {
+    /// Even: free. Odd: claimed. Grows by one with each claim and each release.
+    pub const GENERATION: usize = 0;
+    /// Number of the lane's last operation.
+    pub const SEQUENCE: usize = 8;
+    /// Highest operation known to be settled.
+    pub const APPLIED: usize = 16;
+    /// What the lane holds, by the parity of the operation.
+    pub const CHARGED: [usize; 2] = [24, 32];
+    /// [`super::Stamp`] of the process's first claim: the same in all its lanes.
+    pub const PROCESS: usize = 40;
+    /// Inode of the owner's PID namespace.
+    pub const PID_NAMESPACE: usize = 48;
+    /// The owner's PID as it sees itself.
+    pub const PID: usize = 56;
+    /// Lane [`super::REAPER`] alone: the lane and generation that its last operation takes out.
+    pub const TARGET: usize = 64;
+}
+
+const _: () = assert!(FIRST_LANE_AT + LANES * LINE + LINE == SIZE);
+const _: () = assert!(LANES <= 1 << Stamp::LANE_BITS);
+
+/// A lane and a number in one word: an operation (lane, sequence) or a claim (lane, generation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub lane: usize,
+    pub number: u64,
+}
+
+/// What the processes of a share hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes charged to the share, those of dead processes that nobody has given back yet included.
+    pub charged: u64,
+    /// Who holds them, by PID. Whether a process still lives cannot be told from the bytes.
+    pub processes: Vec<Process>,
+}
+
+/// One process of a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its PID as it sees itself: two containers of one share may both have a PID 1.
+    pub pid: u32,
+    /// Inode of the PID namespace in which `pid` counts.
+    pub pid_namespace: u64,
+    pub charged: u64,
+}
+
+/// Why bytes are no ledger. The reader adds the file's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    Size(usize),
+    Format,
+    Version(u32),
+    Unsealed,
+    /// A ledger of another share.
+    Share,
+    /// The total's last writer is no lane.
+    Writer(u64),
+    /// A lane holds more than all lanes together can.
+    Lane(usize),
+}
+
+/// The bytes of a new ledger. Written in order, the seal comes last.
+#[must_use]
+pub fn image(limits: &Limits) -> Vec<u8> {
+    let mut bytes = vec![0; SIZE];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(FORMAT_AT, &FORMAT.to_le_bytes());
+    put(VERSION_AT, &VERSION.to_le_bytes());
+    put(LANES_AT, &(LANES as u32).to_le_bytes());
+    put(SIZE_AT, &(SIZE as u64).to_le_bytes());
+    put(SHARE_AT, &share_mark(&limits.share, &limits.gpu).to_le_bytes());
+    put(SEAL_AT, &SEAL.to_le_bytes());
+    bytes
+}
+
+/// What ties a ledger to its share: not to its limits, which may change while it lives.
+#[must_use]
+pub fn share_mark(share: &str, gpu: &str) -> u32 {
+    crc32(format!("{share}\0{gpu}").as_bytes())
+}
+
+/// Whether `bytes` (all of the file, or its first line and its last with zeros between) are a
+/// ledger of this version.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check(bytes: &[u8]) -> Result<(), Damage> {
+    if bytes.len() != SIZE {
+        return Err(Damage::Size(bytes.len()));
+    }
+    if word(bytes, FORMAT_AT) != FORMAT {
+        return Err(Damage::Format);
+    }
+    let version = half(bytes, VERSION_AT);
+    if version != VERSION {
+        return Err(Damage::Version(version));
+    }
+    if word(bytes, SEAL_AT) != SEAL {
+        return Err(Damage::Unsealed);
+    }
+    if half(bytes, LANES_AT) as usize != LANES || word(bytes, SIZE_AT) != SIZE as u64 {
+        return Err(Damage::Format);
+    }
+    Ok(())
+}
+
+/// What the share's processes hold, from the bytes of its ledger, as read at one moment or
+/// nearly: see the module's failure modes.
+///
+/// # Errors
+/// Bytes that no version-1 ledger can have.
+pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
+    check(bytes)?;
+    let writer = word(bytes, WRITER_AT);
+    if Stamp::unpack(writer).lane >= LANES {
+        return Err(Damage::Writer(writer));
+    }
+    // (process stamp, process); a few hundred at most, so that a linear search is enough.
+    let mut found: Vec<(u64, Process)> = Vec::new();
+    for index in REAPER + 1..LANES {
+        let at = FIRST_LANE_AT + index * LINE;
+        let field = |offset: usize| word(bytes, at + offset);
+        if field(lane::GENERATION).is_multiple_of(2) {
+            continue;
+        }
+        let pair = lane::CHARGED.map(field);
+        let charged = settled(index, field(lane::SEQUENCE), field(lane::APPLIED), pair, writer);
+        if charged > i64::MAX as u64 {
+            return Err(Damage::Lane(index));
+        }
+        let process = field(lane::PROCESS);
+        match found.iter_mut().find(|(stamp, _)| *stamp == process) {
+            Some((_, known)) => known.charged = known.charged.saturating_add(charged),
+            None => found.push((
+                process,
+                Process {
+                    pid: half(bytes, at + lane::PID),
+                    pid_namespace: field(lane::PID_NAMESPACE),
+                    charged,
+                },
+            )),
+        }
+    }
+    let mut processes: Vec<Process> = found.into_iter().map(|(_, process)| process).collect();
+    processes.sort_by_key(|process| (process.pid_namespace, process.pid));
+    Ok(Usage {
+        charged: word(bytes, CHARGED_AT),
+        processes,
+    })
+}
+
+/// What lane `index` holds, its owner being dead or between two operations: its last operation
+/// took place if the total still names it as the last writer, or if someone has recorded so.
+///
+/// `writer` must have been read before `applied`: who overwrites the total records first.
+#[must_use]
+pub fn settled(index: usize, sequence: u64, applied: u64, charged: [u64; 2], writer: u64) -> u64 {
+    let operation = Stamp {
+        lane: index,
+        number: sequence,
+    };
+    let took_place = applied >= sequence || writer == operation.pack();
+    let [even, odd] = charged;
+    if took_place == sequence.is_multiple_of(2) {
+        even
+    } else {
+        odd
+    }
+}
+
+// A caller has checked that `bytes` is SIZE long, and every `at` is a sum of this file's constants.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let raw = bytes.get(at..at + 8).and_then(|raw| raw.try_into().ok());
+    u64::from_le_bytes(raw.unwrap_or_default())
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    let raw = bytes.get(at..at + 4).and_then(|raw| raw.try_into().ok());
+    u32::from_le_bytes(raw.unwrap_or_default())
+}
+
+// === impl Stamp ===
+
+impl Stamp {
+    pub const LANE_BITS: u32 = 10;
+    pub const NUMBER_BITS: u32 = 64 - Self::LANE_BITS;
+    /// The highest number: at 30 ns an operation it is reached after 17 years.
+    pub const LAST: u64 = (1 << Self::NUMBER_BITS) - 1;
+
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        ((self.lane as u64) << Self::NUMBER_BITS) | (self.number & Self::LAST)
+    }
+
+    #[must_use]
+    pub const fn unpack(word: u64) -> Self {
+        Self {
+            lane: (word >> Self::NUMBER_BITS) as usize,
+            number: word & Self::LAST,
+        }
+    }
+}
+
+// === impl Damage ===
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => write!(f, "ledger has {size} bytes, not {SIZE}"),
+            Self::Format => write!(f, "not a ledger (format, lanes or size field)"),
+            Self::Version(version) => write!(
+                f,
+                "ledger version {version} is not {VERSION}: library and plugin differ in version"
+            ),
+            Self::Unsealed => write!(f, "ledger was not written to its end"),
+            Self::Share => write!(f, "ledger belongs to another share"),
+            Self::Writer(word) => write!(f, "ledger names a last writer that cannot be ({word:#x})"),
+            Self::Lane(index) => write!(f, "lane {index} of the ledger holds an impossible charge"),
+        }
+    }
+}
+
+impl std::error::Error for Damage {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v1");
+
+    fn fresh() -> Vec<u8> {
+        image(&Limits::parse(GOLDEN).expect("golden limits"))
+    }
+
+    fn put(bytes: &mut [u8], at: usize, value: u64) {
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn put_lane(bytes: &mut [u8], index: usize, fields: &[(usize, u64)]) {
+        for (offset, value) in fields {
+            put(bytes, FIRST_LANE_AT + index * LINE + offset, *value);
+        }
+    }
+
+    #[test]
+    fn a_new_ledger_is_empty() {
+        assert_eq!(fresh().len(), SIZE);
+        assert_eq!(read(&fresh()), Ok(Usage::default()));
+    }
+
+    #[test]
+    fn version_1_is_laid_out_as_it_was_first_written() {
+        // Everything outside these words is zero: the file's layout, by hand.
+        let mut expected = vec![0; SIZE];
+        expected[..24].copy_from_slice(b"vgpuledg\x01\0\0\0\xf7\x03\0\0\0\0\x02\0\0\0\0\0");
+        expected[SIZE - 8..].copy_from_slice(b"\x89sealed\n");
+        let found = fresh();
+        expected[24..28].copy_from_slice(&found[24..28]);
+        assert!(found == expected);
+        let limits = Limits::parse(GOLDEN).expect("golden limits");
+        let mark = crc32(b"6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c\0GPU-3f8a1c20-1111-2222-3333-444455556666");
+        assert_eq!(found[24..28], mark.to_le_bytes());
+        assert_eq!(share_mark(&limits.share, &limits.gpu), mark);
+    }
+
+    #[test]
+    fn every_cut_is_refused() {
+        let bytes = fresh();
+        for end in [0, 1, 127, SIZE - 128, SIZE - 1] {
+            assert_eq!(read(&bytes[..end]), Err(Damage::Size(end)));
+        }
+        let mut cut = bytes;
+        cut[SIZE - 4096..].fill(0);
+        assert_eq!(
+            read(&cut),
+            Err(Damage::Unsealed),
+            "a file that was grown again after a cut"
+        );
+    }
+
+    #[test]
+    fn other_formats_and_versions_are_named() {
+        let mut bytes = fresh();
+        bytes[VERSION_AT] = 2;
+        assert_eq!(read(&bytes), Err(Damage::Version(2)));
+        bytes[FORMAT_AT] = 0;
+        assert_eq!(read(&bytes), Err(Damage::Format));
+        let mut bytes = fresh();
+        put(&mut bytes, WRITER_AT, u64::MAX);
+        assert_eq!(read(&bytes), Err(Damage::Writer(u64::MAX)));
+    }
+
+    #[test]
+    fn lanes_of_one_process_are_added_up() {
+        let mut bytes = fresh();
+        put(&mut bytes, CHARGED_AT, 700);
+        let first = Stamp { lane: 3, number: 1 }.pack();
+        for (index, charged) in [(3, 100), (600, 200)] {
+            put_lane(
+                &mut bytes,
+                index,
+                &[
+                    (lane::GENERATION, 1),
+                    (lane::CHARGED[0], charged),
+                    (lane::PROCESS, first),
+                    (lane::PID_NAMESPACE, 9),
+                    (lane::PID, 42),
+                ],
+            );
+        }
+        put_lane(
+            &mut bytes,
+            4,
+            &[(lane::GENERATION, 2), (lane::CHARGED[0], 5), (lane::PID, 43)],
+        );
+        let usage = read(&bytes).expect("a ledger");
+        assert_eq!(usage.charged, 700);
+        assert_eq!(
+            usage.processes,
+            [Process {
+                pid: 42,
+                pid_namespace: 9,
+                charged: 300
+            }],
+            "free lanes hold nothing"
+        );
+    }
+
+    #[test]
+    fn an_operation_counts_once_the_total_or_a_record_says_so() {
+        let here = |number| Stamp { lane: 7, number }.pack();
+        // Operation 5 would bring the lane from 100 (even) to 130 (odd).
+        assert_eq!(settled(7, 5, 4, [100, 130], here(4)), 100, "intent alone");
+        assert_eq!(settled(7, 5, 4, [100, 130], here(5)), 130, "last writer");
+        assert_eq!(settled(7, 5, 5, [100, 130], 0), 130, "recorded by the next writer");
+        assert_eq!(settled(7, 4, 4, [100, 130], 0), 100, "130 is not published yet");
+        assert_eq!(
+            settled(8, 5, 4, [100, 130], here(5)),
+            100,
+            "another lane's operation of that number"
+        );
+    }
+
+    #[test]
+    fn hostile_bytes_never_panic() {
+        // A small generator: the same bytes on every run.
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..200 {
+            let mut bytes = fresh();
+            for _ in 0..400 {
+                let at = (next() as usize % (SIZE / 8 - 1)) * 8;
+                if at >= LINE {
+                    put(&mut bytes, at, next());
+                }
+            }
+            let _ = read(&bytes);
+        }
+    }
+
+    #[test]
+    fn stamps_keep_both_parts() {
+        for stamp in [
+            Stamp { lane: 0, number: 0 },
+            Stamp {
+                lane: LANES - 1,
+                number: Stamp::LAST,
+            },
+        ] {
+            assert_eq!(Stamp::unpack(stamp.pack()), stamp);
+        }
+    }
+}
