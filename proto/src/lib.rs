@@ -1,1 +1,38 @@
+//! The services between kubelet and a DRA plugin, client and server.
+//!
+//! ```text
+//!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/<driver>-reg.sock)
+//!     │      "DRAPlugin dra.vgpu, at dra.sock, speaks v1.DRAPlugin, ..."
+//!     ├──NodePrepareResources, NodeUnprepareResources──► dra::v1, dra::v1beta1      (dra.sock)
+//!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra.sock)
+//! ```
+//!
+//! The .proto files in kubelet/ state names and field numbers as kubelet speaks them; the tests
+//! hold every message to its bytes.
+#![forbid(unsafe_code)]
+#![allow(unreachable_pub, clippy::all)] // in generated code
 
+/// Prepare and Unprepare.
+pub mod dra {
+    pub mod v1 {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+    }
+    pub mod v1beta1 {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1beta1");
+    }
+}
+
+/// Health of devices, as a stream.
+pub mod health {
+    pub mod v1 {
+        tonic::include_proto!("v1");
+    }
+    pub mod v1alpha1 {
+        tonic::include_proto!("v1alpha1");
+    }
+}
+
+/// How kubelet finds a plugin.
+pub mod registration {
+    tonic::include_proto!("pluginregistration");
+}
