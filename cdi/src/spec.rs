@@ -1,0 +1,342 @@
+//! The document's types. Reading is strict: an unknown or repeated field, a `null`, another spelling of a
+//! field's case are errors, because one runtime or another refuses the whole file for each of them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use crate::{name::Kind, validate, version::Version};
+
+/// One CDI spec file, without its version: that follows from what the spec uses ([`Version::required`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    pub kind: Kind,
+    pub annotations: BTreeMap<String, String>,
+    /// At least one; their names differ.
+    pub devices: Vec<Device>,
+    /// Applied once to a container that gets any device of this spec.
+    pub container_edits: ContainerEdits,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Device {
+    pub name: String,
+    #[serde(
+        default,
+        deserialize_with = "distinct_keys",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub annotations: BTreeMap<String, String>,
+    /// Not empty: a device that changes nothing is an error to runtimes.
+    pub container_edits: ContainerEdits,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ContainerEdits {
+    /// `NAME=value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_nodes: Vec<DeviceNode>,
+    /// Needs 1.1.0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub net_devices: Vec<NetDevice>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<Hook>,
+    /// Needs 0.7.0. Group 0 is refused: runtimes ignore it without a word.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub additional_gids: Vec<u32>,
+    /// Needs 0.7.0.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub intel_rdt: Option<IntelRdt>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DeviceNode {
+    /// In the container.
+    pub path: String,
+    /// On the node, where that differs. Needs 0.5.0.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<String>,
+    #[serde(
+        default,
+        rename = "type",
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub r#type: Option<DeviceType>,
+    /// Both numbers or none; without them the runtime looks at the node's device.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub major: Option<i64>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub minor: Option<i64>,
+    /// Always written: without it a node appeared in the container with mode 0666.
+    pub file_mode: u32,
+    /// Some of `rwm`, for the device cgroup.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceType {
+    #[serde(rename = "b")]
+    Block,
+    #[serde(rename = "c")]
+    Char,
+    #[serde(rename = "u")]
+    UnbufferedChar,
+    #[serde(rename = "p")]
+    Fifo,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetDevice {
+    pub host_interface_name: String,
+    /// In the container.
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mount {
+    pub host_path: String,
+    pub container_path: String,
+    /// Needs 0.4.0; a bind mount says so in its options and needs no type.
+    #[serde(
+        default,
+        rename = "type",
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub r#type: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Hook {
+    pub hook_name: HookName,
+    /// On the node: hooks run from there, and one whose interpreter is missing fails with a misleading ENOENT.
+    pub path: String,
+    /// The whole argument vector, the program's name first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Seconds.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HookName {
+    Prestart,
+    CreateRuntime,
+    CreateContainer,
+    StartContainer,
+    Poststart,
+    Poststop,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct IntelRdt {
+    #[serde(
+        default,
+        rename = "closID",
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub clos_id: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub l3_cache_schema: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub mem_bw_schema: Option<String>,
+    /// Needs 1.1.0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schemata: Vec<String>,
+    /// Needs 1.1.0.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub enable_monitoring: Option<bool>,
+    /// Gone in 1.1.0.
+    #[serde(
+        default,
+        rename = "enableCMT",
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub enable_cmt: Option<bool>,
+    /// Gone in 1.1.0.
+    #[serde(
+        default,
+        rename = "enableMBM",
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub enable_mbm: Option<bool>,
+}
+
+impl ContainerEdits {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("not a CDI spec: {0}")]
+    Syntax(#[from] serde_json::Error),
+    #[error("kind: {0:?} is not <vendor>/<class>; use letters, digits, '-', '_' and '.', a letter first")]
+    Kind(String),
+    #[error(transparent)]
+    Invalid(#[from] validate::Error),
+    #[error("cdiVersion: {declared} cannot say what this spec uses; raise it to {required}")]
+    VersionTooLow { declared: Version, required: Version },
+    #[error("cdiVersion: {0} has no intelRdt.enableCMT and enableMBM; lower it or use enableMonitoring")]
+    VersionTooHigh(Version),
+}
+
+/// What a file holds when it is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Incoming {
+    cdi_version: Version,
+    kind: String,
+    #[serde(default, deserialize_with = "distinct_keys")]
+    annotations: BTreeMap<String, String>,
+    devices: Vec<Device>,
+    #[serde(default)]
+    container_edits: ContainerEdits,
+}
+
+/// What a file holds when it is written.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Outgoing<'a> {
+    cdi_version: Version,
+    kind: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: &'a BTreeMap<String, String>,
+    devices: &'a [Device],
+    #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
+    container_edits: &'a ContainerEdits,
+}
+
+impl Spec {
+    /// A spec without devices yet.
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            annotations: BTreeMap::new(),
+            devices: Vec::new(),
+            container_edits: ContainerEdits::default(),
+        }
+    }
+
+    /// Reads a JSON document, and validates it against its own version too.
+    pub fn parse(json: &[u8]) -> Result<Self, ReadError> {
+        let Incoming {
+            cdi_version: declared,
+            kind,
+            annotations,
+            devices,
+            container_edits,
+        } = serde_json::from_slice(json)?;
+        let kind = Kind::parse(&kind).ok_or(ReadError::Kind(kind))?;
+        let spec = Self {
+            kind,
+            annotations,
+            devices,
+            container_edits,
+        };
+        spec.validate()?;
+        let required = Version::required(&spec);
+        if declared < required {
+            return Err(ReadError::VersionTooLow { declared, required });
+        }
+        let legacy = |edits: &ContainerEdits| {
+            edits
+                .intel_rdt
+                .as_ref()
+                .is_some_and(|rdt| rdt.uses_fields_gone_in_1_1())
+        };
+        if declared >= Version::V1_1_0 && spec.all_edits().any(legacy) {
+            return Err(ReadError::VersionTooHigh(declared));
+        }
+        Ok(spec)
+    }
+
+    /// The file's content, with the lowest version that can say it. Nothing invalid is ever rendered.
+    pub fn render(&self) -> Result<Vec<u8>, validate::Error> {
+        self.validate()?;
+        let outgoing = Outgoing {
+            cdi_version: Version::required(self),
+            kind: self.kind.to_string(),
+            annotations: &self.annotations,
+            devices: &self.devices,
+            container_edits: &self.container_edits,
+        };
+        let mut json = serde_json::to_vec_pretty(&outgoing).expect("strings, numbers and string keys always serialise");
+        json.push(b'\n');
+        Ok(json)
+    }
+
+    /// Everything that a runtime would trip over, and what it would silently do otherwise.
+    pub fn validate(&self) -> Result<(), validate::Error> {
+        validate::spec(self)
+    }
+
+    pub(crate) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
+        self.devices
+            .iter()
+            .map(|device| &device.container_edits)
+            .chain([&self.container_edits])
+    }
+}
+
+impl IntelRdt {
+    pub(crate) fn uses_fields_gone_in_1_1(&self) -> bool {
+        self.enable_cmt.is_some() || self.enable_mbm.is_some()
+    }
+}
+
+/// An optional field that is there has a value: `null` is refused.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+/// A map in which no key occurs twice; serde's own takes the last one.
+fn distinct_keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Visitor;
+    impl<'de> de::Visitor<'de> for Visitor {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object of strings")
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
+            let mut map = BTreeMap::new();
+            while let Some((key, value)) = access.next_entry::<String, String>()? {
+                if map.contains_key(&key) {
+                    return Err(de::Error::custom(format!("annotation {key:?} occurs twice")));
+                }
+                map.insert(key, value);
+            }
+            Ok(map)
+        }
+    }
+    deserializer.deserialize_map(Visitor)
+}

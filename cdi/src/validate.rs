@@ -1,0 +1,309 @@
+//! What the types cannot rule out. At least as strict as CDI's own libraries, and stricter where those let
+//! pass what fails later or silently does something else: relative paths, a mount or device node that
+//! replaces another one of the same edits, an annotation key that readers spell differently.
+
+use std::{collections::HashSet, fmt, hash::Hash};
+
+use crate::{
+    name,
+    path::At,
+    spec::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, IntelRdt, Mount, NetDevice, Spec},
+};
+
+/// All annotations of one object together, keys and values, as Kubernetes counts them.
+const MAX_ANNOTATIONS: usize = 256 << 10;
+/// resctrl's file names.
+const MAX_CLOS_ID: usize = 255;
+const MAX_INTERFACE_NAME: usize = 15;
+
+/// Where a spec is wrong, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// As `devices[0].containerEdits.env[2]`.
+    pub path: String,
+    pub problem: Problem,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    #[error("holds no device; add one, or remove the file")]
+    NoDevices,
+    #[error("changes nothing in a container, which runtimes refuse; add an edit, or leave it out")]
+    NoEdits,
+    #[error("{0:?} is there twice; the later one would silently replace the earlier, so keep one")]
+    Duplicate(String),
+    #[error("{0:?} is not a device name; use letters, digits, '-', '_', '.' and ':', a letter or digit at both ends")]
+    DeviceName(String),
+    #[error("{0:?} is not an annotation key; write [lower-case.domain/]name, the name at most 63 characters")]
+    AnnotationKey(String),
+    #[error("annotations take {0} bytes; shorten them to 262144")]
+    AnnotationSize(usize),
+    #[error("{0:?} is not an absolute path without '.', '..' and empty parts; write it from the root")]
+    Path(String),
+    #[error("{0:?} is the root directory itself, which cannot be replaced; name a path below it")]
+    RootPath(String),
+    #[error("is empty; give it a value, or leave it out")]
+    Empty,
+    #[error("{0:?} is not NAME=value")]
+    Env(String),
+    #[error("{0:?} holds a control character or one that YAML readers change; remove it")]
+    Text(String),
+    #[error("{0:?} is not one mount option; write each option as an entry of its own")]
+    MountOption(String),
+    #[error("{0:#o} is not a file mode; use permission bits alone, 0o7777 at most")]
+    FileMode(u32),
+    #[error("{0:?} is not some of 'r', 'w' and 'm', each once")]
+    Permissions(String),
+    #[error("major and minor go together, from 0 to 4294967295, with a type of 'b', 'c' or 'u'")]
+    DeviceNumber,
+    #[error("is 0 seconds; give at least 1, or leave it out")]
+    Timeout,
+    #[error("is group 0, which runtimes ignore; leave it out")]
+    RootGroup,
+    #[error("{0:?} is not a resctrl group; use at most 255 bytes without '/', and not '.' or '..'")]
+    ClosId(String),
+    #[error("enableCMT and enableMBM exclude schemata and enableMonitoring, which replace them since 1.1.0")]
+    MixedRdt,
+    #[error("{0:?} is not an interface name; use 1 to 15 characters without '/', ':' and white space")]
+    InterfaceName(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.problem)
+    }
+}
+
+impl std::error::Error for Error {}
+
+type Valid = Result<(), Error>;
+
+fn ensure(holds: bool, at: At<'_>, problem: impl FnOnce() -> Problem) -> Valid {
+    if holds {
+        Ok(())
+    } else {
+        Err(Error {
+            path: at.to_string(),
+            problem: problem(),
+        })
+    }
+}
+
+/// Every item of a list, in order.
+fn each<T>(list: &[T], at: At<'_>, check: impl Fn(&T, At<'_>) -> Valid) -> Valid {
+    list.iter()
+        .enumerate()
+        .try_for_each(|(index, item)| check(item, at.index(index)))
+}
+
+/// As [`each`], and no two items with the same key.
+fn each_distinct<'a, T, K>(list: &'a [T], at: At<'_>, key: impl Fn(&'a T) -> K) -> Valid
+where
+    K: Hash + Eq + fmt::Display + Copy,
+{
+    let mut seen = HashSet::with_capacity(list.len());
+    for (index, item) in list.iter().enumerate() {
+        let key = key(item);
+        ensure(seen.insert(key), at.index(index), || {
+            Problem::Duplicate(key.to_string())
+        })?;
+    }
+    Ok(())
+}
+
+pub(crate) fn spec(spec: &Spec) -> Valid {
+    let root = At::Root;
+    annotations(&spec.annotations, root.field("annotations"))?;
+    let devices = root.field("devices");
+    ensure(!spec.devices.is_empty(), devices, || Problem::NoDevices)?;
+    each(&spec.devices, devices, device)?;
+    each_distinct(&spec.devices, devices, |device| device.name.as_str())?;
+    edits(&spec.container_edits, root.field("containerEdits"))
+}
+
+fn device(device: &Device, at: At<'_>) -> Valid {
+    ensure(name::is_device_name(&device.name), at.field("name"), || {
+        Problem::DeviceName(device.name.clone())
+    })?;
+    annotations(&device.annotations, at.field("annotations"))?;
+    let container_edits = at.field("containerEdits");
+    ensure(!device.container_edits.is_empty(), container_edits, || Problem::NoEdits)?;
+    edits(&device.container_edits, container_edits)
+}
+
+fn annotations(map: &std::collections::BTreeMap<String, String>, at: At<'_>) -> Valid {
+    let mut size = 0;
+    for (key, value) in map {
+        ensure(name::is_annotation_key(key), at.key(key), || {
+            Problem::AnnotationKey(key.clone())
+        })?;
+        text(value, at.key(key))?;
+        size += key.len() + value.len();
+    }
+    ensure(size <= MAX_ANNOTATIONS, at, || Problem::AnnotationSize(size))
+}
+
+fn edits(edits: &ContainerEdits, at: At<'_>) -> Valid {
+    env(&edits.env, at.field("env"))?;
+
+    let nodes = at.field("deviceNodes");
+    each(&edits.device_nodes, nodes, device_node)?;
+    each_distinct(&edits.device_nodes, nodes, |node| node.path.as_str())?;
+
+    let net = at.field("netDevices");
+    each(&edits.net_devices, net, net_device)?;
+    each_distinct(&edits.net_devices, net, |device| device.host_interface_name.as_str())?;
+    each_distinct(&edits.net_devices, net, |device| device.name.as_str())?;
+
+    let mounts = at.field("mounts");
+    each(&edits.mounts, mounts, mount)?;
+    each_distinct(&edits.mounts, mounts, |mount| mount.container_path.as_str())?;
+
+    each(&edits.hooks, at.field("hooks"), hook)?;
+
+    let gids = at.field("additionalGids");
+    each(&edits.additional_gids, gids, |gid, at| {
+        ensure(*gid != 0, at, || Problem::RootGroup)
+    })?;
+    each_distinct(&edits.additional_gids, gids, |gid| *gid)?;
+
+    edits
+        .intel_rdt
+        .as_ref()
+        .map_or(Ok(()), |rdt| intel_rdt(rdt, at.field("intelRdt")))
+}
+
+fn env(list: &[String], at: At<'_>) -> Valid {
+    each(list, at, |entry, at| {
+        let name = entry.split_once('=').map_or("", |(name, _)| name);
+        let clean = !name.is_empty() && !name.contains(char::is_whitespace);
+        ensure(clean, at, || Problem::Env(entry.clone()))?;
+        text(entry, at)
+    })?;
+    each_distinct(list, at, |entry| {
+        entry.split_once('=').map_or(entry.as_str(), |(name, _)| name)
+    })
+}
+
+fn device_node(node: &DeviceNode, at: At<'_>) -> Valid {
+    container_path(&node.path, at.field("path"))?;
+    if let Some(host) = &node.host_path {
+        absolute(host, at.field("hostPath"))?;
+    }
+    ensure(node.file_mode <= 0o7777, at.field("fileMode"), || {
+        Problem::FileMode(node.file_mode)
+    })?;
+    if let Some(permissions) = &node.permissions {
+        let distinct: HashSet<char> = permissions.chars().collect();
+        let good = !permissions.is_empty()
+            && distinct.len() == permissions.chars().count()
+            && distinct.iter().all(|c| "rwm".contains(*c));
+        ensure(good, at.field("permissions"), || {
+            Problem::Permissions(permissions.clone())
+        })?;
+    }
+    let numbers = match (node.major, node.minor) {
+        (None, None) => true,
+        (Some(major), Some(minor)) => {
+            let typed = node.r#type.is_some_and(|kind| kind != DeviceType::Fifo);
+            typed && u32::try_from(major).is_ok() && u32::try_from(minor).is_ok()
+        }
+        _ => false,
+    };
+    ensure(numbers, at, || Problem::DeviceNumber)
+}
+
+fn net_device(device: &NetDevice, at: At<'_>) -> Valid {
+    for (name, field) in [
+        (&device.host_interface_name, "hostInterfaceName"),
+        (&device.name, "name"),
+    ] {
+        let good = (1..=MAX_INTERFACE_NAME).contains(&name.len())
+            && !matches!(name.as_str(), "." | "..")
+            && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
+        ensure(good, at.field(field), || Problem::InterfaceName(name.clone()))?;
+        single_line(name, at.field(field))?;
+    }
+    Ok(())
+}
+
+fn mount(mount: &Mount, at: At<'_>) -> Valid {
+    container_path(&mount.container_path, at.field("containerPath"))?;
+    match mount.r#type.as_deref() {
+        // Other file systems have sources that are no paths, such as "tmpfs".
+        Some(kind) if kind != "bind" => {
+            non_empty(kind, at.field("type"))?;
+            non_empty(&mount.host_path, at.field("hostPath"))?;
+        }
+        _ => absolute(&mount.host_path, at.field("hostPath"))?,
+    }
+    each(&mount.options, at.field("options"), |option, at| {
+        let one = !option.is_empty() && !option.contains(|c: char| c == ',' || c.is_whitespace());
+        ensure(one, at, || Problem::MountOption(option.clone()))?;
+        single_line(option, at)
+    })
+}
+
+fn hook(hook: &Hook, at: At<'_>) -> Valid {
+    absolute(&hook.path, at.field("path"))?;
+    each(&hook.args, at.field("args"), |argument, at| text(argument, at))?;
+    env(&hook.env, at.field("env"))?;
+    ensure(hook.timeout != Some(0), at.field("timeout"), || Problem::Timeout)
+}
+
+fn intel_rdt(rdt: &IntelRdt, at: At<'_>) -> Valid {
+    ensure(*rdt != IntelRdt::default(), at, || Problem::NoEdits)?;
+    if let Some(id) = &rdt.clos_id {
+        let good = !id.is_empty() && id.len() <= MAX_CLOS_ID && !matches!(id.as_str(), "." | "..") && !id.contains('/');
+        ensure(good, at.field("closID"), || Problem::ClosId(id.clone()))?;
+        single_line(id, at.field("closID"))?;
+    }
+    for (schema, field) in [
+        (&rdt.l3_cache_schema, "l3CacheSchema"),
+        (&rdt.mem_bw_schema, "memBwSchema"),
+    ] {
+        schema
+            .as_ref()
+            .map_or(Ok(()), |schema| non_empty(schema, at.field(field)))?;
+    }
+    each(&rdt.schemata, at.field("schemata"), |line, at| non_empty(line, at))?;
+    let newer = !rdt.schemata.is_empty() || rdt.enable_monitoring.is_some();
+    ensure(!(newer && rdt.uses_fields_gone_in_1_1()), at, || Problem::MixedRdt)
+}
+
+fn container_path(path: &str, at: At<'_>) -> Valid {
+    ensure(path != "/", at, || Problem::RootPath(path.to_owned()))?;
+    absolute(path, at)
+}
+
+fn absolute(path: &str, at: At<'_>) -> Valid {
+    let good = path == "/"
+        || path
+            .strip_prefix('/')
+            .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")));
+    ensure(good, at, || Problem::Path(path.to_owned()))?;
+    single_line(path, at)
+}
+
+fn non_empty(value: &str, at: At<'_>) -> Valid {
+    ensure(!value.is_empty(), at, || Problem::Empty)?;
+    single_line(value, at)
+}
+
+/// Names and paths: no control character at all.
+fn single_line(value: &str, at: At<'_>) -> Valid {
+    ensure(!value.contains(|c: char| c.is_control()), at, || {
+        Problem::Text(value.to_owned())
+    })?;
+    text(value, at)
+}
+
+/// Runtimes read these files as YAML 1.1, also the JSON ones. That has no NUL, DEL or other control
+/// characters, and folds the line breaks U+0085, U+2028 and U+2029 into spaces.
+fn text(value: &str, at: At<'_>) -> Valid {
+    let changed = |c: char| {
+        (c.is_control() && !matches!(c, '\t' | '\n' | '\r'))
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    };
+    ensure(!value.contains(changed), at, || Problem::Text(value.to_owned()))
+}

@@ -1,0 +1,202 @@
+//! The folder of spec files: whole files only, nobody else's files, and what crashes leave behind.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    thread,
+};
+
+use common::{claim, kind};
+use tempfile::tempdir;
+use vgpu_cdi::{
+    Kind, Spec,
+    store::{Dir, Error},
+};
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .expect("a folder")
+        .map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn writes_a_transient_name_into_a_folder_that_it_makes() {
+    let temp = tempdir().expect("a folder");
+    let path = temp.path().join("run/cdi");
+    let dir = Dir::new(&path, kind());
+    assert_eq!(dir.ids().expect("a missing folder is empty"), Vec::<String>::new());
+    assert_eq!(dir.sweep().expect("a missing folder is clean"), 0);
+    assert!(!dir.remove("7f0e").expect("a missing folder holds nothing"));
+
+    dir.write(&claim(), "7f0e").expect("write");
+    assert_eq!(names(&path), ["dra.vgpu-claim_7f0e.json"]);
+    assert_eq!(
+        fs::read(dir.file("7f0e").expect("a name")).expect("read"),
+        claim().render().expect("render")
+    );
+    assert_eq!(dir.read("7f0e").expect("read"), Some(claim()));
+    assert_eq!(dir.read("other").expect("read"), None);
+    assert_eq!(
+        fs::metadata(dir.file("7f0e").expect("a name"))
+            .expect("stat")
+            .permissions()
+            .mode()
+            & 0o7777,
+        0o644
+    );
+
+    assert!(dir.remove("7f0e").expect("remove"));
+    assert!(!dir.remove("7f0e").expect("remove again"));
+    assert_eq!(names(&path), Vec::<String>::new());
+}
+
+#[test]
+fn a_rewrite_replaces_the_file_and_not_what_a_link_points_to() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    let outside = temp.path().join("outside");
+    fs::write(&outside, "untouched").expect("write");
+    symlink(&outside, dir.file("a").expect("a name")).expect("link");
+    dir.write(&claim(), "a").expect("write");
+    assert_eq!(fs::read_to_string(&outside).expect("read"), "untouched");
+    assert_eq!(dir.read("a").expect("read"), Some(claim()));
+    let mut changed = claim();
+    changed.container_edits.env.push("B=2".into());
+    dir.write(&changed, "a").expect("write");
+    assert_eq!(dir.read("a").expect("read"), Some(changed));
+    assert_eq!(names(temp.path()), ["dra.vgpu-claim_a.json", "outside"]);
+}
+
+#[test]
+fn an_invalid_spec_leaves_the_old_file() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    dir.write(&claim(), "a").expect("write");
+    let error = dir.write(&Spec::new(kind()), "a").expect_err("no devices");
+    assert_eq!(
+        error.to_string(),
+        "CDI spec a: devices: holds no device; add one, or remove the file"
+    );
+    assert_eq!(dir.read("a").expect("read"), Some(claim()));
+    let other = Spec {
+        kind: Kind::parse("nvidia.com/gpu").expect("a kind"),
+        ..claim()
+    };
+    assert!(matches!(dir.write(&other, "a"), Err(Error::Kind { .. })));
+    assert_eq!(names(temp.path()), ["dra.vgpu-claim_a.json"]);
+}
+
+#[test]
+fn ids_that_leave_the_folder_or_hide_are_refused() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    let long = "a".repeat(129);
+    for id in ["", ".", "../a", "a/b", ".a", "a b", "ä", "a\n", &long] {
+        assert!(matches!(dir.write(&claim(), id), Err(Error::Id(_))), "{id:?}");
+        assert!(matches!(dir.remove(id), Err(Error::Id(_))), "{id:?}");
+        assert!(matches!(dir.read(id), Err(Error::Id(_))), "{id:?}");
+    }
+    assert_eq!(names(temp.path()), Vec::<String>::new());
+}
+
+#[test]
+fn lists_and_sweeps_its_own_alone() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    for id in ["b", "a"] {
+        dir.write(&claim(), id).expect("write");
+    }
+    let crashed = ".dra.vgpu-claim_c.json.7-1-0.tmp";
+    let foreign = [
+        "nvidia.com-gpu.json",
+        ".nvidia.com-gpu_x.json.1.tmp",
+        "dra.vgpu-claim_x.yaml",
+        "dra.vgpu-claim_.json",
+        "x.tmp",
+    ];
+    for name in foreign.iter().chain([&crashed]) {
+        fs::write(temp.path().join(name), "{").expect("write");
+    }
+    assert_eq!(dir.ids().expect("list"), ["a", "b"]);
+    assert_eq!(dir.sweep().expect("sweep"), 1);
+    assert_eq!(dir.sweep().expect("sweep again"), 0);
+    let mut expected: Vec<String> = foreign.iter().map(|name| name.to_string()).collect();
+    expected.extend(["a", "b"].map(|id| format!("dra.vgpu-claim_{id}.json")));
+    expected.sort();
+    assert_eq!(names(temp.path()), expected);
+}
+
+#[test]
+fn damage_is_an_error_that_names_the_file() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    let path = dir.file("a").expect("a name");
+    fs::write(&path, "{\"cdiVersion\":").expect("write");
+    let error = dir.read("a").expect_err("damaged").to_string();
+    assert!(
+        error.starts_with(&format!("{}: not a CDI spec: ", path.display())),
+        "{error}"
+    );
+    assert_eq!(
+        dir.ids().expect("list"),
+        ["a"],
+        "a damaged file can be found and removed"
+    );
+    fs::write(&path, vec![b' '; (4 << 20) + 1]).expect("write");
+    assert!(matches!(dir.read("a"), Err(Error::TooLarge { .. })));
+    assert!(dir.remove("a").expect("remove"));
+}
+
+#[test]
+fn errors_of_the_system_name_the_file() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    fs::create_dir_all(dir.file("a").expect("a name").join("x")).expect("a folder in the way");
+    let error = dir
+        .write(&claim(), "a")
+        .expect_err("a folder is in the way")
+        .to_string();
+    assert!(
+        error.starts_with("cannot rename ") && error.contains("dra.vgpu-claim_a.json"),
+        "{error}"
+    );
+    assert_eq!(names(temp.path()), ["dra.vgpu-claim_a.json"], "no temp file is left");
+    let file = temp.path().join("file");
+    fs::write(&file, "").expect("write");
+    assert!(matches!(
+        Dir::new(&file, kind()).write(&claim(), "a"),
+        Err(Error::Io { action: "create", .. })
+    ));
+}
+
+/// Readers, as a runtime is one, see whole files whoever writes, removes or sweeps.
+#[test]
+fn readers_never_see_half_a_file() {
+    let temp = tempdir().expect("a folder");
+    let dir = Dir::new(temp.path(), kind());
+    let mut large = claim();
+    large
+        .container_edits
+        .env
+        .extend((0..2000).map(|index| format!("V{index}=value")));
+    dir.write(&claim(), "a").expect("write");
+    thread::scope(|scope| {
+        for spec in [claim(), large.clone()] {
+            let dir = &dir;
+            scope.spawn(move || (0..50).for_each(|_| dir.write(&spec, "a").expect("write")));
+        }
+        scope.spawn(|| {
+            for _ in 0..200 {
+                let spec = dir.read("a").expect("a whole file").expect("a file");
+                assert!(spec == claim() || spec == large);
+            }
+        });
+    });
+    assert_eq!(names(temp.path()), ["dra.vgpu-claim_a.json"]);
+}
