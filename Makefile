@@ -1,0 +1,29 @@
+# The entry points. Each is one script in build/, which says how it fails.
+.DEFAULT_GOAL := help
+.PHONY: help demo down test dist lint bench clean
+# One target at a time: each of them uses all cores by itself.
+.NOTPARALLEL:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: dist ## a local share, then a one-node cluster whose pods share its GPUs; KEEP=1 leaves the cluster up
+	@build/e2e.sh demo
+
+down: ## end the cluster that `make demo KEEP=1` left up
+	@build/e2e.sh down
+
+test: ## every test: formatting, lints, dist, unit, integration and end-to-end tests
+	@build/test.sh
+
+dist: ## the release artefacts, built and checked, in dist/
+	@build/dist.sh
+
+lint: ## formatting and lints alone
+	@build/lint.sh
+
+bench: dist ## the figures of docs/benchmarks.md, measured on this machine
+	@bench/run.sh
+
+clean: ## remove what was built (the cache outside the clone stays)
+	@build/clean.sh

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# check-dist.sh [DIST]: what every release artefact promises, read from its ELF headers.
+#
+# One line for each promise that is broken, with the file and what was found; exit 1 if any is.
+. "$(dirname "$0")/env.sh"
+
+dist=${1:-$root/dist}
+findings=0
+
+finding() { # FILE TEXT
+  echo "check-dist.sh: $1: $2" >&2
+  findings=$((findings + 1))
+}
+
+needed() { readelf -dW "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
+soname() { readelf -dW "$1" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p'; }
+flags() { readelf -dW "$1" | grep -E '\((FLAGS|FLAGS_1|SYMBOLIC)\)' || true; }
+exports() {
+  readelf -W --dyn-syms "$1" |
+    awk '$7 != "UND" && ($5 == "GLOBAL" || $5 == "WEAK" || $5 == "UNIQUE") && ($6 == "DEFAULT" || $6 == "PROTECTED") {print $8}' |
+    sed 's/@.*//' | sort -u
+}
+glibc_versions() { readelf -W --version-info "$1" | sed -n 's/.*Name: GLIBC_\([A-Z0-9.]*\) .*/\1/p' | sort -uV; }
+
+# A first few of a list that may be long.
+some() {
+  awk 'NR <= 5 {printf "%s%s", s, $0; s = " "} END {if (NR > 5) printf " ... (%d in all)", NR}'
+}
+
+check_present() { # FILE
+  [ -s "$dist/$1" ] || { finding "$1" "missing: run \`make dist\`"; return 1; }
+  readelf -h "$dist/$1" 2>/dev/null | grep -q 'X86-64' || { finding "$1" "not an ELF file for x86-64"; return 1; }
+}
+
+check_glibc() { # FILE
+  local bad
+  bad=$(glibc_versions "$dist/$1" | while read -r v; do
+    [ "$(printf '%s\n2.17\n' "$v" | sort -V | tail -n 1)" = 2.17 ] || echo "GLIBC_$v"
+  done | some)
+  [ -z "$bad" ] || finding "$1" "needs $bad, newer than GLIBC_2.17"
+}
+
+check_needed() { # FILE ALLOWED...
+  local file=$1 name
+  shift
+  for name in $(needed "$dist/$file"); do
+    case " $* " in
+      *" $name "*) ;;
+      *) finding "$file" "needs $name; allowed: ${*:-nothing}" ;;
+    esac
+  done
+}
+
+check_soname() { # FILE SONAME-or-empty
+  local have
+  have=$(soname "$dist/$1")
+  [ "$have" = "$2" ] || finding "$1" "SONAME is '${have:-none}', not '${2:-none}'"
+}
+
+check_exports_all() { # FILE LIST...: every name of the lists
+  local file=$1 lost
+  shift
+  lost=$(comm -23 <(sed 's/#.*//' "$@" | awk 'NF {print $1}' | sort -u) <(exports "$dist/$file") | some)
+  [ -z "$lost" ] || finding "$file" "does not export $lost"
+}
+
+check_exports_only() { # FILE NAME...
+  local file=$1 have
+  shift
+  have=$(exports "$dist/$file")
+  [ "$have" = "$(printf '%s\n' "$@" | sort -u)" ] || finding "$file" "exports '$(echo "$have" | some)', not exactly '$*'"
+}
+
+check_flag() { # FILE FLAG WHY
+  flags "$dist/$1" | grep -qw "$2" || finding "$1" "lacks the flag $2 ($3)"
+}
+
+check_static() { # FILE
+  local interpreter
+  interpreter=$(readelf -lW "$dist/$1" | sed -n 's/.*interpreter: \(.*\)\]/\1/p')
+  [ -z "$interpreter" ] || finding "$1" "is not static: it asks for $interpreter"
+  check_needed "$1"
+}
+
+# names NAME.txt: the name list, wherever it lies.
+names() {
+  local dir
+  for dir in vgpu-core/shim/names vgpu-core/soft-gpu/names; do
+    [ -s "$root/$dir/$1" ] && { echo "$root/$dir/$1"; return; }
+  done
+  finding "$1" "the list of public names is missing in vgpu-core/shim/names and vgpu-core/soft-gpu/names"
+}
+
+readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
+# shellcheck disable=SC2086 # LIBC is a list of words
+{
+  cuda=$(names cuda.txt)
+  nvml=$(names nvml.txt)
+
+  for program in vgpu-kubelet-plugin vgpu-controller vgpu; do
+    check_present $program || continue
+    check_glibc $program
+    check_needed $program $LIBC libm.so.6 librt.so.1
+  done
+
+  check_present vgpu-cdi-hook && check_static vgpu-cdi-hook
+
+  if check_present libvgpu.so; then
+    check_glibc libvgpu.so
+    check_needed libvgpu.so $LIBC
+    check_soname libvgpu.so ""
+    check_flag libvgpu.so SYMBOLIC "link it with -Bsymbolic, or a program's own cuInit takes the place of ours"
+    check_flag libvgpu.so NODELETE "link it with -z nodelete, or thread-local storage dangles after dlclose"
+    check_exports_all libvgpu.so ${cuda:+"$cuda"} ${nvml:+"$nvml"} /dev/null
+  fi
+
+  if check_present libvgpu-preload.so; then
+    check_glibc libvgpu-preload.so
+    check_needed libvgpu-preload.so
+    check_exports_only libvgpu-preload.so dlopen dlmopen dlsym dlvsym
+  fi
+
+  for entry in "libcuda.so.1:$cuda" "libnvidia-ml.so.1:$nvml"; do
+    file=soft-gpu/${entry%%:*}
+    check_present "$file" || continue
+    check_glibc "$file"
+    check_needed "$file" $LIBC libm.so.6 librt.so.1
+    check_soname "$file" "${entry%%:*}"
+    check_exports_all "$file" "${entry#*:}"
+  done
+}
+[ $findings -eq 0 ]

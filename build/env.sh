@@ -1,0 +1,39 @@
+# Sourced by the scripts of this folder: where things lie, and a PATH that finds the toolchains.
+#
+# sudo resets PATH and HOME, so a toolchain in the caller's ~/.cargo is looked for by name.
+# shellcheck shell=bash
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-vgpu
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
+
+home_of_sudo_user() {
+  [ -n "${SUDO_USER:-}" ] && getent passwd "$SUDO_USER" | cut -d: -f6
+}
+
+for folder in "$HOME/.cargo/bin" "$(home_of_sudo_user || true)/.cargo/bin" /usr/local/go/bin; do
+  case ":$PATH:" in
+    *":$folder:"*) ;;
+    *) [ -d "$folder" ] && PATH=$PATH:$folder ;;
+  esac
+done
+export PATH
+
+# One line on stderr, and the end.
+fail() {
+  echo "${0##*/}: $*" >&2
+  exit 1
+}
+
+say() {
+  echo "==> $*"
+}
+
+# `sudo make ...` in a clone of an ordinary user: go on as that user, so that no file in the clone
+# and in the cache comes to belong to root.
+as_caller() {
+  if [ "$(id -u)" = 0 ] && [ -n "${SUDO_UID:-}" ] && [ "$SUDO_UID" != 0 ] && [ "$(stat -c %u "$root")" = "$SUDO_UID" ]; then
+    exec sudo -H -u "#$SUDO_UID" env -u SUDO_UID PATH="$PATH" "$0" "$@"
+  fi
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# What the machine must have: `prerequisites.sh build`, or `prerequisites.sh demo` for the cluster too.
+#
+# Rust and Go are named when they are missing or too old, because what distributions ship is too old.
+# Everything else is installed where apt and root (or sudo) are at hand, else named. All that is
+# missing is reported at once, one line each.
+. "$(dirname "$0")/env.sh"
+
+readonly RUST=1.89 GO=1.26.6 GO_SWITCHING=1.21
+mode=${1:-build}
+missing=()
+packages=()
+
+# at_least HAVE WANT
+at_least() {
+  [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+# need PACKAGE WHAT COMMAND...: when COMMAND fails, PACKAGE (Debian's name) is missing, and with it WHAT.
+need() {
+  local package=$1 what=$2
+  shift 2
+  "$@" >/dev/null 2>&1 || packages+=("$package:$what")
+}
+
+check_machine() {
+  [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || missing+=("Linux on x86-64: this machine is $(uname -s) on $(uname -m)")
+}
+
+check_rust() {
+  local have
+  have=$(cd "$root" && rustc --version 2>/dev/null | cut -d' ' -f2) || true
+  if [ -z "$have" ] || ! command -v cargo >/dev/null; then
+    missing+=("Rust >= $RUST (rustc and cargo in PATH or ~/.cargo/bin): install it from https://rustup.rs")
+  elif ! at_least "$have" "$RUST"; then
+    missing+=("Rust >= $RUST: $(command -v rustc) is $have; install a newer one from https://rustup.rs")
+  fi
+}
+
+check_go() {
+  local have switching
+  have=$(cd / && go env GOVERSION 2>/dev/null) || true
+  have=${have#go}
+  switching=$(cd / && go env GOTOOLCHAIN 2>/dev/null) || true
+  if [ -z "$have" ]; then
+    missing+=("Go >= $GO (or >= $GO_SWITCHING with GOTOOLCHAIN=auto): install it from https://go.dev/dl")
+  elif ! at_least "$have" "$GO" && ! { at_least "$have" "$GO_SWITCHING" && [ "${switching#*+}" = auto ]; }; then
+    missing+=("Go >= $GO (or >= $GO_SWITCHING with GOTOOLCHAIN=auto): $(command -v go) is $have with GOTOOLCHAIN=$switching")
+  fi
+}
+
+check_root() {
+  [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || missing+=("root, or sudo: the cluster runs in namespaces of its own")
+}
+
+links_statically() {
+  echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/null -
+}
+
+# Debian 12's runc will do; building one with seccomp needs the library's headers.
+runc_or_seccomp() {
+  pkg-config --exists libseccomp || at_least "$(runc --version | sed -n 's/^runc version //p')" 1.1
+}
+
+# Installs what is missing, or fails.
+install_packages() {
+  local names=("${packages[@]%%:*}") as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  command -v apt-get >/dev/null || return
+  [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || return
+  say "installing ${names[*]}"
+  apt_install() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}" >"$log" 2>&1; }
+  local log
+  log=$(mktemp)
+  if apt_install || { "${as_root[@]}" apt-get update -qq >"$log" 2>&1 && apt_install; }; then
+    rm -f "$log"
+    return
+  fi
+  cat "$log" >&2
+  rm -f "$log"
+  return 1
+}
+
+check_machine
+check_rust
+need gcc "a C compiler (cc)" sh -c 'command -v cc'
+need libc6-dev "the C library's headers and static library" links_statically
+need binutils "readelf" sh -c 'command -v readelf'
+need python3 "python3" python3 --version
+need python3-venv "python3's venv" python3 -c 'import ensurepip, venv'
+need util-linux "flock" sh -c 'command -v flock'
+if [ "$mode" = demo ]; then
+  check_go
+  check_root
+  need iproute2 "ip" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v ip'
+  need pkg-config "pkg-config" sh -c 'command -v pkg-config'
+  need libseccomp-dev "libseccomp's headers" runc_or_seccomp
+fi
+if [ ${#packages[@]} -gt 0 ] && { [ ${#missing[@]} -gt 0 ] || ! install_packages; }; then
+  for entry in "${packages[@]}"; do
+    missing+=("${entry#*:}: install it (Debian and Ubuntu: apt-get install ${entry%%:*})")
+  done
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+  printf 'missing: %s\n' "${missing[@]}" >&2
+  exit 1
+fi

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
+# and prerequisites.sh must name what a machine lacks.
+. "$(dirname "$0")/env.sh"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+
+# expect TEXT OUTPUT: OUTPUT has a line that contains TEXT.
+expect() {
+  grep -qF -- "$1" <<<"$2" && return
+  echo "scripts-test.sh: expected a line with '$1' in:" >&2
+  echo "$2" >&2
+  bad=1
+}
+
+# library NAME SOURCE FLAGS...
+library() {
+  local to=$work/dist/$1 source=$2
+  shift 2
+  mkdir -p "${to%/*}"
+  cc -x c -shared -fPIC -o "$to" - "$@" <<<"$source"
+}
+
+broken_artefacts_are_named() {
+  local out
+  mkdir -p "$work/dist"
+  library libvgpu.so 'int nothing; double cos(double); double f(double x) { return cos(x); }' -lm -Wl,-soname,libcuda.so.1
+  library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }'
+  library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so
+  cc -x c -o "$work/dist/vgpu-cdi-hook" - <<<'int main(void) { return 0; }'
+  echo text >"$work/dist/vgpu"
+  if out=$(build/check-dist.sh "$work/dist" 2>&1); then
+    echo "scripts-test.sh: check-dist.sh passed a folder of broken artefacts" >&2
+    bad=1
+  fi
+  expect 'libvgpu.so: needs libm.so.6; allowed: libc.so.6' "$out"
+  expect "libvgpu.so: SONAME is 'libcuda.so.1', not 'none'" "$out"
+  expect 'libvgpu.so: lacks the flag SYMBOLIC' "$out"
+  expect 'libvgpu.so: lacks the flag NODELETE' "$out"
+  expect 'libvgpu.so: does not export cu' "$out"
+  expect 'libvgpu-preload.so: needs libc.so.6; allowed: nothing' "$out"
+  expect "libvgpu-preload.so: exports 'cuInit dlsym', not exactly 'dlopen dlmopen dlsym dlvsym'" "$out"
+  expect 'soft-gpu/libcuda.so.1: needs GLIBC_2.28, newer than GLIBC_2.17' "$out"
+  expect "soft-gpu/libcuda.so.1: SONAME is 'other.so', not 'libcuda.so.1'" "$out"
+  expect 'soft-gpu/libnvidia-ml.so.1: missing: run `make dist`' "$out"
+  expect 'vgpu-cdi-hook: is not static: it asks for /lib64/ld-linux-x86-64.so.2' "$out"
+  expect 'vgpu-cdi-hook: needs libc.so.6; allowed: nothing' "$out"
+  expect 'vgpu: not an ELF file for x86-64' "$out"
+  expect 'vgpu-kubelet-plugin: missing' "$out"
+}
+
+# A PATH with an old Rust and an old Go, and without apt-get.
+missing_prerequisites_are_named() {
+  local out tool
+  mkdir -p "$work/bin"
+  for tool in bash sh env dirname uname cut sed sort head printf id getent cc as ld python3 pkg-config stat; do
+    ln -sf "$(command -v $tool)" "$work/bin/$tool"
+  done
+  printf '#!/bin/sh\necho "rustc 1.63.0 (old)"\n' >"$work/bin/rustc"
+  printf '#!/bin/sh\n[ "$2" = GOVERSION ] && echo go1.19.8 || echo local\n' >"$work/bin/go"
+  ln -sf /bin/true "$work/bin/cargo"
+  chmod +x "$work/bin/rustc" "$work/bin/go"
+  if out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh demo 2>&1); then
+    echo "scripts-test.sh: prerequisites.sh passed a machine without readelf" >&2
+    bad=1
+  fi
+  expect 'missing: Rust >= 1.89: ' "$out"
+  expect 'rustc is 1.63.0' "$out"
+  expect 'go is 1.19.8 with GOTOOLCHAIN=local' "$out"
+  expect 'missing: readelf' "$out"
+}
+
+cd "$root"
+broken_artefacts_are_named
+missing_prerequisites_are_named
+[ $bad -eq 0 ] && echo "scripts-test.sh: ok"

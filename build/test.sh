@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Every test, stage by stage; a failed stage does not stop the next. The last line is
+# `N passed, N failed, N skipped` over all stages, and the exit status is 0 when none failed.
+#
+# What a test that cannot run does (no stage and no test skips silently):
+#   append one line, `<test's name>: <reason>`, to the file that the variable VGPU_SKIP_LOG names
+#   (opened for appending, one write), print the same line on stderr, and return. libtest calls such
+#   a test passed; here it is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
+#   With VGPU_SKIP_LOG unset the line on stderr is all.
+#
+# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist unit conformance e2e.
+. "$(dirname "$0")/env.sh"
+as_caller "$@"
+cd "$root"
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export VGPU_SKIP_LOG=$logs/skipped
+: >"$VGPU_SKIP_LOG"
+passed=0 failed=0 skipped=0
+failures=()
+
+# One check: the stage as a whole.
+plain() {
+  "$@" 2>&1 | tee "$logs/$stage"
+}
+
+# Many: what `cargo test` says of each of its programs.
+libtest() {
+  cargo test "$@" --no-fail-fast 2>&1 | tee "$logs/$stage"
+}
+
+count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
+  sed -n "s/^test result: .* \([0-9]*\) $1;.*/\1/p" "$logs/$stage" | awk '{n += $1} END {print n + 0}'
+}
+
+run_stage() {
+  stage=$1
+  local rc=0 before by_log failed_here
+  shift
+  say "$stage"
+  before=$(sort -u "$VGPU_SKIP_LOG" | wc -l)
+  "$@" || rc=$?
+  by_log=$(($(sort -u "$VGPU_SKIP_LOG" | wc -l) - before))
+  if [ "$1" = libtest ]; then
+    sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/ignored"
+    passed=$((passed + $(count_of passed) - by_log))
+    skipped=$((skipped + $(count_of ignored) + by_log))
+    failed_here=$(count_of failed)
+    while read -r name; do failures+=("$stage: $name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$stage")
+    # It did not compile, or died: there is no test to name.
+    if [ $rc -ne 0 ] && [ "$failed_here" -eq 0 ]; then
+      failed_here=1
+      failures+=("$stage: cargo test exited with $rc")
+    fi
+    failed=$((failed + failed_here))
+  elif [ $rc -eq 0 ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    failures+=("$stage: exited with $rc")
+  fi
+}
+
+stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
+stage_clippy() { run_stage clippy plain build/lint.sh clippy; }
+stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
+stage_dist() { run_stage dist plain build/dist.sh; }
+stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
+stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
+stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
+
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist unit conformance e2e)
+build/prerequisites.sh demo
+for name in "${stages[@]}"; do
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist unit conformance e2e"
+  "stage_$name"
+done
+
+echo
+sort -u "$VGPU_SKIP_LOG" "$logs/ignored" 2>/dev/null | sed 's/^/skipped: /'
+[ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]
