@@ -1,1 +1,74 @@
+//! What a claim may ask of `dra.vgpu`, as values: names, quantities, capacity requests and `VgpuConfig`.
+//!
+//! ```text
+//!  capacity.requests {memory, cores} ──► request::check ──► Requested {memory, cores}
+//!                                           │
+//!                                        quantity::parse ("20Gi" ⇄ 21474836480)
+//!                                           │
+//!  opaque parameters of the class ──► config::parse ─┐
+//!                                                    ├─► config::merge ──► Effective ──► Effective::check(grant)
+//!  opaque parameters of the claim ──► config::parse ─┘
+//! ```
+//!
+//! The kubelet plugin (at Prepare), the controller (why is it Pending) and `vgpu run` share these rules; the
+//! admission policy in `deploy/helm` states them once more in CEL, and `deploy/admission-cases` holds both to one
+//! set of examples. Nothing here does I/O, knows `kube` or can panic on input: every text may come from a tenant.
+//!
+//! Errors name the field's path and its value, and say what to do.
 
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod quantity;
+pub mod request;
+
+/// The DRA driver's name: in ResourceSlices, opaque configs, sockets.
+pub const DRIVER_NAME: &str = "dra.vgpu";
+
+/// The API version that opaque parameters carry.
+pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
+
+/// The kind that opaque parameters carry.
+pub const CONFIG_KIND: &str = "VgpuConfig";
+
+/// The taint that gives a device to vgpu-controller's own allocator.
+pub const ALLOCATOR_TAINT: &str = "dra.vgpu/allocator";
+
+/// The DeviceClasses that the chart installs.
+pub mod class {
+    /// A fraction of a GPU.
+    pub const VGPU: &str = "vgpu";
+    /// A whole GPU, exclusive.
+    pub const GPU: &str = "gpu";
+    /// Administrative access to a GPU, without memory of its own.
+    pub const VGPU_MONITOR: &str = "vgpu-monitor";
+    /// Fixed slots, for clusters without consumable capacity. Opt-in.
+    pub const VGPU_SLOT: &str = "vgpu-slot";
+
+    /// Whether a DeviceClass is one of ours, by its name alone.
+    pub fn is_ours(name: &str) -> bool {
+        matches!(name, VGPU | GPU | VGPU_MONITOR | VGPU_SLOT)
+    }
+}
+
+/// Values of the attribute `type` of our devices.
+pub mod device_type {
+    /// The attribute's own name.
+    pub const ATTRIBUTE: &str = "type";
+    /// A GPU that can be shared.
+    pub const GPU: &str = "gpu";
+    /// The monitor device beside a GPU.
+    pub const MONITOR: &str = "monitor";
+    /// A fixed slot of a GPU.
+    pub const SLOT: &str = "slot";
+}
+
+/// Capacity keys of our GPUs.
+pub mod capacity {
+    /// Bytes of device memory.
+    pub const MEMORY: &str = "memory";
+    /// Percent of GPU time that is guaranteed.
+    pub const CORES: &str = "cores";
+    /// How many claims may share the GPU; each takes one.
+    pub const SHARES: &str = "shares";
+}

@@ -1,0 +1,339 @@
+//! A class's configs and a claim's, as one.
+//!
+//! Field by field: later entries of the class over earlier ones, then the claim's over the class's. A claim may
+//! tighten what its class says or leaves at its default, never loosen it: `Unlimited`, `High` and `Oversubscribe`
+//! are a class's to grant, because a class is written by an administrator and a claim by anyone. `allocationPolicy`
+//! only says where a share goes, so there a claim may choose freely.
+
+use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig};
+use crate::quantity::format_bytes;
+
+/// One parsed config that applies to a request, and where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The path of the parameters, for messages: `status.allocation.devices.config[0].opaque.parameters`.
+    pub at: String,
+    pub config: VgpuConfig,
+}
+
+impl Entry {
+    /// Parses the parameters that stand at a path.
+    pub fn parse(at: impl Into<String>, parameters: &serde_json::Value) -> Result<Self, ConfigError> {
+        let at = at.into();
+        let config = super::parse(&at, parameters)?;
+        Ok(Self { at, config })
+    }
+
+    /// Whether an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where an
+    /// alternative of `firstAvailable` was taken). No requests at all means every one.
+    pub fn applies(requests: &[String], request: &str) -> bool {
+        let base = request.split_once('/').map_or(request, |(base, _)| base);
+        requests.is_empty() || requests.iter().any(|r| r == request || r == base)
+    }
+}
+
+/// What holds for a share: every field has a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effective {
+    pub compute_policy: ComputePolicy,
+    pub priority: Priority,
+    pub memory_policy: MemoryPolicy,
+    pub allocation_policy: AllocationPolicy,
+    pub sharing: Sharing,
+    /// Where computePolicy and sharing were said, for the messages of [`Effective::check`].
+    compute_at: String,
+    sharing_at: String,
+}
+
+/// What was allocated, as far as a config can contradict it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Bytes of device memory that the share holds.
+    pub memory: u64,
+    /// Bytes of device memory that the GPU publishes.
+    pub device_memory: u64,
+    /// Guaranteed percent of the GPU's time.
+    pub cores: u32,
+}
+
+impl Effective {
+    /// Holds a config against what was allocated.
+    pub fn check(&self, grant: &Grant) -> Result<(), ConfigError> {
+        if self.compute_policy == ComputePolicy::Guaranteed && grant.cores == 0 {
+            return Err(ConfigError::GuaranteedWithoutCores {
+                at: self.compute_at.clone(),
+            });
+        }
+        if self.sharing == Sharing::Exclusive && grant.memory < grant.device_memory {
+            return Err(ConfigError::ExclusiveWithoutAllMemory {
+                at: self.sharing_at.clone(),
+                memory: format_bytes(grant.memory),
+                device_memory: format_bytes(grant.device_memory),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Merges the entries that apply to one request, each list in its own order.
+pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError> {
+    let tighter = |value: &ComputePolicy, bound: &ComputePolicy| value <= bound;
+    let (compute_policy, compute_at) = field(class, claim, "computePolicy", |c| c.compute_policy, tighter)?;
+    let (priority, _) = field(class, claim, "priority", |c| c.priority, |value, bound| value <= bound)?;
+    let (memory_policy, _) = field(
+        class,
+        claim,
+        "memoryPolicy",
+        |c| c.memory_policy,
+        |value, bound| value <= bound,
+    )?;
+    let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
+    let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
+    Ok(Effective {
+        compute_policy,
+        priority,
+        memory_policy,
+        allocation_policy,
+        sharing,
+        compute_at,
+        sharing_at,
+    })
+}
+
+/// One field's value and the path that it came from.
+fn field<T: Copy + Default + std::fmt::Display>(
+    class: &[Entry],
+    claim: &[Entry],
+    name: &str,
+    get: impl Fn(&VgpuConfig) -> Option<T>,
+    at_least_as_tight: impl Fn(&T, &T) -> bool,
+) -> Result<(T, String), ConfigError> {
+    let written = |entries: &[Entry]| {
+        entries
+            .iter()
+            .filter_map(|e| get(&e.config).map(|value| (value, format!("{}.{name}", e.at))))
+            .collect::<Vec<_>>()
+    };
+    let bound = written(class).pop();
+    let (bound_value, bound_at) = bound
+        .clone()
+        .unwrap_or_else(|| (T::default(), "its default".to_owned()));
+    let mut effective = bound.unwrap_or_else(|| (T::default(), name.to_owned()));
+    for (value, at) in written(claim) {
+        if !at_least_as_tight(&value, &bound_value) {
+            return Err(ConfigError::Loosens {
+                at,
+                value: value.to_string(),
+                class_value: bound_value.to_string(),
+                class_at: bound_at,
+            });
+        }
+        effective = (value, at);
+    }
+    Ok(effective)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry(at: &str, config: VgpuConfig) -> Entry {
+        Entry { at: at.into(), config }
+    }
+
+    fn compute(policy: ComputePolicy) -> VgpuConfig {
+        VgpuConfig {
+            compute_policy: Some(policy),
+            ..VgpuConfig::default()
+        }
+    }
+
+    fn memory(policy: MemoryPolicy) -> VgpuConfig {
+        VgpuConfig {
+            memory_policy: Some(policy),
+            ..VgpuConfig::default()
+        }
+    }
+
+    const GRANT: Grant = Grant {
+        memory: 20 << 30,
+        device_memory: 80 << 30,
+        cores: 25,
+    };
+
+    #[test]
+    fn without_configs_the_defaults_hold() {
+        let effective = merge(&[], &[]).unwrap();
+        assert_eq!(effective.compute_policy, ComputePolicy::Balanced);
+        assert_eq!(effective.priority, Priority::Low);
+        assert_eq!(effective.memory_policy, MemoryPolicy::Hard);
+        assert_eq!(effective.allocation_policy, AllocationPolicy::Binpack);
+        assert_eq!(effective.sharing, Sharing::Shared);
+        assert_eq!(effective.check(&GRANT), Ok(()));
+    }
+
+    #[test]
+    fn fields_merge_one_by_one() {
+        let class = [
+            entry("a", compute(ComputePolicy::Unlimited)),
+            entry(
+                "b",
+                VgpuConfig {
+                    priority: Some(Priority::High),
+                    ..VgpuConfig::default()
+                },
+            ),
+        ];
+        let claim = [entry(
+            "c",
+            VgpuConfig {
+                allocation_policy: Some(AllocationPolicy::Spread),
+                ..VgpuConfig::default()
+            },
+        )];
+        let effective = merge(&class, &claim).unwrap();
+        assert_eq!(effective.compute_policy, ComputePolicy::Unlimited);
+        assert_eq!(effective.priority, Priority::High);
+        assert_eq!(effective.allocation_policy, AllocationPolicy::Spread);
+    }
+
+    #[test]
+    fn a_later_class_entry_wins_over_an_earlier_one() {
+        let class = [
+            entry("a", compute(ComputePolicy::Unlimited)),
+            entry("b", compute(ComputePolicy::Guaranteed)),
+        ];
+        assert_eq!(merge(&class, &[]).unwrap().compute_policy, ComputePolicy::Guaranteed);
+        let error = merge(&class, &[entry("c", compute(ComputePolicy::Balanced))]).unwrap_err();
+        assert!(error.to_string().contains("Guaranteed, b.computePolicy"), "{error}");
+    }
+
+    #[test]
+    fn a_claim_that_loosens_is_told_what_the_class_says_and_where() {
+        let loosening = [
+            compute(ComputePolicy::Unlimited),
+            VgpuConfig {
+                priority: Some(Priority::High),
+                ..VgpuConfig::default()
+            },
+            memory(MemoryPolicy::Oversubscribe { host_memory: 1 }),
+        ];
+        for config in loosening {
+            let error = merge(&[], &[entry("x.parameters", config)]).unwrap_err();
+            assert!(matches!(error, ConfigError::Loosens { .. }), "{error}");
+            assert!(error.to_string().contains("its default"), "{error}");
+            assert!(error.to_string().starts_with("x.parameters."), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_claim_may_tighten_and_use_what_the_class_grants() {
+        let granted = [entry(
+            "k",
+            memory(MemoryPolicy::Oversubscribe { host_memory: 10 << 30 }),
+        )];
+        let use_less = [entry("c", memory(MemoryPolicy::Oversubscribe { host_memory: 5 << 30 }))];
+        assert_eq!(
+            merge(&granted, &use_less).unwrap().memory_policy,
+            MemoryPolicy::Oversubscribe { host_memory: 5 << 30 }
+        );
+        let none = [entry("c", memory(MemoryPolicy::Hard))];
+        assert_eq!(merge(&granted, &none).unwrap().memory_policy, MemoryPolicy::Hard);
+        let more = [entry(
+            "c",
+            memory(MemoryPolicy::Oversubscribe { host_memory: 11 << 30 }),
+        )];
+        assert!(
+            merge(&granted, &more)
+                .unwrap_err()
+                .to_string()
+                .contains("hostMemory 10Gi")
+        );
+    }
+
+    #[test]
+    fn an_exclusive_class_stays_exclusive() {
+        let sharing = |sharing| VgpuConfig {
+            sharing: Some(sharing),
+            ..VgpuConfig::default()
+        };
+        let class = [entry("k", sharing(Sharing::Exclusive))];
+        assert!(matches!(
+            merge(&class, &[entry("c", sharing(Sharing::Shared))]),
+            Err(ConfigError::Loosens { .. })
+        ));
+        let effective = merge(&class, &[]).unwrap();
+        let error = effective.check(&GRANT).unwrap_err();
+        assert!(error.to_string().starts_with("k.sharing: "), "{error}");
+        assert!(error.to_string().contains("20Gi of its 80Gi"), "{error}");
+        assert_eq!(
+            effective.check(&Grant {
+                memory: 80 << 30,
+                ..GRANT
+            }),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn guaranteed_needs_cores() {
+        let effective = merge(&[], &[entry("c", compute(ComputePolicy::Guaranteed))]).unwrap();
+        assert_eq!(effective.check(&GRANT), Ok(()));
+        let error = effective.check(&Grant { cores: 0, ..GRANT }).unwrap_err();
+        assert!(error.to_string().starts_with("c.computePolicy: "), "{error}");
+    }
+
+    #[test]
+    fn an_entry_applies_by_request_by_alternative_or_to_all() {
+        let requests = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        assert!(Entry::applies(&[], "gpu"));
+        assert!(Entry::applies(&requests(&["gpu"]), "gpu"));
+        assert!(Entry::applies(&requests(&["gpu"]), "gpu/large"));
+        assert!(Entry::applies(&requests(&["gpu/large"]), "gpu/large"));
+        assert!(!Entry::applies(&requests(&["gpu/small"]), "gpu/large"));
+        assert!(!Entry::applies(&requests(&["gpu/large"]), "gpu"));
+        assert!(!Entry::applies(&requests(&["other"]), "gpu"));
+    }
+
+    fn configs() -> impl Strategy<Value = VgpuConfig> {
+        (
+            prop::option::of(prop::sample::select(
+                &[
+                    ComputePolicy::Guaranteed,
+                    ComputePolicy::Balanced,
+                    ComputePolicy::Unlimited,
+                ][..],
+            )),
+            prop::option::of(prop::sample::select(&[Priority::Low, Priority::High][..])),
+            prop::option::of(prop_oneof![
+                Just(MemoryPolicy::Hard),
+                (1u64..4).prop_map(|host_memory| MemoryPolicy::Oversubscribe { host_memory })
+            ]),
+            prop::option::of(prop::sample::select(&[Sharing::Shared, Sharing::Exclusive][..])),
+        )
+            .prop_map(|(compute_policy, priority, memory_policy, sharing)| VgpuConfig {
+                compute_policy,
+                priority,
+                memory_policy,
+                sharing,
+                allocation_policy: None,
+            })
+    }
+
+    proptest! {
+        /// Whatever a claim says, what holds is never looser than without the claim.
+        #[test]
+        fn a_claim_never_loosens(class in prop::collection::vec(configs(), 0..3), claim in prop::collection::vec(configs(), 0..3)) {
+            let entries = |configs: Vec<VgpuConfig>| configs.into_iter().map(|c| entry("x", c)).collect::<Vec<_>>();
+            let class = entries(class);
+            let without = merge(&class, &[]).unwrap();
+            if let Ok(with) = merge(&class, &entries(claim)) {
+                prop_assert!(with.compute_policy <= without.compute_policy);
+                prop_assert!(with.priority <= without.priority);
+                prop_assert!(with.memory_policy <= without.memory_policy);
+                prop_assert!(with.sharing >= without.sharing);
+            }
+        }
+    }
+}

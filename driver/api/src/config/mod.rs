@@ -1,0 +1,151 @@
+//! `VgpuConfig`, the opaque parameters that a DeviceClass or a claim may carry for our driver.
+//!
+//! ```yaml
+//! apiVersion: dra.vgpu/v1alpha1
+//! kind: VgpuConfig
+//! computePolicy: Balanced                            # Guaranteed | Balanced | Unlimited
+//! priority: Low                                      # Low | High
+//! memoryPolicy: {type: Hard}                         # or {type: Oversubscribe, hostMemory: 10Gi}
+//! allocationPolicy: binpack                          # spread | numa | pcie | whole-gpus | first-fit
+//! sharing: Shared                                    # Shared | Exclusive
+//! ```
+//!
+//! Every field may be left out. [`parse`] is strict: what it does not know it refuses, because a policy that is
+//! misspelt and ignored is a limit that does not hold. [`merge`] lays the claim's fields over the class's, and a
+//! claim may only tighten; [`Effective::check`] holds the result against what was allocated.
+
+mod error;
+mod merge;
+mod parse;
+
+pub use error::ConfigError;
+pub use merge::{Effective, Entry, Grant, merge};
+pub use parse::{parse, parse_slice};
+
+/// One set of opaque parameters; a field that was not given is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VgpuConfig {
+    pub compute_policy: Option<ComputePolicy>,
+    pub priority: Option<Priority>,
+    pub memory_policy: Option<MemoryPolicy>,
+    pub allocation_policy: Option<AllocationPolicy>,
+    pub sharing: Option<Sharing>,
+}
+
+/// How `cores` bound the time that a share gets. Ordered from tight to loose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ComputePolicy {
+    /// Never more than `cores`.
+    Guaranteed,
+    /// At least `cores`; idle time is shared.
+    #[default]
+    Balanced,
+    /// No bound at all. Needs a class that grants it.
+    Unlimited,
+}
+
+/// Who goes first where shares compete. Ordered from tight to loose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    #[default]
+    Low,
+    /// Needs a class that grants it.
+    High,
+}
+
+/// What happens when a share's device memory is used up. Ordered from tight to loose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemoryPolicy {
+    /// Out of memory.
+    #[default]
+    Hard,
+    /// Up to so many bytes of host memory. Needs a class that grants at least as many.
+    Oversubscribe { host_memory: u64 },
+}
+
+/// How vgpu-controller chooses a device. Without effect where kube-scheduler allocates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum AllocationPolicy {
+    #[default]
+    Binpack,
+    Spread,
+    Numa,
+    Pcie,
+    WholeGpus,
+    FirstFit,
+}
+
+/// Whether the GPU is shared. Ordered from loose to tight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Sharing {
+    #[default]
+    Shared,
+    /// The whole GPU, with all of its memory.
+    Exclusive,
+}
+
+/// A field's values as they are written, in one place.
+pub(crate) trait Words: Copy + PartialEq + 'static {
+    const WORDS: &'static [(&'static str, Self)];
+
+    fn word(self) -> &'static str {
+        // Every value is in WORDS: the tests go through them all.
+        Self::WORDS
+            .iter()
+            .find(|(_, value)| *value == self)
+            .map_or("", |(word, _)| word)
+    }
+}
+
+impl Words for ComputePolicy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("Guaranteed", Self::Guaranteed),
+        ("Balanced", Self::Balanced),
+        ("Unlimited", Self::Unlimited),
+    ];
+}
+
+impl Words for Priority {
+    const WORDS: &'static [(&'static str, Self)] = &[("Low", Self::Low), ("High", Self::High)];
+}
+
+impl Words for AllocationPolicy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("binpack", Self::Binpack),
+        ("spread", Self::Spread),
+        ("numa", Self::Numa),
+        ("pcie", Self::Pcie),
+        ("whole-gpus", Self::WholeGpus),
+        ("first-fit", Self::FirstFit),
+    ];
+}
+
+impl Words for Sharing {
+    const WORDS: &'static [(&'static str, Self)] = &[("Shared", Self::Shared), ("Exclusive", Self::Exclusive)];
+}
+
+macro_rules! display_words {
+    ($($name:ty),*) => {$(
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+    )*};
+}
+display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing);
+
+impl std::fmt::Display for MemoryPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Hard => f.write_str("Hard"),
+            Self::Oversubscribe { host_memory } => {
+                write!(
+                    f,
+                    "Oversubscribe with hostMemory {}",
+                    crate::quantity::format_bytes(*host_memory)
+                )
+            }
+        }
+    }
+}
