@@ -1,1 +1,14 @@
+//! The logic of libvgpu.so, apart from its exports: tests and Miri can run it.
+//!
+//! ```text
+//!  limits files ─► grants ─► Share (ledger) ─┐
+//!                                            ├─► account: charges, split over the shares of a GPU
+//!  libvgpu.so (vgpu-shim) ───────────────────┘      ▲
+//!    one detour a function ─► table of live allocations
+//! ```
 
+pub mod account;
+pub mod grants;
+pub mod ledger;
+pub mod os;
+pub mod table;

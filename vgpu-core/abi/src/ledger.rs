@@ -60,7 +60,8 @@ pub mod lane {
     pub const SEQUENCE: usize = 8;
     /// Highest operation known to be settled.
     pub const APPLIED: usize = 16;
-    /// What the lane holds, by the parity of the operation.
+    /// What the lane holds, by the parity of the operation. In lane [`super::REAPER`], which holds
+    /// nothing, the [`super::Stamp`] of the claim that the operation takes out.
     pub const CHARGED: [usize; 2] = [24, 32];
     /// [`super::Stamp`] of the process's first claim: the same in all its lanes.
     pub const PROCESS: usize = 40;
@@ -68,15 +69,13 @@ pub mod lane {
     pub const PID_NAMESPACE: usize = 48;
     /// The owner's PID as it sees itself.
     pub const PID: usize = 56;
-    /// Lane [`super::REAPER`] alone: the lane and generation that its last operation takes out.
-    pub const TARGET: usize = 64;
 }
 
 const _: () = assert!(FIRST_LANE_AT + LANES * LINE + LINE == SIZE);
 const _: () = assert!(LANES <= 1 << Stamp::LANE_BITS);
 
 /// A lane and a number in one word: an operation (lane, sequence) or a claim (lane, generation).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     pub lane: usize,
     pub number: u64,

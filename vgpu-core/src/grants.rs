@@ -1,0 +1,245 @@
+//! Which shares this process has, and of which GPUs.
+//!
+//! `/run/vgpu` exists and is no node's own: container mode, and what is missing or damaged there
+//! refuses. Else the directory that `vgpu run` names in VGPU_RUN_DIR (ignored where the program is
+//! setuid). Else there is nothing to hold this process to: refused, rather than unlimited.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
+use vgpu_abi::limits::{self, Limits, ParseError};
+use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NODE_CLAIMS_DIR, NODE_GPUS_DIR, RUN_DIR_VARIABLE};
+
+/// One share: its limits and its directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub limits: Limits,
+    pub directory: PathBuf,
+}
+
+/// The shares of one GPU, in the order in which allocations are split over them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuGrants {
+    pub gpu: String,
+    pub shares: Vec<Grant>,
+}
+
+/// Why there is no grant.
+#[derive(Debug)]
+pub enum GrantError {
+    /// Neither a container's nor a `vgpu run`'s directory.
+    Nowhere,
+    Directory(PathBuf, io::Error),
+    NoShare(PathBuf),
+    Unreadable(PathBuf, io::Error),
+    Invalid(PathBuf, ParseError),
+    /// A share's directory and its limits file differ in name.
+    Misplaced(PathBuf, String),
+    /// Two shares name different driver libraries.
+    Libraries(PathBuf),
+}
+
+/// The directory of shares of this process.
+///
+/// # Errors
+/// [`GrantError::Nowhere`].
+pub fn directory(run_dir: Option<OsString>) -> Result<PathBuf, GrantError> {
+    let container = Path::new(CONTAINER_DIR);
+    if container.is_dir() && !is_node(container) {
+        return Ok(container.to_owned());
+    }
+    run_dir
+        .filter(|directory| !directory.is_empty())
+        .map(PathBuf::from)
+        .ok_or(GrantError::Nowhere)
+}
+
+/// A node's own /run/vgpu holds claims and arbitration, and no share.
+fn is_node(directory: &Path) -> bool {
+    let owns = Path::new(NODE_CLAIMS_DIR).is_dir() || Path::new(NODE_GPUS_DIR).is_dir();
+    let shares = fs::read_dir(directory).map(|entries| entries.flatten().any(|e| e.path().join(LIMITS).exists()));
+    owns && matches!(shares, Ok(false))
+}
+
+/// Every share below `directory`, by GPU.
+///
+/// # Errors
+/// One share that cannot be read refuses all: it may be the one that matters.
+pub fn read(directory: &Path) -> Result<Vec<GpuGrants>, GrantError> {
+    let failed = |error| GrantError::Directory(directory.to_owned(), error);
+    let mut grants = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if !hidden && entry.path().is_dir() {
+            grants.push(read_share(&entry.path())?);
+        }
+    }
+    if grants.is_empty() {
+        return Err(GrantError::NoShare(directory.to_owned()));
+    }
+    group(grants)
+}
+
+fn read_share(directory: &Path) -> Result<Grant, GrantError> {
+    let path = directory.join(LIMITS);
+    let mut bytes = Vec::new();
+    fs::File::open(&path)
+        .and_then(|file| file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| GrantError::Unreadable(path.clone(), error))?;
+    let limits = Limits::parse(&bytes).map_err(|error| GrantError::Invalid(path.clone(), error))?;
+    if directory.file_name().is_none_or(|name| name != limits.share.as_str()) {
+        return Err(GrantError::Misplaced(path, limits.share));
+    }
+    Ok(Grant {
+        limits,
+        directory: directory.to_owned(),
+    })
+}
+
+fn group(mut grants: Vec<Grant>) -> Result<Vec<GpuGrants>, GrantError> {
+    grants.sort_by(|a, b| (a.limits.order, &a.limits.share).cmp(&(b.limits.order, &b.limits.share)));
+    let mut gpus: Vec<GpuGrants> = Vec::new();
+    for grant in grants {
+        if let Some(first) = gpus.first().and_then(|gpu| gpu.shares.first())
+            && (&first.limits.libcuda, &first.limits.libnvidia_ml)
+                != (&grant.limits.libcuda, &grant.limits.libnvidia_ml)
+        {
+            return Err(GrantError::Libraries(grant.directory.join(LIMITS)));
+        }
+        match gpus
+            .iter_mut()
+            .find(|known| known.gpu.eq_ignore_ascii_case(&grant.limits.gpu))
+        {
+            Some(known) => known.shares.push(grant),
+            None => gpus.push(GpuGrants {
+                gpu: grant.limits.gpu.clone(),
+                shares: vec![grant],
+            }),
+        }
+    }
+    Ok(gpus)
+}
+
+// === impl GrantError ===
+
+impl fmt::Display for GrantError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => write!(
+                f,
+                "this process has no share of a GPU: {CONTAINER_DIR} is absent and {RUN_DIR_VARIABLE} is not set; request a GPU through a resource claim, or start the program with `vgpu run`"
+            ),
+            Self::Directory(path, error) => write!(f, "directory of shares {}: {error}", path.display()),
+            Self::NoShare(path) => write!(
+                f,
+                "directory of shares {} holds no share; delete the pod so that it is prepared again",
+                path.display()
+            ),
+            Self::Unreadable(path, error) => write!(
+                f,
+                "limits file {}: {error}; delete the pod so that it is prepared again",
+                path.display()
+            ),
+            Self::Invalid(path, error) => write!(
+                f,
+                "limits file {}: {error}; delete the pod so that it is prepared again",
+                path.display()
+            ),
+            Self::Misplaced(path, share) => write!(f, "limits file {} is that of share {share}", path.display()),
+            Self::Libraries(path) => write!(
+                f,
+                "limits file {} names other driver libraries than the first share's",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for GrantError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(share: &str, gpu: &str, order: u32) -> Limits {
+        Limits {
+            share: share.into(),
+            order,
+            gpu: gpu.into(),
+            memory: 1 << 30,
+            cores: 0,
+            compute_policy: limits::ComputePolicy::default(),
+            priority: limits::Priority::default(),
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: "/driver/libcuda.so.1".into(),
+            libnvidia_ml: "/driver/libnvidia-ml.so.1".into(),
+        }
+    }
+
+    fn put(directory: &Path, name: &str, text: &str) {
+        fs::create_dir_all(directory.join(name)).expect("a directory");
+        fs::write(directory.join(name).join(LIMITS), text).expect("a file");
+    }
+
+    #[test]
+    fn shares_are_grouped_by_gpu_in_claim_order() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for (share, gpu, order) in [("b", "GPU-1", 0), ("a", "GPU-2", 1), ("c", "GPU-1", 2)] {
+            put(directory.path(), share, &limits(share, gpu, order).render());
+        }
+        fs::create_dir(directory.path().join(".arbitration")).expect("a directory");
+        let gpus = read(directory.path()).expect("grants");
+        let names: Vec<(&str, Vec<&str>)> = gpus
+            .iter()
+            .map(|gpu| {
+                (
+                    gpu.gpu.as_str(),
+                    gpu.shares.iter().map(|s| s.limits.share.as_str()).collect(),
+                )
+            })
+            .collect();
+        assert_eq!(names, [("GPU-1", vec!["b", "c"]), ("GPU-2", vec!["a"])]);
+    }
+
+    #[test]
+    fn one_bad_share_refuses_all_and_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let message = || read(directory.path()).expect_err("refused").to_string();
+        assert!(message().contains("holds no share"), "{}", message());
+        put(directory.path(), "a", &limits("a", "GPU-1", 0).render());
+        fs::create_dir(directory.path().join("b")).expect("a directory");
+        assert!(message().contains("b/limits: No such file"), "{}", message());
+        put(
+            directory.path(),
+            "b",
+            &limits("b", "GPU-1", 0).render().replace("cores 0", "cores 1"),
+        );
+        assert!(message().contains("b/limits: checksum"), "{}", message());
+        put(directory.path(), "b", &limits("c", "GPU-1", 0).render());
+        assert!(message().contains("is that of share c"), "{}", message());
+        let mut other = limits("b", "GPU-1", 0);
+        other.libcuda = "/other/libcuda.so.1".into();
+        put(directory.path(), "b", &other.render());
+        assert!(message().contains("other driver libraries"), "{}", message());
+        put(directory.path(), "b", &"x".repeat(1 << 20));
+        assert!(message().contains("b/limits"), "{}", message());
+    }
+
+    #[test]
+    fn nothing_at_all_says_what_to_do() {
+        // The machine that runs the tests is no container of ours.
+        let refused = directory(None).map_err(|error| error.to_string());
+        if Path::new(CONTAINER_DIR).exists() {
+            assert!(
+                is_node(Path::new(CONTAINER_DIR)),
+                "run the tests outside a vgpu container"
+            );
+        }
+        assert!(refused.expect_err("refused").contains("vgpu run"));
+        assert_eq!(directory(Some("/x".into())).expect("a directory"), Path::new("/x"));
+        assert!(directory(Some("".into())).is_err());
+    }
+}

@@ -1,0 +1,30 @@
+//! The ledger: how the processes of a share keep one exact account without trusting each other to
+//! live.
+//!
+//! ```text
+//!  reserve, release ──► Share (own lanes) ──► Operation ──► Region (mapped file)
+//!  would fail, look ──► reap ─ reaper's lock ─► lane 0 ─────►   │
+//!                        └ whose lane's lock is free?           └► vgpu_abi::ledger::read (node)
+//! ```
+//!
+//! - The total is one 16-byte word that names its last writer: [`wide`].
+//! - A change of it goes in steps, of which any may be the owner's last: [`operation`].
+//! - A lane's owner holds a lock that the kernel drops with its address space:
+//!   [`crate::os::pinned`]. What the dead hold is taken out by whoever needs it: [`reap`].
+//!
+//! There is no helper thread, no signal, no PID to be reused, no robust futex.
+//!
+//! Deviation from the first design: a reaper does not work in a lane of its own process but in lane
+//! 0, whose lock is the reaper's lock. So the one pending reap is always found there, and a process
+//! can reap before it has a lane.
+
+pub mod operation;
+pub mod reap;
+pub mod region;
+pub mod share;
+pub mod wide;
+
+#[cfg(test)]
+mod explore;
+
+pub use share::{OpenError, Reservation, Share};

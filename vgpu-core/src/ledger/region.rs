@@ -1,0 +1,69 @@
+//! The ledger as it lies in memory: the layout of `vgpu_abi::ledger` in atomic words.
+
+use super::wide::Total;
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use vgpu_abi::ledger as format;
+
+/// A mapped ledger.
+#[repr(C, align(128))]
+pub struct Region {
+    pub format: AtomicU64,
+    pub version: AtomicU32,
+    pub lane_count: AtomicU32,
+    pub size: AtomicU64,
+    pub share: AtomicU32,
+    _constant: [u8; 100],
+    pub total: Total,
+    _total: [u8; 112],
+    /// Milliseconds of the monotonic clock when someone last looked for dead owners: a hint.
+    pub looked: AtomicU64,
+    _header: [u8; 6 * format::LINE - 8],
+    pub lanes: [Lane; format::LANES],
+    _trailer: [u8; format::LINE - 8],
+    pub seal: AtomicU64,
+}
+
+/// What one process holds, or one of its threads when they contend.
+#[repr(C, align(128))]
+pub struct Lane {
+    /// Odd while claimed.
+    pub generation: AtomicU64,
+    pub sequence: AtomicU64,
+    pub applied: AtomicU64,
+    pub charged: [AtomicU64; 2],
+    pub process: AtomicU64,
+    pub pid_namespace: AtomicU64,
+    pub pid: AtomicU32,
+    _pid: u32,
+    _line: [u8; 64],
+}
+
+const _: () = {
+    assert!(size_of::<Region>() == format::SIZE);
+    assert!(size_of::<Lane>() == format::LINE);
+    assert!(offset_of!(Region, format) == format::FORMAT_AT);
+    assert!(offset_of!(Region, version) == format::VERSION_AT);
+    assert!(offset_of!(Region, lane_count) == format::LANES_AT);
+    assert!(offset_of!(Region, size) == format::SIZE_AT);
+    assert!(offset_of!(Region, share) == format::SHARE_AT);
+    assert!(offset_of!(Region, total) == format::CHARGED_AT);
+    assert!(format::CHARGED_AT + 8 == format::WRITER_AT);
+    assert!(offset_of!(Region, looked) == format::LOOKED_AT);
+    assert!(offset_of!(Region, lanes) == format::FIRST_LANE_AT);
+    assert!(offset_of!(Region, seal) == format::SEAL_AT);
+    assert!(offset_of!(Lane, generation) == format::lane::GENERATION);
+    assert!(offset_of!(Lane, sequence) == format::lane::SEQUENCE);
+    assert!(offset_of!(Lane, applied) == format::lane::APPLIED);
+    assert!(offset_of!(Lane, charged) == format::lane::CHARGED[0]);
+    assert!(format::lane::CHARGED[0] + 8 == format::lane::CHARGED[1]);
+    assert!(offset_of!(Lane, process) == format::lane::PROCESS);
+    assert!(offset_of!(Lane, pid_namespace) == format::lane::PID_NAMESPACE);
+    assert!(offset_of!(Lane, pid) == format::lane::PID);
+};
+
+/// Where lane `index` lies in the file: its first byte is what its owner holds locked.
+#[must_use]
+pub fn lane_offset(index: usize) -> usize {
+    format::FIRST_LANE_AT + index * format::LINE
+}

@@ -1,0 +1,387 @@
+//! One share, as one process has it open.
+//!
+//! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads meet. A
+//! charge is given back in the lane that made it, so no lane's charge falls below zero.
+//!
+//! How it fails: no lane is free for a process's first (1,014 live processes, or 507 that take
+//! others' second ones): refused, with one line. A thread swept out of an operation by a longjmp
+//! keeps that lane busy: others use other lanes, and what the lane holds stays charged until the
+//! process ends. The ledger is damaged while running: charges are refused, releases pass, one line.
+#![allow(unsafe_code)] // The mapped file is seen as a Region.
+
+use super::operation::{Change, Operation, Outcome};
+use super::reap::reap;
+use super::region::{Lane, Region, lane_offset};
+use super::wide;
+use crate::os::pinned::{Mapping, PinnedLock};
+use crate::os::spin::{Spin, Word};
+use crate::os::{coarse_millis, file, fork, stderr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+use vgpu_abi::ledger::{self as format, Damage, LANES, REAPER, Stamp};
+
+/// The most lanes of one process.
+pub const OWN_LANES: usize = 4;
+/// How long an allocation that would fail waits for another's reap.
+const REAP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a release waits for its lane.
+const LANE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// An open share.
+#[derive(Debug)]
+pub struct Share {
+    path: PathBuf,
+    mapping: Mapping,
+    limit: u64,
+    process: AtomicU64,
+    own: [OwnLane; OWN_LANES],
+    locks: Spin<Vec<PinnedLock>>,
+    /// When this process last looked for dead neighbours.
+    looked: AtomicU64,
+    damaged: AtomicBool,
+}
+
+/// A lane of ours, or none yet (index 0).
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct OwnLane {
+    busy: Word,
+    index: AtomicUsize,
+}
+
+/// Where a charge was made: it is released there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation(u8);
+
+/// Why a charge was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Limit,
+    Damaged,
+}
+
+/// Why a share cannot be opened.
+#[derive(Debug)]
+pub enum OpenError {
+    File(PathBuf, io::Error),
+    Damage(PathBuf, Damage),
+    Lane(PathBuf),
+    Processor,
+}
+
+impl Share {
+    /// Opens the ledger at `path`, claims a lane and gives back what dead processes hold.
+    ///
+    /// # Errors
+    /// Whatever is not a sound ledger of this share is refused.
+    pub fn open(path: &Path, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
+        if !wide::supported() {
+            return Err(OpenError::Processor);
+        }
+        let failed = |error| OpenError::File(path.to_owned(), error);
+        let mapping = {
+            let _no_fork = fork::guard();
+            let file = file::open(path).map_err(failed)?;
+            check(&file, share_mark).map_err(|error| match error {
+                Problem::Io(error) => failed(error),
+                Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
+            })?;
+            Mapping::new(&file, format::SIZE, true).map_err(failed)?
+        };
+        let share = Self {
+            path: path.to_owned(),
+            mapping,
+            limit,
+            process: AtomicU64::new(0),
+            own: Default::default(),
+            locks: Spin::default(),
+            looked: AtomicU64::new(0),
+            damaged: AtomicBool::new(false),
+        };
+        share.look(Duration::from_millis(10));
+        match share.claim(0, REAPER + 1..LANES) {
+            Ok(true) => Ok(share),
+            Ok(false) => {
+                share.reap(REAP_PATIENCE);
+                match share.claim(0, REAPER + 1..LANES) {
+                    Ok(true) => Ok(share),
+                    Ok(false) => Err(OpenError::Lane(path.to_owned())),
+                    Err(error) => Err(failed(error)),
+                }
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The limit in bytes.
+    #[inline]
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes charged to the share by all its processes, at this moment.
+    #[inline]
+    #[must_use]
+    pub fn charged(&self) -> u64 {
+        self.region().total.charged()
+    }
+
+    /// Charges `bytes`, or nothing. When they do not fit, the dead are looked for first.
+    ///
+    /// # Errors
+    /// Why not.
+    #[inline]
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, Refusal> {
+        match self.attempt(bytes) {
+            Ok(reservation) => Ok(reservation),
+            Err(refusal) => self.retry(bytes, refusal),
+        }
+    }
+
+    #[cold]
+    fn retry(&self, bytes: u64, refusal: Refusal) -> Result<Reservation, Refusal> {
+        if refusal == Refusal::Limit && self.reap(REAP_PATIENCE) > 0 {
+            return self.attempt(bytes);
+        }
+        Err(refusal)
+    }
+
+    /// Gives back `bytes` of what `reservation` charged.
+    #[inline]
+    pub fn release(&self, reservation: Reservation, bytes: u64) {
+        let Some(own) = self.own.get(usize::from(reservation.0)) else {
+            return;
+        };
+        if !own.busy.lock_within(LANE_PATIENCE) {
+            stderr::say("a lane of this process stays busy; its charge is given back when the process ends");
+            return;
+        }
+        let outcome = Operation::new(own.index.load(Relaxed), Change::Release { bytes }).run(self.region());
+        own.busy.unlock();
+        if outcome != Outcome::Applied {
+            self.warn_of_damage();
+        }
+    }
+
+    /// Gives back what dead processes hold, unless someone looked within `age`.
+    pub fn look(&self, age: Duration) {
+        let now = coarse_millis();
+        let recent = |last: u64| now >= last && u128::from(now - last) < age.as_millis();
+        if recent(self.looked.load(Relaxed)) || recent(self.region().looked.load(Relaxed)) {
+            return;
+        }
+        self.looked.store(now, Relaxed);
+        self.reap(Duration::ZERO);
+    }
+
+    #[inline(always)]
+    fn attempt(&self, bytes: u64) -> Result<Reservation, Refusal> {
+        let Some(slot) = self.lane() else {
+            return Err(Refusal::Damaged);
+        };
+        let own = &self.own[slot];
+        let change = Change::Charge {
+            bytes,
+            limit: self.limit,
+        };
+        let outcome = Operation::new(own.index.load(Relaxed), change).run(self.region());
+        own.busy.unlock();
+        match outcome {
+            Outcome::Applied => Ok(Reservation(slot as u8)),
+            Outcome::Refused => Err(Refusal::Limit),
+            Outcome::Damaged => {
+                self.warn_of_damage();
+                Err(Refusal::Damaged)
+            }
+        }
+    }
+
+    /// A lane of ours, made busy: the first that nobody uses, else a new one, else we wait.
+    #[inline(always)]
+    fn lane(&self) -> Option<usize> {
+        if self.own[0].busy.try_lock() {
+            return Some(0);
+        }
+        self.other_lane()
+    }
+
+    #[cold]
+    fn other_lane(&self) -> Option<usize> {
+        for slot in 0..OWN_LANES {
+            let own = &self.own[slot];
+            if !own.busy.try_lock() {
+                continue;
+            }
+            // More lanes come from the upper half, so that they never keep a process out.
+            if own.index.load(Acquire) != 0 || matches!(self.claim(slot, LANES / 2..LANES), Ok(true)) {
+                return Some(slot);
+            }
+            own.busy.unlock();
+            break;
+        }
+        self.own[0].busy.lock_within(LANE_PATIENCE).then_some(0)
+    }
+
+    /// Claims a free lane of `range` for slot `slot`; false: none is free.
+    fn claim(&self, slot: usize, range: std::ops::Range<usize>) -> io::Result<bool> {
+        let region = self.region();
+        let start = std::process::id() as usize % range.len();
+        let order = range.clone().skip(start).chain(range.take(start));
+        for index in order {
+            let lane = &region.lanes[index];
+            if !lane.generation.load(Acquire).is_multiple_of(2) {
+                continue;
+            }
+            let Some(lock) = PinnedLock::take(&self.path, lane_offset(index))? else {
+                continue;
+            };
+            let generation = lane.generation.load(Acquire);
+            if !generation.is_multiple_of(2) || generation >= Stamp::LAST - 1 {
+                continue;
+            }
+            self.introduce(lane, index, generation + 1);
+            self.own[slot].index.store(index, Release);
+            self.locks.lock().push(lock);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Makes a free, locked lane ours. Odd last: from then on its lock is what tells life.
+    fn introduce(&self, lane: &Lane, index: usize, generation: u64) {
+        let claim = Stamp {
+            lane: index,
+            number: generation,
+        };
+        let first = self.process.compare_exchange(0, claim.pack(), AcqRel, Acquire);
+        lane.process.store(first.err().unwrap_or(claim.pack()), Relaxed);
+        lane.pid.store(std::process::id(), Relaxed);
+        lane.pid_namespace.store(pid_namespace(), Relaxed);
+        lane.charged[0].store(0, Relaxed);
+        lane.charged[1].store(0, Relaxed);
+        lane.applied.fetch_max(lane.sequence.load(Relaxed), AcqRel);
+        lane.generation.store(generation, Release);
+    }
+
+    /// Looks for the dead, waiting for at most `patience` for another who does; answers how many
+    /// lanes were given back meanwhile, by whomever.
+    fn reap(&self, patience: Duration) -> usize {
+        let end = Instant::now() + patience;
+        let mut waited = 0;
+        let lock = loop {
+            match PinnedLock::take(&self.path, lane_offset(REAPER)) {
+                Ok(Some(lock)) => break lock,
+                Ok(None) if Instant::now() < end => {
+                    waited = 1;
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                Ok(None) | Err(_) => return waited,
+            }
+        };
+        let region = self.region();
+        region.looked.store(coarse_millis(), Relaxed);
+        let count = {
+            let _no_fork = fork::guard();
+            let Ok(file) = file::open(&self.path) else {
+                return waited;
+            };
+            reap(region, |index| {
+                matches!(file::is_locked(&file, lane_offset(index)), Ok(false))
+            })
+        };
+        drop(lock);
+        match count {
+            Ok(count) => count + waited,
+            Err(_) => {
+                self.warn_of_damage();
+                waited
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn region(&self) -> &Region {
+        // SAFETY: the mapping has the size of a Region and a page's alignment, and lives as long as
+        // self; every byte pattern is a value of a Region, which others change as atomics only.
+        unsafe { self.mapping.start().cast::<Region>().as_ref() }
+    }
+
+    #[cold]
+    fn warn_of_damage(&self) {
+        if !self.damaged.swap(true, Relaxed) {
+            stderr::say(&format!(
+                "{}: the ledger was damaged while in use: allocations fail from now on, frees pass; restart the pod or the command",
+                self.path.display()
+            ));
+        }
+    }
+}
+
+enum Problem {
+    Io(io::Error),
+    Damage(Damage),
+}
+
+/// Checks a ledger's first and last line.
+fn check(file: &OwnedFd, share_mark: u32) -> Result<(), Problem> {
+    let size = file::size(file).map_err(Problem::Io)?;
+    if size != format::SIZE as u64 {
+        return Err(Problem::Damage(Damage::Size(
+            usize::try_from(size).unwrap_or(usize::MAX),
+        )));
+    }
+    let mut bytes = vec![0; format::SIZE];
+    for at in [0, format::SIZE - format::LINE] {
+        read_at(file, &mut bytes[at..at + format::LINE], at).map_err(Problem::Io)?;
+    }
+    format::check(&bytes).map_err(Problem::Damage)?;
+    if bytes[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
+        return Err(Problem::Damage(Damage::Share));
+    }
+    Ok(())
+}
+
+fn read_at(file: &OwnedFd, bytes: &mut [u8], at: usize) -> io::Result<()> {
+    let at = libc::off_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: pointer and length are the slice's, which pread fills.
+    let count = unsafe { libc::pread(file.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), at) };
+    if count == isize::try_from(bytes.len()).unwrap_or(isize::MAX) {
+        return Ok(());
+    }
+    Err(if count < 0 {
+        io::Error::last_os_error()
+    } else {
+        io::ErrorKind::UnexpectedEof.into()
+    })
+}
+
+/// Inode of this process's PID namespace; 0 where /proc does not tell.
+fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
+}
+
+// === impl OpenError ===
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Damage(path, damage) => write!(f, "{}: {damage}", path.display()),
+            Self::Lane(path) => write!(
+                f,
+                "{}: every lane is taken: at most {} processes use a share at once",
+                path.display(),
+                LANES - 1
+            ),
+            Self::Processor => write!(f, "this processor lacks cmpxchg16b"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}

@@ -1,0 +1,137 @@
+//! The total's word: two 8-byte words that change as one (cmpxchg16b), read one after the other.
+//!
+//! A reader that sees the same writer before and after the bytes has a true pair: a stamp never
+//! comes back, so the pair did not change in between.
+#![allow(unsafe_code)] // One instruction that Rust's stable atomics do not offer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// {charged bytes, stamp of the last writer}.
+#[repr(C, align(16))]
+pub struct Total {
+    charged: AtomicU64,
+    writer: AtomicU64,
+}
+
+/// One value of a [`Total`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pair {
+    pub charged: u64,
+    pub writer: u64,
+}
+
+/// Whether this processor has the instruction. Every x86-64 since 2006 has it.
+#[must_use]
+pub fn supported() -> bool {
+    cfg!(miri) || std::arch::is_x86_feature_detected!("cmpxchg16b")
+}
+
+impl Total {
+    /// Bytes charged, at this moment.
+    #[inline]
+    #[must_use]
+    pub fn charged(&self) -> u64 {
+        self.charged.load(Ordering::Acquire)
+    }
+
+    /// Stamp of the last writer, at this moment.
+    #[inline]
+    #[must_use]
+    pub fn writer(&self) -> u64 {
+        self.writer.load(Ordering::Acquire)
+    }
+
+    /// Both, as they were at one moment.
+    #[inline]
+    #[must_use]
+    pub fn load(&self) -> Pair {
+        loop {
+            let writer = self.writer();
+            let charged = self.charged();
+            if self.writer() == writer {
+                return Pair { charged, writer };
+            }
+        }
+    }
+
+    /// Puts `new` in the place of `old`, or answers with what it found.
+    ///
+    /// # Errors
+    /// The value found, when it is not `old`.
+    #[inline]
+    #[cfg(not(miri))]
+    pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
+        let (low, high): (u64, u64);
+        let done: u8;
+        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and shared memory is changed by
+        // this instruction alone; rbx, which LLVM keeps for itself, is restored. Without `nomem`
+        // the compiler moves no access over it; the lock prefix makes it a full barrier.
+        unsafe {
+            std::arch::asm!(
+                "xchg {new_low}, rbx",
+                "lock cmpxchg16b [{at}]",
+                "sete {done}",
+                "mov rbx, {new_low}",
+                at = in(reg) std::ptr::from_ref(self),
+                new_low = inout(reg) new.charged => _,
+                done = out(reg_byte) done,
+                inout("rax") old.charged => low,
+                inout("rdx") old.writer => high,
+                in("rcx") new.writer,
+                options(nostack),
+            );
+        }
+        if done == 1 {
+            Ok(())
+        } else {
+            Err(Pair {
+                charged: low,
+                writer: high,
+            })
+        }
+    }
+
+    /// Miri knows no assembly; one lock for all totals has the same meaning.
+    #[cfg(miri)]
+    pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
+        static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _held = LOCK.lock();
+        let found = Pair {
+            charged: self.charged(),
+            writer: self.writer(),
+        };
+        if found == old {
+            self.writer.store(u64::MAX, Ordering::Release);
+            self.charged.store(new.charged, Ordering::Release);
+            self.writer.store(new.writer, Ordering::Release);
+            return Ok(());
+        }
+        Err(found)
+    }
+
+    /// For tests and for a fresh region that nobody shares yet.
+    pub fn set(&self, pair: Pair) {
+        self.charged.store(pair.charged, Ordering::Release);
+        self.writer.store(pair.writer, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exchange_takes_place_wholly_or_not_at_all() {
+        let total = Total {
+            charged: AtomicU64::new(1),
+            writer: AtomicU64::new(2),
+        };
+        let pair = |charged, writer| Pair { charged, writer };
+        assert!(supported());
+        assert_eq!(total.exchange(pair(1, 2), pair(u64::MAX, 4)), Ok(()));
+        assert_eq!(total.load(), pair(u64::MAX, 4));
+        assert_eq!(total.exchange(pair(u64::MAX, 5), pair(0, 0)), Err(pair(u64::MAX, 4)));
+        assert_eq!(total.exchange(pair(0, 4), pair(0, 0)), Err(pair(u64::MAX, 4)));
+        assert_eq!(total.load(), pair(u64::MAX, 4));
+    }
+}

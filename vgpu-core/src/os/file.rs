@@ -1,0 +1,104 @@
+//! A ledger's file: opened for a moment only, so that no descriptor of ours is there for a program
+//! to close, to inherit or to write to.
+//!
+//! How it fails: a program that has closed its standard streams would get one of their numbers, and
+//! its next line of output would land in the ledger, so a low number is moved up at once. A fork
+//! between open and close would give the child a descriptor that keeps a lock alive, so both happen
+//! under [`super::fork::guard`]. A program that has changed its root can no longer open the file:
+//! its own charges go on, dead neighbours are left to others.
+#![allow(unsafe_code)] // libc calls on a descriptor of our own.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Opens `path`, read and write, as a descriptor above the standard streams.
+///
+/// # Errors
+/// Those of open(2).
+pub fn open(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    // SAFETY: `path` is a C string.
+    let raw = unsafe { libc::open(path.as_ptr(), flags) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(raw) };
+    if raw > libc::STDERR_FILENO {
+        return Ok(file);
+    }
+    // SAFETY: `file` is open; the answer is a new descriptor.
+    let higher = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if higher < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(higher) })
+}
+
+/// Size of a regular file.
+///
+/// # Errors
+/// Those of fstat(2), and another kind of file.
+pub fn size(file: &OwnedFd) -> io::Result<u64> {
+    // SAFETY: an all-zero stat is a value of its type.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `file` is open and `stat` is to be written.
+    if unsafe { libc::fstat(file.as_raw_fd(), &mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Takes the open file description's write lock on the byte at `offset`; false: another holds it.
+///
+/// # Errors
+/// Those of fcntl(2) other than a held lock.
+pub fn try_lock(file: &OwnedFd, offset: usize) -> io::Result<bool> {
+    let mut lock = byte(offset)?;
+    match control(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether another open file description holds a lock on the byte at `offset`.
+///
+/// # Errors
+/// Those of fcntl(2).
+pub fn is_locked(file: &OwnedFd, offset: usize) -> io::Result<bool> {
+    let mut lock = byte(offset)?;
+    control(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock)?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn byte(offset: usize) -> io::Result<libc::flock> {
+    // SAFETY: an all-zero flock is a value of its type.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    lock.l_len = 1;
+    Ok(lock)
+}
+
+fn control(file: RawFd, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
+    loop {
+        // SAFETY: the OFD commands read and write the flock that is given.
+        if unsafe { libc::fcntl(file, command, std::ptr::from_mut(lock)) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}

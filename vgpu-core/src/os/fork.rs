@@ -1,0 +1,132 @@
+//! Noticing that this process is a fork child.
+//!
+//! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so
+//! everything that hangs on them is made anew. The pointer to it lies in a page that the kernel
+//! zeroes in a child (MADV_WIPEONFORK), which holds for fork, vfork's relatives and a raw clone
+//! alike; where the kernel is older than 4.14, pthread_atfork's child handler zeroes it.
+//!
+//! What the parent's copy left in the child's memory is leaked there: its locks may be held by
+//! threads that the child does not have.
+#![allow(unsafe_code)] // A page from mmap, and pthread_atfork.
+
+use super::spin::Word;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+/// Holds back fork() while a descriptor of ours is open.
+static DESCRIPTORS: Word = Word::new();
+static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
+const PAGE_SIZE: usize = 4096;
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a fork child finds zeroed.
+#[repr(C)]
+struct Page {
+    state: AtomicPtr<()>,
+    starting: Word,
+}
+
+/// While it lives, no thread of this process forks.
+pub struct Guard {
+    held: bool,
+}
+
+/// Holds back forks. A fork that waited too long goes on, as does a guard that did.
+#[must_use]
+pub fn guard() -> Guard {
+    Guard {
+        held: DESCRIPTORS.lock_within(PATIENCE),
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.held {
+            DESCRIPTORS.unlock();
+        }
+    }
+}
+
+/// The state of this very process; None before [`start`], and in a fork child.
+#[inline(always)]
+pub fn current<T: Sync + 'static>() -> Option<&'static T> {
+    let page = NonNull::new(PAGE.load(Ordering::Acquire))?;
+    // SAFETY: PAGE holds null or a page that is never unmapped, zeroed or set by `start`.
+    let state = unsafe { page.as_ref() }.state.load(Ordering::Acquire);
+    // SAFETY: `start` stored a leaked box of T; the library has one T (see `start`).
+    NonNull::new(state.cast::<T>()).map(|state| unsafe { state.as_ref() })
+}
+
+/// Makes the state of this process, once; others wait for it.
+///
+/// # Safety
+/// Every call of `start` and [`current`] in the process is for the same `T`.
+pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'static T> {
+    let page = page()?;
+    while !page.starting.lock_within(Duration::from_secs(60)) {}
+    let state = match current::<T>() {
+        Some(state) => state,
+        None => {
+            let state = Box::leak(Box::new(make()));
+            page.state.store(std::ptr::from_mut(state).cast(), Ordering::Release);
+            state
+        }
+    };
+    page.starting.unlock();
+    Some(state)
+}
+
+fn page() -> Option<&'static Page> {
+    let mut page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        let new = map()?;
+        match PAGE.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                // SAFETY: the handlers are functions of a library that is never unloaded.
+                unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+                page = new;
+            }
+            Err(other) => {
+                // SAFETY: the page just mapped, that nobody has seen.
+                unsafe { libc::munmap(new.cast(), PAGE_SIZE) };
+                page = other;
+            }
+        }
+    }
+    // SAFETY: mapped, zeroed (a valid Page), and never unmapped once in PAGE.
+    Some(unsafe { &*page })
+}
+
+fn map() -> Option<*mut Page> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new anonymous mapping replaces nothing.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE_SIZE, rights, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the range is the mapping just made. Refused by an old kernel: see `in_child`.
+    unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) };
+    Some(page.cast())
+}
+
+extern "C" fn before() {
+    if !DESCRIPTORS.lock_within(PATIENCE) {
+        // Its holder was swept away or is very slow; an inherited descriptor breaks no limit.
+    }
+}
+
+extern "C" fn in_parent() {
+    DESCRIPTORS.unlock();
+}
+
+extern "C" fn in_child() {
+    DESCRIPTORS.unlock();
+    if let Some(page) = NonNull::new(PAGE.load(Ordering::Relaxed)) {
+        // SAFETY: as in `current`.
+        let page = unsafe { page.as_ref() };
+        page.state.store(std::ptr::null_mut(), Ordering::Release);
+        page.starting.unlock();
+    }
+}

@@ -1,0 +1,26 @@
+//! What the library needs of the operating system, each in a file.
+
+pub mod file;
+pub mod fork;
+pub mod pinned;
+pub mod spin;
+pub mod stderr;
+
+use std::time::Duration;
+
+/// Milliseconds of the monotonic clock, a few late: 5 ns instead of 25.
+#[must_use]
+#[allow(unsafe_code)] // One call of libc.
+pub fn coarse_millis() -> u64 {
+    if cfg!(miri) {
+        return 0;
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a timespec to be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    let duration = Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or(0),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    );
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,141 @@
+//! A lock for a few instructions. No std lock: those may be found locked in a fork child, and this
+//! one lives in state that a fork child makes anew.
+#![allow(unsafe_code)] // A value that is reached through a lock only.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A word that one thread at a time holds.
+#[derive(Debug, Default)]
+pub struct Word(AtomicU32);
+
+impl Word {
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    #[inline(always)]
+    pub fn try_lock(&self) -> bool {
+        self.0
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Waits for at most `limit`; the holder may have been swept away by a longjmp.
+    #[inline(always)]
+    pub fn lock_within(&self, limit: Duration) -> bool {
+        self.try_lock() || self.wait(limit)
+    }
+
+    #[cold]
+    fn wait(&self, limit: Duration) -> bool {
+        for _ in 0..64 {
+            std::hint::spin_loop();
+            if self.try_lock() {
+                return true;
+            }
+        }
+        let end = Instant::now() + limit;
+        loop {
+            // The holder may not be running: let it.
+            std::thread::yield_now();
+            if self.try_lock() {
+                return true;
+            }
+            if Instant::now() > end {
+                return false;
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn unlock(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// A value behind a [`Word`].
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Spin<T> {
+    word: Word,
+    value: UnsafeCell<T>,
+}
+
+/// The right to use a [`Spin`]'s value.
+pub struct Held<'a, T>(&'a Spin<T>);
+
+// SAFETY: the value is reached only through `Held`, of which the word admits one at a time.
+unsafe impl<T: Send> Sync for Spin<T> {}
+
+impl<T> Spin<T> {
+    pub const fn new(value: T) -> Self {
+        Self {
+            word: Word::new(),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    #[inline(always)]
+    pub fn lock(&self) -> Held<'_, T> {
+        while !self.word.lock_within(Duration::from_secs(60)) {}
+        Held(self)
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the word, so no other reference to the value exists.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard holds the word, so no other reference to the value exists.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.word.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time() {
+        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        let sum = Spin::new(0_u64);
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..rounds {
+                        *sum.lock() += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*sum.lock(), 4 * rounds);
+    }
+
+    #[test]
+    fn a_wait_ends() {
+        let word = Word::new();
+        assert!(word.try_lock());
+        assert!(!word.lock_within(Duration::from_millis(5)));
+        word.unlock();
+        assert!(word.lock_within(Duration::ZERO));
+    }
+}

@@ -1,0 +1,225 @@
+//! What is live: a map from a driver's handle to what it was charged.
+//!
+//! Shards with a lock each, so that threads seldom meet; open addressing with linear probing and
+//! backward shifts, so that removing leaves nothing behind and the cost does not grow with the
+//! number of entries or of past removals. Handles are addresses: neighbours share a shard's lines.
+
+use crate::os::spin::Spin;
+
+const SHARDS: usize = 32;
+/// Slots of a shard's first array.
+const FIRST: usize = 64;
+
+/// A map from non-zero handles to values.
+#[derive(Debug)]
+pub struct Table<V> {
+    shards: Box<[Spin<Shard<V>>]>,
+}
+
+#[derive(Debug)]
+struct Shard<V> {
+    /// A power of two long, or empty.
+    slots: Vec<Option<(u64, V)>>,
+    used: usize,
+}
+
+impl<V> Default for Shard<V> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            used: 0,
+        }
+    }
+}
+
+impl<V> Default for Table<V> {
+    fn default() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Spin::default()).collect(),
+        }
+    }
+}
+
+impl<V> Table<V> {
+    /// Keeps `value` for `key`; the value it had.
+    #[inline]
+    pub fn insert(&self, key: u64, value: V) -> Option<V> {
+        self.shard(key).lock().insert(key, value)
+    }
+
+    /// Takes out the value of `key`.
+    #[inline]
+    pub fn remove(&self, key: u64) -> Option<V> {
+        self.shard(key).lock().remove(key)
+    }
+
+    /// Looks at the value of `key`, and may change it.
+    #[inline]
+    pub fn with<T>(&self, key: u64, look: impl FnOnce(&mut V) -> T) -> Option<T> {
+        let mut shard = self.shard(key).lock();
+        let at = shard.find(key)?;
+        shard.slots.get_mut(at)?.as_mut().map(|(_, value)| look(value))
+    }
+
+    /// Takes out every value that `pick` chooses.
+    pub fn drain(&self, mut pick: impl FnMut(u64, &V) -> bool) -> Vec<V> {
+        let mut taken = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let keys: Vec<u64> = shard
+                .slots
+                .iter()
+                .flatten()
+                .filter(|(k, v)| pick(*k, v))
+                .map(|(k, _)| *k)
+                .collect();
+            taken.extend(keys.into_iter().filter_map(|key| shard.remove(key)));
+        }
+        taken
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().used).sum()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[inline(always)]
+    fn shard(&self, key: u64) -> &Spin<Shard<V>> {
+        // A shard has whole runs of 64 granules, so that a run's entries share cache lines.
+        &self.shards[(mix(key >> 27) >> 59) as usize % SHARDS]
+    }
+}
+
+impl<V> Shard<V> {
+    fn insert(&mut self, key: u64, value: V) -> Option<V> {
+        if (self.used + 1) * 4 > self.slots.len() * 3 {
+            self.grow();
+        }
+        let mask = self.slots.len() - 1;
+        let mut at = home(key, mask);
+        loop {
+            match &mut self.slots[at] {
+                Some((known, old)) if *known == key => return Some(std::mem::replace(old, value)),
+                Some(_) => at = (at + 1) & mask,
+                free => {
+                    *free = Some((key, value));
+                    self.used += 1;
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn find(&self, key: u64) -> Option<usize> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let mut at = home(key, mask);
+        loop {
+            match &self.slots[at] {
+                Some((known, _)) if *known == key => return Some(at),
+                Some(_) => at = (at + 1) & mask,
+                None => return None,
+            }
+        }
+    }
+
+    fn remove(&mut self, key: u64) -> Option<V> {
+        let mut hole = self.find(key)?;
+        let mask = self.slots.len() - 1;
+        let (_, value) = self.slots[hole].take()?;
+        self.used -= 1;
+        // Whoever was pushed beyond the hole moves into it.
+        let mut at = (hole + 1) & mask;
+        while let Some((known, _)) = &self.slots[at] {
+            let from_home = at.wrapping_sub(home(*known, mask)) & mask;
+            if from_home >= (at.wrapping_sub(hole) & mask) {
+                self.slots[hole] = self.slots[at].take();
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        Some(value)
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let size = (self.slots.len() * 2).max(FIRST);
+        let old = std::mem::replace(&mut self.slots, (0..size).map(|_| None).collect());
+        self.used = 0;
+        for (key, value) in old.into_iter().flatten() {
+            self.insert(key, value);
+        }
+    }
+}
+
+#[inline(always)]
+fn home(key: u64, mask: usize) -> usize {
+    // Addresses are multiples of a granule: its bits say nothing. Runs of granules stay together.
+    let key = key >> 9;
+    (key ^ (key >> 12)) as usize & mask
+}
+
+#[inline(always)]
+fn mix(key: u64) -> u64 {
+    key.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
+        #[test]
+        fn behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0_u64..300, any::<u32>()), 0..600)) {
+            let table = Table::default();
+            let mut model = HashMap::new();
+            for (insert, key, value) in steps {
+                // Crowded homes: keys that share all but the lowest bits of their home.
+                let key = 0x7f00_0000_0000 + (key << 21);
+                if insert {
+                    prop_assert_eq!(table.insert(key, value), model.insert(key, value));
+                } else {
+                    prop_assert_eq!(table.remove(key), model.remove(&key));
+                }
+                prop_assert_eq!(table.len(), model.len());
+            }
+            for (key, value) in &model {
+                prop_assert_eq!(table.with(*key, |v| *v), Some(*value));
+            }
+            prop_assert_eq!(table.drain(|_, _| true).len(), model.len());
+            prop_assert!(table.is_empty());
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a million entries are too many for an interpreter")]
+    fn probes_stay_short_at_a_million() {
+        let table = Table::default();
+        for index in 0..1_000_000_u64 {
+            table.insert(0x7f00_0000_0000 + (index << 21), index);
+        }
+        assert_eq!(table.len(), 1_000_000);
+        let mut longest = 0;
+        for shard in &table.shards {
+            let shard = shard.lock();
+            let mask = shard.slots.len() - 1;
+            for (at, slot) in shard.slots.iter().enumerate() {
+                if let Some((key, _)) = slot {
+                    longest = longest.max(at.wrapping_sub(home(*key, mask)) & mask);
+                }
+            }
+        }
+        assert!(longest < 200, "a probe of {longest} slots");
+        for index in (0..1_000_000_u64).rev() {
+            assert_eq!(table.remove(0x7f00_0000_0000 + (index << 21)), Some(index));
+        }
+    }
+}
