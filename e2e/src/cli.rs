@@ -1,0 +1,120 @@
+//! The command line of `vgpu-e2e`.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::cluster::{self, Cluster, Config, Gpu};
+use crate::progress::Progress;
+use crate::toolchain::Toolchain;
+use crate::{image, layout, machine};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "vgpu-e2e",
+    about = "A real one-node Kubernetes on this machine, and dra-driver-vgpu on it"
+)]
+pub struct Arguments {
+    /// The cluster's name; two names are two clusters.
+    #[arg(long, global = true, env = "CLUSTER", default_value = "demo")]
+    cluster: String,
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Bring a plain cluster up and leave it running.
+    Up,
+    /// End the cluster, and remove what earlier runs may have left.
+    Down,
+    /// Run kubectl on the cluster.
+    Kubectl {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run a command inside of the cluster's namespaces, as root on the node.
+    Exec {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Build the tools that are not in the cache.
+    Tools,
+    #[command(hide = true)]
+    Keeper { state: PathBuf },
+    #[command(hide = true)]
+    Init { state: PathBuf },
+}
+
+/// Does what the command line says, and gives the exit status.
+pub fn run(arguments: Arguments) -> Result<u8> {
+    match arguments.command {
+        Verb::Keeper { state } => cluster::run_keeper(state)?,
+        Verb::Init { state } => cluster::run_init(state)?,
+        Verb::Tools => {
+            machine::prepare(&mut |text| println!("{text}"))?;
+            let tools = Toolchain::build(&mut |text| println!("{text}"))?;
+            println!(
+                "Kubernetes {} and the other tools are in {}",
+                tools.kubernetes,
+                layout::cache()?.join("tools").display()
+            );
+        }
+        Verb::Up => up(&arguments.cluster)?,
+        Verb::Down => {
+            let removed = cluster::down(&arguments.cluster)?;
+            match removed.len() {
+                0 => println!("no cluster named {} runs, and nothing was left", arguments.cluster),
+                _ => println!("removed: {}", removed.join(", ")),
+            }
+        }
+        Verb::Kubectl { arguments: words } => {
+            let cluster = Cluster::attach(&arguments.cluster)?;
+            let mut command = crate::shell::command(cluster.toolchain().program("kubectl")?, words);
+            let status = command
+                .arg("--kubeconfig")
+                .arg(cluster.kubeconfig())
+                .stdin(Stdio::inherit())
+                .status();
+            return Ok(code(status.context("cannot run kubectl")?));
+        }
+        Verb::Exec { command } => {
+            let cluster = Cluster::attach(&arguments.cluster)?;
+            let words: Vec<&str> = command.iter().map(String::as_str).collect();
+            let status = cluster.inside(&words).stdin(Stdio::inherit()).status();
+            return Ok(code(status.context("cannot run nsenter")?));
+        }
+    }
+    Ok(0)
+}
+
+fn code(status: std::process::ExitStatus) -> u8 {
+    status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+fn up(name: &str) -> Result<()> {
+    let mut progress = Progress::new(2);
+    progress.step("the tools of the cluster");
+    machine::prepare(&mut |text| progress.note(text))?;
+    let toolchain = Toolchain::build(&mut |text| progress.note(text))?;
+    let pause = image::pause()?;
+    if !machine::is_root() {
+        bail!("the cluster needs root");
+    }
+    progress.step(&format!("a one-node Kubernetes {}", toolchain.kubernetes));
+    let gpu = layout::dist().map_or(Gpu::Absent, |dist| Gpu::of_this_machine(&dist));
+    progress.note(&format!("GPUs: {}", gpu.describe()));
+    let config = Config {
+        name: name.to_owned(),
+        toolchain,
+        gpu,
+        pause,
+        owner: None,
+        keep: true,
+    };
+    let cluster = Cluster::up(config)?;
+    println!("\nexport KUBECONFIG={}", cluster.kubeconfig().display());
+    cluster.keep()
+}

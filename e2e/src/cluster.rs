@@ -1,0 +1,287 @@
+//! A one-node cluster: up, down, commands on it, images into it. See the crate's picture for the processes.
+//!
+//! ```text
+//! Cluster::up ─ lock over all clusters ─ sweep leftovers ─ state folder ─ spawn keeper ─► News::Ready
+//! drop, or the death of this process ─► the socket closes ─► keeper: end init, remove cgroups, remove the state
+//! ```
+
+mod certs;
+mod cgroup;
+mod components;
+mod config;
+mod init;
+mod keeper;
+mod mounts;
+mod network;
+mod protocol;
+mod proxy;
+mod undo;
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+pub use config::{Config, Gpu, NODE, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name};
+
+use crate::lock::Lock;
+use crate::toolchain::Toolchain;
+use crate::{layout, shell};
+use protocol::{News, Wish, messages, send};
+
+/// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
+#[derive(Debug)]
+pub struct Cluster {
+    state: State,
+    config: Config,
+    keeper: Option<(Child, UnixStream)>,
+}
+
+impl Cluster {
+    /// Brings a cluster up. Only root can: the caller sees to that.
+    pub fn up(config: Config) -> Result<Self> {
+        check_name(&config.name)?;
+        let state = State::of(&config.name);
+        let root = Path::new(layout::STATE);
+        let all = Lock::wait_for_folder(root)?;
+        undo::sweep(&all)?;
+        if state.0.exists() {
+            bail!(
+                "a cluster named {} is running: `make down` ends it, CLUSTER=NAME names another",
+                config.name
+            );
+        }
+        fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
+        let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
+        fs::write(state.config(), json).context("cannot write the configuration")?;
+
+        let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
+        let log = state.0.join("keeper.log");
+        let child = Command::new(std::env::current_exe().context("this program has no path")?)
+            .arg("keeper")
+            .arg(&state.0)
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?)
+            .spawn()
+            .context("cannot start the keeper")?;
+        let mut news = messages::<News>(&ours)?;
+        let mut cluster = Self {
+            state,
+            config,
+            keeper: Some((child, ours)),
+        };
+        // The first news comes with the keeper's own lock, and from then on no sweep takes it for a leftover.
+        let mut heard = news.next();
+        drop(all);
+        loop {
+            match heard {
+                Some(News::Note(_)) => {}
+                Some(News::Ready) => return Ok(cluster),
+                Some(News::Failed(reason)) => {
+                    cluster.wait();
+                    bail!("the cluster did not come up: {reason}");
+                }
+                Some(News::Done) | None => {
+                    cluster.wait();
+                    bail!("the cluster's keeper ended before the cluster was up");
+                }
+            }
+            heard = news.next();
+        }
+    }
+
+    /// A cluster that somebody brought up and kept.
+    pub fn attach(name: &str) -> Result<Self> {
+        check_name(name)?;
+        let state = State::of(name);
+        if !state.init().exists() {
+            bail!("no cluster named {name} is running: `vgpu-e2e up` starts one");
+        }
+        let config = state.load()?;
+        Ok(Self {
+            state,
+            config,
+            keeper: None,
+        })
+    }
+
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.state.kubeconfig()
+    }
+
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    #[must_use]
+    pub fn toolchain(&self) -> &Toolchain {
+        &self.config.toolchain
+    }
+
+    /// A command inside of the cluster's namespaces, as root on the node.
+    #[must_use]
+    pub fn inside(&self, command: &[&str]) -> Command {
+        inside(&self.state, &self.config, command)
+    }
+
+    /// Imports an OCI archive into containerd.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let path = archive.display().to_string();
+        shell::run(&mut self.inside(&["ctr", "-n", "k8s.io", "images", "import", &path]))
+            .with_context(|| format!("cannot import {path}"))
+    }
+
+    /// Where a path of the cluster can be seen from the host, as long as the cluster lives.
+    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
+        let file = self.state.init();
+        let pid = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(PathBuf::from(format!("/proc/{}/root{path}", pid.trim())))
+    }
+
+    /// The process id of a component, as the cluster sees it.
+    pub fn pid_of(&self, component: &str) -> Result<i32> {
+        let file = self.state.0.join(format!("{component}.pid"));
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        text.trim()
+            .parse()
+            .with_context(|| format!("{} holds no number", file.display()))
+    }
+
+    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
+        let (_, keeper) = self
+            .keeper
+            .as_ref()
+            .context("only the program that started the cluster restarts its parts")?;
+        let before = self.pid_of(component)?;
+        let name = component.to_owned();
+        send(keeper, &if kill { Wish::Kill(name) } else { Wish::Restart(name) })?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.pid_of(component).is_ok_and(|now| now == before) {
+            if Instant::now() > deadline {
+                bail!("{component} was told to end and did not within 60 s");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Lets the cluster outlive this program.
+    pub fn keep(mut self) -> Result<()> {
+        if let Some((_, socket)) = self.keeper.take() {
+            send(&socket, &Wish::Keep)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the cluster down and says what went wrong with that.
+    pub fn down(mut self) -> Result<()> {
+        match self.keeper.take() {
+            Some((mut child, socket)) => finish(&mut child, &socket),
+            None => down(&self.config.name).map(drop),
+        }
+    }
+
+    fn wait(&mut self) {
+        if let Some((mut child, socket)) = self.keeper.take() {
+            let _ = finish(&mut child, &socket);
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// Tells the keeper that nobody wants the cluster any more, and waits until all of it is gone.
+fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
+    let _ = socket.shutdown(std::net::Shutdown::Write);
+    let last = messages::<News>(socket)?.last();
+    child.wait().context("cannot wait for the keeper")?;
+    match last {
+        Some(News::Failed(reason)) => bail!("{reason}"),
+        _ => Ok(()),
+    }
+}
+
+/// Ends the cluster of that name, if one runs, and removes the leftovers of all that died. Gives the names removed.
+pub fn down(name: &str) -> Result<Vec<String>> {
+    check_name(name)?;
+    if !Path::new(layout::STATE).exists() {
+        return Ok(Vec::new());
+    }
+    let state = State::of(name);
+    let mut removed = Vec::new();
+    if Lock::is_held(&state.lock()) {
+        let pid = fs::read_to_string(state.keeper()).context("cannot read keeper.pid")?;
+        let pid = pid
+            .trim()
+            .parse()
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .context("keeper.pid is damaged")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while Lock::is_held(&state.lock()) {
+            if Instant::now() > deadline {
+                bail!(
+                    "the keeper of {name} (process {pid}) does not end: see {}",
+                    state.0.join("keeper.log").display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        removed.push(name.to_owned());
+    }
+    let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
+    removed.extend(undo::sweep(&all)?);
+    let _ = fs::remove_dir(layout::STATE);
+    removed.sort();
+    removed.dedup();
+    Ok(removed)
+}
+
+/// Every cluster that has a state folder.
+#[must_use]
+pub fn names() -> Vec<String> {
+    let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| State(entry.path()).name())
+        .collect()
+}
+
+/// The process that the keeper's command line starts.
+pub fn run_keeper(state: PathBuf) -> Result<()> {
+    keeper::run(State(state))
+}
+
+/// The process that init's command line starts.
+pub fn run_init(state: PathBuf) -> Result<()> {
+    init::run(&State(state))
+}
+
+fn inside(state: &State, config: &Config, command: &[&str]) -> Command {
+    let pid = fs::read_to_string(state.init()).unwrap_or_default();
+    let mut nsenter = shell::command("nsenter", ["--target", pid.trim(), "--mount", "--net", "--pid", "--"]);
+    nsenter
+        .args(command)
+        .env("PATH", config.toolchain.search_path())
+        .env("KUBECONFIG", state.component_kubeconfig("admin"));
+    nsenter
+}

@@ -1,0 +1,187 @@
+//! What a cluster is made of: names, addresses, and where its state lies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::layout;
+use crate::toolchain::Toolchain;
+
+/// The one node.
+pub const NODE: &str = "node1";
+/// The node's address, on a bridge that exists only inside.
+pub(super) const NODE_ADDRESS: &str = "10.99.0.1";
+/// The first service address: kube-apiserver itself answers there, so that no kube-proxy is needed.
+pub(super) const API_ADDRESS: &str = "10.96.0.1";
+pub(super) const SERVICES: &str = "10.96.0.0/16";
+pub(super) const PODS: &str = "10.98.0.0/22";
+/// The image of every pod's sandbox.
+pub(super) const PAUSE_IMAGE: &str = "docker.io/dra-driver-vgpu/pause:dev";
+
+/// The GPUs of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gpu {
+    /// No NVIDIA driver on this machine: the software GPU from this folder is installed as one.
+    Soft(PathBuf),
+    /// NVIDIA's driver of this machine.
+    Nvidia,
+    /// None at all.
+    Absent,
+}
+
+/// The software GPU's driver root and state, inside of the cluster.
+pub const SOFT_GPU_DRIVER: &str = "/var/lib/soft-gpu/driver";
+pub const SOFT_GPU_STATE: &str = "/var/lib/soft-gpu/state";
+
+impl Gpu {
+    /// The real driver where there is one, else the software GPU of the artefacts.
+    #[must_use]
+    pub fn of_this_machine(dist: &Path) -> Self {
+        let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64"]
+            .iter()
+            .any(|folder| Path::new(folder).join("libnvidia-ml.so.1").exists());
+        if library && Path::new("/dev/nvidiactl").exists() {
+            return Self::Nvidia;
+        }
+        Self::Soft(dist.join("soft-gpu"))
+    }
+
+    /// Where the driver's libraries lie for the kubelet plugin.
+    #[must_use]
+    pub fn driver_root(&self) -> &'static str {
+        match self {
+            Self::Soft(_) => SOFT_GPU_DRIVER,
+            Self::Nvidia | Self::Absent => "/",
+        }
+    }
+
+    /// One line for a person.
+    #[must_use]
+    pub fn describe(&self) -> &'static str {
+        match self {
+            Self::Soft(_) => "software GPUs (this machine has no NVIDIA driver)",
+            Self::Nvidia => "the NVIDIA driver and GPUs of this machine",
+            Self::Absent => "no GPU",
+        }
+    }
+}
+
+/// All that the keeper and init need to know; written as JSON beside the cluster's other state.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Config {
+    pub name: String,
+    pub toolchain: Toolchain,
+    pub gpu: Gpu,
+    /// The archive of the pause image.
+    pub pause: PathBuf,
+    /// Who may read the KUBECONFIG, when that is not root.
+    pub owner: Option<(u32, u32)>,
+    /// Outlives the program that started it.
+    pub keep: bool,
+}
+
+/// The name is part of paths and of a cgroup's name.
+pub fn check_name(name: &str) -> Result<()> {
+    let good = !name.is_empty()
+        && name.len() <= 40
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if !good || name.starts_with('-') {
+        bail!("the cluster name {name:?} is not 1 to 40 of a-z, 0-9 and -: choose another");
+    }
+    Ok(())
+}
+
+/// The folder of one cluster's state, and the files in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State(pub PathBuf);
+
+impl State {
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        Self(Path::new(layout::STATE).join(name))
+    }
+
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Held by the keeper as long as the cluster lives.
+    #[must_use]
+    pub fn lock(&self) -> PathBuf {
+        self.0.join("lock")
+    }
+
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.0.join("config.json")
+    }
+
+    /// The keeper's process id, for `down`.
+    #[must_use]
+    pub fn keeper(&self) -> PathBuf {
+        self.0.join("keeper.pid")
+    }
+
+    /// Init's process id as the host sees it, for nsenter.
+    #[must_use]
+    pub fn init(&self) -> PathBuf {
+        self.0.join("init.pid")
+    }
+
+    /// The administrator's, over the host's 127.0.0.1.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.0.join("kubeconfig")
+    }
+
+    /// A component's kubeconfig, inside.
+    #[must_use]
+    pub fn component_kubeconfig(&self, user: &str) -> PathBuf {
+        self.0.join("pki").join(format!("{user}.kubeconfig"))
+    }
+
+    #[must_use]
+    pub fn pki(&self, file: &str) -> PathBuf {
+        self.0.join("pki").join(file)
+    }
+
+    #[must_use]
+    pub fn log(&self, component: &str) -> PathBuf {
+        self.0.join("logs").join(format!("{component}.log"))
+    }
+
+    #[must_use]
+    pub fn etc(&self, file: &str) -> PathBuf {
+        self.0.join("etc").join(file)
+    }
+
+    /// A folder on the disk that stands at `/var/lib/<name>` or `/var/log/<name>` inside.
+    #[must_use]
+    pub fn var(&self, path: &str) -> PathBuf {
+        self.0.join("var").join(path)
+    }
+
+    pub fn load(&self) -> Result<Config> {
+        let file = self.config();
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_would_leave_the_state_folder_is_refused() {
+        for bad in ["", "..", "a/b", "-a", "A", &"a".repeat(41)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("demo-2").is_ok());
+    }
+}

@@ -1,0 +1,161 @@
+//! PID 1 of the cluster: builds the view of the file systems and the network, then starts what it is told to, starts it
+//! again when it ends, and reaps. It ends when the keeper does, and the kernel ends everything else in its namespace.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
+use super::components::Component;
+use super::config::{Config, State};
+use super::protocol::{Event, Order, messages, send};
+use super::{mounts, network, proxy};
+
+/// How often ended processes are looked for.
+const REAP: Duration = Duration::from_millis(50);
+/// Before a component that ended is started again.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Standard input is the listening socket of the host, standard output the socket to the keeper.
+pub(super) fn run(state: &State) -> Result<()> {
+    let listener = TcpListener::from(rustix::stdio::stdin().try_clone_to_owned()?);
+    let keeper = UnixStream::from(rustix::stdio::stdout().try_clone_to_owned()?);
+    let config = state.load()?;
+    let pid = match prepare(state) {
+        Ok(pid) => pid,
+        Err(error) => return send(&keeper, &Event::Failed(format!("{error:#}"))),
+    };
+    send(&keeper, &Event::Up(pid))?;
+    thread::spawn(move || proxy::serve(&listener));
+    let orders = messages::<Order>(&keeper)?;
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for order in orders {
+            if sender.send(order).is_err() {
+                return;
+            }
+        } // dropping the sender tells the supervisor that the keeper has gone
+    });
+    Supervisor {
+        state,
+        config,
+        keeper,
+        running: BTreeMap::new(),
+        due: Vec::new(),
+    }
+    .run(&receiver)
+}
+
+fn prepare(state: &State) -> Result<i32> {
+    // The mounted /proc is still the host's, and there a process sees the number that the host knows it by.
+    let host = std::fs::read_link("/proc/self").context("cannot read /proc/self")?;
+    let host = host.to_string_lossy().parse().context("/proc/self is no number")?;
+    if std::process::id() != 1 {
+        bail!("init was started outside of a new PID namespace: only the keeper starts it");
+    }
+    mounts::enter(state)?;
+    network::up()?;
+    Ok(host)
+}
+
+struct Supervisor<'a> {
+    state: &'a State,
+    config: Config,
+    keeper: UnixStream,
+    running: BTreeMap<i32, Component>,
+    due: Vec<(Instant, Component)>,
+}
+
+impl Supervisor<'_> {
+    fn run(mut self, orders: &Receiver<Order>) -> Result<()> {
+        loop {
+            match orders.recv_timeout(REAP) {
+                Ok(Order::Start(component)) => self.start(component)?,
+                Ok(Order::Restart(name)) => self.signal(&name, Signal::TERM),
+                Ok(Order::Kill(name)) => self.signal(&name, Signal::KILL),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            self.reap()?;
+            let now = Instant::now();
+            let (due, later) = std::mem::take(&mut self.due)
+                .into_iter()
+                .partition(|(when, _)| *when <= now);
+            self.due = later;
+            let due: Vec<(Instant, Component)> = due;
+            for (_, component) in due {
+                self.start(component)?;
+            }
+        }
+    }
+
+    fn start(&mut self, component: Component) -> Result<()> {
+        let log = self.state.log(&component.name);
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("cannot open {}", log.display()))?;
+        let Some((program, arguments)) = component.command.split_first() else {
+            bail!("{} has no command", component.name)
+        };
+        let child = Command::new(program)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", self.config.toolchain.search_path())
+            .env("HOME", "/root")
+            .env("TMPDIR", self.state.0.join("tmp"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("cannot clone a log")?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        // Not waited for through `child`: everything is reaped in one place.
+        let pid = i32::try_from(child.id()).context("a process id that is no number")?;
+        send(
+            &self.keeper,
+            &Event::Started {
+                name: component.name.clone(),
+                pid,
+            },
+        )?;
+        self.running.insert(pid, component);
+        Ok(())
+    }
+
+    fn signal(&self, name: &str, signal: Signal) {
+        for (pid, _) in self.running.iter().filter(|(_, component)| component.name == name) {
+            if let Some(pid) = Pid::from_raw(*pid) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+
+    fn reap(&mut self) -> Result<()> {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if let Some(component) = self.running.remove(&pid.as_raw_nonzero().get()) {
+                let status = match (status.exit_status(), status.terminating_signal()) {
+                    (Some(code), _) => format!("exit status {code}"),
+                    (_, Some(signal)) => format!("signal {signal}"),
+                    _ => "an unknown status".to_owned(),
+                };
+                send(
+                    &self.keeper,
+                    &Event::Ended {
+                        name: component.name.clone(),
+                        status,
+                    },
+                )?;
+                self.due.push((Instant::now() + PAUSE, component));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The file systems inside of the cluster's mount namespace.
+//!
+//! ```text
+//! /run                        tmpfs, noexec, nosuid, nodev, as distributions have it
+//! /etc /opt /var/lib /var/log overlays over the machine's, what is written stays in memory and ends with the namespace
+//! /var/lib/kubelet, ...       folders of the state folder, on the disk: containers' file systems lie there
+//! /etc/cdi                    empty
+//! /proc                       of the new PID namespace; the sysctls that a kubelet sets are private files
+//! ```
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
+
+use super::config::State;
+
+/// Overlaid, so that a mount point or a file that something creates there never reaches the machine.
+const OVERLAYS: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
+/// On the disk, under these names in `<state>/var`.
+pub(super) const ON_DISK: [&str; 7] = [
+    "lib/kubelet",
+    "lib/containerd",
+    "lib/cni",
+    "lib/vgpu",
+    "lib/soft-gpu",
+    "log/pods",
+    "log/containers",
+];
+/// What a kubelet sets (pkg/kubelet/cm, setupKernelTunables) and the values that content it.
+const SYSCTLS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// Prepares on the host what `enter` binds.
+pub(super) fn prepare(state: &State) -> Result<()> {
+    for path in ON_DISK {
+        let folder = state.var(path);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    for (name, value) in SYSCTLS {
+        let file = sysctl_copy(state, name);
+        let folder = file.parent().unwrap_or(&state.0);
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::write(&file, format!("{value}\n")).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    fs::create_dir_all(state.0.join("memory")).context("cannot create a mount point in the state folder")
+}
+
+fn sysctl_copy(state: &State, name: &str) -> PathBuf {
+    state.0.join("sysctl").join(name)
+}
+
+/// Builds the view. The caller is in a new mount namespace whose mounts are private.
+pub(super) fn enter(state: &State) -> Result<()> {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", quiet, None).context("cannot mount /proc")?;
+    for (name, _) in SYSCTLS {
+        let real = Path::new("/proc/sys").join(name);
+        if real.exists() {
+            bind(&sysctl_copy(state, name), &real)?;
+        }
+    }
+
+    // The overlay over /var/lib hides the state folder, which stays reachable through these.
+    let kept = File::open(&state.0).with_context(|| format!("cannot open {}", state.0.display()))?;
+    let memory = state.0.join("memory");
+    mount("tmpfs", &memory, "tmpfs", MountFlags::NOSUID, Some(c"mode=0755")).context("cannot mount a tmpfs")?;
+    let memory = File::open(&memory).with_context(|| format!("cannot open {}", memory.display()))?;
+    for path in OVERLAYS {
+        overlay(Path::new(path), &reopened(&memory))?;
+    }
+    bind(&reopened(&kept), &state.0)?;
+    for path in ON_DISK {
+        let point = Path::new("/var").join(path);
+        fs::create_dir_all(&point).with_context(|| format!("cannot create {}", point.display()))?;
+        bind(&state.var(path), &point)?;
+    }
+    if is_overlay(&state.0) {
+        // An overlay cannot lie on an overlay's upper folder: on such a machine containers' file systems lie in memory.
+        mount("tmpfs", "/var/lib/containerd", "tmpfs", MountFlags::empty(), None).context("cannot mount a tmpfs")?;
+    }
+    fs::create_dir_all("/etc/cdi").context("cannot create /etc/cdi")?;
+    mount("tmpfs", "/etc/cdi", "tmpfs", quiet, Some(c"mode=0755")).context("cannot mount /etc/cdi")?;
+    mount("tmpfs", "/run", "tmpfs", quiet, Some(c"mode=0755")).context("cannot mount /run")?;
+    fs::create_dir_all("/run/lock").context("cannot create /run/lock")?;
+    // Pods may ask for mounts that propagate in both directions.
+    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).context("cannot share the mounts")
+}
+
+/// A name for an open folder that holds wherever it is mounted.
+fn reopened(folder: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
+}
+
+fn overlay(over: &Path, memory: &Path) -> Result<()> {
+    if !over.is_dir() {
+        bail!(
+            "{} is missing: every distribution has it, make an empty one",
+            over.display()
+        );
+    }
+    let own = memory.join(over.to_string_lossy().trim_start_matches('/').replace('/', "-"));
+    let (upper, work) = (own.join("upper"), own.join("work"));
+    for folder in [&upper, &work] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        over.display(),
+        upper.display(),
+        work.display()
+    );
+    let options = CString::new(options).context("a mount option holds a zero byte")?;
+    mount(
+        "overlay",
+        over,
+        "overlay",
+        MountFlags::empty(),
+        Some(options.as_c_str()),
+    )
+    .with_context(|| format!("cannot mount an overlay over {}", over.display()))
+}
+
+fn is_overlay(folder: &Path) -> bool {
+    const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+    rustix::fs::statfs(folder).is_ok_and(|found| i128::from(found.f_type) == i128::from(OVERLAYFS_MAGIC))
+}
+
+fn bind(from: &Path, to: &Path) -> Result<()> {
+    mount_bind(from, to).with_context(|| format!("cannot bind {} to {}", from.display(), to.display()))
+}

@@ -1,0 +1,86 @@
+//! What the processes of a cluster say to each other: one JSON document a line, over a socket pair. Either side's end
+//! closes when that side dies, however it dies.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::components::Component;
+
+/// From the program that wants a cluster to the keeper.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Wish {
+    /// Ends the component and starts it again.
+    Restart(String),
+    /// Ends the component at once (SIGKILL) and starts it again.
+    Kill(String),
+    /// Lives on without the program that asked for it.
+    Keep,
+}
+
+/// From the keeper to that program.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum News {
+    Note(String),
+    Ready,
+    Done,
+    Failed(String),
+}
+
+/// From the keeper to init.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    Start(Component),
+    Restart(String),
+    Kill(String),
+}
+
+/// From init to the keeper.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Event {
+    /// The namespaces are ready; init's process id as the host sees it.
+    Up(i32),
+    Failed(String),
+    Started {
+        name: String,
+        pid: i32,
+    },
+    Ended {
+        name: String,
+        status: String,
+    },
+}
+
+/// Writes one message.
+pub(super) fn send(stream: &UnixStream, message: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_string(message).context("cannot encode a message")?;
+    line.push('\n');
+    (&*stream).write_all(line.as_bytes()).context("the other side has gone")
+}
+
+/// All messages until the other side goes; a line that is none ends the stream too.
+pub(super) fn messages<T: DeserializeOwned>(stream: &UnixStream) -> Result<impl Iterator<Item = T> + Send + use<T>> {
+    let reader = BufReader::new(stream.try_clone().context("cannot clone a socket")?);
+    Ok(reader
+        .lines()
+        .map_while(Result::ok)
+        .map_while(|line| serde_json::from_str(&line).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_in_order_and_end_with_the_sender() {
+        let (left, right) = UnixStream::pair().unwrap();
+        send(&left, &News::Note("a\nb".to_owned())).unwrap();
+        send(&left, &News::Ready).unwrap();
+        drop(left);
+        let heard: Vec<News> = messages(&right).unwrap().collect();
+        assert_eq!(heard, [News::Note("a\nb".to_owned()), News::Ready]);
+    }
+}

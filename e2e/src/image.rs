@@ -1,0 +1,41 @@
+//! Container images without a daemon and without a registry.
+//!
+//! ```text
+//! the distribution's packages ─ apt-get, dpkg -x ─► base layer  (cached by the packages' names and versions)
+//! dist/, pause.c, pynvml       ───────────────────► top layer   (made anew each time)
+//!                                                      └─► OCI layout in a tar ─ ctr images import ─► the cluster
+//! ```
+
+mod apt;
+mod catalogue;
+mod oci;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+pub use catalogue::{Built, client_program};
+
+use crate::layout;
+use crate::lock::Lock;
+
+/// The image of a pod's sandbox, which the cluster itself needs.
+pub fn pause() -> Result<PathBuf> {
+    let folder = folder()?;
+    let _lock = Lock::wait(&folder.join(".lock"))?;
+    catalogue::pause(&folder)
+}
+
+/// All images of this project, from the artefacts in `dist`.
+pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
+    let folder = folder()?;
+    let _lock = Lock::wait(&folder.join(".lock"))?;
+    catalogue::all(&folder, dist, say)
+}
+
+fn folder() -> Result<PathBuf> {
+    let folder = layout::cache()?.join("images");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder)
+}

@@ -1,0 +1,228 @@
+//! The images: what each is made of.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+
+use super::apt::Apt;
+use super::oci::{Contents, Layer, archive};
+use crate::{layout, shell};
+
+/// The packages below a glibc program of ours.
+const LIBC: [&str; 2] = ["libc6", "libgcc-s1"];
+/// And below the client: Python with ctypes for NVML's own binding, and a shell.
+const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"];
+/// The image without glibc.
+const STATIC: [&str; 1] = ["busybox-static"];
+
+/// The archives, in the order in which they are imported.
+#[derive(Debug, Clone)]
+pub struct Built {
+    pub archives: Vec<PathBuf>,
+    /// Whether the client image has nvidia-smi, which not every mirror carries.
+    pub nvidia_smi: bool,
+}
+
+/// The client program, built beside this one.
+pub fn client_program() -> Result<PathBuf> {
+    let own = env::current_exe().context("this program has no path")?;
+    let folders = own
+        .parent()
+        .into_iter()
+        .flat_map(|folder| [Some(folder), folder.parent()])
+        .flatten();
+    let found = folders
+        .map(|folder| folder.join("vgpu-client"))
+        .find(|path| path.is_file());
+    found.with_context(|| {
+        format!(
+            "vgpu-client is not beside {}: run `cargo build -p vgpu-e2e`",
+            own.display()
+        )
+    })
+}
+
+pub(super) fn pause(folder: &Path) -> Result<PathBuf> {
+    let source = layout::workspace().join("e2e/images/pause.c");
+    let program = folder.join("pause");
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    shell::run(
+        shell::command(compiler, ["-static", "-Os", "-s", "-o"])
+            .arg(&program)
+            .arg(source),
+    )?;
+    let layer = Contents::default()
+        .file(program, "pause", 0o755)
+        .write(&folder.join("pause-layer.tar"))?;
+    let to = folder.join("pause.tar");
+    archive("docker.io/dra-driver-vgpu/pause:dev", &[layer], &["/pause"], &to)?;
+    Ok(to)
+}
+
+pub(super) fn all(folder: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
+    let mut apt = Apt::new(&folder.join("apt"))?;
+    let libc = base(folder, &mut apt, "libc", &LIBC, say)?;
+    let python = base(folder, &mut apt, "python", &PYTHON, say)?;
+    let busybox = base(folder, &mut apt, "static", &STATIC, say)?;
+
+    let plugin = Contents::default()
+        .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
+        .file(dist.join("libvgpu.so"), "opt/vgpu/libvgpu.so", 0o755)
+        .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
+        .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
+    let controller = Contents::default().file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755);
+    let pynvml = pynvml(folder)?;
+    let mut client = Contents::default()
+        .file(client_program()?, "usr/bin/vgpu-client", 0o755)
+        .file(pynvml, "usr/lib/python3/dist-packages/pynvml.py", 0o644)
+        .folder("tmp", 0o1777);
+    let nvidia_smi = match nvidia_smi(folder, &mut apt) {
+        Ok(program) => {
+            client = client.file(program, "usr/bin/nvidia-smi", 0o755);
+            true
+        }
+        Err(error) => {
+            say(&format!("the client image goes without nvidia-smi: {error:#}"));
+            false
+        }
+    };
+    let shell_links = Contents::default()
+        .link("busybox", "usr/bin/sh")
+        .link("busybox", "usr/bin/sleep");
+
+    let mut archives = Vec::new();
+    for (name, below, top, entrypoint) in [
+        ("kubelet-plugin", &libc, plugin, "/usr/bin/vgpu-kubelet-plugin"),
+        ("controller", &libc, controller, "/usr/bin/vgpu-controller"),
+        ("client", &python, client, "/usr/bin/vgpu-client"),
+        ("no-glibc", &busybox, shell_links, "/usr/bin/sh"),
+    ] {
+        let top = top.write(&folder.join(format!("{name}-layer.tar")))?;
+        let to = folder.join(format!("{name}.tar"));
+        archive(
+            &format!("docker.io/dra-driver-vgpu/{name}:dev"),
+            &[below.clone(), top],
+            &[entrypoint],
+            &to,
+        )?;
+        archives.push(to);
+    }
+    Ok(Built { archives, nvidia_smi })
+}
+
+/// The layer of these packages, as the distribution has them today; made again when the list changes.
+fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
+    let file = folder.join(format!("base-{name}-{}.tar", packages.join("-")));
+    if let Some(layer) = Layer::cached(&file)? {
+        return Ok(layer);
+    }
+    say(&format!("unpacking {} with all that they need", packages.join(", ")));
+    let root = folder.join(format!("base-{name}"));
+    remove(&root)?;
+    for merged in ["bin", "sbin", "lib", "lib64"] {
+        let real = root.join("usr").join(merged);
+        fs::create_dir_all(&real).with_context(|| format!("cannot create {}", real.display()))?;
+        std::os::unix::fs::symlink(Path::new("usr").join(merged), root.join(merged))
+            .with_context(|| format!("cannot create {}", root.join(merged).display()))?;
+    }
+    for name in ["etc", "tmp", "run", "var"] {
+        fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create {name}"))?;
+    }
+    apt.unpack(packages, &root)?;
+    for unused in [
+        "usr/share/doc",
+        "usr/share/man",
+        "usr/share/locale",
+        "usr/share/perl5",
+        "usr/share/i18n",
+    ] {
+        remove(&root.join(unused))?;
+    }
+    if packages.contains(&"dash") {
+        let shell = root.join("usr/bin/sh");
+        if !shell.is_symlink() {
+            std::os::unix::fs::symlink("dash", &shell).context("cannot link sh")?;
+        }
+    }
+    let layer = Contents::default().tree(&root)?.write(&file)?;
+    layer.remember()?;
+    remove(&root)?;
+    Ok(layer)
+}
+
+/// NVML's binding for Python, by its hash.
+fn pynvml(folder: &Path) -> Result<PathBuf> {
+    let done = folder.join("pynvml.py");
+    if done.is_file() {
+        return Ok(done);
+    }
+    let work = folder.join("pynvml");
+    remove(&work)?;
+    let wanted = layout::workspace().join("e2e/images/requirements.txt");
+    let pip = [
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--dest",
+    ];
+    shell::run(
+        shell::command("python3", pip)
+            .arg(&work)
+            .arg("--requirement")
+            .arg(wanted),
+    )?;
+    let wheel = fs::read_dir(&work)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let wheel = wheel.context("pip downloaded no wheel of nvidia-ml-py")?;
+    shell::run(shell::command("python3", ["-m", "zipfile", "-e"]).arg(wheel).arg(&work))?;
+    fs::rename(work.join("pynvml.py"), &done).context("the wheel of nvidia-ml-py has no pynvml.py")?;
+    remove(&work)?;
+    Ok(done)
+}
+
+/// NVIDIA's own program from the distribution's non-free part; alone, because its libraries must not be in the image.
+fn nvidia_smi(folder: &Path, apt: &mut Apt) -> Result<PathBuf> {
+    let done = folder.join("nvidia-smi");
+    if done.is_file() {
+        return Ok(done);
+    }
+    let root = folder.join("nvidia");
+    remove(&root)?;
+    fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+    let packages = ["nvidia-smi", "nvidia-utils-550", "nvidia-utils-535"];
+    if !packages.iter().any(|package| apt.unpack_alone(package, &root).is_ok()) {
+        bail!("none of the packages {} can be had", packages.join(", "));
+    }
+    let found = find(&root, "nvidia-smi").context("the package has no program nvidia-smi")?;
+    fs::rename(found, &done).context("cannot keep nvidia-smi")?;
+    remove(&root)?;
+    Ok(done)
+}
+
+/// A program of that name: a file that starts as ELF files do.
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    for entry in fs::read_dir(folder).ok()?.flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().ok()?);
+        if kind.is_dir() {
+            if let Some(found) = find(&path, name) {
+                return Some(found);
+            }
+        } else if kind.is_file() && entry.file_name() == name && fs::read(&path).ok()?.starts_with(b"\x7fELF") {
+            return Some(path);
+        }
+    }
+    None
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.exists() {
+        fs::remove_dir_all(path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}

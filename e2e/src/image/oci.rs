@@ -1,0 +1,264 @@
+//! OCI image layouts as tar archives (image-spec 1.1: image-layout.md, manifest.md, config.md).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// A layer on the disk: an uncompressed tar, and its digest.
+#[derive(Debug, Clone)]
+pub(super) struct Layer {
+    pub(super) file: PathBuf,
+    digest: String,
+    size: u64,
+}
+
+/// What goes into a layer: paths in the image, without a leading slash.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    files: BTreeMap<PathBuf, (PathBuf, u32)>,
+    links: BTreeMap<PathBuf, PathBuf>,
+    folders: BTreeMap<PathBuf, u32>,
+}
+
+impl Contents {
+    pub(super) fn file(mut self, from: impl Into<PathBuf>, to: &str, mode: u32) -> Self {
+        self.files.insert(to.into(), (from.into(), mode));
+        self
+    }
+
+    pub(super) fn link(mut self, target: &str, name: &str) -> Self {
+        self.links.insert(name.into(), target.into());
+        self
+    }
+
+    pub(super) fn folder(mut self, name: &str, mode: u32) -> Self {
+        self.folders.insert(name.into(), mode);
+        self
+    }
+
+    /// All that lies under a folder. Devices and sockets do not occur in packages.
+    pub(super) fn tree(mut self, root: &Path) -> Result<Self> {
+        self.add(root, Path::new(""))?;
+        Ok(self)
+    }
+
+    fn add(&mut self, root: &Path, at: &Path) -> Result<()> {
+        let folder = root.join(at);
+        for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let entry = entry.with_context(|| format!("cannot read {}", folder.display()))?;
+            let name = at.join(entry.file_name());
+            let metadata = entry
+                .metadata()
+                .with_context(|| format!("cannot read {}", entry.path().display()))?;
+            if metadata.is_symlink() {
+                self.links.insert(name, fs::read_link(entry.path())?);
+            } else if metadata.is_dir() {
+                self.folders
+                    .insert(name.clone(), metadata.permissions().mode() & 0o7777);
+                self.add(root, &name)?;
+            } else if metadata.is_file() {
+                self.files
+                    .insert(name, (entry.path(), metadata.permissions().mode() & 0o7777));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the layer: sorted, owned by root, without times, so that the same contents give the same digest.
+    pub(super) fn write(mut self, to: &Path) -> Result<Layer> {
+        let named: Vec<PathBuf> = self.files.keys().chain(self.links.keys()).cloned().collect();
+        for parent in named
+            .iter()
+            .flat_map(|name| name.ancestors().skip(1))
+            .filter(|p| !p.as_os_str().is_empty())
+        {
+            if !self.links.contains_key(parent) {
+                self.folders.entry(parent.to_path_buf()).or_insert(0o755);
+            }
+        }
+        let file = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
+        let mut archive = tar::Builder::new(BufWriter::new(file));
+        for (name, mode) in &self.folders {
+            let mut header = header(tar::EntryType::Directory, *mode, 0);
+            archive
+                .append_data(&mut header, name, io::empty())
+                .with_context(|| format!("cannot add {}", name.display()))?;
+        }
+        for (name, target) in &self.links {
+            let mut header = header(tar::EntryType::Symlink, 0o777, 0);
+            archive
+                .append_link(&mut header, name, target)
+                .with_context(|| format!("cannot add {}", name.display()))?;
+        }
+        for (name, (from, mode)) in &self.files {
+            let source = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+            let size = source.metadata()?.len();
+            let mut header = header(tar::EntryType::Regular, *mode, size);
+            archive
+                .append_data(&mut header, name, source)
+                .with_context(|| format!("cannot add {}", name.display()))?;
+        }
+        archive
+            .into_inner()?
+            .flush()
+            .with_context(|| format!("cannot write {}", to.display()))?;
+        Layer::of(to)
+    }
+}
+
+fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+impl Layer {
+    /// Reads the digest beside the file, or computes and writes it.
+    pub(super) fn of(file: &Path) -> Result<Self> {
+        let mut opened = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
+        let size = opened.metadata()?.len();
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match opened
+                .read(&mut buffer)
+                .with_context(|| format!("cannot read {}", file.display()))?
+            {
+                0 => break,
+                read => hash.update(&buffer[..read]),
+            }
+        }
+        Ok(Self {
+            file: file.to_path_buf(),
+            digest: hex(&hash.finalize()),
+            size,
+        })
+    }
+
+    /// A layer whose digest was written down.
+    pub(super) fn cached(file: &Path) -> Result<Option<Self>> {
+        let (Ok(digest), Ok(metadata)) = (fs::read_to_string(file.with_extension("sha256")), fs::metadata(file)) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            file: file.to_path_buf(),
+            digest,
+            size: metadata.len(),
+        }))
+    }
+
+    /// Writes the digest down, which marks the layer as complete.
+    pub(super) fn remember(&self) -> Result<()> {
+        let file = self.file.with_extension("sha256");
+        fs::write(&file, &self.digest).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes an image of these layers, bottom first, under a temporary name, and renames it when it is complete.
+pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], to: &Path) -> Result<()> {
+    let config = json!({
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|l| format!("sha256:{}", l.digest)).collect::<Vec<_>>()},
+    })
+    .to_string();
+    let layer_type = "application/vnd.oci.image.layer.v1.tar";
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": descriptor("application/vnd.oci.image.config.v1+json", &hex(&Sha256::digest(&config)), config.len() as u64),
+        "layers": layers.iter().map(|layer| descriptor(layer_type, &layer.digest, layer.size)).collect::<Vec<_>>(),
+    })
+    .to_string();
+    let mut entry = descriptor(
+        "application/vnd.oci.image.manifest.v1+json",
+        &hex(&Sha256::digest(&manifest)),
+        manifest.len() as u64,
+    );
+    entry["annotations"] = json!({"io.containerd.image.name": name});
+    let index = json!({"schemaVersion": 2, "manifests": [entry]}).to_string();
+
+    let work = to.with_extension("part");
+    let file = File::create(&work).with_context(|| format!("cannot create {}", work.display()))?;
+    let mut archive = tar::Builder::new(BufWriter::new(file));
+    let mut text = |path: &str, text: &str| {
+        let mut header = header(tar::EntryType::Regular, 0o644, text.len() as u64);
+        archive.append_data(&mut header, path, text.as_bytes())
+    };
+    text("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    text("index.json", &index)?;
+    for document in [&config, &manifest] {
+        text(&format!("blobs/sha256/{}", hex(&Sha256::digest(document))), document)?;
+    }
+    let mut written: Vec<&str> = Vec::new();
+    for layer in layers {
+        if written.contains(&layer.digest.as_str()) {
+            continue;
+        }
+        let source = File::open(&layer.file).with_context(|| format!("cannot open {}", layer.file.display()))?;
+        let mut header = header(tar::EntryType::Regular, 0o644, layer.size);
+        archive.append_data(&mut header, format!("blobs/sha256/{}", layer.digest), source)?;
+        written.push(&layer.digest);
+    }
+    archive
+        .into_inner()?
+        .flush()
+        .with_context(|| format!("cannot write {}", work.display()))?;
+    fs::rename(&work, to).with_context(|| format!("cannot rename {}", work.display()))
+}
+
+fn descriptor(kind: &str, digest: &str, size: u64) -> Value {
+    json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": size})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_contents_give_the_same_layer_and_every_blob_is_there_under_its_digest() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::write(&program, "x").unwrap();
+        let layer = |name: &str| {
+            Contents::default()
+                .file(&program, "usr/bin/program", 0o755)
+                .link("usr/bin", "bin")
+                .write(&folder.path().join(name))
+                .unwrap()
+        };
+        let (first, second) = (layer("1.tar"), layer("2.tar"));
+        assert_eq!(first.digest, second.digest);
+
+        let image = folder.path().join("image.tar");
+        archive("docker.io/a/b:dev", &[first], &["/bin/program"], &image).unwrap();
+        let mut blobs = 0;
+        for entry in tar::Archive::new(File::open(&image).unwrap()).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let path = entry.path().unwrap().display().to_string();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            if let Some(digest) = path.strip_prefix("blobs/sha256/") {
+                assert_eq!(digest, hex(&Sha256::digest(&bytes)));
+                blobs += 1;
+            }
+        }
+        assert_eq!(blobs, 3, "configuration, manifest, layer");
+    }
+}

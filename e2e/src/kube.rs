@@ -1,0 +1,212 @@
+//! kubectl and helm on a cluster, and waits that say what they waited for.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::shell::{self, Said};
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(150);
+
+/// A namespace of a cluster, as kubectl sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Kube<'a> {
+    cluster: &'a Cluster,
+    namespace: &'a str,
+}
+
+impl<'a> Kube<'a> {
+    #[must_use]
+    pub fn new(cluster: &'a Cluster, namespace: &'a str) -> Self {
+        Self { cluster, namespace }
+    }
+
+    /// kubectl with these arguments.
+    pub fn command<I, S>(&self, arguments: I) -> Result<Command>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = shell::command(
+            self.cluster.toolchain().program("kubectl")?,
+            ["--namespace", self.namespace],
+        );
+        command
+            .arg("--kubeconfig")
+            .arg(self.cluster.kubeconfig())
+            .args(arguments);
+        Ok(command)
+    }
+
+    /// kubectl's standard output; an error when it fails.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        shell::output(&mut self.command(arguments)?)
+    }
+
+    /// What kubectl said, also when it failed.
+    pub fn try_run(&self, arguments: &[&str]) -> Result<Said> {
+        shell::capture(&mut self.command(arguments)?)
+    }
+
+    /// Objects as JSON.
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let all: Vec<&str> = ["get", "-o", "json"]
+            .into_iter()
+            .chain(arguments.iter().copied())
+            .collect();
+        serde_json::from_str(&self.run(&all)?).context("kubectl gave no JSON")
+    }
+
+    /// Applies manifests from a text, and says what kubectl said.
+    pub fn try_apply(&self, manifests: &str) -> Result<Said> {
+        let mut command = self.command(["apply", "-f", "-"])?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run kubectl")?;
+        child
+            .stdin
+            .take()
+            .context("kubectl has no standard input")?
+            .write_all(manifests.as_bytes())
+            .context("kubectl went away")?;
+        let output = child.wait_with_output().context("cannot wait for kubectl")?;
+        Ok(Said {
+            status: output.status,
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    pub fn apply(&self, manifests: &str) -> Result<()> {
+        let said = self.try_apply(manifests)?;
+        if said.status.success() {
+            Ok(())
+        } else {
+            Err(anyhow!("kubectl apply: {}", said.stderr.trim()))
+        }
+    }
+
+    /// A command in a pod's container: its standard output; an error when it fails.
+    pub fn exec(&self, pod: &str, command: &[&str]) -> Result<String> {
+        let all: Vec<&str> = ["exec", pod, "--"].into_iter().chain(command.iter().copied()).collect();
+        self.run(&all)
+    }
+
+    /// The pods' names and phases.
+    pub fn phases(&self) -> Result<Vec<(String, String)>> {
+        let pods = self.get(&["pods"])?;
+        let items = pods["items"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Ok(items
+            .iter()
+            .map(|pod| (text(&pod["metadata"]["name"]), text(&pod["status"]["phase"])))
+            .collect())
+    }
+
+    /// Messages of the events on one object with this reason (any when empty).
+    pub fn events(&self, object: &str, reason: &str) -> Result<Vec<String>> {
+        let mut selector = format!("involvedObject.name={object}");
+        if !reason.is_empty() {
+            selector.push_str(&format!(",reason={reason}"));
+        }
+        let events = self.get(&["events", "--field-selector", &selector])?;
+        let items = events["items"].as_array().cloned().unwrap_or_default();
+        Ok(items
+            .iter()
+            .map(|event| event["message"].as_str().unwrap_or_default().to_owned())
+            .collect())
+    }
+
+    /// Waits until the pod runs and its containers are ready.
+    pub fn wait_running(&self, pod: &str, limit: Duration) -> Result<()> {
+        wait(limit, &format!("pod {}/{pod} to run", self.namespace), || {
+            let found = self.get(&["pod", pod])?;
+            let statuses = found["status"]["containerStatuses"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            let ready = !statuses.is_empty() && statuses.iter().all(|status| status["ready"] == true);
+            Ok((found["status"]["phase"] == "Running" && ready).then_some(()))
+        })
+        .map_err(|error| anyhow!("{error:#}\n{}", self.describe(pod)))
+    }
+
+    /// What a person would look at when a pod does not do what it should.
+    #[must_use]
+    pub fn describe(&self, pod: &str) -> String {
+        self.run(&["describe", "pod", pod])
+            .unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    /// Everything of the namespace that tells why a test failed.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let mut text = String::new();
+        for arguments in [
+            ["get", "pods,resourceclaims", "-o", "wide"].as_slice(),
+            &["get", "events", "--sort-by=.lastTimestamp"],
+            &["describe", "resourceclaims"],
+        ] {
+            let said = self.run(arguments).unwrap_or_else(|error| format!("{error:#}"));
+            text.push_str(&format!("$ kubectl {}\n{said}\n", arguments.join(" ")));
+        }
+        text
+    }
+
+    /// helm in this namespace.
+    pub fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = shell::command(
+            self.cluster.toolchain().program("helm")?,
+            ["--namespace", self.namespace],
+        );
+        command
+            .arg("--kubeconfig")
+            .arg(self.cluster.kubeconfig())
+            .args(arguments);
+        for folder in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(folder, self.cluster.state().0.join("tmp/helm")); // nothing of it stays in the caller's home
+        }
+        shell::output(&mut command)
+    }
+}
+
+/// Looks at a condition until it gives something. Errors of single looks count only when the time is up.
+pub fn wait<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let seen = look();
+        if let Ok(Some(found)) = seen {
+            return Ok(found);
+        }
+        if Instant::now() > deadline {
+            let text = format!("waited {} s for {what}", limit.as_secs());
+            return match seen {
+                Err(error) => Err(error.context(text)),
+                Ok(_) => bail!("{text}"),
+            };
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_fails_says_what_it_waited_for() {
+        let error = wait(Duration::ZERO, "rain", || Ok(None::<()>)).unwrap_err();
+        assert_eq!(error.to_string(), "waited 0 s for rain");
+        let error = wait(Duration::ZERO, "rain", || Err::<Option<()>, _>(anyhow!("no clouds"))).unwrap_err();
+        assert_eq!(format!("{error:#}"), "waited 0 s for rain: no clouds");
+    }
+}

@@ -1,0 +1,43 @@
+//! Where things are on this machine: the clone, its artefacts, the cache, the clusters' state.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// Clusters' state, one folder a cluster. On a disk and not under /run: that is small and noexec.
+pub const STATE: &str = "/var/lib/vgpu-e2e";
+
+/// The clone that this program was built from.
+pub fn workspace() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}
+
+/// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
+pub fn dist() -> Result<PathBuf> {
+    let dist = env::var_os("VGPU_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
+    for name in [
+        "vgpu",
+        "vgpu-kubelet-plugin",
+        "vgpu-controller",
+        "vgpu-cdi-hook",
+        "libvgpu.so",
+        "libvgpu-preload.so",
+    ] {
+        if !dist.join(name).exists() {
+            bail!("{} is missing: run `make dist`", dist.join(name).display());
+        }
+    }
+    Ok(dist)
+}
+
+/// What later runs and other clones reuse.
+pub fn cache() -> Result<PathBuf> {
+    let base = match (env::var_os("XDG_CACHE_HOME"), env::var_os("HOME")) {
+        (Some(cache), _) if Path::new(&cache).is_absolute() => PathBuf::from(cache),
+        (_, Some(home)) => Path::new(&home).join(".cache"),
+        _ => bail!("neither XDG_CACHE_HOME nor HOME is set: set one, the built tools are kept there"),
+    };
+    Ok(base.join("dra-driver-vgpu"))
+}

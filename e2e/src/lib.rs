@@ -1,0 +1,36 @@
+//! A real one-node Kubernetes on this machine, and this project installed on it the way a user would.
+//!
+//! ```text
+//! toolchain: tools/<family>/go.mod ──go build──► cache/tools/<family>-<key>/      (as the caller, once)
+//! image:     dist/ + the distribution's packages ──► cache/images/*.tar          (OCI layouts, no daemon)
+//!                                    │
+//! demo, tests ──pipe──► keeper ──pipe──► init (PID 1 of new mount, network, PID namespaces)
+//!      │                  │                └─ etcd, kube-apiserver, ..., containerd, kubelet
+//!      │                  └─ holds the lock, the cgroup folders and the listening socket; undoes everything
+//!      └─ kubectl over https://127.0.0.1:<port>, helm, nsenter
+//! ```
+//!
+//! How it fails, and what then happens:
+//! - The program that wanted the cluster dies in any way: its end of the pipe closes, and the keeper takes all down.
+//! - The keeper is killed: init's end closes, init ends, and with PID 1 every process, mount and network device of the
+//!   cluster. What is left (cgroup folders, the state folder) is removed by the next `up` or `down`, which sees by the
+//!   lock that nobody holds it.
+//! - Two programs build the same tool: the second waits for the first one's lock and finds the result.
+//! - A build is cut short: it happened in a temporary folder that the next one empties.
+//!
+//! Nothing on the host is written outside of the state folder and the cache: /etc, /opt, /var/lib and /var/log are
+//! overlays in memory, /run is a file system of its own, and the sysctls that the kubelet sets are private files.
+//!
+//! Errors are `anyhow`: this is a tool for people, and whatever goes wrong ends the run with the chain of reasons.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod cluster;
+pub mod image;
+pub mod kube;
+pub mod layout;
+pub mod lock;
+pub mod machine;
+pub mod progress;
+pub mod shell;
+pub mod toolchain;

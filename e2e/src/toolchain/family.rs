@@ -1,0 +1,168 @@
+//! The families of programs: which packages of which module, built with which flags.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::shell;
+
+/// Programs that are built from one go.mod.
+#[derive(Debug)]
+pub struct Family {
+    /// Its folder under `tools/`.
+    pub name: &'static str,
+    pub packages: &'static [&'static str],
+    tags: &'static str,
+    /// A program whose package has another name than the program that people know.
+    pub rename: Option<(&'static str, &'static str)>,
+    /// What to expect on two cores with nothing cached.
+    pub estimate: &'static str,
+}
+
+/// In the order in which they are built: short ones first, so that a mistake shows early.
+pub const FAMILIES: [Family; 6] = [
+    Family {
+        name: "cni",
+        packages: &[
+            "github.com/containernetworking/plugins/plugins/main/ptp",
+            "github.com/containernetworking/plugins/plugins/main/loopback",
+            "github.com/containernetworking/plugins/plugins/ipam/host-local",
+        ],
+        tags: "",
+        rename: None,
+        estimate: "10 s when nothing is cached",
+    },
+    Family {
+        name: "runc",
+        packages: &["github.com/opencontainers/runc"],
+        tags: "seccomp", // without it every sandbox fails: "seccomp: config provided but seccomp not supported"
+        rename: None,
+        estimate: "15 s when nothing is cached",
+    },
+    Family {
+        name: "etcd",
+        packages: &["go.etcd.io/etcd/server/v3"],
+        tags: "",
+        rename: Some(("server", "etcd")),
+        estimate: "30 s when nothing is cached",
+    },
+    Family {
+        name: "containerd",
+        packages: &[
+            "github.com/containerd/containerd/v2/cmd/containerd",
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/ctr",
+        ],
+        tags: "no_btrfs no_devmapper no_zfs no_aufs",
+        rename: None,
+        estimate: "90 s when nothing is cached",
+    },
+    Family {
+        name: "helm",
+        packages: &["helm.sh/helm/v3/cmd/helm"],
+        tags: "",
+        rename: None,
+        estimate: "90 s when nothing is cached",
+    },
+    Family {
+        name: "kubernetes",
+        packages: &[
+            "k8s.io/kubernetes/cmd/kube-apiserver",
+            "k8s.io/kubernetes/cmd/kube-scheduler",
+            "k8s.io/kubernetes/cmd/kube-controller-manager",
+            "k8s.io/kubernetes/cmd/kubelet",
+            "k8s.io/kubernetes/cmd/kubectl",
+        ],
+        tags: "",
+        rename: None,
+        estimate: "8 minutes when nothing is cached",
+    },
+];
+
+impl Family {
+    /// The flags of `go build`. Kubernetes reads its version from variables that the linker sets.
+    #[must_use]
+    pub fn flags(&self, kubernetes: &str) -> Vec<String> {
+        let mut linker = String::from("-s -w");
+        if self.name == "kubernetes" {
+            let minor = kubernetes.split('.').nth(1).unwrap_or_default();
+            for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+                for (variable, value) in [
+                    ("gitVersion", format!("v{kubernetes}")),
+                    ("gitMajor", "1".to_owned()),
+                    ("gitMinor", minor.to_owned()),
+                ] {
+                    linker.push_str(&format!(" -X {package}.{variable}={value}"));
+                }
+            }
+        }
+        let mut flags = vec![
+            "-trimpath".to_owned(),
+            "-buildvcs=false".to_owned(),
+            format!("-ldflags={linker}"),
+        ];
+        if !self.tags.is_empty() {
+            flags.push(format!("-tags={}", self.tags));
+        }
+        flags
+    }
+}
+
+/// Whether runc can be built with seccomp.
+#[must_use]
+pub(super) fn seccomp_available() -> bool {
+    shell::run(&mut shell::command("pkg-config", ["--exists", "libseccomp"])).is_ok()
+}
+
+/// The distribution's runc, at least 1.1: older ones do not know what containerd 2 asks for.
+pub(super) fn distribution_runc() -> Result<PathBuf> {
+    for folder in ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"] {
+        let path = PathBuf::from(folder).join("runc");
+        if !path.is_file() {
+            continue;
+        }
+        let said = shell::output(&mut shell::command(&path, ["--version"]))?;
+        if runc_is_new_enough(&said) {
+            return Ok(path);
+        }
+    }
+    bail!("runc cannot be built and no runc >= 1.1 is installed: install libseccomp-dev and pkg-config, or runc")
+}
+
+fn runc_is_new_enough(said: &str) -> bool {
+    let version = said
+        .lines()
+        .find_map(|line| line.strip_prefix("runc version "))
+        .unwrap_or_default();
+    let mut numbers = version
+        .split(['.', '-', '+'])
+        .map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (1, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubernetes_is_told_its_version() {
+        let kubernetes = FAMILIES.iter().find(|family| family.name == "kubernetes").unwrap();
+        let flags = kubernetes.flags("1.36.3").join(" ");
+        assert!(
+            flags.contains("-X k8s.io/component-base/version.gitVersion=v1.36.3"),
+            "{flags}"
+        );
+        assert!(
+            flags.contains("-X k8s.io/component-base/version.gitMinor=36"),
+            "{flags}"
+        );
+    }
+
+    #[test]
+    fn an_old_runc_is_not_taken() {
+        assert!(runc_is_new_enough("runc version 1.1.5+ds1\nspec: 1.0.2\n"));
+        assert!(runc_is_new_enough("runc version 1.5.2"));
+        assert!(!runc_is_new_enough("runc version 1.0.3"));
+        assert!(!runc_is_new_enough("something else"));
+    }
+}

@@ -1,0 +1,102 @@
+//! The Go toolchain of this machine.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::shell;
+
+/// What the pinned modules need; an older Go from 1.21 on fetches it by itself, unless told not to.
+const NEEDED: (u32, u32, u32) = (1, 26, 6);
+
+/// `go`, undisturbed by a workspace file of the caller.
+pub(super) fn command() -> Command {
+    let mut command = shell::command("go", [] as [&str; 0]);
+    command.env("GOWORK", "off");
+    command
+}
+
+/// The version that will build (which may be one that Go fetches), or one clear line.
+pub(super) fn check() -> Result<String> {
+    let installed = shell::output(command().env("GOTOOLCHAIN", "local").args(["env", "GOVERSION"]))
+        .context("Go is missing: install Go >= 1.21 from https://go.dev/dl or your distribution")?;
+    let toolchain = shell::output(command().args(["env", "GOTOOLCHAIN"]))?;
+    choose(installed.trim(), toolchain.trim())
+}
+
+fn choose(installed: &str, toolchain: &str) -> Result<String> {
+    let version =
+        parse(installed).with_context(|| format!("go env GOVERSION says {installed:?}, which is no version"))?;
+    if version >= NEEDED {
+        return Ok(installed.to_owned());
+    }
+    let fetches = toolchain == "auto" || toolchain.ends_with("+auto") || toolchain.ends_with("+path");
+    if version >= (1, 21, 0) && fetches {
+        return Ok(format!("{installed}, fetching what go.mod names"));
+    }
+    let (major, minor, patch) = NEEDED;
+    bail!(
+        "Go {installed} with GOTOOLCHAIN={toolchain} is too old: install Go >= {major}.{minor}.{patch}, \
+         or Go >= 1.21 with GOTOOLCHAIN=auto"
+    )
+}
+
+fn parse(version: &str) -> Option<(u32, u32, u32)> {
+    let word = version.strip_prefix("go")?.split([' ', '-']).next()?;
+    let mut numbers = word
+        .split('.')
+        .map(|part| part.split(|c: char| !c.is_ascii_digit()).next().unwrap_or("").parse());
+    Some((
+        numbers.next()?.ok()?,
+        numbers.next()?.ok()?,
+        numbers.next().and_then(Result::ok).unwrap_or(0),
+    ))
+}
+
+/// The go.mod that the module itself was released with.
+pub(super) fn upstream_gomod(folder: &Path, module: &str, version: &str) -> Result<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Download {
+        go_mod: String,
+    }
+    let said = shell::output(command().current_dir(folder).args([
+        "mod",
+        "download",
+        "-json",
+        &format!("{module}@v{version}"),
+    ]))?;
+    let download: Download = serde_json::from_str(&said).context("go mod download -json gave no JSON")?;
+    fs::read_to_string(&download.go_mod).with_context(|| format!("cannot read {}", download.go_mod))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_go_or_one_that_fetches_is_taken() {
+        assert_eq!(choose("go1.26.6", "local").unwrap(), "go1.26.6");
+        assert_eq!(choose("go1.27rc1", "local").unwrap(), "go1.27rc1");
+        assert!(choose("go1.21.0", "auto").is_ok());
+        assert!(choose("go1.22.1", "go1.22.1+auto").is_ok());
+    }
+
+    #[test]
+    fn an_old_go_gets_one_line_that_says_what_to_do() {
+        for (installed, toolchain) in [("go1.19.8", "auto"), ("go1.26.5", "local")] {
+            let error = choose(installed, toolchain).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("Go {installed} with GOTOOLCHAIN={toolchain} is too old")),
+                "{error}"
+            );
+            assert!(
+                error.contains("install Go >= 1.26.6") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+}
