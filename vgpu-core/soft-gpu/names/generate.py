@@ -4,6 +4,7 @@
     names/cuda.txt         every public name of libcuda.so.1, functions and objects
     names/cuda-data.txt    those of cuda.txt that are objects, not functions (the debugger's)
     names/nvml.txt         every public name of libnvidia-ml.so.1
+    names/cuda-errors.txt  "code name" of each CUresult
     names/procaddress.txt  cuGetProcAddress: "base version default|stream export" a line;
                            a look-up gets the newest line whose version the caller allows
 
@@ -96,8 +97,10 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         fetch(folder)
-        cuda, nvml, typedefs = set(), set(), set()
+        cuda, nvml, typedefs, errors = set(), set(), set(), set()
         for header in folder.rglob("cuda.h"):
+            text = header.read_text(errors="replace")
+            errors |= {(int(code), name) for name, code in re.findall(r"\b(CUDA_ERROR_\w+)\s*=\s*(\d+)", text)}
             for name in ("cuda.h", "cudaGL.h", "cudaVDPAU.h", "cudaEGL.h"):
                 for define in ("-D__CUDA_API_VERSION_INTERNAL", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-DPLAIN"):
                     text = preprocess(name, header.parent, define)
@@ -115,6 +118,7 @@ def main():
         "cuda.txt": sorted(cuda | set(EXTRA_CUDA) | set(EXTRA_CUDA_DATA)),
         "cuda-data.txt": sorted(EXTRA_CUDA_DATA),
         "nvml.txt": sorted(nvml | set(EXTRA_NVML)),
+        "cuda-errors.txt": [f"{code} {name}" for code, name in sorted(errors)],
         "procaddress.txt": lines,
     }.items():
         (here / file).write_text("\n".join(content) + "\n")

@@ -1,0 +1,96 @@
+//! The two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. Read here only.
+
+#![allow(unsafe_code)] // getuid has no safe wrapper in std.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+use crate::profile::Profile;
+
+/// Where the state lies and, if a profile was named, what it says.
+pub struct Config {
+    pub dir: PathBuf,
+    /// The variable that led to `dir`, for messages.
+    pub origin: &'static str,
+    pub profile: Option<(PathBuf, Profile)>,
+}
+
+impl Config {
+    pub fn read() -> Result<Self, Error> {
+        let (dir, origin) = match std::env::var_os("SOFT_GPU_STATE").filter(|value| !value.is_empty()) {
+            Some(value) => (given(Path::new(&value))?, "SOFT_GPU_STATE"),
+            None => (default_dir()?, "the default state folder (SOFT_GPU_STATE is unset)"),
+        };
+        let profile = match std::env::var_os("SOFT_GPU_PROFILE").filter(|value| !value.is_empty()) {
+            Some(value) => {
+                let path = PathBuf::from(value);
+                let read = |path: &Path| -> io::Result<String> {
+                    if fs::metadata(path)?.len() > crate::layout::PROFILE_BYTES as u64 / 2 {
+                        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 4 KiB"));
+                    }
+                    fs::read_to_string(path)
+                };
+                let text = read(&path).map_err(|source| Error::ProfileFile {
+                    path: path.clone(),
+                    source,
+                })?;
+                let profile = Profile::parse(&text).map_err(|source| Error::Profile {
+                    path: path.clone(),
+                    source,
+                })?;
+                Some((path, profile))
+            }
+            None => None,
+        };
+        Ok(Self { dir, origin, profile })
+    }
+}
+
+fn given(dir: &Path) -> Result<PathBuf, Error> {
+    let error = |source| Error::Folder {
+        origin: "SOFT_GPU_STATE",
+        path: dir.into(),
+        source,
+    };
+    match fs::metadata(dir) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(error(io::ErrorKind::NotADirectory.into())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).create(dir).map_err(error)?;
+        }
+        Err(e) => return Err(error(e)),
+    }
+    // Absolute, because the program may change its working directory.
+    fs::canonicalize(dir).map_err(error)
+}
+
+/// One folder a user, which nobody else can have prepared.
+fn default_dir() -> Result<PathBuf, Error> {
+    // SAFETY: getuid always succeeds and touches no memory.
+    let uid = unsafe { libc::getuid() };
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute());
+    let dir = match runtime.filter(|dir| fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid)) {
+        Some(runtime) => runtime.join("soft-gpu"),
+        None => PathBuf::from(format!("/tmp/soft-gpu-{uid}")),
+    };
+    let error = |source| Error::Folder {
+        origin: "the default of SOFT_GPU_STATE",
+        path: dir.clone(),
+        source,
+    };
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(error(e)),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(&dir).map_err(error)?;
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
+        let why = "not a folder of this user alone (mode 0700); remove it or set SOFT_GPU_STATE";
+        return Err(error(io::Error::new(io::ErrorKind::PermissionDenied, why)));
+    }
+    Ok(dir)
+}

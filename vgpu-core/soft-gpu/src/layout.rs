@@ -1,0 +1,67 @@
+//! The shared file `gpus`: what every process that names the same state folder maps.
+//!
+//! The file is complete before its name appears (written aside, then linked), never grows and never shrinks.
+//! Every word that changes is an atomic; a reader needs no lock.
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::account::{Held, MAX_PROCS, Total};
+use crate::profile::MAX_GPUS;
+use crate::timeline::Usage;
+
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x01");
+/// Room for the profile's text.
+pub const PROFILE_BYTES: usize = 8 << 10;
+/// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
+pub const CALLS: usize = 2048;
+/// Where libnvidia-ml's counters begin.
+pub const NVML_CALLS: usize = 1024;
+
+/// The phases of a process's place; the rest of the word is its generation.
+pub const FREE: u64 = 0;
+pub const LIVE: u64 = 1;
+pub const DEAD: u64 = 2;
+pub const PHASE_MASK: u64 = 3;
+
+#[repr(C)]
+pub struct Shared {
+    pub magic: AtomicU64,
+    /// The most places that were ever in use: readers look no further.
+    pub high_water: AtomicU32,
+    pub profile_len: AtomicU32,
+    pub profile: [u8; PROFILE_BYTES],
+    pub calls: [AtomicU32; CALLS],
+    pub gpus: [Gpu; MAX_GPUS],
+    pub procs: [Proc; MAX_PROCS],
+}
+
+#[repr(C, align(128))]
+pub struct Gpu {
+    pub total: Total,
+    pub uuid: [u8; 16],
+}
+
+#[repr(C, align(128))]
+pub struct Proc {
+    pub phase: AtomicU64,
+    /// As the process itself sees it; readers prefer what the kernel says (see `liveness`).
+    pub pid: AtomicU32,
+    pub gpus: [ProcGpu; MAX_GPUS],
+}
+
+#[repr(C, align(128))]
+pub struct ProcGpu {
+    pub held: Held,
+    pub contexts: AtomicU32,
+    pub usage: Usage,
+}
+
+const _: () = {
+    assert!(offset_of!(Shared, profile) == 16);
+    assert!(offset_of!(Shared, gpus).is_multiple_of(128));
+    assert!(offset_of!(Shared, procs).is_multiple_of(128));
+    assert!(size_of::<Gpu>() == 128);
+    assert!(size_of::<ProcGpu>() == 640);
+    assert!(size_of::<Proc>() == 128 + 640 * MAX_GPUS);
+};

@@ -1,0 +1,189 @@
+//! Which processes live, and what their PIDs are called here.
+//!
+//! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file; a
+//! mapping of the file keeps that open after the descriptor is closed, so the lock ends exactly with the
+//! process's address space: closefrom() does not lose it, and MADV_DONTFORK keeps it from children. The
+//! mapping is placed by the kernel (high): mappings are released from the highest down, so this lock goes
+//! before anything that a program mapped lower.
+//!
+//! Observers ask for a shared lock, so that they never disturb each other. `/proc/locks` names the holders in
+//! the PID namespace of its reader, and leaves out those that the namespace cannot see: just what NVML shows.
+
+#![allow(unsafe_code)] // flock, mmap and madvise have no safe wrapper in std.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn path(dir: &Path, place: usize) -> PathBuf {
+    dir.join("procs").join(format!("{place:04}"))
+}
+
+/// Opens a file for everybody, made if missing. Never O_CREAT on an existing file: in a sticky folder the
+/// kernel refuses that for files of other users (fs.protected_regular).
+pub(crate) fn open_shared(path: &Path) -> io::Result<File> {
+    for _ in 0..100 {
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            done => return done,
+        }
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o666)
+            .open(path)
+        {
+            Ok(file) => {
+                file.set_permissions(fs::Permissions::from_mode(0o666))?; // whatever the umask
+                return Ok(file);
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+fn try_lock(file: &File, how: libc::c_int) -> io::Result<bool> {
+    loop {
+        // SAFETY: flock takes no pointers; the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EWOULDBLOCK) => return Ok(false),
+            Some(libc::EINTR) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Takes a place for this process, for good. False: another holds it (or an observer looks at it just now).
+pub fn take(dir: &Path, place: usize) -> io::Result<bool> {
+    let file = open_shared(&path(dir, place))?;
+    if !try_lock(&file, libc::LOCK_EX)? {
+        return Ok(false);
+    }
+    // SAFETY: a fresh mapping at an address of the kernel's choice; nobody reads through it. It is never
+    // unmapped: it is what keeps the lock.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_NONE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the range is the mapping made above.
+    if unsafe { libc::madvise(address, 4096, libc::MADV_DONTFORK) } != 0 {
+        let error = io::Error::last_os_error();
+        // SAFETY: as above; without MADV_DONTFORK the lock would outlive this process in its children.
+        unsafe { libc::munmap(address, 4096) };
+        return Err(error);
+    }
+    Ok(true)
+}
+
+/// Whether the process in this place lives; if it is dead, the answer holds the place so until it is dropped.
+pub enum Pulse {
+    Alive,
+    Dead(#[allow(dead_code, reason = "its shared lock keeps the place from being taken")] File),
+}
+
+/// Asks the kernel. What cannot be asked (no descriptor left, say) counts as alive: nothing is taken away.
+pub fn pulse(dir: &Path, place: usize) -> Pulse {
+    match File::open(path(dir, place)) {
+        Ok(file) => match try_lock(&file, libc::LOCK_SH) {
+            Ok(true) => Pulse::Dead(file),
+            _ => Pulse::Alive,
+        },
+        Err(_) => Pulse::Alive,
+    }
+}
+
+/// The state folder's lock: held for microseconds, given back by the kernel if its holder dies.
+pub struct Lock(File);
+
+impl Lock {
+    /// Waits `patience` at most; None when somebody holds it all that time.
+    pub fn take(dir: &Path, patience: Duration) -> io::Result<Option<Self>> {
+        let file = open_shared(&dir.join("lock"))?;
+        let until = Instant::now() + patience;
+        loop {
+            if try_lock(&file, libc::LOCK_EX)? {
+                return Ok(Some(Self(file)));
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Explicitly, so that a child forked meanwhile, which shares the open file, does not keep it locked.
+        // SAFETY: flock takes no pointers; the descriptor is open.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+/// Who holds a write flock on which file, as this PID namespace sees it: (device, inode) to PID. None when
+/// /proc does not tell.
+pub struct Holders(Option<HashMap<(u64, u64), u32>>);
+
+impl Holders {
+    pub fn read() -> Self {
+        Self(fs::read_to_string("/proc/locks").ok().map(|text| parse_locks(&text)))
+    }
+
+    /// The PID of the process in this place; `own` is what it called itself.
+    pub fn pid(&self, dir: &Path, place: usize, own: u32) -> Option<u32> {
+        let Some(holders) = &self.0 else { return Some(own) };
+        let meta = fs::metadata(path(dir, place)).ok()?;
+        holders.get(&(meta.dev(), meta.ino())).copied()
+    }
+}
+
+/// Lines read `1: FLOCK  ADVISORY  WRITE 4711 fe:00:5333016 0 EOF`; a waiter has `->` after its number.
+fn parse_locks(text: &str) -> HashMap<(u64, u64), u32> {
+    text.lines()
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [_, "FLOCK", _, "WRITE", pid, file, ..] = words[..] else {
+                return None;
+            };
+            let mut parts = file.split(':');
+            let major = u32::from_str_radix(parts.next()?, 16).ok()?;
+            let minor = u32::from_str_radix(parts.next()?, 16).ok()?;
+            let inode = parts.next()?.parse().ok()?;
+            Some(((libc::makedev(major, minor), inode), pid.parse().ok()?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_locks_lines() {
+        let text = "1: FLOCK  ADVISORY  WRITE 4711 fe:00:77 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 5 fe:00:77 0 EOF\n\
+                    2: POSIX  ADVISORY  WRITE 12 fe:00:78 0 EOF\n3: FLOCK  ADVISORY  READ 13 fe:00:79 0 EOF\nnoise\n";
+        let holders = parse_locks(text);
+        assert_eq!(holders.len(), 1);
+        assert_eq!(holders[&(libc::makedev(0xfe, 0), 77)], 4711);
+    }
+}

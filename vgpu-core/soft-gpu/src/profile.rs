@@ -1,0 +1,469 @@
+//! What the software GPUs are: a text file of `key = value` lines, `#` starts a comment.
+//!
+//! | key | value | default |
+//! |---|---|---|
+//! | `name` | product name, 1 to 63 bytes | `Software GPU H100-80GB` |
+//! | `gpus` | how many, 1 to 16 | `2` |
+//! | `memory` | what clients can allocate on each | `80GiB` |
+//! | `reserved` | what the driver keeps; NVML's total is memory + reserved | `512MiB` |
+//! | `granularity` | a power of two from 4KiB to 1GiB; memory is a multiple of it | `2MiB` |
+//! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
+//! | `sms` | multiprocessors | `132` |
+//! | `compute_capability` | `major.minor` | `9.0` |
+//! | `driver_version` | as NVML reports it | `550.163.01` |
+//! | `cuda_version` | `major.minor` of the driver | `12.4` |
+//! | `pci` | one `domain:bus:device.function` a GPU, comma-separated | `0000:1b:00.0`, ... |
+//! | `kernel_time` | what a wave of thread blocks takes (`ns`, `us`, `ms`, `s`) | `5us` |
+//! | `fail.FUNCTION` | `CODE [after N] [every M]`: the function returns CODE, after N good calls, every M-th call | none |
+//!
+//! Sizes are bytes, or carry KiB, MiB, GiB or TiB. A wrong line is an error that names line and key; nothing
+//! is guessed.
+
+use std::fmt;
+
+/// One GPU address on the PCI bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pci {
+    pub domain: u32,
+    pub bus: u8,
+    pub device: u8,
+}
+
+impl fmt::Display for Pci {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+/// An injected failure: `function` returns `code` on its calls number after + every, after + 2 every, ...
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    pub function: String,
+    pub code: i32,
+    pub after: u64,
+    pub every: u64,
+}
+
+impl Fault {
+    /// Whether the call with this number (from 1) fails.
+    pub fn hits(&self, call: u64) -> bool {
+        call > self.after && (call - self.after).is_multiple_of(self.every)
+    }
+}
+
+/// A validated profile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    pub name: String,
+    pub gpus: u32,
+    pub memory: u64,
+    pub reserved: u64,
+    pub granularity: u64,
+    pub context_cost: u64,
+    pub sms: u32,
+    pub compute_capability: (u32, u32),
+    pub driver_version: String,
+    pub cuda_version: (u32, u32),
+    pub pci: Vec<Pci>,
+    pub kernel_time_ns: u64,
+    pub faults: Vec<Fault>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum ProfileError {
+    /// `line` holds no `key = value`.
+    Syntax {
+        line: usize,
+    },
+    Unknown {
+        line: usize,
+        key: String,
+    },
+    Twice {
+        line: usize,
+        key: String,
+    },
+    Value {
+        line: usize,
+        key: String,
+        value: String,
+        expected: &'static str,
+    },
+    /// A combination that no single line shows.
+    Whole {
+        key: &'static str,
+        expected: String,
+    },
+}
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax { line } => write!(f, "line {line}: expected `key = value`"),
+            Self::Unknown { line, key } => write!(f, "line {line}: unknown key {key}"),
+            Self::Twice { line, key } => write!(f, "line {line}: {key} is given twice"),
+            Self::Value {
+                line,
+                key,
+                value,
+                expected,
+            } => {
+                write!(f, "line {line}: {key} = {value}: expected {expected}")
+            }
+            Self::Whole { key, expected } => write!(f, "{key}: expected {expected}"),
+        }
+    }
+}
+
+impl std::error::Error for ProfileError {}
+
+/// The most GPUs that one state holds.
+pub const MAX_GPUS: usize = 16;
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            name: "Software GPU H100-80GB".into(),
+            gpus: 2,
+            memory: 80 << 30,
+            reserved: 512 << 20,
+            granularity: 2 << 20,
+            context_cost: 0,
+            sms: 132,
+            compute_capability: (9, 0),
+            driver_version: "550.163.01".into(),
+            cuda_version: (12, 4),
+            pci: Vec::new(),
+            kernel_time_ns: 5_000,
+            faults: Vec::new(),
+        }
+    }
+}
+
+fn size(text: &str) -> Option<u64> {
+    let (digits, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]
+        .iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|rest| (rest.trim_end(), *shift)))
+        .unwrap_or((text, 0));
+    digits
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1 << shift)
+        .filter(|bytes| *bytes <= 1 << 50)
+}
+
+fn duration_ns(text: &str) -> Option<u64> {
+    let (digits, factor) = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)]
+        .iter()
+        .find_map(|(unit, factor)| text.strip_suffix(unit).map(|rest| (rest.trim_end(), *factor)))?;
+    digits
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(factor)
+        .filter(|ns| (1..=60_000_000_000).contains(ns))
+}
+
+fn dotted(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((
+        major.parse().ok().filter(|n| *n < 100)?,
+        minor.parse().ok().filter(|n| *n < 100)?,
+    ))
+}
+
+/// A PCI address, with or without its domain, in any case and width that NVML or CUDA prints.
+pub fn parse_pci(text: &str) -> Option<Pci> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (domain, bus, rest) = match parts[..] {
+        [bus, rest] => (0, bus, rest),
+        [domain, bus, rest] => (u32::from_str_radix(domain, 16).ok()?, bus, rest),
+        _ => return None,
+    };
+    let device = rest.split_once('.').map_or(rest, |(device, _)| device);
+    Some(Pci {
+        domain,
+        bus: u8::from_str_radix(bus, 16).ok()?,
+        device: u8::from_str_radix(device, 16).ok()?,
+    })
+}
+
+fn pci_list(text: &str) -> Option<Vec<Pci>> {
+    let list: Vec<Pci> = text
+        .split(',')
+        .map(|one| parse_pci(one.trim()))
+        .collect::<Option<_>>()?;
+    let distinct = list.iter().enumerate().all(|(i, one)| !list[..i].contains(one));
+    distinct.then_some(list)
+}
+
+fn fault(function: &str, text: &str) -> Option<Fault> {
+    let mut words = text.split_whitespace();
+    let code = words.next()?.parse().ok().filter(|code| *code > 0)?;
+    let mut fault = Fault {
+        function: function.into(),
+        code,
+        after: 0,
+        every: 1,
+    };
+    while let Some(word) = words.next() {
+        let count: u64 = words.next()?.parse().ok()?;
+        match word {
+            "after" => fault.after = count,
+            "every" if count > 0 => fault.every = count,
+            _ => return None,
+        }
+    }
+    Some(fault)
+}
+
+fn printable(text: &str, max: usize) -> Option<String> {
+    let good = (1..=max).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
+    good.then(|| text.to_owned())
+}
+
+impl Profile {
+    /// Reads a profile; what it leaves out has its default.
+    pub fn parse(text: &str) -> Result<Self, ProfileError> {
+        let mut profile = Self::default();
+        let mut seen: Vec<String> = Vec::new();
+        for (number, raw) in text.lines().enumerate() {
+            let line = number + 1;
+            let content = raw.split_once('#').map_or(raw, |(before, _)| before).trim();
+            if content.is_empty() {
+                continue;
+            }
+            let (key, value) = content.split_once('=').ok_or(ProfileError::Syntax { line })?;
+            let (key, value) = (key.trim().to_owned(), value.trim());
+            if seen.contains(&key) {
+                return Err(ProfileError::Twice { line, key });
+            }
+            profile.set(line, &key, value)?;
+            seen.push(key);
+        }
+        profile.complete()
+    }
+
+    fn set(&mut self, line: usize, key: &str, value: &str) -> Result<(), ProfileError> {
+        fn put<T>(place: &mut T, parsed: Option<T>) -> bool {
+            parsed.map(|value| *place = value).is_some()
+        }
+        let positive = |bytes: &u64| *bytes > 0;
+        let (good, expected) = match key {
+            "name" => (
+                put(&mut self.name, printable(value, 63)),
+                "1 to 63 printable characters",
+            ),
+            "gpus" => {
+                let count = value.parse().ok().filter(|n| (1..=MAX_GPUS as u32).contains(n));
+                (put(&mut self.gpus, count), "a number from 1 to 16")
+            }
+            "memory" => (
+                put(&mut self.memory, size(value).filter(positive)),
+                "a size such as 80GiB",
+            ),
+            "reserved" => (put(&mut self.reserved, size(value)), "a size such as 512MiB"),
+            "granularity" => {
+                let range = (4 << 10)..=(1 << 30);
+                let good = size(value).filter(|b| b.is_power_of_two() && range.contains(b));
+                (put(&mut self.granularity, good), "a power of two from 4KiB to 1GiB")
+            }
+            "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
+            "sms" => {
+                let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
+                (put(&mut self.sms, count), "a number from 1 to 1024")
+            }
+            "compute_capability" => (
+                put(&mut self.compute_capability, dotted(value)),
+                "major.minor, such as 9.0",
+            ),
+            "driver_version" => (
+                put(&mut self.driver_version, printable(value, 79)),
+                "a version such as 550.163.01",
+            ),
+            "cuda_version" => (put(&mut self.cuda_version, dotted(value)), "major.minor, such as 12.4"),
+            "pci" => (
+                put(&mut self.pci, pci_list(value)),
+                "distinct addresses such as 0000:1b:00.0, 0000:43:00.0",
+            ),
+            "kernel_time" => (
+                put(&mut self.kernel_time_ns, duration_ns(value)),
+                "a time from 1ns to 60s",
+            ),
+            _ => match key
+                .strip_prefix("fail.")
+                .filter(|name| name.starts_with("cu") || name.starts_with("nvml"))
+            {
+                Some(function) => match fault(function, value) {
+                    Some(fault) => {
+                        self.faults.push(fault);
+                        (true, "")
+                    }
+                    None => (false, "CODE [after N] [every M]"),
+                },
+                None => return Err(ProfileError::Unknown { line, key: key.into() }),
+            },
+        };
+        if good {
+            Ok(())
+        } else {
+            Err(ProfileError::Value {
+                line,
+                key: key.into(),
+                value: value.into(),
+                expected,
+            })
+        }
+    }
+
+    fn complete(mut self) -> Result<Self, ProfileError> {
+        let whole = |key, expected: String| Err(ProfileError::Whole { key, expected });
+        if !self.memory.is_multiple_of(self.granularity) {
+            return whole(
+                "memory",
+                format!("a multiple of granularity ({} bytes)", self.granularity),
+            );
+        }
+        if self.memory / self.granularity > crate::account::MAX_UNITS {
+            return whole(
+                "granularity",
+                format!("at least memory / {}", crate::account::MAX_UNITS),
+            );
+        }
+        if self.context_cost > self.memory {
+            return whole("context_cost", "at most memory".into());
+        }
+        if self.pci.is_empty() {
+            // Spread over buses as in a server; any distinct addresses do.
+            self.pci = (0..self.gpus)
+                .map(|i| Pci {
+                    domain: 0,
+                    bus: 0x1b + 13 * i as u8,
+                    device: 0,
+                })
+                .collect();
+        }
+        if self.pci.len() != self.gpus as usize {
+            return whole(
+                "pci",
+                format!("{} addresses, one a GPU, got {}", self.gpus, self.pci.len()),
+            );
+        }
+        self.context_cost = self.context_cost.next_multiple_of(self.granularity);
+        Ok(self)
+    }
+
+    /// The profile as text that `parse` reads back to the same value: what a state folder keeps.
+    pub fn to_text(&self) -> String {
+        let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
+        let mut text = format!(
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\nsms = {}\n\
+             compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n",
+            self.name,
+            self.gpus,
+            self.memory,
+            self.reserved,
+            self.granularity,
+            self.context_cost,
+            self.sms,
+            self.compute_capability.0,
+            self.compute_capability.1,
+            self.driver_version,
+            self.cuda_version.0,
+            self.cuda_version.1,
+            pci.join(", "),
+            self.kernel_time_ns
+        );
+        for Fault {
+            function,
+            code,
+            after,
+            every,
+        } in &self.faults
+        {
+            text += &format!("fail.{function} = {code} after {after} every {every}\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_is_two_gpus_of_80_gib_and_round_trips() {
+        let profile = Profile::parse("").unwrap();
+        assert_eq!((profile.gpus, profile.memory, profile.context_cost), (2, 80 << 30, 0));
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        assert!(profile.name.contains("Software GPU") && profile.name.len() < 64);
+    }
+
+    #[test]
+    fn shipped_profiles_parse() {
+        for text in [
+            include_str!("../profiles/h100-80gb.profile"),
+            include_str!("../profiles/t4-16gb.profile"),
+        ] {
+            let profile = Profile::parse(text).unwrap();
+            assert!(profile.context_cost > 0, "real drivers charge for a context");
+        }
+    }
+
+    #[test]
+    fn faults_count_from_after_in_steps_of_every() {
+        let profile = Profile::parse("fail.cuMemAlloc = 2 after 3 every 2").unwrap();
+        let failing: Vec<u64> = (1..=8).filter(|call| profile.faults[0].hits(*call)).collect();
+        assert_eq!(failing, [5, 7]);
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_with_its_key() {
+        for (text, expected) in [
+            ("memory", "line 1: expected `key = value`"),
+            ("# ok\nspeed = 3", "line 2: unknown key speed"),
+            ("gpus = 1\ngpus = 1", "line 2: gpus is given twice"),
+            ("gpus = 0", "line 1: gpus = 0: expected a number from 1 to 16"),
+            (
+                "memory = 80 GB",
+                "line 1: memory = 80 GB: expected a size such as 80GiB",
+            ),
+            (
+                "granularity = 3MiB",
+                "line 1: granularity = 3MiB: expected a power of two from 4KiB to 1GiB",
+            ),
+            (
+                "memory = 3MiB",
+                "memory: expected a multiple of granularity (2097152 bytes)",
+            ),
+            (
+                "gpus = 2\npci = 0000:1b:00.0",
+                "pci: expected 2 addresses, one a GPU, got 1",
+            ),
+            (
+                "fail.cuInit = soon",
+                "line 1: fail.cuInit = soon: expected CODE [after N] [every M]",
+            ),
+            ("context_cost = 99TiB", "context_cost: expected at most memory"),
+            (
+                "granularity = 4KiB\nmemory = 1TiB",
+                "granularity: expected at least memory / 16777215",
+            ),
+        ] {
+            assert_eq!(Profile::parse(text).unwrap_err().to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn pci_addresses_in_every_spelling() {
+        let expected = Some(Pci {
+            domain: 0,
+            bus: 0x1b,
+            device: 0,
+        });
+        for text in ["1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "0000:1b:00"] {
+            assert_eq!(parse_pci(text), expected, "{text}");
+        }
+        assert_eq!(parse_pci("nonsense"), None);
+    }
+}
