@@ -1,0 +1,187 @@
+//! The four exports. Each asks for a plan, puts the planned argument in place of its own, and jumps.
+//!
+//! A jump, because a call would put our address where the loader looks for its caller's. What the plan
+//! needs of the stack is gone again by then.
+#![allow(unsafe_code)] // Naked functions; exported names.
+
+use core::{arch::naked_asm, ffi::c_int};
+
+use crate::{
+    loader::{Function, LinkMap},
+    name::{self, Text},
+    shim,
+};
+
+/// Returned in rax and rdx.
+#[repr(C)]
+struct Plan {
+    /// Where to jump.
+    function: usize,
+    /// What the path or handle becomes.
+    argument: usize,
+}
+
+const RTLD_NOLOAD: c_int = 4;
+/// RTLD_DEFAULT and RTLD_NEXT, which mean the caller's place in the order of objects.
+const PSEUDO_HANDLES: [usize; 2] = [0, usize::MAX];
+
+/// Stands in where no real function exists: all four answer null when they fail.
+extern "C" fn absent() -> usize {
+    0
+}
+
+fn real(function: Function) -> usize {
+    function.find().unwrap_or(absent as *const () as usize)
+}
+
+/// void *dlopen(const char *file, int mode)
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlopen() {
+    naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "mov rdx, qword ptr [rsp + 24]", // the caller
+        "call {plan}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "mov rdi, rdx",
+        "jmp rax",
+        plan = sym plan_open,
+    )
+}
+
+/// void *dlmopen(Lmid_t namespace, const char *file, int mode)
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlmopen() {
+    naked_asm!(
+        "push rdi",
+        "push rdx",
+        "sub rsp, 8",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, qword ptr [rsp + 24]", // the caller
+        "call {plan}",
+        "add rsp, 8",
+        "mov rsi, rdx",
+        "pop rdx",
+        "pop rdi",
+        "jmp rax",
+        plan = sym plan_open_in_namespace,
+    )
+}
+
+/// void *dlsym(void *handle, const char *name)
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym() {
+    naked_asm!(
+        "push rsi",
+        "sub rsp, 16",
+        "mov rdx, qword ptr [rsp + 24]", // the caller
+        "call {plan}",
+        "add rsp, 16",
+        "pop rsi",
+        "mov rdi, rdx",
+        "jmp rax",
+        plan = sym plan_symbol,
+    )
+}
+
+/// void *dlvsym(void *handle, const char *name, const char *version)
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlvsym() {
+    naked_asm!(
+        "push rsi",
+        "push rdx",
+        "sub rsp, 8",
+        "mov rcx, qword ptr [rsp + 24]", // the caller
+        "call {plan}",
+        "add rsp, 8",
+        "mov rdi, rdx",
+        "pop rdx",
+        "pop rsi",
+        "jmp rax",
+        plan = sym plan_versioned_symbol,
+    )
+}
+
+extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
+    Plan {
+        function: real(Function::Open),
+        argument: path_for(file, mode, caller),
+    }
+}
+
+extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize) -> Plan {
+    Plan {
+        function: real(Function::OpenInNamespace),
+        argument: path_for(file, mode, caller),
+    }
+}
+
+extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan {
+    Plan {
+        function: real(Function::Symbol),
+        argument: shim_for(handle, name, caller).unwrap_or(handle),
+    }
+}
+
+/// The shim has no versions. So where the driver has what is asked for, its name alone is looked up there.
+extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *const u8, caller: usize) -> Plan {
+    type Look = unsafe extern "C" fn(usize, *const u8, *const u8) -> usize;
+    let function = real(Function::VersionedSymbol);
+    if let Some(shim) = shim_for(handle, name, caller) {
+        // SAFETY: dlvsym has this type, and `absent` takes whatever it gets; the arguments are the caller's.
+        let known = unsafe { core::mem::transmute::<usize, Look>(function)(handle, name, version) };
+        if known != 0 {
+            return Plan {
+                function: real(Function::Symbol),
+                argument: shim,
+            };
+        }
+    }
+    Plan {
+        function,
+        argument: handle,
+    }
+}
+
+/// The path to open instead of `file`; `file` itself in all doubt.
+fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
+    // SAFETY: the caller passes a path or null, as dlopen demands.
+    let Some(path) = (unsafe { Text::new(file) }) else {
+        return file.expose_provenance();
+    };
+    let asked_for_driver = name::is_driver_library(path) && !name::is_private(path);
+    if !asked_for_driver || shim::may_pass(caller) {
+        return file.expose_provenance();
+    }
+    // Who only asks whether it is loaded does not get it loaded.
+    let shim = shim::find(mode & RTLD_NOLOAD == 0).and_then(LinkMap::name);
+    shim.unwrap_or(path).pointer().expose_provenance()
+}
+
+/// The shim's handle, where `name` is looked up in a driver library that was reached past us and the shim
+/// has that function too.
+fn shim_for(handle: usize, name: *const u8, caller: usize) -> Option<usize> {
+    // SAFETY: the caller passes a name, as dlsym demands.
+    let name = unsafe { Text::new(name)? };
+    if PSEUDO_HANDLES.contains(&handle) || !name::is_driver_function(name) {
+        return None;
+    }
+    // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
+    let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
+    let object = map.object()?;
+    let driver = name::is_driver_library(map.name()?) && object.function(name).is_some();
+    if !driver || shim::is_shim(&object) || shim::may_pass(caller) {
+        return None;
+    }
+    let shim = shim::find(true)?;
+    shim.object()?.function(name)?;
+    Some(core::ptr::from_ref(shim).expose_provenance())
+}

@@ -1,0 +1,260 @@
+//! The loader's list of objects, and the real functions in it.
+//!
+//! "Real" is what the loader itself would find after us for the same name: the next definition in the
+//! order of the start-up objects. So other interposers (a sanitizer, a tracer) stay in the chain.
+//!
+//! The functions lie in libc.so.6 from glibc 2.34 on. Before, they lie in libdl.so.2, which may be
+//! - loaded at the start: found as above;
+//! - loaded later, as a dependency of a library: found by `dl_iterate_phdr`, and looked for each time,
+//!   because it may be unloaded again with that library;
+//! - not loaded at all. Then nobody can expect dlopen to exist; who finds ours by a weak reference gets
+//!   the answer null, as from a dlopen that fails.
+//!
+//! The list is read without the loader's lock, which is sound for its beginning: start-up objects are
+//! never unloaded, and later ones come after them. They end with the loader itself at the latest.
+#![allow(unsafe_code)] // Structures of the loader, by pointer.
+
+use core::{
+    arch::asm,
+    ffi::c_int,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use crate::{elf::Object, name::Text};
+
+/// The public part of the loader's record of an object. A dlopen handle points to one.
+#[repr(C)]
+pub(crate) struct LinkMap {
+    base: usize,
+    name: *const u8,
+    dynamic: usize,
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+/// What the loader shows to debuggers.
+#[repr(C)]
+struct Debug {
+    version: c_int,
+    first: *const LinkMap,
+    breakpoint: usize,
+    state: c_int,
+    loader_base: usize,
+}
+
+const _: () = assert!(size_of::<LinkMap>() == 40 && size_of::<Debug>() == 40);
+
+/// One of `dl_iterate_phdr`'s reports: the part that every version has.
+#[repr(C)]
+pub(crate) struct Report {
+    base: usize,
+    name: *const u8,
+    headers: *const ProgramHeader,
+    count: u16,
+}
+
+#[repr(C)]
+struct ProgramHeader {
+    kind: u32,
+    flags: u32,
+    offset: u64,
+    address: usize,
+    physical: u64,
+    file_size: u64,
+    size: usize,
+    align: u64,
+}
+
+const _: () = assert!(size_of::<ProgramHeader>() == 56);
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+
+impl LinkMap {
+    /// The path by which it was loaded; empty for the program itself.
+    pub(crate) fn name(&self) -> Option<Text> {
+        // SAFETY: the loader keeps the name as long as the record.
+        unsafe { Text::new(self.name) }
+    }
+
+    pub(crate) fn object(&self) -> Option<Object> {
+        // SAFETY: a record and its object live equally long.
+        unsafe { Object::new(self.base, self.dynamic) }
+    }
+}
+
+impl Report {
+    pub(crate) fn name(&self) -> Option<Text> {
+        // SAFETY: as long as the report, which is as long as the callback.
+        unsafe { Text::new(self.name) }
+    }
+
+    pub(crate) fn object(&self) -> Option<Object> {
+        let dynamic = self.headers().find(|header| header.kind == PT_DYNAMIC)?;
+        // SAFETY: the loader's lock keeps the object while its callback runs.
+        unsafe { Object::new(self.base, self.base.wrapping_add(dynamic.address)) }
+    }
+
+    pub(crate) fn holds(&self, address: usize) -> bool {
+        self.headers().any(|header| {
+            header.kind == PT_LOAD && address.wrapping_sub(self.base.wrapping_add(header.address)) < header.size
+        })
+    }
+
+    fn headers(&self) -> impl Iterator<Item = &ProgramHeader> {
+        // SAFETY: the loader reports as many headers as it counts, and keeps them for the callback.
+        (0..usize::from(self.count)).map(|index| unsafe { &*self.headers.add(index) })
+    }
+}
+
+/// The functions that we stand in front of, and two that we use. Each is looked for on first use.
+#[derive(Clone, Copy)]
+pub(crate) enum Function {
+    Open,
+    OpenInNamespace,
+    Symbol,
+    VersionedSymbol,
+    Close,
+    Iterate,
+    Errno,
+}
+
+static FOUND: [AtomicUsize; 7] = [const { AtomicUsize::new(0) }; 7];
+
+impl Function {
+    fn name(self) -> Text {
+        Text::literal(match self {
+            Self::Open => c"dlopen",
+            Self::OpenInNamespace => c"dlmopen",
+            Self::Symbol => c"dlsym",
+            Self::VersionedSymbol => c"dlvsym",
+            Self::Close => c"dlclose",
+            Self::Iterate => c"dl_iterate_phdr",
+            Self::Errno => c"__errno_location",
+        })
+    }
+
+    /// The address of the real function.
+    pub(crate) fn find(self) -> Option<usize> {
+        let cell = FOUND.get(self as usize)?;
+        // Relaxed: the address alone matters, and whoever finds it finds the same.
+        match cell.load(Relaxed) {
+            0 => (),
+            found => return Some(found),
+        }
+        if let Some(found) = next_definition(self.name()) {
+            cell.store(found, Relaxed);
+            return Some(found);
+        }
+        match self {
+            Self::Iterate | Self::Errno => None,
+            _ => in_late_libdl(self.name()),
+        }
+    }
+}
+
+/// The definition after ours among the start-up objects.
+fn next_definition(name: Text) -> Option<usize> {
+    // SAFETY: the loader's records of start-up objects are complete before any code of ours can run, and
+    // are never taken away.
+    let debug = unsafe { debug()?.as_ref()? };
+    let after_us = |passed: &mut bool, map: &LinkMap| {
+        let own = map.dynamic == own_dynamic();
+        *passed |= own;
+        *passed && !own
+    };
+    // Where the loader stands before us in its own list (musl), nothing after us has the name.
+    let not_us_nor_the_program = |passed: &mut bool, map: &LinkMap| {
+        let first = !*passed;
+        *passed = true;
+        !first && map.dynamic != own_dynamic()
+    };
+    first_of(debug, after_us, name).or_else(|| first_of(debug, not_us_nor_the_program, name))
+}
+
+fn first_of(debug: &Debug, wanted: impl Fn(&mut bool, &LinkMap) -> bool, name: Text) -> Option<usize> {
+    let mut state = false;
+    let mut next = debug.first;
+    // SAFETY: as in `next_definition`; the walk ends with the loader's own record, or with the list.
+    while let Some(map) = unsafe { next.as_ref() } {
+        if wanted(&mut state, map)
+            && let Some(found) = map.object().and_then(|object| object.function(name))
+        {
+            return Some(found);
+        }
+        if map.base == debug.loader_base {
+            return None;
+        }
+        next = map.next;
+    }
+    None
+}
+
+/// In a libdl.so.2 that came after the start, before glibc 2.34.
+fn in_late_libdl(name: Text) -> Option<usize> {
+    let mut found = None;
+    objects(&mut |report| {
+        if report
+            .name()
+            .is_some_and(|path| path.is_file(Text::literal(c"libdl.so.2")))
+        {
+            found = report.object().and_then(|object| object.function(name));
+        }
+        found.is_some()
+    });
+    found
+}
+
+type Visitor<'a> = &'a mut dyn FnMut(&Report) -> bool;
+
+/// Shows every object to `visitor` until it returns true, under the loader's lock. `false`: it cannot.
+pub(crate) fn objects(visitor: Visitor<'_>) -> bool {
+    type Iterate = unsafe extern "C" fn(
+        unsafe extern "C" fn(&Report, usize, *mut Visitor<'_>) -> c_int,
+        *mut Visitor<'_>,
+    ) -> c_int;
+
+    unsafe extern "C" fn visit(report: &Report, _size: usize, visitor: *mut Visitor<'_>) -> c_int {
+        // SAFETY: `objects` passes its own visitor, which outlives the iteration.
+        c_int::from(unsafe { (*visitor)(report) })
+    }
+
+    let Some(iterate) = Function::Iterate.find() else {
+        return false;
+    };
+    // SAFETY: dl_iterate_phdr has this type in every libc.
+    let iterate: Iterate = unsafe { core::mem::transmute(iterate) };
+    let mut visitor = visitor;
+    // SAFETY: `visit` takes what is passed here.
+    unsafe { iterate(visit, &raw mut visitor) };
+    true
+}
+
+/// The loader's own report, by the only name that we import. Weak, so that its lack is no error.
+fn debug() -> Option<*const Debug> {
+    let address: usize;
+    // SAFETY: reads one word of our own table, which the loader has filled before.
+    unsafe {
+        asm!(
+            ".weak _r_debug",
+            "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
+            out(reg) address,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    (address != 0).then(|| core::ptr::with_exposed_provenance(address))
+}
+
+fn own_dynamic() -> usize {
+    let address: usize;
+    // SAFETY: computes an address.
+    unsafe {
+        asm!(
+            ".hidden _DYNAMIC",
+            "lea {}, [rip + _DYNAMIC]",
+            out(reg) address,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    address
+}

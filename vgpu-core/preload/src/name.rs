@@ -1,0 +1,107 @@
+//! Which names are the driver's. Pure: NUL-terminated text in, an answer out.
+#![allow(unsafe_code)] // Text comes from C as a pointer without a length.
+
+/// Text that ends with a NUL, as C passes it.
+#[derive(Clone, Copy)]
+pub(crate) struct Text(*const u8);
+
+impl Text {
+    /// # Safety
+    /// `pointer` is null, or leads to text that ends with a NUL and outlives the value.
+    pub(crate) unsafe fn new(pointer: *const u8) -> Option<Self> {
+        (!pointer.is_null()).then_some(Self(pointer))
+    }
+
+    /// Text of our own; `literal` ends with a NUL, which the compiler checks.
+    pub(crate) const fn literal(literal: &'static core::ffi::CStr) -> Self {
+        Self(literal.as_ptr().cast())
+    }
+
+    pub(crate) fn pointer(self) -> *const u8 {
+        self.0
+    }
+
+    pub(crate) fn bytes(self) -> impl Iterator<Item = u8> {
+        let mut at = self.0;
+        core::iter::from_fn(move || {
+            // SAFETY: by `new`, text goes on up to its NUL, and `at` never moves past that.
+            let byte = unsafe { *at };
+            if byte == 0 {
+                return None;
+            }
+            // SAFETY: `at` is not at the NUL yet, so one further is still inside the text.
+            at = unsafe { at.add(1) };
+            Some(byte)
+        })
+    }
+
+    /// What comes after `prefix`, where the text starts with it.
+    fn strip(self, prefix: &[u8]) -> Option<Self> {
+        let mut bytes = self.bytes();
+        for expected in prefix {
+            if bytes.next() != Some(*expected) {
+                return None;
+            }
+        }
+        // SAFETY: all of `prefix` was found before the NUL.
+        Some(Self(unsafe { self.0.add(prefix.len()) }))
+    }
+
+    fn first(self) -> u8 {
+        self.bytes().next().unwrap_or(0)
+    }
+
+    /// The part after the last slash.
+    fn file(self) -> Self {
+        let mut start = self;
+        for (index, byte) in self.bytes().enumerate() {
+            if byte == b'/' {
+                // SAFETY: `index` is before the NUL, so `index + 1` is at most the NUL.
+                start = Self(unsafe { self.0.add(index + 1) });
+            }
+        }
+        start
+    }
+
+    /// The length of the folder with its slash, where there is one.
+    pub(crate) fn folder_len(self) -> Option<usize> {
+        self.bytes()
+            .enumerate()
+            .filter(|(_, byte)| *byte == b'/')
+            .last()
+            .map(|(index, _)| index + 1)
+    }
+
+    /// Whether the last part of the path is `name`.
+    pub(crate) fn is_file(self, name: Self) -> bool {
+        self.file().is(name)
+    }
+
+    pub(crate) fn is(self, other: Self) -> bool {
+        self.bytes().eq(other.bytes())
+    }
+}
+
+/// Where the container keeps the real driver (docs/architecture.md).
+const PRIVATE: &[u8] = b"/usr/lib/vgpu/driver/";
+
+/// A path or name of libcuda or libnvidia-ml, of any version.
+pub(crate) fn is_driver_library(path: Text) -> bool {
+    let file = path.file();
+    let rest = file.strip(b"libcuda.so").or_else(|| file.strip(b"libnvidia-ml.so"));
+    // Also libcuda.so.535.104.05, but neither libcuda.sock nor libcudart.so.
+    rest.is_some_and(|rest| matches!(rest.first(), 0 | b'.'))
+}
+
+/// A path of the real driver that only the shim asks for.
+pub(crate) fn is_private(path: Text) -> bool {
+    path.strip(PRIVATE).is_some()
+}
+
+/// A function of the driver API or of NVML. `cu` alone would take cuDNN's and cuBLAS's.
+pub(crate) fn is_driver_function(name: Text) -> bool {
+    if let Some(rest) = name.strip(b"nvml").or_else(|| name.strip(b"cu")) {
+        return rest.first().is_ascii_uppercase() || rest.strip(b"dbg").is_some();
+    }
+    false
+}

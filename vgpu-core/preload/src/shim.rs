@@ -1,0 +1,174 @@
+//! Where the shim is, and who may pass it by.
+//!
+//! The shim is known by what it exports: names of libcuda, of its debugger interface and of NVML in one
+//! file. Neither a driver library nor a program with a `cuInit` of its own does that.
+//!
+//! It is asked for, with the real dlopen, in this order, and the first that is the shim is taken:
+//! 1. `libcuda.so.1` in the folder of this library (`vgpu run` may lay both side by side; then no RPATH
+//!    can come between);
+//! 2. in a container, which is where this library lies in /usr/lib/vgpu: the two paths of the CDI spec;
+//! 3. its bare names. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache.
+//!    A driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; so the
+//!    other names come into it.
+//!
+//! Its path, as the loader knows it, is what callers get instead of theirs: the loader answers a name
+//! that it knows without another search. The shim is never unloaded, so the path stays.
+#![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
+
+use core::{
+    ffi::c_int,
+    mem::MaybeUninit,
+    ptr,
+    sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
+};
+
+use crate::{
+    elf::Object,
+    loader::{Function, LinkMap, objects},
+    name::{self, Text},
+};
+
+type Open = unsafe extern "C" fn(*const u8, c_int) -> *mut LinkMap;
+type Close = unsafe extern "C" fn(*mut LinkMap) -> c_int;
+
+const RTLD_LAZY: c_int = 1;
+const RTLD_NOLOAD: c_int = 4;
+/// Paths are shorter, or the kernel refuses them.
+const PATH_MAX: usize = 4096;
+
+const MARKS: [Text; 3] = [
+    Text::literal(c"cuInit"),
+    Text::literal(c"cudbgGetAPIVersion"),
+    Text::literal(c"nvmlInit_v2"),
+];
+const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/usr/lib/vgpu/libvgpu-preload.so");
+const IN_CONTAINERS: [Text; 2] = [
+    Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+    Text::literal(c"/usr/lib64/libcuda.so.1"),
+];
+const BARE: [Text; 3] = [
+    Text::literal(c"libcuda.so.1"),
+    Text::literal(c"libcuda.so"),
+    Text::literal(c"libnvidia-ml.so.1"),
+];
+
+static SHIM: AtomicPtr<LinkMap> = AtomicPtr::new(ptr::null_mut());
+
+/// The shim's record. `load`: also where nothing has loaded it yet.
+pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
+    // SAFETY: what `SHIM` holds was opened once and never closed, so it stays.
+    if let Some(shim) = unsafe { SHIM.load(Ordering::Acquire).as_ref() } {
+        return Some(shim);
+    }
+    let errno = errno();
+    // SAFETY: this thread's own errno, here and below.
+    let saved = errno.map(|errno| unsafe { *errno });
+    let shim = search(if load { RTLD_LAZY } else { RTLD_LAZY | RTLD_NOLOAD });
+    if let (Some(errno), Some(saved)) = (errno, saved) {
+        // SAFETY: as above.
+        unsafe { *errno = saved };
+    }
+    shim
+}
+
+/// Whether an object is the shim.
+pub(crate) fn is_shim(object: &Object) -> bool {
+    MARKS.iter().all(|mark| object.function(*mark).is_some())
+}
+
+/// Whether the code at `address` gets what it asks for: the shim, and the driver's own libraries.
+pub(crate) fn may_pass(address: usize) -> bool {
+    // The last call of the shim, which stays loaded: it asks a thousand times in a row from one place.
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    if address == LAST.load(Ordering::Relaxed) && address != 0 {
+        return true;
+    }
+    let mut passes = false;
+    objects(&mut |report| {
+        if !report.holds(address) {
+            return false;
+        }
+        let shim = report.object().is_some_and(|object| is_shim(&object));
+        let driver = report
+            .name()
+            .is_some_and(|path| name::is_private(path) || name::is_driver_library(path));
+        passes = shim || driver;
+        if shim {
+            LAST.store(address, Ordering::Relaxed);
+        }
+        true
+    });
+    passes
+}
+
+fn search(mode: c_int) -> Option<&'static LinkMap> {
+    let mut own = None;
+    let here = search as *const () as usize;
+    objects(&mut |report| {
+        let ours = report.holds(here);
+        if ours {
+            // This library is never unloaded while it runs, so its name stays.
+            own = report.name();
+        }
+        ours
+    });
+    if let Some(own) = own {
+        let mut buffer = MaybeUninit::uninit();
+        if let Some(shim) = beside(own, BARE[0], &mut buffer).and_then(|path| open(path, mode)) {
+            return Some(shim);
+        }
+        if own.is(OWN_PATH_IN_CONTAINERS)
+            && let Some(shim) = IN_CONTAINERS.iter().find_map(|path| open(*path, mode))
+        {
+            return Some(shim);
+        }
+    }
+    BARE.iter().find_map(|name| open(*name, mode))
+}
+
+/// `name` in the folder of `own`.
+fn beside(own: Text, name: Text, buffer: &mut MaybeUninit<[u8; PATH_MAX]>) -> Option<Text> {
+    let folder = own.folder_len()?;
+    let start = buffer.as_mut_ptr().cast::<u8>();
+    let mut len = 0;
+    for byte in own.bytes().take(folder).chain(name.bytes()) {
+        if len + 1 >= PATH_MAX {
+            return None;
+        }
+        // SAFETY: `len` is below PATH_MAX.
+        unsafe { start.add(len).write(byte) };
+        len += 1;
+    }
+    // SAFETY: `len` is below PATH_MAX; with its NUL the text is complete, and the buffer outlives its use.
+    unsafe {
+        start.add(len).write(0);
+        Text::new(start)
+    }
+}
+
+/// Opens `path` and keeps it open, if it is the shim.
+fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
+    // SAFETY: the real functions have these types.
+    let open = unsafe { core::mem::transmute::<usize, Open>(Function::Open.find()?) };
+    // SAFETY: as above.
+    let close = unsafe { core::mem::transmute::<usize, Close>(Function::Close.find()?) };
+    // SAFETY: `path` is text; a handle is the loader's record.
+    let handle = unsafe { open(path.pointer(), mode) };
+    // SAFETY: an open handle's record is there.
+    let map = unsafe { handle.as_ref()? };
+    if map.object().is_some_and(|object| is_shim(&object)) {
+        SHIM.store(handle, Ordering::Release);
+        return Some(map);
+    }
+    // SAFETY: opened above, and not used any more.
+    unsafe { close(handle) };
+    None
+}
+
+/// Where this thread's errno is.
+fn errno() -> Option<*mut c_int> {
+    type Location = unsafe extern "C" fn() -> *mut c_int;
+    let address = Function::Errno.find()?;
+    // SAFETY: __errno_location has this type, and no conditions.
+    Some(unsafe { core::mem::transmute::<usize, Location>(address)() })
+}

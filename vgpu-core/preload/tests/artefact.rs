@@ -1,0 +1,67 @@
+//! What the release artefact promises to every program that loads it, read from its headers.
+
+mod kit;
+
+use std::{fs, process::Command};
+
+use kit::{answer, artefact};
+
+fn readelf(arguments: &[&str]) -> String {
+    answer(
+        Command::new("readelf")
+            .args(arguments)
+            .arg(artefact())
+            .env("LC_ALL", "C"),
+    )
+}
+
+#[test]
+fn needs_no_library_and_has_no_name_and_no_constructor() {
+    let dynamic = readelf(&["-dW"]);
+    for tag in [
+        "(NEEDED)",
+        "(SONAME)",
+        "(RPATH)",
+        "(RUNPATH)",
+        "(TEXTREL)",
+        "(INIT)",
+        "(INIT_ARRAY)",
+        "(VERNEED)",
+    ] {
+        assert!(!dynamic.contains(tag), "{tag} in {dynamic}");
+    }
+    assert!(
+        dynamic.contains("(GNU_HASH)") && dynamic.contains("BIND_NOW"),
+        "{dynamic}"
+    );
+}
+
+#[test]
+fn exports_four_names_and_imports_one_weakly() {
+    let symbols = readelf(&["--dyn-syms", "-W"]);
+    let rows = symbols.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let (mut exports, mut imports) = (Vec::new(), Vec::new());
+    for row in rows.filter(|row| row.len() == 8 && row[0] != "Num:" && row[0] != "0:") {
+        if row[6] == "UND" {
+            imports.push((row[4], row[7]))
+        } else {
+            exports.push((row[3], row[4], row[7]))
+        }
+    }
+    exports.sort();
+    let function = |name| ("FUNC", "GLOBAL", name);
+    assert_eq!(exports, ["dlmopen", "dlopen", "dlsym", "dlvsym"].map(function));
+    assert_eq!(imports, [("WEAK", "_r_debug")]);
+}
+
+#[test]
+fn is_small_and_has_few_relocations() {
+    let size = fs::metadata(artefact()).expect("metadata").len();
+    assert!(size <= 16 << 10, "{size} bytes");
+    let relocations = readelf(&["-rW"])
+        .lines()
+        .filter(|line| line.contains("R_X86_64_"))
+        .count();
+    assert!((1..=32).contains(&relocations), "{relocations} relocations");
+    assert!(!readelf(&["-lW"]).contains("TLS"), "no thread-local storage");
+}

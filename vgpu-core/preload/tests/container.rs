@@ -1,0 +1,129 @@
+//! The library where a container has it: in /etc/ld.so.preload, with the CDI spec's paths. A root file
+//! system is made of the machine's own libc; entering it takes root or a user namespace.
+
+mod kit;
+
+use std::{fs, path::Path, process::Command};
+
+use kit::{Stage, answer, artefact, skip};
+
+struct Container {
+    stage: Stage,
+    enter: &'static [&'static str],
+}
+
+impl Container {
+    /// None, and said so, where a root file system cannot be entered.
+    fn new(test: &str) -> Option<Self> {
+        let stage = Stage::new();
+        let ways: [&'static [&'static str]; 2] = [&["chroot"], &["unshare", "-r", "chroot"]];
+        let works = |way: &&'static [&'static str]| {
+            let tried = Command::new(way[0]).args(&way[1..]).args(["/", "/bin/true"]).output();
+            tried.is_ok_and(|output| output.status.success())
+        };
+        let Some(enter) = ways.into_iter().find(works) else {
+            skip(test, "needs root or user namespaces, to enter a root file system");
+            return None;
+        };
+        let container = Self { stage, enter };
+        for file in libraries(&container.stage.path("probe")) {
+            container.put(Path::new(&file), &file);
+            if file.contains("/ld-linux") {
+                // A new namespace looks for it where libraries are.
+                container.put(Path::new(&file), "/usr/lib/ld-linux-x86-64.so.2");
+            }
+        }
+        container.put(&artefact(), "/usr/lib/vgpu/libvgpu-preload.so");
+        container.put(&container.stage.path("probe"), "/probe");
+        let (shim, real) = (
+            container.stage.path("shim/libcuda.so.1"),
+            container.stage.path("real/libcuda.so.1"),
+        );
+        container.put(&shim, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+        container.put(&real, "/usr/lib/vgpu/driver/libcuda.so.1");
+        container.put(&real, "/opt/compat/libcuda.so.1");
+        container.put(&real, "/opt/compat/libcuda.so");
+        let preload = container.at("/etc/ld.so.preload");
+        fs::create_dir_all(container.at("/etc")).expect("a folder");
+        fs::write(preload, "/usr/lib/vgpu/libvgpu-preload.so\n").expect("write");
+        Some(container)
+    }
+
+    fn at(&self, path: &str) -> std::path::PathBuf {
+        self.stage.path("root").join(path.trim_start_matches('/'))
+    }
+
+    fn put(&self, from: &Path, to: &str) {
+        let to = self.at(to);
+        fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
+        fs::copy(from, to).expect("a copy");
+    }
+
+    fn ask(&self, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+        let mut command = Command::new(self.enter[0]);
+        command
+            .args(&self.enter[1..])
+            .arg(self.at("/"))
+            .arg("/probe")
+            .args(arguments);
+        answer(command.envs(environment.iter().copied()))
+    }
+}
+
+/// The files that a program is linked with, its loader included.
+fn libraries(program: &Path) -> Vec<String> {
+    let listed = answer(Command::new("ldd").arg(program));
+    listed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn drivers_that_the_image_brought_lead_to_the_shim() {
+    let Some(container) = Container::new("drivers_that_the_image_brought_lead_to_the_shim") else {
+        return;
+    };
+    assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
+    assert_eq!(container.ask(&["mopen", "/opt/compat/libcuda.so.1"], &[]), "1");
+    let compat = &[("LD_LIBRARY_PATH", "/opt/compat")];
+    assert_eq!(
+        container.ask(&["open", "libcuda.so.1"], compat),
+        "1",
+        "a search path of the image"
+    );
+    assert_eq!(
+        container.ask(&["past", "/opt/compat/libcuda.so.1", "cuInit"], compat),
+        "1 1"
+    );
+    // The environment cannot take the library away.
+    assert_eq!(
+        container.ask(&["open", "/opt/compat/libcuda.so.1"], &[("LD_PRELOAD", "")]),
+        "1"
+    );
+}
+
+#[test]
+fn the_private_path_is_not_redirected() {
+    let Some(container) = Container::new("the_private_path_is_not_redirected") else {
+        return;
+    };
+    let real = "/usr/lib/vgpu/driver/libcuda.so.1";
+    assert_eq!(container.ask(&["shim", "libcuda.so.1", real], &[]), "2", "by the shim");
+    // Who asks for it by that path gets it open, but not its functions.
+    assert_eq!(container.ask(&["open", real, "cuNewer"], &[]), "2");
+    assert_eq!(container.ask(&["open", real, "cuInit"], &[]), "1");
+}
+
+/// The other layout has the shim in /usr/lib64 alone.
+#[test]
+fn red_hats_folder_holds_the_shim_too() {
+    let Some(container) = Container::new("red_hats_folder_holds_the_shim_too") else {
+        return;
+    };
+    fs::create_dir_all(container.at("/usr/lib64")).expect("a folder");
+    let from = container.at("/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+    fs::rename(from, container.at("/usr/lib64/libcuda.so.1")).expect("rename");
+    assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
+}

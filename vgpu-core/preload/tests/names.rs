@@ -1,0 +1,86 @@
+//! Which names are the driver's.
+
+#[path = "../src/name.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the library uses the rest")]
+mod name;
+
+use std::ffi::CString;
+
+use name::Text;
+
+fn check(question: fn(Text) -> bool, text: &str) -> bool {
+    let text = CString::new(text).expect("no NUL");
+    // SAFETY: `text` outlives the question.
+    #[allow(unsafe_code)]
+    let text = unsafe { Text::new(text.as_ptr().cast()) };
+    question(text.expect("not null"))
+}
+
+#[test]
+fn driver_libraries() {
+    for yes in [
+        "libcuda.so",
+        "libcuda.so.1",
+        "/usr/local/cuda/compat/libcuda.so.535.104.05",
+        "./libnvidia-ml.so.1",
+        "libnvidia-ml.so",
+        "/usr/lib/vgpu/driver/libcuda.so.1",
+    ] {
+        assert!(check(name::is_driver_library, yes), "{yes}");
+    }
+    for no in [
+        "",
+        "/",
+        "libcuda",
+        "libcuda.sock",
+        "libcudart.so.12",
+        "libcuda.so.1/",
+        "libcuda.so.1/plugin.so",
+        "mylibcuda.so.1",
+        "libnvidia-mlx.so.1",
+        "libcudadebugger.so.1",
+        "libnvidia-ptxjitcompiler.so.1",
+    ] {
+        assert!(!check(name::is_driver_library, no), "{no}");
+    }
+}
+
+#[test]
+fn private_paths() {
+    assert!(check(name::is_private, "/usr/lib/vgpu/driver/libcuda.so.1"));
+    for no in [
+        "libcuda.so.1",
+        "/usr/lib/vgpu/libcuda.so.1",
+        "/usr/lib/vgpu/driver",
+        "/x/usr/lib/vgpu/driver/libcuda.so.1",
+    ] {
+        assert!(!check(name::is_private, no), "{no}");
+    }
+}
+
+#[test]
+fn driver_functions() {
+    for yes in [
+        "cuInit",
+        "cuMemAlloc_v2",
+        "nvmlInit_v2",
+        "nvmlDeviceGetCount_v2",
+        "cudbgGetAPI",
+    ] {
+        assert!(check(name::is_driver_function, yes), "{yes}");
+    }
+    for no in [
+        "",
+        "cu",
+        "nvml",
+        "cudnnCreate",
+        "cublasCreate",
+        "cudaMalloc",
+        "customize",
+        "CuInit",
+        "nvmlcpp",
+        "malloc",
+    ] {
+        assert!(!check(name::is_driver_function, no), "{no}");
+    }
+}

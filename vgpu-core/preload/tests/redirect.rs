@@ -1,0 +1,139 @@
+//! Programs that ask for a driver library get the shim.
+
+mod kit;
+
+use kit::{Stage, answer, artefact};
+
+/// Why this library exists: without it each of these gets the driver.
+#[test]
+fn without_the_library_paths_lead_to_the_driver() {
+    let stage = Stage::new();
+    assert_eq!(
+        answer(stage.bare("probe").args(["open", &stage.text("real/libcuda.so.1")])),
+        "2"
+    );
+}
+
+#[test]
+fn any_path_of_a_driver_library_leads_to_the_shim() {
+    let stage = Stage::new();
+    for path in ["libcuda.so.1", "libcuda.so.535.104.05", "libnvidia-ml.so.1"] {
+        assert_eq!(
+            stage.ask(&["open", &stage.text(&format!("real/{path}"))]),
+            "1",
+            "{path}"
+        );
+        assert_eq!(
+            stage.ask(&["mopen", &stage.text(&format!("real/{path}"))]),
+            "1",
+            "{path}, dlmopen"
+        );
+    }
+    assert_eq!(stage.ask(&["open", "./real/libcuda.so.1"]), "1", "relative");
+    assert_eq!(stage.ask(&["open", "libcuda.so.1"]), "1", "bare");
+    assert_eq!(stage.ask(&["open", "libcuda.so"]), "1", "without a version");
+    assert_eq!(stage.ask(&["open", "/nowhere/compat/libcuda.so.1"]), "1", "missing");
+}
+
+#[test]
+fn other_libraries_open_as_asked() {
+    let stage = Stage::new();
+    assert_eq!(stage.ask(&["open", &stage.text("real/libcudart.so.12")]), "2");
+    assert_eq!(
+        stage.ask(&["error", "libnothing-of-this-name.so"]),
+        answer(stage.bare("probe").args(["error", "libnothing-of-this-name.so"]))
+    );
+}
+
+/// Where there is no shim, the program gets what it asked for.
+#[test]
+fn without_a_shim_the_driver_opens_as_asked() {
+    let stage = Stage::new();
+    let mut probe = stage.guarded("probe");
+    probe.env_remove("LD_LIBRARY_PATH");
+    assert_eq!(answer(probe.args(["open", &stage.text("real/libcuda.so.1")])), "2");
+    let mut probe = stage.guarded("probe");
+    probe.env("LD_LIBRARY_PATH", stage.path("real"));
+    assert_eq!(
+        answer(probe.args(["open", "libcuda.so.1"])),
+        "2",
+        "a driver by the shim's name is no shim"
+    );
+}
+
+#[test]
+fn an_rpath_of_the_caller_does_not_come_between() {
+    let stage = Stage::new();
+    for tags in ["-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"] {
+        let rpath = format!("-Wl,-rpath,{}", stage.text("real"));
+        stage.cc("plugin.c", "lib/plugin.so", ["-shared", "-fPIC", tags, &rpath, "-ldl"]);
+        let plugin = stage.text("lib/plugin.so");
+        assert_eq!(stage.ask(&["plugin", &plugin, "libcuda.so.1"]), "opened 1", "{tags}");
+    }
+}
+
+/// A DT_RPATH of the program itself comes before LD_LIBRARY_PATH in every search. With the shim beside
+/// the preloaded library there is no search.
+#[test]
+fn an_rpath_of_the_program_wins_unless_the_shim_lies_beside() {
+    let stage = Stage::new();
+    let rpath = format!("-Wl,-rpath,{}", stage.text("real"));
+    stage.cc(
+        "probe.c",
+        "probe",
+        ["-pthread", "-DLIBDL=\"\"", "-Wl,--disable-new-dtags", &rpath, "-ldl"],
+    );
+    std::fs::hard_link(stage.path("real/libcuda.so.1"), stage.path("real/libcuda.so")).expect("a link");
+    assert_eq!(stage.ask(&["open", "libcuda.so.1"]), "2");
+
+    std::fs::copy(artefact(), stage.path("shim/libvgpu-preload.so")).expect("a copy");
+    let mut probe = stage.guarded("probe");
+    probe.env("LD_PRELOAD", stage.path("shim/libvgpu-preload.so"));
+    assert_eq!(answer(probe.args(["open", "libcuda.so.1"])), "1");
+}
+
+#[test]
+fn asking_whether_it_is_loaded_does_not_load_it() {
+    let stage = Stage::new();
+    assert_eq!(stage.ask(&["noload", &stage.text("real/libcuda.so.1")]), "null null");
+}
+
+/// Otherwise the first call of the shim would recurse without end.
+#[test]
+fn the_shim_itself_gets_the_driver() {
+    let stage = Stage::new();
+    let real = stage.text("real/libcuda.so.1");
+    assert_eq!(stage.ask(&["shim", "libcuda.so.1", &real]), "2");
+    assert_eq!(stage.ask(&["shim", &real, &real]), "2");
+}
+
+/// A driver library that was reached past us still answers with the shim's functions, dlsym and dlvsym
+/// alike; what the shim does not know stays the driver's.
+#[test]
+fn look_ups_in_a_driver_that_was_reached_past_us() {
+    let stage = Stage::new();
+    let real = stage.text("real/libcuda.so.1");
+    assert_eq!(stage.ask(&["past", &real, "cuInit"]), "1 1");
+    assert_eq!(stage.ask(&["past", &real, "cuNewer"]), "2 2");
+    assert_eq!(
+        stage.ask(&["past", &stage.text("real/libcudart.so.12"), "cuInit"]),
+        "2 2",
+        "not a driver library"
+    );
+    assert_eq!(stage.ask(&["missing", &real, "cuNothing"]), "null named");
+}
+
+#[test]
+fn threads_open_and_close_at_once() {
+    let stage = Stage::new();
+    for _ in 0..5 {
+        assert_eq!(
+            stage.ask(&[
+                "threads",
+                &stage.text("real/libcuda.so.1"),
+                &stage.text("real/libcudart.so.12")
+            ]),
+            "0"
+        );
+    }
+}
