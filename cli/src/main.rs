@@ -1,1 +1,8 @@
-fn main() {}
+//! `vgpu`: see the library beside this file.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vgpu_cli::main(std::env::args_os())
+}

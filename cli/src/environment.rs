@@ -1,0 +1,63 @@
+//! The caller's environment, read once and here only.
+#![forbid(unsafe_code)]
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+/// The variables of the software GPU.
+pub const SOFT_GPU_STATE: &str = "SOFT_GPU_STATE";
+pub const SOFT_GPU_PROFILE: &str = "SOFT_GPU_PROFILE";
+
+/// The software GPU's variables; a folder and a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SoftGpu {
+    pub state: Option<PathBuf>,
+    pub profile: Option<PathBuf>,
+}
+
+/// What the environment says; empty variables count as unset.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// Effective user.
+    pub uid: u32,
+    pub runtime_dir: Option<PathBuf>,
+    pub ld_preload: Option<OsString>,
+    pub ld_library_path: Option<OsString>,
+    pub soft_gpu: SoftGpu,
+    /// Set by an outer `vgpu run`.
+    pub outer_run: Option<PathBuf>,
+}
+
+impl SoftGpu {
+    /// The variables and what they hold.
+    #[must_use]
+    pub fn variables(&self) -> [(&'static str, Option<&Path>); 2] {
+        [
+            (SOFT_GPU_STATE, self.state.as_deref()),
+            (SOFT_GPU_PROFILE, self.profile.as_deref()),
+        ]
+    }
+}
+
+impl Environment {
+    #[must_use]
+    pub fn read() -> Self {
+        let value = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            runtime_dir: value("XDG_RUNTIME_DIR").map(PathBuf::from),
+            ld_preload: value("LD_PRELOAD"),
+            ld_library_path: value("LD_LIBRARY_PATH"),
+            // Absolute, because COMMAND may change its working directory before it opens the GPU.
+            soft_gpu: SoftGpu {
+                state: value(SOFT_GPU_STATE).map(|value| absolute(&value)),
+                profile: value(SOFT_GPU_PROFILE).map(|value| absolute(&value)),
+            },
+            outer_run: value(vgpu_abi::paths::RUN_DIR_VARIABLE).map(PathBuf::from),
+        }
+    }
+}
+
+fn absolute(path: &OsStr) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| Path::new(path).to_path_buf())
+}

@@ -1,0 +1,213 @@
+//! Raw flags: what was typed, and nothing else. What they mean is [`crate::request`]'s.
+//!
+//! clap's own messages take several lines; here each mistake becomes one that names the flag.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Parsed {
+    Run(RunFlags),
+    /// The helper process of [`crate::gpus`].
+    ListGpus {
+        library: PathBuf,
+    },
+    /// Help or version.
+    Print(String),
+}
+
+const ABOUT: &str = "GPU fractions whose limits hold";
+
+const RUN_LONG: &str = "\
+Runs COMMAND under the limits that a pod with the same fraction of a GPU would have: same limits file,
+same library, same ledger, without Kubernetes. COMMAND sees one GPU with --memory in total.
+Its output, its signals and its exit status (128 + N when signal N ended it) are its own.";
+
+const RUN_AFTER: &str = "\
+Shares:
+  Each run has a share of its own; with --share NAME several commands join one, and its memory is
+  counted over all of them. Limits that are left out are the share's, others are an error. A share
+  goes when nobody holds it any more. Shares are not booked against each other: whether they fit
+  on the GPU together is up to you.
+
+What it does not hold:
+  As an ordinary user the limits reach COMMAND by LD_PRELOAD, LD_LIBRARY_PATH and VGPU_RUN_DIR. So they
+  do not reach setuid or setgid programs, statically linked ones, or those that are started with a
+  cleared environment (env -i, some daemons and batch systems).
+  As root COMMAND runs in a mount namespace of its own in which libvgpu.so takes the driver's place,
+  which holds for all of these except statically linked programs. Where a machine has no driver's
+  libraries (--soft-gpu), the loader's library folder is read-only for COMMAND. Root without the right
+  to make a mount namespace (many containers) is treated as an ordinary user.
+  No library in a process is a security boundary: raw ioctls on the GPU's device files bypass it.
+
+Variables:
+  SOFT_GPU_STATE, SOFT_GPU_PROFILE   the software GPU's state folder and profile (with --soft-gpu)
+  XDG_RUNTIME_DIR                    an ordinary user's shares lie in its folder vgpu-run,
+                                     else in /tmp/vgpu-run-<uid>; root's lie in /run/vgpu-run
+
+Exit status:
+  COMMAND's; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be executed;
+  2 for a mistake in the flags and for a machine that cannot do what they ask.";
+
+#[derive(Parser, Debug)]
+#[command(name = "vgpu", version, about = ABOUT, after_help = "`vgpu run --help` says what a run holds and what it does not.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run a local command under GPU limits. An ordinary user's run does not hold setuid and static programs, nor a cleared environment
+    #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
+    Run(RunFlags),
+    #[command(name = "list-gpus", hide = true)]
+    ListGpus { library: PathBuf },
+}
+
+/// The flags of `vgpu run` as typed.
+#[derive(Args, Debug, Default)]
+pub struct RunFlags {
+    /// Device memory, a quantity of at least 64Mi [default: the share's, else the whole GPU]
+    #[arg(long, value_name = "QUANTITY", allow_hyphen_values = true)]
+    pub memory: Option<OsString>,
+    /// Guaranteed percent of the GPU's time, 0 to 100 [default: the share's, else 0]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
+    pub cores: Option<OsString>,
+    /// Join the share NAME, or make it: [a-z0-9-], 63 at most [default: a share of its own]
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub share: Option<OsString>,
+    /// The GPU, by NVML's index or by UUID [default: the share's, else 0]
+    #[arg(long, value_name = "INDEX|UUID", allow_hyphen_values = true)]
+    pub gpu: Option<OsString>,
+    /// Use the software GPU instead of an NVIDIA driver
+    #[arg(long)]
+    pub soft_gpu: bool,
+    /// The command and its arguments, after --
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// One line that names the flag and what is wrong with it.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+    match Cli::try_parse_from(args) {
+        Ok(Cli {
+            command: Command::Run(flags),
+        }) => Ok(Parsed::Run(flags)),
+        Ok(Cli {
+            command: Command::ListGpus { library },
+        }) => Ok(Parsed::ListGpus { library }),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            Ok(Parsed::Print(error.to_string()))
+        }
+        Err(error) => Err(one_line(&error)),
+    }
+}
+
+fn one_line(error: &clap::Error) -> String {
+    let named = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),
+        Some(ContextValue::Strings(texts)) => texts.join(" "),
+        _ => String::new(),
+    };
+    let flag = named(ContextKind::InvalidArg);
+    let what = match error.kind() {
+        ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
+        ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
+        ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
+            format!("{flag}: its value is missing")
+        }
+        ErrorKind::TooManyValues => format!("{flag}: takes no value"),
+        ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
+        ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
+        ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            "a command is missing, for example: vgpu run --memory 20Gi -- COMMAND".to_owned()
+        }
+        _ => {
+            let text = error.to_string();
+            text.lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_owned()
+        }
+    };
+    format!("{what} (see vgpu --help)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line_of(args: &[&str]) -> String {
+        match parse(args.iter().map(OsString::from)) {
+            Err(line) => line,
+            other => panic!("{args:?} is accepted: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_one_line_that_names_the_flag() {
+        for (args, start) in [
+            (&["vgpu"][..], "a command is missing"),
+            (&["vgpu", "walk"], "\"walk\": unknown command"),
+            (&["vgpu", "--loud"], "--loud: unknown flag"),
+            (&["vgpu", "run"], "COMMAND is missing"),
+            (&["vgpu", "run", "--"], "COMMAND is missing"),
+            (
+                &["vgpu", "run", "true"],
+                "\"true\": unexpected argument; COMMAND follows after --",
+            ),
+            (&["vgpu", "run", "--mem", "1Gi", "--", "true"], "--mem: unknown flag"),
+            (&["vgpu", "run", "-m", "1Gi", "--", "true"], "-m: unknown flag"),
+            (&["vgpu", "run", "--memory"], "--memory: its value is missing"),
+            (
+                &["vgpu", "run", "--cores", "1", "--cores", "2", "--", "true"],
+                "--cores: given twice",
+            ),
+            (
+                &["vgpu", "run", "--soft-gpu=yes", "--", "true"],
+                "--soft-gpu: takes no value",
+            ),
+        ] {
+            let line = line_of(args);
+            assert!(line.starts_with(start), "{args:?}: {line}");
+            assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn a_value_may_look_like_a_flag_so_that_it_can_be_named() {
+        let parsed = parse(["vgpu", "run", "--memory", "-1Gi", "--", "--help"].map(OsString::from));
+        let Ok(Parsed::Run(flags)) = parsed else {
+            panic!("{parsed:?}");
+        };
+        assert_eq!(flags.memory, Some("-1Gi".into()));
+        assert_eq!(flags.command, ["--help"]);
+    }
+
+    #[test]
+    fn help_says_what_an_ordinary_users_run_does_not_hold() {
+        for args in [
+            &["vgpu", "--help"][..],
+            &["vgpu", "run", "--help"],
+            &["vgpu", "run", "-h"],
+        ] {
+            let Ok(Parsed::Print(text)) = parse(args.iter().map(OsString::from)) else {
+                panic!("{args:?} prints nothing");
+            };
+            let text = text.to_lowercase();
+            for word in ["setuid", "static", "cleared environment"] {
+                let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                assert!(flat.contains(word), "{args:?} does not say {word:?}:\n{text}");
+            }
+        }
+    }
+}

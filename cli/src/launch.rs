@@ -1,0 +1,89 @@
+//! How COMMAND meets the limits: its environment. With a mount namespace ([`crate::namespace`]) the
+//! same variables point into it.
+#![forbid(unsafe_code)]
+
+use crate::environment::{Environment, SoftGpu};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use vgpu_abi::paths::RUN_DIR_VARIABLE;
+
+/// Where COMMAND finds things.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The folder of shares; None: the container's own place.
+    pub shares: Option<PathBuf>,
+    /// The backstop; None: the loader is told by its own file.
+    pub preload: Option<PathBuf>,
+    /// The folder in which libvgpu.so has the driver's names.
+    pub libraries: PathBuf,
+}
+
+/// The variables that COMMAND gets beside those that are there already.
+#[must_use]
+pub fn variables(
+    places: &Places,
+    soft_gpu: Option<&SoftGpu>,
+    environment: &Environment,
+) -> Vec<(&'static str, OsString)> {
+    let mut variables = vec![(
+        "LD_LIBRARY_PATH",
+        before(&places.libraries, environment.ld_library_path.as_deref()),
+    )];
+    if let Some(preload) = &places.preload {
+        variables.push(("LD_PRELOAD", before(preload, environment.ld_preload.as_deref())));
+    }
+    if let Some(shares) = &places.shares {
+        variables.push((RUN_DIR_VARIABLE, shares.clone().into_os_string()));
+    }
+    for (variable, value) in soft_gpu.into_iter().flat_map(SoftGpu::variables) {
+        variables.extend(value.map(|value| (variable, value.as_os_str().to_owned())));
+    }
+    variables
+}
+
+/// `first`, then what the caller had.
+fn before(first: &Path, rest: Option<&OsStr>) -> OsString {
+    let mut list = first.as_os_str().to_owned();
+    if let Some(rest) = rest {
+        list.push(":");
+        list.push(rest);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_caller_had_is_kept_behind_ours() {
+        let places = Places {
+            shares: Some("/r/a/shares".into()),
+            preload: Some("/r/a/lib/libvgpu-preload.so".into()),
+            libraries: "/r/a/lib".into(),
+        };
+        let empty = variables(&places, None, &Environment::default());
+        assert_eq!(
+            empty,
+            [
+                ("LD_LIBRARY_PATH", "/r/a/lib".into()),
+                ("LD_PRELOAD", "/r/a/lib/libvgpu-preload.so".into()),
+                ("VGPU_RUN_DIR", "/r/a/shares".into()),
+            ]
+        );
+        let environment = Environment {
+            ld_preload: Some("/opt/x.so /opt/y.so".into()),
+            ld_library_path: Some("/opt/lib::".into()),
+            ..Environment::default()
+        };
+        let soft_gpu = SoftGpu {
+            state: Some("/s".into()),
+            profile: None,
+        };
+        let kept = variables(&places, Some(&soft_gpu), &environment);
+        assert_eq!(kept[0].1, "/r/a/lib:/opt/lib::");
+        assert_eq!(kept[1].1, "/r/a/lib/libvgpu-preload.so:/opt/x.so /opt/y.so");
+        assert_eq!(kept[3], ("SOFT_GPU_STATE", "/s".into()));
+        assert_eq!(kept.len(), 4);
+    }
+}

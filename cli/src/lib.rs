@@ -1,0 +1,53 @@
+//! `vgpu run`: any local command under the limits that a pod would have, without Kubernetes.
+//!
+//! ```text
+//!  argv ──► flags (raw) ──► request (validated) ─┐
+//!  environment (read once) ──────────────────────┤
+//!  artefacts: libvgpu.so ... beside `vgpu` ──────┼─► plan (pure) ─► Limits ─► share: <id>/shares/<share>/{limits,ledger}
+//!  driver: the real libraries ─► gpus (NVML) ────┘                              │  held while COMMAND lives
+//!                                                                               ▼
+//!       COMMAND ◄── supervise: signals in, exit status out ◄── launch: environment, and for root namespace
+//! ```
+//!
+//! What fails, and where it is settled: a `vgpu run` killed at any point leaves a share that the next
+//! one takes away ([`share`]); hostile folders in /tmp are refused ([`run_dir`]); a broken driver breaks
+//! a helper process only ([`gpus`]); a mount that fails ends COMMAND before it starts ([`namespace`]).
+//! A mistake is one line on stderr and exit 2; COMMAND's own output and exit status are never touched.
+
+pub mod artefacts;
+pub mod driver;
+pub mod environment;
+pub mod flags;
+pub mod gpus;
+pub mod launch;
+pub mod loader_cache;
+pub mod namespace;
+pub mod plan;
+pub mod request;
+pub mod run;
+pub mod run_dir;
+pub mod share;
+pub mod supervise;
+
+use flags::Parsed;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// A mistake of the caller, or a machine that cannot do it.
+pub const EXIT_USAGE: u8 = 2;
+
+/// The program.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match flags::parse(args) {
+        Ok(Parsed::Run(raw)) => run::main(raw),
+        Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
+        Ok(Parsed::Print(text)) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(line) => {
+            eprintln!("vgpu: {line}");
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
+}

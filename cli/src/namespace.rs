@@ -1,0 +1,296 @@
+//! Root's run: a mount namespace in which libvgpu.so takes the driver's place for every program,
+//! whatever its environment.
+//!
+//! ```text
+//!  /run/vgpu                       a tmpfs, read-only in the end
+//!    <share>/, <share>/ledger      the share, read-only; its ledger, writable
+//!    .lib/                         libvgpu.so, libvgpu-preload.so, and as symlinks to the former
+//!                                  libcuda.so, libcuda.so.1, libnvidia-ml.so.1
+//!    .names/                       these symlinks alone
+//!    .driver/                      the real libraries, which the next line hides elsewhere
+//!  the driver's libraries          each covered by libvgpu.so; where there are none, .names is laid
+//!                                  over the loader's library folder (overlay, read-only)
+//!  /etc/ld.so.preload              if it exists: with libvgpu-preload.so before what it says
+//! ```
+//!
+//! Nothing is made on the host but the folder /run/vgpu while a share exists ([`HostFolder`]). Mounts
+//! of the host still arrive (slave propagation), ours never leave.
+//!
+//! How it fails: any mount but one ends COMMAND before it starts, with a line that names it. The
+//! overlay may fail (no overlayfs, or mounts inside the folder, which it would hide): then programs
+//! find libvgpu.so by LD_LIBRARY_PATH alone, and those with a cleared environment find no driver.
+#![allow(unsafe_code)] // unshare, and the fork that tries it.
+
+use crate::driver::{Driver, Loader};
+use crate::launch::Places;
+use crate::run_dir::{Locked, RunDir};
+use crate::share::Held;
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount};
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use vgpu_abi::paths::{CONTAINER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES};
+
+const LOADERS_FILE: &str = "/etc/ld.so.preload";
+const LIBRARY_FOLDERS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// All that the mounts need to know, found out before COMMAND's process exists.
+#[derive(Debug)]
+pub struct Namespace {
+    share: PathBuf,
+    name: String,
+    shim: PathBuf,
+    preload: PathBuf,
+    driver: Driver,
+    cover: Vec<PathBuf>,
+    overlay: Option<PathBuf>,
+    loaders_file: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {} in COMMAND's mount namespace: {source}", path.display())]
+pub struct NamespaceError {
+    what: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// The driver's libraries as COMMAND sees them.
+#[must_use]
+pub fn driver() -> Driver {
+    let folder = at(".driver");
+    Driver {
+        libcuda: folder.join(LIBCUDA),
+        libnvidia_ml: folder.join(LIBNVIDIA_ML),
+    }
+}
+
+/// Whether this process may have a mount namespace: tried in a child.
+#[must_use]
+pub fn possible() -> bool {
+    // SAFETY: this process has one thread, so its child may do anything; it does two system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = i32::from(enter().is_err());
+        // SAFETY: ends the child without running the parent's exit work.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = -1;
+    // SAFETY: `child` is a child of ours (or -1, which fails), and `status` is to be written.
+    child > 0 && unsafe { libc::waitpid(child, &mut status, 0) } == child && status == 0
+}
+
+fn enter() -> Result<(), NamespaceError> {
+    let root = Path::new("/");
+    // SAFETY: a new mount namespace takes nothing from this process that Rust relies on.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return Err(error("unshare", root)(io::Error::last_os_error()));
+    }
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", flags).map_err(errno("make a slave of", root))
+}
+
+// === impl Namespace ===
+
+impl Namespace {
+    /// For a share, on the machine as it is.
+    #[must_use]
+    pub fn of(held: &Held, shim: &Path, preload: &Path, driver: Driver) -> Self {
+        let loader = Loader::of_machine(None, shim);
+        let overlay = if loader.knows_both() { None } else { overlay_folder() };
+        let cover = loader.to_cover();
+        Self {
+            share: held.folder.share(&held.limits.share),
+            name: held.limits.share.clone(),
+            shim: shim.to_path_buf(),
+            preload: preload.to_path_buf(),
+            driver,
+            cover: cover
+                .into_iter()
+                .filter(|file| overlay.as_ref().is_none_or(|dir| !file.starts_with(dir)))
+                .collect(),
+            overlay,
+            loaders_file: fs::read_to_string(LOADERS_FILE).ok(),
+        }
+    }
+
+    /// Where COMMAND finds things in it.
+    #[must_use]
+    pub fn places(&self) -> Places {
+        Places {
+            shares: None,
+            preload: self.loaders_file.is_none().then(|| at(".lib").join(PRELOAD_FILE)),
+            libraries: at(".lib"),
+        }
+    }
+
+    /// Makes it; this process lives in it from then on.
+    ///
+    /// # Errors
+    /// The mount that failed.
+    pub fn apply(&self) -> Result<(), NamespaceError> {
+        enter()?;
+        let run = Path::new(CONTAINER_DIR);
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("vgpu-run", run, "tmpfs", flags, c"mode=0755,size=1m").map_err(errno("mount a tmpfs at", run))?;
+        self.bind_share()?;
+        self.bind_libraries()?;
+        if let Some(folder) = &self.overlay {
+            self.lay_over(folder);
+        }
+        for file in &self.cover {
+            bind(&self.shim, file)?;
+        }
+        if let Some(text) = &self.loaders_file {
+            let merged = at(".ld.so.preload");
+            let ours = at(".lib").join(PRELOAD_FILE);
+            fs::write(&merged, format!("{}\n{text}", ours.display())).map_err(error("write", &merged))?;
+            bind(&merged, Path::new(LOADERS_FILE))?;
+        }
+        read_only(run, flags)
+    }
+
+    fn bind_share(&self) -> Result<(), NamespaceError> {
+        let target = at(&self.name);
+        fs::create_dir(&target).map_err(error("make", &target))?;
+        bind(&self.share, &target)?;
+        read_only(&target, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+        bind(&self.share.join(LEDGER), &target.join(LEDGER))
+    }
+
+    fn bind_libraries(&self) -> Result<(), NamespaceError> {
+        for folder in [".lib", ".names", ".driver"] {
+            fs::create_dir(at(folder)).map_err(error("make", &at(folder)))?;
+        }
+        let as_seen = driver();
+        let files = [
+            (&self.shim, at(".lib").join(SHIM_FILE)),
+            (&self.preload, at(".lib").join(PRELOAD_FILE)),
+            (&self.driver.libcuda, as_seen.libcuda),
+            (&self.driver.libnvidia_ml, as_seen.libnvidia_ml),
+        ];
+        for (file, target) in &files {
+            File::create(target).map_err(error("make", target))?;
+            bind(file, target)?;
+        }
+        for name in [".lib", ".names"]
+            .iter()
+            .flat_map(|folder| SHIM_NAMES.map(|name| at(folder).join(name)))
+        {
+            symlink(at(".lib").join(SHIM_FILE), &name).map_err(error("make", &name))?;
+        }
+        Ok(())
+    }
+
+    /// See the module's failure modes: this one is let pass.
+    fn lay_over(&self, folder: &Path) {
+        let options = format!("lowerdir={}:{}\0", at(".names").display(), folder.display());
+        if let Ok(options) = CStr::from_bytes_with_nul(options.as_bytes()) {
+            let _ = mount(
+                "vgpu-run",
+                folder,
+                "overlay",
+                MountFlags::NODEV | MountFlags::RDONLY,
+                options,
+            );
+        }
+    }
+}
+
+/// The loader's library folder, if it can be laid over: an overlay hides what is mounted inside.
+fn overlay_folder() -> Option<PathBuf> {
+    let mut folders = LIBRARY_FOLDERS
+        .iter()
+        .filter_map(|folder| Path::new(folder).canonicalize().ok());
+    let folder = folders.find(|folder| folder.is_dir())?;
+    let mounts = fs::read_to_string(MOUNTS).ok()?;
+    (!has_mounts_inside(&mounts, &folder)).then_some(folder)
+}
+
+fn has_mounts_inside(mountinfo: &str, folder: &Path) -> bool {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    points
+        .map(Path::new)
+        .any(|point| point != folder && point.starts_with(folder))
+}
+
+fn at(name: &str) -> PathBuf {
+    Path::new(CONTAINER_DIR).join(name)
+}
+
+fn bind(source: &Path, target: &Path) -> Result<(), NamespaceError> {
+    mount_bind(source, target).map_err(errno("bind a file over", target))
+}
+
+fn read_only(target: &Path, flags: MountFlags) -> Result<(), NamespaceError> {
+    let flags = flags | MountFlags::BIND | MountFlags::RDONLY;
+    mount_remount(target, flags, c"").map_err(errno("make read-only", target))
+}
+
+fn error<'a>(what: &'static str, path: &'a Path) -> impl Fn(io::Error) -> NamespaceError + 'a {
+    move |source| NamespaceError {
+        what,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+fn errno<'a>(what: &'static str, path: &'a Path) -> impl Fn(rustix::io::Errno) -> NamespaceError + 'a {
+    move |source| error(what, path)(source.into())
+}
+
+// === The one folder on the host ===
+
+/// /run/vgpu, on which each namespace mounts its own: made when it is missing, and then removed with
+/// the last share. One that somebody else made (the kubelet plugin) stays.
+#[derive(Debug)]
+pub struct HostFolder {
+    mark: PathBuf,
+}
+
+impl HostFolder {
+    #[must_use]
+    pub fn new(run_dir: &RunDir) -> Self {
+        Self {
+            mark: run_dir.path().join(".made-run-vgpu"),
+        }
+    }
+
+    /// Makes it if need be; under the lock of `run_dir`.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn ensure(&self, _locked: &Locked) -> Result<(), NamespaceError> {
+        let path = Path::new(CONTAINER_DIR);
+        if path.is_dir() {
+            return Ok(());
+        }
+        File::create(&self.mark).map_err(error("mark", &self.mark))?;
+        fs::create_dir(path).map_err(error("make", path))
+    }
+
+    /// Removes it if it is ours and empty; no share is left.
+    pub fn remove(&self) {
+        if self.mark.exists() && fs::remove_dir(CONTAINER_DIR).is_ok() {
+            let _ = fs::remove_file(&self.mark);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_inside_a_folder_are_seen() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      30 22 0:5 / /usr/lib/x86_64-linux-gnu rw - overlay o rw\n\
+                      31 22 8:1 /x /usr/lib64/libcuda.so.535 ro - ext4 /dev/sda1 rw\n";
+        assert!(!has_mounts_inside(mounts, Path::new("/usr/lib/x86_64-linux-gnu")));
+        assert!(has_mounts_inside(mounts, Path::new("/usr/lib64")));
+        assert!(!has_mounts_inside(mounts, Path::new("/usr/lib6")));
+    }
+}

@@ -1,0 +1,311 @@
+//! What a request means, given the GPUs and the share that it joins: pure.
+//!
+//! GPUs are asked for only where they matter (a new share, or a GPU named while joining), because a
+//! real driver takes its time; so the answer may be "ask NVML first".
+#![forbid(unsafe_code)]
+
+use crate::driver::Driver;
+use crate::gpus::Gpu;
+use crate::request::{GpuChoice, Request};
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_api::quantity::format_bytes;
+
+/// Name of a share that nobody can join.
+pub const OWN_SHARE: &str = "run";
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decision {
+    Create(Box<Limits>),
+    Join,
+    /// Decide again, with the GPUs.
+    AskGpus,
+}
+
+/// A share that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Existing {
+    pub limits: Limits,
+    pub soft_gpu: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
+    NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
+    #[error("--memory {}: GPU {} has {} in all", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
+    TooMuch { wanted: u64, gpu: Gpu },
+    #[error("--{flag} {wanted}: share {share:?} has {has}; leave the flag out, or take another --share")]
+    Differs {
+        flag: &'static str,
+        wanted: String,
+        share: String,
+        has: String,
+    },
+    #[error("--soft-gpu: share {0:?} is on a GPU of the NVIDIA driver; leave the flag out, or take another --share")]
+    NotSoft(String),
+}
+
+/// What `request` means: for a new share on `driver`, or for one that exists.
+///
+/// # Errors
+/// A GPU that is not there, more memory than it has, limits other than the share's.
+pub fn decide(
+    request: &Request,
+    existing: Option<&Existing>,
+    driver: &Driver,
+    gpus: Option<&[Gpu]>,
+) -> Result<Decision, PlanError> {
+    match existing {
+        Some(existing) => join(request, existing, gpus),
+        None => match gpus {
+            Some(gpus) => create(request, driver, gpus),
+            None => Ok(Decision::AskGpus),
+        },
+    }
+}
+
+fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, PlanError> {
+    let gpu = find(request.gpu.as_ref().unwrap_or(&GpuChoice::Index(0)), gpus)?;
+    let memory = request.memory.unwrap_or(gpu.published());
+    if memory > gpu.published() {
+        return Err(PlanError::TooMuch {
+            wanted: memory,
+            gpu: gpu.clone(),
+        });
+    }
+    Ok(Decision::Create(Box::new(Limits {
+        share: request.share.clone().unwrap_or_else(|| OWN_SHARE.to_owned()),
+        order: 0,
+        gpu: gpu.uuid.clone(),
+        memory,
+        cores: request.cores.unwrap_or(0),
+        compute_policy: ComputePolicy::Balanced,
+        priority: Priority::Low,
+        host_memory: 0,
+        context_reserve: 0,
+        libcuda: driver.libcuda.clone(),
+        libnvidia_ml: driver.libnvidia_ml.clone(),
+    })))
+}
+
+fn join(request: &Request, existing: &Existing, gpus: Option<&[Gpu]>) -> Result<Decision, PlanError> {
+    let has = &existing.limits;
+    let differs = |flag, wanted: String, has_value: String| PlanError::Differs {
+        flag,
+        wanted,
+        share: has.share.clone(),
+        has: has_value,
+    };
+    if request.soft_gpu && !existing.soft_gpu {
+        return Err(PlanError::NotSoft(has.share.clone()));
+    }
+    if let Some(wanted) = request.memory.filter(|wanted| *wanted != has.memory) {
+        return Err(differs("memory", format_bytes(wanted), format_bytes(has.memory)));
+    }
+    if let Some(wanted) = request.cores.filter(|wanted| *wanted != has.cores) {
+        return Err(differs("cores", wanted.to_string(), has.cores.to_string()));
+    }
+    if let Some(wanted) = &request.gpu {
+        let Some(gpus) = gpus else {
+            return Ok(Decision::AskGpus);
+        };
+        let gpu = find(wanted, gpus)?;
+        if gpu.uuid != has.gpu {
+            return Err(differs("gpu", wanted.to_string(), has.gpu.clone()));
+        }
+    }
+    Ok(Decision::Join)
+}
+
+fn find<'a>(wanted: &GpuChoice, gpus: &'a [Gpu]) -> Result<&'a Gpu, PlanError> {
+    let found = gpus.iter().find(|gpu| match wanted {
+        GpuChoice::Index(index) => gpu.index == *index,
+        GpuChoice::Uuid(uuid) => gpu.uuid.eq_ignore_ascii_case(uuid),
+    });
+    found.ok_or_else(|| PlanError::NoGpu {
+        wanted: wanted.clone(),
+        gpus: gpus.to_vec(),
+    })
+}
+
+fn list(gpus: &[Gpu]) -> String {
+    let texts: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn gpus() -> Vec<Gpu> {
+        ["GPU-aa", "GPU-bb"]
+            .into_iter()
+            .zip(0..)
+            .map(|(uuid, index)| Gpu {
+                index,
+                uuid: uuid.into(),
+                total: 80 * GIB,
+                reserved: (1 << 20) + 1,
+            })
+            .collect()
+    }
+
+    fn driver() -> Driver {
+        Driver {
+            libcuda: "/real/libcuda.so.1".into(),
+            libnvidia_ml: "/real/libnvidia-ml.so.1".into(),
+        }
+    }
+
+    fn request() -> Request {
+        Request {
+            memory: None,
+            cores: None,
+            share: None,
+            gpu: None,
+            soft_gpu: false,
+            command: vec!["true".into()],
+        }
+    }
+
+    fn created(request: &Request) -> Limits {
+        match decide(request, None, &driver(), Some(&gpus())) {
+            Ok(Decision::Create(limits)) => *limits,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn nothing_asked_is_the_whole_first_gpu() {
+        let limits = created(&request());
+        assert_eq!(
+            (limits.memory, limits.cores, &*limits.gpu),
+            (80 * GIB - 2 * (1 << 20), 0, "GPU-aa")
+        );
+        assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
+    }
+
+    #[test]
+    fn a_gpu_goes_by_index_and_by_uuid() {
+        for choice in [GpuChoice::Index(1), GpuChoice::Uuid("gpu-BB".into())] {
+            let limits = created(&Request {
+                gpu: Some(choice),
+                ..request()
+            });
+            assert_eq!(limits.gpu, "GPU-bb");
+        }
+        let error = decide(
+            &Request {
+                gpu: Some(GpuChoice::Index(2)),
+                ..request()
+            },
+            None,
+            &driver(),
+            Some(&gpus()),
+        );
+        let line = error.unwrap_err().to_string();
+        assert_eq!(
+            line,
+            "--gpu 2: this machine has no such GPU; it has 0 (GPU-aa), 1 (GPU-bb)"
+        );
+    }
+
+    #[test]
+    fn memory_ends_at_what_the_gpu_has() {
+        let all = 80 * GIB - 2 * (1 << 20);
+        assert_eq!(
+            created(&Request {
+                memory: Some(all),
+                ..request()
+            })
+            .memory,
+            all
+        );
+        let error = decide(
+            &Request {
+                memory: Some(81 * GIB),
+                ..request()
+            },
+            None,
+            &driver(),
+            Some(&gpus()),
+        );
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "--memory 81Gi: GPU 0 has 81918Mi in all"
+        );
+    }
+
+    #[test]
+    fn joining_takes_the_shares_limits_and_refuses_others() {
+        let limits = created(&Request {
+            memory: Some(20 * GIB),
+            cores: Some(25),
+            share: Some("a".into()),
+            ..request()
+        });
+        let existing = Existing {
+            limits,
+            soft_gpu: false,
+        };
+        let join = |request: Request, gpus: Option<&[Gpu]>| decide(&request, Some(&existing), &driver(), gpus);
+        let asked = Request {
+            share: Some("a".into()),
+            ..request()
+        };
+        assert_eq!(join(asked.clone(), None), Ok(Decision::Join));
+        let same = Request {
+            memory: Some(20 * GIB),
+            cores: Some(25),
+            ..asked.clone()
+        };
+        assert_eq!(join(same, None), Ok(Decision::Join));
+        let by_index = Request {
+            gpu: Some(GpuChoice::Index(0)),
+            ..asked.clone()
+        };
+        assert_eq!(join(by_index.clone(), None), Ok(Decision::AskGpus));
+        assert_eq!(join(by_index, Some(&gpus())), Ok(Decision::Join));
+        for (request, start) in [
+            (
+                Request {
+                    memory: Some(10 * GIB),
+                    ..asked.clone()
+                },
+                "--memory 10Gi: share \"a\" has 20Gi",
+            ),
+            (
+                Request {
+                    cores: Some(0),
+                    ..asked.clone()
+                },
+                "--cores 0: share \"a\" has 25",
+            ),
+            (
+                Request {
+                    gpu: Some(GpuChoice::Index(1)),
+                    ..asked.clone()
+                },
+                "--gpu 1: share \"a\" has GPU-aa",
+            ),
+            (
+                Request {
+                    soft_gpu: true,
+                    ..asked
+                },
+                "--soft-gpu: share \"a\" is on a GPU of the NVIDIA driver",
+            ),
+        ] {
+            let line = join(request, Some(&gpus())).unwrap_err().to_string();
+            assert!(line.starts_with(start), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_new_share_needs_the_gpus() {
+        assert_eq!(decide(&request(), None, &driver(), None), Ok(Decision::AskGpus));
+    }
+}

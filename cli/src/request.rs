@@ -1,0 +1,237 @@
+//! The validated request: every flag on its own is sound. Whether they fit the GPU and the share is
+//! [`crate::plan`]'s.
+#![forbid(unsafe_code)]
+
+use crate::flags::RunFlags;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+
+/// The least memory of a share.
+pub const MEMORY_MIN: u64 = 64 << 20;
+
+/// What `vgpu run` is asked for; None = left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes.
+    pub memory: Option<u64>,
+    pub cores: Option<u32>,
+    pub share: Option<String>,
+    pub gpu: Option<GpuChoice>,
+    pub soft_gpu: bool,
+    /// Program and arguments; at least one.
+    pub command: Vec<OsString>,
+}
+
+/// One GPU as the caller names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuChoice {
+    Index(u32),
+    Uuid(String),
+}
+
+/// A flag and why its value is none.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    #[error("--memory: {0}")]
+    Quantity(#[from] vgpu_api::quantity::QuantityError),
+    #[error("--memory {0:?}: less than the least share, 64Mi")]
+    MemoryTooSmall(String),
+    #[error("--cores {0:?}: not a whole percentage from 0 to 100")]
+    Cores(String),
+    #[error("--share {0:?}: not a name of 1 to 63 characters out of a-z, 0-9 and -")]
+    Share(String),
+    #[error("--gpu {0:?}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")]
+    Gpu(String),
+}
+
+impl Request {
+    /// Reads the flags' values.
+    ///
+    /// # Errors
+    /// The first flag whose value is none.
+    pub fn from_flags(flags: RunFlags) -> Result<Self, FlagError> {
+        Ok(Self {
+            memory: flags.memory.as_deref().map(memory).transpose()?,
+            cores: flags.cores.as_deref().map(cores).transpose()?,
+            share: flags.share.as_deref().map(share).transpose()?,
+            gpu: flags.gpu.as_deref().map(gpu).transpose()?,
+            soft_gpu: flags.soft_gpu,
+            command: flags.command,
+        })
+    }
+}
+
+fn memory(text: &OsStr) -> Result<u64, FlagError> {
+    let text = text.to_string_lossy();
+    match u64::try_from(vgpu_api::quantity::parse(&text)?) {
+        Ok(bytes) if bytes >= MEMORY_MIN => Ok(bytes),
+        _ => Err(FlagError::MemoryTooSmall(text.into_owned())),
+    }
+}
+
+fn cores(text: &OsStr) -> Result<u32, FlagError> {
+    let text = text.to_string_lossy();
+    digits(&text)
+        .filter(|cores| *cores <= 100)
+        .ok_or_else(|| FlagError::Cores(text.into_owned()))
+}
+
+fn share(text: &OsStr) -> Result<String, FlagError> {
+    let text = text.to_string_lossy();
+    if vgpu_abi::limits::is_share_name(&text) {
+        Ok(text.into_owned())
+    } else {
+        Err(FlagError::Share(text.into_owned()))
+    }
+}
+
+fn gpu(text: &OsStr) -> Result<GpuChoice, FlagError> {
+    let text = text.to_string_lossy();
+    if let Some(index) = digits(&text) {
+        return Ok(GpuChoice::Index(index));
+    }
+    if is_uuid(&text) {
+        return Ok(GpuChoice::Uuid(text.into_owned()));
+    }
+    Err(FlagError::Gpu(text.into_owned()))
+}
+
+/// Digits alone: no sign, no spaces.
+fn digits(text: &str) -> Option<u32> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+fn is_uuid(text: &str) -> bool {
+    let Some(hex) = text.strip_prefix("GPU-") else {
+        return false;
+    };
+    hex.len() == 36
+        && hex.bytes().enumerate().all(|(at, b)| match at {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        })
+}
+
+impl fmt::Display for GpuChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "GPU-3f8a1c20-1111-2222-3333-444455556666";
+
+    fn request(set: impl FnOnce(&mut RunFlags)) -> Result<Request, FlagError> {
+        let mut flags = RunFlags {
+            command: vec!["true".into()],
+            ..RunFlags::default()
+        };
+        set(&mut flags);
+        Request::from_flags(flags)
+    }
+
+    #[test]
+    fn sound_values_are_read() {
+        assert_eq!(
+            request(|f| f.memory = Some("20Gi".into())).unwrap().memory,
+            Some(20 << 30)
+        );
+        assert_eq!(
+            request(|f| f.memory = Some("64Mi".into())).unwrap().memory,
+            Some(64 << 20)
+        );
+        assert_eq!(request(|f| f.cores = Some("100".into())).unwrap().cores, Some(100));
+        assert_eq!(request(|f| f.cores = Some("0".into())).unwrap().cores, Some(0));
+        assert_eq!(
+            request(|f| f.gpu = Some("1".into())).unwrap().gpu,
+            Some(GpuChoice::Index(1))
+        );
+        assert_eq!(
+            request(|f| f.gpu = Some(UUID.into())).unwrap().gpu,
+            Some(GpuChoice::Uuid(UUID.into()))
+        );
+        assert_eq!(
+            request(|f| f.share = Some("a-1".into())).unwrap().share,
+            Some("a-1".into())
+        );
+    }
+
+    #[test]
+    fn nonsense_names_the_flag_and_its_value() {
+        let long = "a".repeat(64);
+        type Set = fn(&mut RunFlags, OsString);
+        let cases: [(&str, Set, &[&str]); 4] = [
+            (
+                "--memory",
+                |f, v| f.memory = Some(v),
+                &[
+                    "20",
+                    "-1Gi",
+                    "63Mi",
+                    "1.5",
+                    "20GB",
+                    "abc",
+                    "250m",
+                    "9999999Ti",
+                    "0",
+                    "20 Gi",
+                    "--cores",
+                ],
+            ),
+            (
+                "--cores",
+                |f, v| f.cores = Some(v),
+                &["", "101", "-1", "+5", "250m", "1.5", "a", "5%", "99999999999", " 5"],
+            ),
+            (
+                "--share",
+                |f, v| f.share = Some(v),
+                &["", ".", "..", "a/b", "A", "a_b", "../x", "a\nb", &long, "ä"],
+            ),
+            (
+                "--gpu",
+                |f, v| f.gpu = Some(v),
+                &[
+                    "",
+                    "-1",
+                    "gpu0",
+                    "GPU-",
+                    "GPU-3f8a1c20",
+                    "0,1",
+                    "1.0",
+                    "all",
+                    "99999999999",
+                    "MIG-3f8a1c20-1111-2222-3333-444455556666",
+                ],
+            ),
+        ];
+        for (flag, set, values) in cases {
+            for value in values {
+                let line = request(|f| set(f, value.into())).unwrap_err().to_string();
+                assert!(line.starts_with(flag), "{flag} {value:?}: {line}");
+                assert!(line.contains(&format!("{value:?}")), "{flag} {value:?}: {line}");
+                assert_eq!(line.lines().count(), 1, "{flag} {value:?}: {line}");
+            }
+        }
+        assert!(
+            request(|f| f.memory = Some("".into()))
+                .unwrap_err()
+                .to_string()
+                .starts_with("--memory: ")
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_nonsense_too() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = OsString::from_vec(vec![b'1', 0xff]);
+        assert!(request(|f| f.memory = Some(bytes.clone())).is_err());
+        assert!(request(|f| f.share = Some(bytes)).is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! `vgpu run`, from flags to exit status: the one place where the parts meet.
+#![forbid(unsafe_code)]
+
+use crate::EXIT_USAGE;
+use crate::artefacts::{ArtefactError, Artefacts};
+use crate::driver::{Driver, DriverError, Loader};
+use crate::environment::{Environment, SoftGpu};
+use crate::flags::RunFlags;
+use crate::gpus::{self, Gpu, GpuError};
+use crate::launch::{self, Places};
+use crate::namespace::{self, HostFolder, Namespace, NamespaceError};
+use crate::plan::{self, Decision, PlanError};
+use crate::request::{FlagError, Request};
+use crate::run_dir::{RunDir, RunDirError};
+use crate::share::{self, Held, Links, ShareError, ShareFolder};
+use crate::supervise::{self, StartError};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE};
+
+/// Shells' exit statuses for a command that does not start.
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Flag(#[from] FlagError),
+    #[error(transparent)]
+    Artefact(#[from] ArtefactError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("cannot find this program's own file: {0}")]
+    OwnFile(#[source] std::io::Error),
+    #[error("{RUN_DIR_VARIABLE}={}: this is a command of another `vgpu run`, whose limits hold already", .0.display())]
+    Nested(PathBuf),
+    #[error("{}: this container has limits of its own, which hold already", .0.display())]
+    InContainer(PathBuf),
+    #[error("{variable}={}: share {share:?} has {}; unset the variable, or take another --share", wanted.display(), or_none(.has))]
+    OtherSoftGpu {
+        variable: &'static str,
+        wanted: PathBuf,
+        share: String,
+        has: Option<PathBuf>,
+    },
+}
+
+fn or_none(path: &Option<PathBuf>) -> String {
+    path.as_ref()
+        .map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+}
+
+/// Runs, and says in one line why not.
+#[must_use]
+pub fn main(flags: RunFlags) -> ExitCode {
+    match run(flags) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("vgpu run: {error}");
+            ExitCode::from(match error {
+                RunError::Start(StartError::NotFound { .. }) => EXIT_NOT_FOUND,
+                RunError::Start(StartError::NotExecutable { .. }) => EXIT_NOT_EXECUTABLE,
+                _ => EXIT_USAGE,
+            })
+        }
+    }
+}
+
+fn run(flags: RunFlags) -> Result<u8, RunError> {
+    let request = Request::from_flags(flags)?;
+    let environment = Environment::read();
+    refuse_nested(&environment)?;
+    let exe = std::env::current_exe().map_err(RunError::OwnFile)?;
+    let artefacts = Artefacts::find(&exe)?;
+    let in_namespace = environment.uid == 0 && namespace::possible();
+    let run_dir = RunDir::open(&environment, in_namespace)?;
+    let host_folder = in_namespace.then(|| HostFolder::new(&run_dir));
+    let entry = Entry {
+        request: &request,
+        environment: &environment,
+        artefacts: &artefacts,
+        run_dir: &run_dir,
+        host_folder: host_folder.as_ref(),
+    };
+    let held = entry.enter()?;
+    let status = start(&request, &environment, &artefacts, in_namespace, &held);
+    held.release(|| {
+        if let Some(folder) = &host_folder {
+            folder.remove();
+        }
+    });
+    status
+}
+
+/// Limits do not nest: the inner share would be counted against nothing.
+fn refuse_nested(environment: &Environment) -> Result<(), RunError> {
+    if let Some(outer) = &environment.outer_run {
+        return Err(RunError::Nested(outer.clone()));
+    }
+    let entries = std::fs::read_dir(CONTAINER_DIR).into_iter().flatten().flatten();
+    let mut shares = entries
+        .map(|entry| entry.path().join(LIMITS))
+        .filter(|limits| limits.exists());
+    shares
+        .next()
+        .map_or(Ok(()), |limits| Err(RunError::InContainer(limits)))
+}
+
+fn start(
+    request: &Request,
+    environment: &Environment,
+    artefacts: &Artefacts,
+    in_namespace: bool,
+    held: &Held,
+) -> Result<u8, RunError> {
+    let namespace = if in_namespace {
+        let driver = driver_of(&held.folder)?;
+        Some(Namespace::of(held, &artefacts.shim, &artefacts.preload, driver))
+    } else {
+        None
+    };
+    let places = namespace
+        .as_ref()
+        .map_or_else(|| plain_places(&held.folder), Namespace::places);
+    let soft_gpu = held.folder.soft_gpu();
+    let mut command = Command::new(&request.command[0]);
+    command.args(&request.command[1..]);
+    command.envs(launch::variables(&places, soft_gpu.as_ref(), environment));
+    let prepare = move || match &namespace {
+        Some(namespace) => namespace.apply().map_err(|error| error.to_string()),
+        None => Ok(()),
+    };
+    Ok(supervise::run(command, held.lock(), prepare)?)
+}
+
+fn plain_places(folder: &ShareFolder) -> Places {
+    Places {
+        shares: Some(folder.shares()),
+        preload: Some(folder.lib().join(PRELOAD_FILE)),
+        libraries: folder.lib(),
+    }
+}
+
+fn driver_of(folder: &ShareFolder) -> Result<Driver, ShareError> {
+    folder.driver().ok_or_else(|| ShareError::Damaged {
+        share: folder.0.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        file: folder.0.join("driver"),
+        reason: "its symlinks to the driver's libraries are missing".to_owned(),
+        folder: folder.0.clone(),
+    })
+}
+
+// === Entering a share ===
+
+/// What entering a share needs.
+struct Entry<'a> {
+    request: &'a Request,
+    environment: &'a Environment,
+    artefacts: &'a Artefacts,
+    run_dir: &'a RunDir,
+    host_folder: Option<&'a HostFolder>,
+}
+
+impl Entry<'_> {
+    /// Joins the share, or makes it. The folder's lock is not held while NVML is asked, so what was
+    /// there before may be gone after, and the other way round: then it is decided again.
+    fn enter(&self) -> Result<Held, RunError> {
+        let mut asked: Option<(Driver, Vec<Gpu>)> = None;
+        loop {
+            let locked = self.run_dir.lock()?;
+            share::sweep(self.run_dir, &locked);
+            let found = match &self.request.share {
+                Some(name) => share::find(self.run_dir, &locked, name)?,
+                None => None,
+            };
+            let (driver, soft_gpu) = match &found {
+                Some((folder, _)) => (driver_of(folder)?, folder.soft_gpu()),
+                None => self.own_driver()?,
+            };
+            let gpus = asked
+                .as_ref()
+                .filter(|(of, _)| *of == driver)
+                .map(|(_, gpus)| gpus.as_slice());
+            let existing = found.as_ref().map(|(_, existing)| existing);
+            let as_seen = if self.host_folder.is_some() {
+                namespace::driver()
+            } else {
+                driver.clone()
+            };
+            match plan::decide(self.request, existing, &as_seen, gpus)? {
+                Decision::AskGpus => {
+                    drop(locked);
+                    let gpus = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
+                    asked = Some((driver, gpus));
+                }
+                Decision::Join => {
+                    let Some((folder, existing)) = found else {
+                        continue;
+                    };
+                    self.same_soft_gpu(&existing.limits.share, soft_gpu.as_ref())?;
+                    return Ok(share::join(self.run_dir, &locked, folder, existing.limits)?);
+                }
+                Decision::Create(limits) => {
+                    if let Some(folder) = self.host_folder {
+                        folder.ensure(&locked)?;
+                    }
+                    let links = Links {
+                        shim: self.artefacts.shim.clone(),
+                        preload: self.artefacts.preload.clone(),
+                        driver,
+                        soft_gpu,
+                    };
+                    let id = self.request.share.clone().unwrap_or_else(share::own_id);
+                    return Ok(share::create(self.run_dir, &locked, &id, *limits, &links)?);
+                }
+            }
+        }
+    }
+
+    /// The driver of a new share.
+    fn own_driver(&self) -> Result<(Driver, Option<SoftGpu>), RunError> {
+        if self.request.soft_gpu {
+            let (libcuda, libnvidia_ml) = self.artefacts.soft_gpu()?;
+            return Ok((
+                Driver { libcuda, libnvidia_ml },
+                Some(self.environment.soft_gpu.clone()),
+            ));
+        }
+        let path = self.environment.ld_library_path.as_deref();
+        let loader = Loader::of_machine(path, Path::new(&self.artefacts.shim));
+        Ok((loader.driver()?, None))
+    }
+
+    /// One share is on one software GPU: a variable that is set must be the share's.
+    fn same_soft_gpu(&self, share: &str, soft_gpu: Option<&SoftGpu>) -> Result<(), RunError> {
+        let Some(of_share) = soft_gpu else {
+            return Ok(());
+        };
+        for ((variable, wanted), (_, has)) in self
+            .environment
+            .soft_gpu
+            .variables()
+            .into_iter()
+            .zip(of_share.variables())
+        {
+            if let Some(wanted) = wanted.filter(|wanted| Some(*wanted) != has) {
+                return Err(RunError::OtherSoftGpu {
+                    variable,
+                    wanted: wanted.to_path_buf(),
+                    share: share.to_owned(),
+                    has: has.map(Path::to_path_buf),
+                });
+            }
+        }
+        Ok(())
+    }
+}

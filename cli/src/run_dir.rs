@@ -1,0 +1,215 @@
+//! The folder of all local shares, and the lock under which they come and go.
+//!
+//! ```text
+//!  root        /run/vgpu-run                         (with a mount namespace)
+//!  others      $XDG_RUNTIME_DIR/vgpu-run             if that folder is the user's alone
+//!              else /tmp/vgpu-run-<uid>
+//! ```
+//!
+//! How it fails: anybody can make a name in /tmp first, or a symlink there. The folder is used only
+//! if it is a folder (no symlink), belongs to the user and is open to nobody else; then only the user
+//! can change what lies in it, and /tmp's sticky bit keeps others from moving it away.
+#![forbid(unsafe_code)]
+
+use crate::environment::Environment;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const ROOT: &str = "/run/vgpu-run";
+/// A `vgpu run` holds the lock for milliseconds; a stopped one must not stop all others for good.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The folder, checked.
+#[derive(Debug, Clone)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+/// While it lives, no other `vgpu run` of this folder makes or removes shares.
+#[derive(Debug)]
+pub struct Locked {
+    _file: File,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    #[error("cannot make {}, the folder of local shares: {source}", path.display())]
+    Make { path: PathBuf, source: io::Error },
+    #[error("{} is not a folder of user {uid} alone (mode 0700, no symlink): remove it, or name another folder with XDG_RUNTIME_DIR", path.display())]
+    Foreign { path: PathBuf, uid: u32 },
+    #[error("cannot lock {}: {source}", path.display())]
+    Lock { path: PathBuf, source: io::Error },
+    #[error("{} is locked for {} s by another `vgpu run`: is one of them stopped?", path.display(), PATIENCE.as_secs())]
+    Busy { path: PathBuf },
+}
+
+impl RunDir {
+    /// The folder of this user; `namespace`: of runs as root with a mount namespace.
+    ///
+    /// # Errors
+    /// It cannot be made, or it is somebody else's.
+    pub fn open(environment: &Environment, namespace: bool) -> Result<Self, RunDirError> {
+        let path = choose(environment, namespace);
+        ensure(&path, environment.uid)?;
+        Ok(Self { path })
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    /// It cannot be opened, or another holds it for too long.
+    pub fn lock(&self) -> Result<Locked, RunDirError> {
+        let path = self.path.join(".lock");
+        let error = |source: Errno| RunDirError::Lock {
+            path: path.clone(),
+            source: source.into(),
+        };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = File::from(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(error)?);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked { _file: file }),
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+                Err(Errno::WOULDBLOCK) => return Err(RunDirError::Busy { path }),
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(error(source)),
+            }
+        }
+    }
+}
+
+fn choose(environment: &Environment, namespace: bool) -> PathBuf {
+    if namespace {
+        return PathBuf::from(ROOT);
+    }
+    let runtime = environment.runtime_dir.as_deref();
+    match runtime.filter(|dir| is_plain(dir) && is_private(dir, environment.uid)) {
+        Some(dir) => dir.join("vgpu-run"),
+        None => PathBuf::from(format!("/tmp/vgpu-run-{}", environment.uid)),
+    }
+}
+
+/// LD_PRELOAD and LD_LIBRARY_PATH cannot hold every path: their separators, and `$` that the loader expands.
+fn is_plain(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    path.is_absolute() && !bytes.iter().any(|b| b" \t\n\r:;$,".contains(b))
+}
+
+fn is_private(dir: &Path, uid: u32) -> bool {
+    std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid && meta.mode() & 0o022 == 0)
+}
+
+fn ensure(path: &Path, uid: u32) -> Result<(), RunDirError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(RunDirError::Make {
+                path: path.to_path_buf(),
+                source,
+            });
+        }
+        _ => {}
+    }
+    let meta = std::fs::symlink_metadata(path).map_err(|source| RunDirError::Make {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    if meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 {
+        Ok(())
+    } else {
+        Err(RunDirError::Foreign {
+            path: path.to_path_buf(),
+            uid,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn uid() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    #[test]
+    fn hostile_folders_are_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("vgpu-run");
+        let refused = |what: &str| match ensure(&path, uid()) {
+            Err(error @ RunDirError::Foreign { .. }) => assert!(error.to_string().contains("vgpu-run"), "{what}"),
+            other => panic!("{what}: {other:?}"),
+        };
+        fs::create_dir(tmp.path().join("elsewhere")).unwrap();
+        fs::set_permissions(tmp.path().join("elsewhere"), fs::Permissions::from_mode(0o700)).unwrap();
+        symlink(tmp.path().join("elsewhere"), &path).unwrap();
+        refused("a symlink to a good folder");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        refused("a file");
+        fs::remove_file(&path).unwrap();
+        for mode in [0o755, 0o770, 0o707, 0o777] {
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            refused("a folder open to others");
+            fs::remove_dir(&path).unwrap();
+        }
+        assert!(ensure(&path, uid()).is_ok());
+        assert!(ensure(&path, uid()).is_ok(), "again");
+        assert!(
+            matches!(ensure(&path, uid() + 1), Err(RunDirError::Foreign { .. })),
+            "another user's"
+        );
+    }
+
+    #[test]
+    fn the_runtime_folder_is_used_only_if_it_is_the_users_and_fits_the_loaders_variables() {
+        let tmp = tempfile::tempdir().unwrap();
+        let at = |dir: &Path| {
+            let environment = Environment {
+                uid: uid(),
+                runtime_dir: Some(dir.to_path_buf()),
+                ..Environment::default()
+            };
+            choose(&environment, false)
+        };
+        let fallback = PathBuf::from(format!("/tmp/vgpu-run-{}", uid()));
+        assert_eq!(at(tmp.path()), tmp.path().join("vgpu-run"));
+        assert_eq!(at(Path::new("/nowhere")), fallback);
+        assert_eq!(at(Path::new("relative")), fallback);
+        let spaced = tmp.path().join("a b");
+        fs::create_dir(&spaced).unwrap();
+        assert_eq!(at(&spaced), fallback);
+        fs::set_permissions(tmp.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(at(tmp.path()), fallback);
+        assert_eq!(choose(&Environment::default(), true), Path::new("/run/vgpu-run"));
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = RunDir {
+            path: tmp.path().to_path_buf(),
+        };
+        let first = dir.lock().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|threads| {
+            threads.spawn(|| tell.send(dir.lock().is_ok()));
+            assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "two hold it");
+            drop(first);
+            assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(true));
+        });
+    }
+}

@@ -1,0 +1,331 @@
+//! Local shares: made, joined, held and taken away.
+//!
+//! ```text
+//!  <run dir>/<id>/            id: the share's name, or .run-<pid>-<time> for a share of one's own
+//!    lock                     a shared lock (flock) is held by each `vgpu run` and its COMMAND
+//!    lib/                     libcuda.so, libcuda.so.1, libnvidia-ml.so.1, libvgpu-preload.so: symlinks
+//!    driver/                  libcuda.so.1, libnvidia-ml.so.1: symlinks to the real ones
+//!    soft-gpu                 marks a share on the software GPU; its variables are symlinks, if set:
+//!    SOFT_GPU_STATE, SOFT_GPU_PROFILE
+//!    shares/<share>/          limits and ledger; VGPU_RUN_DIR names shares/
+//! ```
+//!
+//! Who holds a share: COMMAND and what it starts inherit the lock's descriptor, so a share outlives a
+//! `vgpu run` that was killed. A program that closes descriptors it does not know loses that one, but
+//! while it uses the GPU it holds its lanes' locks in the ledger; both are asked. All changes happen
+//! under the folder's lock ([`crate::run_dir`]), so a share is seen whole or not at all, and what a
+//! killed `vgpu run` left half made has no holder: the next one removes it.
+#![allow(unsafe_code)] // One fcntl(F_OFD_GETLK), which rustix does not have.
+
+use crate::driver::Driver;
+use crate::environment::{SOFT_GPU_PROFILE, SOFT_GPU_STATE, SoftGpu};
+use crate::plan::Existing;
+use crate::run_dir::{Locked, RunDir};
+use rustix::fs::FlockOperation;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use vgpu_abi::limits::Limits;
+use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, SHIM_NAMES};
+use vgpu_abi::{ledger, limits};
+
+/// A share that this process holds.
+#[derive(Debug)]
+pub struct Held {
+    run_dir: RunDir,
+    pub folder: ShareFolder,
+    pub limits: Limits,
+    lock: File,
+}
+
+/// Where the parts of a share lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareFolder(pub PathBuf);
+
+/// The symlinks of a new share.
+#[derive(Clone, Debug)]
+pub struct Links {
+    pub shim: PathBuf,
+    pub preload: PathBuf,
+    /// The driver's libraries as the host knows them.
+    pub driver: Driver,
+    pub soft_gpu: Option<SoftGpu>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    #[error("share {share:?}: {} is damaged: {reason}; end its commands and remove {}", file.display(), folder.display())]
+    Damaged {
+        share: String,
+        file: PathBuf,
+        reason: String,
+        folder: PathBuf,
+    },
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+// === impl ShareFolder ===
+
+impl ShareFolder {
+    #[must_use]
+    pub fn shares(&self) -> PathBuf {
+        self.0.join("shares")
+    }
+
+    #[must_use]
+    pub fn share(&self, name: &str) -> PathBuf {
+        self.shares().join(name)
+    }
+
+    #[must_use]
+    pub fn lib(&self) -> PathBuf {
+        self.0.join("lib")
+    }
+
+    /// The real driver's libraries.
+    #[must_use]
+    pub fn driver(&self) -> Option<Driver> {
+        let target = |name| fs::read_link(self.0.join("driver").join(name)).ok();
+        Some(Driver {
+            libcuda: target(LIBCUDA)?,
+            libnvidia_ml: target(LIBNVIDIA_ML)?,
+        })
+    }
+
+    /// The software GPU's variables; None: the share is on a real GPU.
+    #[must_use]
+    pub fn soft_gpu(&self) -> Option<SoftGpu> {
+        let target = |name| fs::read_link(self.0.join(name)).ok();
+        self.0.join("soft-gpu").exists().then(|| SoftGpu {
+            state: target(SOFT_GPU_STATE),
+            profile: target(SOFT_GPU_PROFILE),
+        })
+    }
+
+    /// Whether anybody uses it; asked under the folder's lock.
+    fn in_use(&self) -> bool {
+        self.is_locked() || self.ledgers().iter().any(|ledger| has_owners(ledger).unwrap_or(false))
+    }
+
+    fn is_locked(&self) -> bool {
+        let Ok(file) = File::open(self.0.join("lock")) else {
+            return false;
+        };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+    }
+
+    fn ledgers(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.shares()).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().join(LEDGER)).collect()
+    }
+}
+
+/// Whether a process holds a lane of this ledger.
+fn has_owners(ledger: &Path) -> io::Result<bool> {
+    let file = File::open(ledger)?;
+    // SAFETY: an all-zero flock is a value of its type: from the start of the file to its end.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: `file` is open, and the command reads and writes the flock that is given.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, std::ptr::from_mut(&mut lock)) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+// === Coming and going, under the folder's lock ===
+
+/// Removes every share that nobody holds.
+pub fn sweep(run_dir: &RunDir, locked: &Locked) {
+    for folder in folders(run_dir, locked) {
+        if !folder.in_use() {
+            // What cannot be removed is found again by the next run, and named when its name is wanted.
+            let _ = fs::remove_dir_all(&folder.0);
+        }
+    }
+}
+
+fn folders(run_dir: &RunDir, _locked: &Locked) -> Vec<ShareFolder> {
+    let entries = fs::read_dir(run_dir.path()).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| ShareFolder(entry.path())).collect()
+}
+
+/// The share of that name, if somebody holds it.
+///
+/// # Errors
+/// Its limits file is damaged.
+pub fn find(run_dir: &RunDir, _locked: &Locked, name: &str) -> Result<Option<(ShareFolder, Existing)>, ShareError> {
+    let folder = ShareFolder(run_dir.path().join(name));
+    let file = folder.share(name).join(LIMITS);
+    let damaged = |reason: String| ShareError::Damaged {
+        share: name.to_owned(),
+        file: file.clone(),
+        reason,
+        folder: folder.0.clone(),
+    };
+    let mut bytes = Vec::new();
+    match File::open(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.0.exists() => return Ok(None),
+        Err(error) => return Err(damaged(error.to_string())),
+        Ok(open) => {
+            let bounded = &mut open.take(limits::MAX_SIZE as u64 + 1);
+            bounded
+                .read_to_end(&mut bytes)
+                .map_err(|error| damaged(error.to_string()))?;
+        }
+    }
+    let limits = Limits::parse(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let soft_gpu = folder.soft_gpu().is_some();
+    Ok(Some((folder, Existing { limits, soft_gpu })))
+}
+
+/// Holds a share that exists.
+///
+/// # Errors
+/// Its lock cannot be opened.
+pub fn join(run_dir: &RunDir, _locked: &Locked, folder: ShareFolder, limits: Limits) -> Result<Held, ShareError> {
+    let lock = hold(&folder)?;
+    Ok(Held {
+        run_dir: run_dir.clone(),
+        folder,
+        limits,
+        lock,
+    })
+}
+
+/// Makes a share and holds it. `id`: its folder's name.
+///
+/// # Errors
+/// A file cannot be made; nothing is left then.
+pub fn create(run_dir: &RunDir, _locked: &Locked, id: &str, limits: Limits, links: &Links) -> Result<Held, ShareError> {
+    let folder = ShareFolder(run_dir.path().join(id));
+    make_dir(&folder.0)?;
+    let made = hold(&folder).and_then(|lock| fill(&folder, &limits, links).map(|()| lock));
+    match made {
+        Ok(lock) => Ok(Held {
+            run_dir: run_dir.clone(),
+            folder,
+            limits,
+            lock,
+        }),
+        Err(error) => {
+            let _ = fs::remove_dir_all(&folder.0);
+            Err(error)
+        }
+    }
+}
+
+fn hold(folder: &ShareFolder) -> Result<File, ShareError> {
+    let path = folder.0.join("lock");
+    let open = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(&path);
+    let file = open.map_err(io_error("make", &path))?;
+    let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+    locked.map_err(|error| io_error("lock", &path)(error.into()))?;
+    Ok(file)
+}
+
+fn fill(folder: &ShareFolder, limits: &Limits, links: &Links) -> Result<(), ShareError> {
+    let share = folder.share(&limits.share);
+    for dir in [&folder.lib(), &folder.0.join("driver"), &folder.shares(), &share] {
+        make_dir(dir)?;
+    }
+    for name in SHIM_NAMES {
+        link(&links.shim, &folder.lib().join(name))?;
+    }
+    link(&links.preload, &folder.lib().join(PRELOAD_FILE))?;
+    link(&links.driver.libcuda, &folder.0.join("driver").join(LIBCUDA))?;
+    link(&links.driver.libnvidia_ml, &folder.0.join("driver").join(LIBNVIDIA_ML))?;
+    if let Some(soft_gpu) = &links.soft_gpu {
+        write(&folder.0.join("soft-gpu"), b"", 0o444)?;
+        for (variable, target) in soft_gpu.variables() {
+            if let Some(target) = target {
+                link(target, &folder.0.join(variable))?;
+            }
+        }
+    }
+    // COMMAND may change its user: the modes are those of a share in a container.
+    write(&share.join(LEDGER), &ledger::image(limits), 0o666)?;
+    write(&share.join(LIMITS), limits.render().as_bytes(), 0o444)
+}
+
+// === impl Held ===
+
+impl Held {
+    /// The descriptor that COMMAND inherits, and with it the hold.
+    #[must_use]
+    pub fn lock(&self) -> &File {
+        &self.lock
+    }
+
+    /// Lets go, and takes the share away if nobody else holds it; `last` runs when no share is left.
+    pub fn release(self, last: impl FnOnce()) {
+        let Self {
+            run_dir, folder, lock, ..
+        } = self;
+        let locked = run_dir.lock();
+        // Our own lock is let go under the folder's, and asked for anew: COMMAND's children may hold
+        // the same description.
+        drop(lock);
+        let Ok(locked) = locked else {
+            return; // the next run's to clean up
+        };
+        if !folder.in_use() {
+            let _ = fs::remove_dir_all(&folder.0);
+        }
+        if folders(&run_dir, &locked).is_empty() {
+            last();
+        }
+    }
+}
+
+// === Files ===
+
+fn io_error<'a>(what: &'static str, path: &'a Path) -> impl Fn(io::Error) -> ShareError + 'a {
+    move |source| ShareError::Io {
+        what,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), ShareError> {
+    fs::create_dir(path).map_err(io_error("make", path))?;
+    // Root's share is looked at by whatever user COMMAND becomes; the folder of all shares stays closed.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io_error("make", path))
+}
+
+fn link(target: &Path, path: &Path) -> Result<(), ShareError> {
+    symlink(target, path).map_err(io_error("make", path))
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), ShareError> {
+    let open = OpenOptions::new().write(true).create_new(true).open(path);
+    let mut file = open.map_err(io_error("make", path))?;
+    file.write_all(bytes).map_err(io_error("write", path))?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+        .map_err(io_error("make", path))
+}
+
+/// Name of the folder of a share that nobody can join: no share's name starts with a full stop.
+#[must_use]
+pub fn own_id() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    format!(".run-{}-{}", std::process::id(), now.map_or(0, |now| now.as_nanos()))
+}
+
+#[cfg(test)]
+mod tests;
