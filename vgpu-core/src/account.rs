@@ -115,6 +115,33 @@ impl Account {
         }
     }
 
+    /// Gives back all of a charge but its first `keep` bytes.
+    pub fn shrink(&self, charge: &mut Charge, keep: u64) {
+        let mut left = keep;
+        let rest = charge.rest.iter_mut().flat_map(|rest| rest.iter_mut());
+        for part in std::iter::once(&mut charge.first).chain(rest) {
+            let kept = part.bytes.min(left);
+            left -= kept;
+            if kept < part.bytes {
+                self.give_back(&Part {
+                    bytes: part.bytes - kept,
+                    ..*part
+                });
+                part.bytes = kept;
+            }
+        }
+    }
+
+    /// The processes of this PID namespace and what they hold, over all shares, by PID.
+    #[must_use]
+    pub fn processes(&self) -> Vec<(u32, u64)> {
+        let mut sums = std::collections::BTreeMap::new();
+        for (pid, charged) in self.shares.iter().flat_map(Share::processes) {
+            *sums.entry(pid).or_insert(0_u64) += charged;
+        }
+        sums.into_iter().collect()
+    }
+
     #[inline]
     fn give_back(&self, part: &Part) {
         if let Some(share) = self.shares.get(usize::from(part.share)) {
@@ -174,6 +201,13 @@ impl Account {
 }
 
 impl Charge {
+    /// Takes `other`, of the same account, in.
+    pub fn join(&mut self, other: Self) {
+        let rest = self.rest.take().unwrap_or_default().into_vec();
+        let more = other.rest.unwrap_or_default().into_vec();
+        self.rest = Some(rest.into_iter().chain([other.first]).chain(more).collect());
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -27,4 +27,4 @@ pub mod wide;
 #[cfg(test)]
 mod explore;
 
-pub use share::{OpenError, Reservation, Share};
+pub use share::{OpenError, Refusal, Reservation, Share};

@@ -149,8 +149,8 @@ fn finish(region: &Region) -> Result<usize, Outcome> {
     }
 }
 
-/// What a dead owner's lane holds.
-fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
+/// What a lane holds, its owner being dead; of a live one, what it held a moment ago.
+pub(super) fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
     // The writer before `applied`: who overwrites the total records first.
     let writer = region.total.writer();
     let applied = lane.applied.load(Acquire);

@@ -10,7 +10,7 @@
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
 use super::operation::{Change, Operation, Outcome};
-use super::reap::reap;
+use super::reap::{held, reap};
 use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
@@ -178,6 +178,18 @@ impl Share {
         }
         self.looked.store(now, Relaxed);
         self.reap(Duration::ZERO);
+    }
+
+    /// The processes of this PID namespace that have the share open, and what each holds.
+    #[must_use]
+    pub fn processes(&self) -> Vec<(u32, u64)> {
+        let here = pid_namespace();
+        let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
+        let ours = lanes.filter(|(_, lane)| {
+            !lane.generation.load(Acquire).is_multiple_of(2) && lane.pid_namespace.load(Relaxed) == here
+        });
+        ours.map(|(index, lane)| (lane.pid.load(Relaxed), held(self.region(), index, lane)))
+            .collect()
     }
 
     #[inline(always)]

@@ -1,0 +1,96 @@
+//! Generates from `names/` and the hook tables: a slot a public name, a jump for each name that is
+//! not hooked, and the list of the hooked. Link flags of libvgpu.so are set here too.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::{env, fs, path::Path};
+
+const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
+const TABLES: [&str; 3] = ["src/table/cuda.rs", "src/table/devices.rs", "src/table/nvml.rs"];
+
+fn lines(path: &str) -> Vec<String> {
+    println!("cargo:rerun-if-changed={path}");
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(String::from)
+        .collect()
+}
+
+/// The names that a table declares: `class name, name: (...) => handler;`.
+fn hooked(path: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for line in lines(path) {
+        let Some((class, rest)) = line.split_once(' ') else {
+            continue;
+        };
+        if CLASSES.contains(&class) {
+            let end = rest.find(':').unwrap_or(rest.len());
+            names.extend(rest[..end].split(',').map(|name| name.trim().to_owned()));
+        }
+    }
+    names
+}
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them.
+    for argument in ["-Bsymbolic", "-z,nodelete", "-rpath,$ORIGIN", "--enable-new-dtags"] {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+    }
+    let data: BTreeSet<String> = lines("names/cuda-data.txt").into_iter().collect();
+    let cuda: Vec<String> = lines("names/cuda.txt")
+        .into_iter()
+        .filter(|name| !data.contains(name))
+        .collect();
+    let nvml = lines("names/nvml.txt");
+    let all: Vec<&String> = cuda.iter().chain(&nvml).collect();
+    let hooks: Vec<String> = TABLES.iter().flat_map(|table| hooked(table)).collect();
+    for (index, hook) in hooks.iter().enumerate() {
+        assert!(
+            all.contains(&hook),
+            "hooked name {hook} is not public: add it to names/"
+        );
+        assert!(!hooks[..index].contains(hook), "{hook} is hooked twice");
+    }
+
+    let mut out = String::new();
+    let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
+    put(format!("pub(crate) const CUDA: usize = {};", cuda.len()));
+    put(format!("pub(crate) const COUNT: usize = {};", all.len()));
+    put(format!(
+        "pub(crate) static NAMES: [&core::ffi::CStr; {}] = [",
+        all.len()
+    ));
+    all.iter().for_each(|name| put(format!("c\"{name}\",")));
+    put("];".into());
+    put("#[allow(dead_code)] pub(crate) mod slot {".into()); // Every name has one; not all are called.
+    for (index, name) in all.iter().enumerate() {
+        put(format!("pub(crate) const {name}: usize = {index};"));
+    }
+    put("}".into());
+    put("pub(crate) fn hooked() -> impl Iterator<Item = (usize, *const ())> { [".into());
+    for name in &hooks {
+        let module = TABLES
+            .iter()
+            .find(|table| hooked(table).contains(name))
+            .expect("a table");
+        let module = Path::new(module)
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .expect("a name");
+        put(format!("(slot::{name}, crate::table::{module}::{name} as *const ()),"));
+    }
+    put("].into_iter() }".into());
+    for (index, name) in all.iter().enumerate() {
+        if !hooks.contains(name) {
+            put(format!("crate::jump::jump!({name}, {index});"));
+        }
+    }
+    for name in &data {
+        put(format!("crate::jump::object!({name});"));
+    }
+    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("names.rs");
+    fs::write(&path, out).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}

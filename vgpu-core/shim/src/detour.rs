@@ -1,0 +1,74 @@
+//! What every detour does around its handler: no unwinding into C, errno kept, refusal where this
+//! process has no share.
+
+use crate::real;
+use crate::state::{self, Ready};
+use core::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use vgpu_core::os::stderr;
+
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const INVALID_VALUE: c_int = 1;
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const NO_DEVICE: c_int = 100;
+pub(crate) const INVALID_DEVICE: c_int = 101;
+pub(crate) const NOT_FOUND: c_int = 500;
+const NOT_PERMITTED: c_int = 800;
+const NOT_SUPPORTED: c_int = 801;
+const UNKNOWN: c_int = 999;
+
+pub(crate) const NVML_SUCCESS: c_int = 0;
+pub(crate) const NVML_INVALID_ARGUMENT: c_int = 2;
+pub(crate) const NVML_NO_PERMISSION: c_int = 4;
+pub(crate) const NVML_NOT_FOUND: c_int = 6;
+pub(crate) const NVML_INSUFFICIENT_SIZE: c_int = 7;
+const NVML_FUNCTION_NOT_FOUND: c_int = 13;
+
+/// Takes any arguments: the caller cleans up in this ABI.
+pub(crate) extern "C" fn refused_cuda() -> c_int {
+    NOT_PERMITTED
+}
+pub(crate) extern "C" fn refused_nvml() -> c_int {
+    NVML_NO_PERMISSION
+}
+pub(crate) extern "C" fn missing_cuda() -> c_int {
+    NOT_SUPPORTED
+}
+pub(crate) extern "C" fn missing_nvml() -> c_int {
+    NVML_FUNCTION_NOT_FOUND
+}
+
+/// A hook of the driver API: `handle` gets the state and the address of the real function.
+#[inline(always)]
+pub(crate) fn cuda(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+    run(slot, NOT_PERMITTED, handle)
+}
+
+/// A hook of NVML.
+#[inline(always)]
+pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+    run(slot, NVML_NO_PERMISSION, handle)
+}
+
+#[inline(always)]
+fn run(slot: usize, refused: c_int, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+    guarded(|| match state::ready() {
+        Some(ready) => handle(ready, real::address(slot)),
+        None => refused,
+    })
+    .unwrap_or(UNKNOWN)
+}
+
+/// Runs `body` with errno kept; None: it panicked, which is said and goes no further.
+#[inline(always)]
+pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: the address of this thread's errno is valid as long as the thread.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    let before = *errno;
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    *errno = before;
+    if outcome.is_err() {
+        stderr::say("a call failed inside libvgpu.so; this is a bug, please report the lines above");
+    }
+    outcome.ok()
+}

@@ -1,0 +1,25 @@
+//! cuInit: refused without a share, and without a device of which there is one.
+
+use crate::detour::{NO_DEVICE, SUCCESS};
+use crate::state::Ready;
+use core::ffi::{c_int, c_uint};
+use vgpu_core::os::stderr;
+
+pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn(c_uint) -> c_int, flags: c_uint) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(flags) };
+    if result != SUCCESS {
+        return result;
+    }
+    match ready.devices() {
+        Some(devices) if devices.list.is_empty() => {
+            let granted: Vec<&str> = ready.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+            stderr::say(&format!(
+                "the driver shows none of the GPUs of this process's shares ({}): check CUDA_VISIBLE_DEVICES and the driver",
+                granted.join(", ")
+            ));
+            NO_DEVICE
+        }
+        _ => SUCCESS,
+    }
+}

@@ -1,0 +1,256 @@
+//! cuMemAlloc and its kin: charged before the driver is asked, what the driver takes.
+//!
+//! A charge is the size rounded up to the driver's granule of 2 MiB. The driver packs smaller
+//! allocations together, so that the sum of charges is never below what it takes.
+
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::pools;
+use crate::real::real;
+use crate::state::{Gpu, Live, Ready};
+use core::ffi::{c_int, c_uint};
+use vgpu_core::account::{Charge, rounded};
+use vgpu_core::ledger::Refusal;
+
+/// What the driver takes memory in.
+pub(crate) const GRANULE: u64 = 2 << 20;
+/// What rows of a pitched allocation are aligned to, at most.
+const PITCH: u64 = 512;
+
+/// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
+#[inline]
+pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
+    let bytes = rounded(bytes, GRANULE)?;
+    match gpu.account.reserve(bytes) {
+        Ok(charge) => Some(charge),
+        Err(Refusal::Limit) if pools::trim_all(gpu) => gpu.account.reserve(bytes).ok(),
+        Err(_) => None,
+    }
+}
+
+/// Charges, calls the driver, and keeps the charge with the handle that `allocate` answers.
+#[inline(always)]
+pub(crate) fn charged(ready: &Ready, gpu: usize, bytes: u64, allocate: impl FnOnce() -> Result<u64, c_int>) -> c_int {
+    let Some(owner) = ready.gpus.get(gpu) else {
+        return OUT_OF_MEMORY;
+    };
+    let Some(charge) = charge(owner, bytes) else {
+        return OUT_OF_MEMORY;
+    };
+    match allocate() {
+        Ok(handle) => {
+            keep(ready, gpu, handle, charge);
+            SUCCESS
+        }
+        Err(error) => {
+            owner.account.release(charge);
+            error
+        }
+    }
+}
+
+#[inline(always)]
+fn keep(ready: &Ready, gpu: usize, handle: u64, charge: Charge) {
+    let gpu = gpu as u32;
+    // A driver gives a handle again only after it was freed: by a context's end that we missed.
+    if let Some(stale) = ready.live.insert(handle, Live { gpu, charge }) {
+        forget(ready, stale);
+    }
+}
+
+/// Gives back what an allocation was charged.
+#[inline(always)]
+pub(crate) fn forget(ready: &Ready, live: Live) {
+    if let Some(gpu) = ready.gpus.get(live.gpu as usize) {
+        gpu.account.release(live.charge);
+    }
+}
+
+/// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
+#[inline(always)]
+pub(crate) fn released(ready: &Ready, handle: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the handle to another thread.
+    let live = ready.live.remove(handle);
+    let result = free();
+    match live {
+        Some(live) if result == SUCCESS => forget(ready, live),
+        Some(live) => {
+            ready.live.insert(handle, live);
+        }
+        None => {}
+    }
+    result
+}
+
+type Alloc<P, B> = unsafe extern "C" fn(*mut P, B) -> c_int;
+
+/// # Safety
+/// As for the driver's function; so for all below.
+#[inline(always)]
+pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, pointer: *mut u64, bytes: usize) -> c_int {
+    let gpu = match ready.current() {
+        Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
+        // SAFETY: passed on: the driver says what is wrong.
+        _ => return unsafe { real(pointer, bytes) },
+    };
+    charged(ready, gpu, bytes as u64, || {
+        // SAFETY: passed on; on success the driver has written the pointer.
+        match unsafe { real(pointer, bytes) } {
+            SUCCESS => Ok(unsafe { *pointer }),
+            error => Err(error),
+        }
+    })
+}
+
+pub(crate) unsafe fn alloc_v1(
+    ready: &'static Ready,
+    real: Alloc<c_uint, c_uint>,
+    pointer: *mut c_uint,
+    bytes: c_uint,
+) -> c_int {
+    let gpu = match ready.current() {
+        Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
+        // SAFETY: passed on.
+        _ => return unsafe { real(pointer, bytes) },
+    };
+    charged(ready, gpu, u64::from(bytes), || {
+        // SAFETY: passed on; on success the driver has written the pointer.
+        match unsafe { real(pointer, bytes) } {
+            SUCCESS => Ok(u64::from(unsafe { *pointer })),
+            error => Err(error),
+        }
+    })
+}
+
+pub(crate) unsafe fn managed(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int,
+    pointer: *mut u64,
+    bytes: usize,
+    flags: c_uint,
+) -> c_int {
+    let gpu = match ready.current() {
+        Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
+        // SAFETY: passed on.
+        _ => return unsafe { real(pointer, bytes, flags) },
+    };
+    charged(ready, gpu, bytes as u64, || {
+        // SAFETY: passed on; on success the driver has written the pointer.
+        match unsafe { real(pointer, bytes, flags) } {
+            SUCCESS => Ok(unsafe { *pointer }),
+            error => Err(error),
+        }
+    })
+}
+
+pub(crate) unsafe fn pitch(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut u64, *mut usize, usize, usize, c_uint) -> c_int,
+    pointer: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> c_int {
+    let gpu = match ready.current() {
+        Some(gpu) if !pointer.is_null() && !pitch.is_null() => gpu,
+        // SAFETY: passed on.
+        _ => return unsafe { real(pointer, pitch, width, height, element) },
+    };
+    let size = |row: u64| rounded(row, PITCH).and_then(|row| row.checked_mul(height as u64));
+    let Some(bytes) = size(width as u64) else {
+        return OUT_OF_MEMORY;
+    };
+    let mut row = 0;
+    let result = charged(ready, gpu, bytes, || {
+        // SAFETY: passed on; on success the driver has written both.
+        match unsafe { real(pointer, pitch, width, height, element) } {
+            SUCCESS => {
+                row = unsafe { *pitch } as u64;
+                Ok(unsafe { *pointer })
+            }
+            error => Err(error),
+        }
+    });
+    if result != SUCCESS {
+        return result;
+    }
+    // SAFETY: the driver has written the pointer.
+    let handle = unsafe { *pointer };
+    if grow(ready, gpu, handle, bytes, row.saturating_mul(height as u64)) {
+        return SUCCESS;
+    }
+    // Rows are wider than any driver known makes them, and that much is not free.
+    // SAFETY: a pointer that the driver has just given.
+    released(ready, handle, || unsafe { real!(cuMemFree_v2(u64))(handle) });
+    OUT_OF_MEMORY
+}
+
+pub(crate) unsafe fn pitch_v1(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_uint, *mut c_uint, c_uint, c_uint, c_uint) -> c_int,
+    pointer: *mut c_uint,
+    pitch: *mut c_uint,
+    width: c_uint,
+    height: c_uint,
+    element: c_uint,
+) -> c_int {
+    let gpu = match ready.current() {
+        Some(gpu) if !pointer.is_null() && !pitch.is_null() => gpu,
+        // SAFETY: passed on.
+        _ => return unsafe { real(pointer, pitch, width, height, element) },
+    };
+    let row = rounded(u64::from(width), PITCH).unwrap_or(u64::MAX);
+    charged(ready, gpu, row.saturating_mul(u64::from(height)), || {
+        // SAFETY: passed on; on success the driver has written the pointer.
+        match unsafe { real(pointer, pitch, width, height, element) } {
+            SUCCESS => Ok(u64::from(unsafe { *pointer })),
+            error => Err(error),
+        }
+    })
+}
+
+/// Charges what an allocation took beyond `expected`; false: that is not free.
+fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bool {
+    let (Some(expected), Some(taken)) = (rounded(expected, GRANULE), rounded(taken, GRANULE)) else {
+        return false;
+    };
+    if taken <= expected {
+        return true;
+    }
+    let Some(more) = ready.gpus.get(gpu).and_then(|gpu| charge(gpu, taken - expected)) else {
+        return false;
+    };
+    ready.live.with(handle, |live| live.charge.join(more)).is_some()
+}
+
+#[inline(always)]
+pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
+    // SAFETY: passed on.
+    let result = released(ready, pointer, || unsafe { real(pointer) });
+    pools::after_free(ready);
+    result
+}
+
+pub(crate) unsafe fn free_v1(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint) -> c_int,
+    pointer: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    released(ready, u64::from(pointer), || unsafe { real(pointer) })
+}
+
+/// After contexts went: gives back what went with them. The driver knows which pointers are left.
+pub(crate) fn sweep(ready: &Ready, gpu: usize) {
+    const MEMORY_TYPE: c_int = 2;
+    const INVALID_VALUE: c_int = 1;
+    let gone = ready.live.drain(|pointer, live| {
+        let mut kind: c_uint = 0;
+        let at: *mut c_uint = &mut kind;
+        live.gpu as usize == gpu
+            // SAFETY: `kind` is to be written; the driver validates the pointer.
+            && unsafe { real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer) }
+                == INVALID_VALUE
+    });
+    gone.into_iter().for_each(|live| forget(ready, live));
+}

@@ -1,0 +1,15 @@
+//! Handlers of the hooked names, by subject. Each gets the state, its real function, and the
+//! caller's arguments.
+
+pub(crate) mod arrays;
+pub(crate) mod contexts;
+pub(crate) mod device_list;
+pub(crate) mod errors;
+pub(crate) mod info;
+pub(crate) mod init;
+pub(crate) mod memory;
+pub(crate) mod nvml_devices;
+pub(crate) mod nvml_info;
+pub(crate) mod pools;
+pub(crate) mod proc_address;
+pub(crate) mod vmm;

@@ -1,0 +1,140 @@
+//! NVML's list of devices: the GPUs of which this process has shares, in NVML's order.
+
+use crate::detour::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
+use crate::hooks::info::put;
+use crate::real::real;
+use crate::state::{NvmlDevice, Ready};
+use core::ffi::{CStr, c_char, c_int, c_uint};
+
+pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
+    // SAFETY: passed on.
+    listed(ready, unsafe { real() })
+}
+
+pub(crate) unsafe fn init_with(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint) -> c_int,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    listed(ready, unsafe { real(flags) })
+}
+
+fn listed(ready: &'static Ready, result: c_int) -> c_int {
+    if result == NVML_SUCCESS {
+        *ready.nvml.lock() = enumerate(ready);
+    }
+    result
+}
+
+/// The devices of this process; in a fork child they are looked for again.
+pub(crate) fn list(ready: &'static Ready) -> Vec<NvmlDevice> {
+    let mut known = ready.nvml.lock();
+    if known.is_empty() {
+        *known = enumerate(ready);
+    }
+    known.clone()
+}
+
+fn enumerate(ready: &'static Ready) -> Vec<NvmlDevice> {
+    let mut count = 0;
+    // SAFETY: `count` is to be written.
+    if unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } != NVML_SUCCESS {
+        return Vec::new();
+    }
+    (0..count).filter_map(|index| of(ready, index)).collect()
+}
+
+fn of(ready: &'static Ready, index: c_uint) -> Option<NvmlDevice> {
+    let (mut handle, mut uuid) = (0_usize, [0 as c_char; 96]);
+    // SAFETY: handle and text are to be written, the latter within its length.
+    let result = unsafe {
+        match real!(nvmlDeviceGetHandleByIndex_v2(c_uint, *mut usize))(index, &mut handle) {
+            NVML_SUCCESS => real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, uuid.as_mut_ptr(), 95),
+            error => error,
+        }
+    };
+    (result == NVML_SUCCESS).then_some(())?;
+    // SAFETY: the last byte is zero.
+    let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_str().ok()?;
+    let gpu = ready.gpus.iter().position(|gpu| gpu.uuid.eq_ignore_ascii_case(uuid))?;
+    Some(NvmlDevice { handle, gpu })
+}
+
+pub(crate) unsafe fn count(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_uint) -> c_int,
+    count: *mut c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(count) };
+    if result == NVML_SUCCESS {
+        // SAFETY: the driver has written there.
+        unsafe { put(count, list(ready).len() as c_uint) };
+    }
+    result
+}
+
+pub(crate) unsafe fn by_index(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint, *mut usize) -> c_int,
+    index: c_uint,
+    device: *mut usize,
+) -> c_int {
+    let devices = list(ready);
+    if devices.is_empty() {
+        // SAFETY: passed on: NVML says that it is not initialised.
+        let result = unsafe { real(index, device) };
+        return if result == NVML_SUCCESS {
+            NVML_INVALID_ARGUMENT
+        } else {
+            result
+        };
+    }
+    match (devices.get(index as usize), device.is_null()) {
+        (Some(found), false) => {
+            // SAFETY: not null, the caller's to be written.
+            unsafe { put(device, found.handle) };
+            NVML_SUCCESS
+        }
+        _ => NVML_INVALID_ARGUMENT,
+    }
+}
+
+pub(crate) unsafe fn by_text(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*const c_char, *mut usize) -> c_int,
+    text: *const c_char,
+    device: *mut usize,
+) -> c_int {
+    let mut found = 0;
+    if device.is_null() {
+        return NVML_INVALID_ARGUMENT;
+    }
+    // SAFETY: passed on, with a place of our own.
+    match unsafe { real(text, &mut found) } {
+        NVML_SUCCESS if list(ready).iter().any(|known| known.handle == found) => {
+            // SAFETY: not null, the caller's to be written.
+            unsafe { put(device, found) };
+            NVML_SUCCESS
+        }
+        NVML_SUCCESS => NVML_NOT_FOUND,
+        error => error,
+    }
+}
+
+pub(crate) unsafe fn index(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint) -> c_int,
+    device: usize,
+    index: *mut c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(device, index) };
+    let place = list(ready).iter().position(|known| known.handle == device);
+    if let (NVML_SUCCESS, Some(place)) = (result, place) {
+        // SAFETY: the driver has written there.
+        unsafe { put(index, place as c_uint) };
+    }
+    result
+}

@@ -1,0 +1,209 @@
+//! What NVML tells of a GPU's memory and processes: the share's, from the ledger.
+//!
+//! A list of processes names those of this PID namespace: a PID of another means nothing here.
+
+use crate::detour::{self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
+use crate::hooks::{info::put, nvml_devices, pools};
+use crate::names::slot;
+use crate::state::{Gpu, Ready};
+use crate::{real, state};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong};
+
+/// nvmlMemory_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+/// nvmlMemory_v2_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryV2 {
+    version: c_uint,
+    total: c_ulonglong,
+    reserved: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+/// nvmlProcessInfo_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ProcessV1 {
+    pid: c_uint,
+    used: c_ulonglong,
+}
+
+/// nvmlProcessInfo_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Process {
+    pid: c_uint,
+    used: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
+    let found = nvml_devices::list(ready)
+        .into_iter()
+        .find(|known| known.handle == device)?;
+    ready.gpus.get(found.gpu)
+}
+
+/// Total and used bytes of a GPU's shares.
+fn figures(gpu: &Gpu) -> (u64, u64) {
+    gpu.account.look();
+    pools::refresh(gpu);
+    (gpu.account.limit(), gpu.account.charged())
+}
+
+pub(crate) unsafe fn memory(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut Memory) -> c_int,
+    device: usize,
+    info: *mut Memory,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(device, info) };
+    if let (NVML_SUCCESS, Some(gpu)) = (result, gpu(ready, device)) {
+        let (total, used) = figures(gpu);
+        let free = total.saturating_sub(used);
+        // SAFETY: NVML has written there.
+        unsafe { put(info, Memory { total, free, used }) };
+    }
+    result
+}
+
+pub(crate) unsafe fn memory_v2(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut MemoryV2) -> c_int,
+    device: usize,
+    info: *mut MemoryV2,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(device, info) };
+    // SAFETY: null, or NVML has written there.
+    if let (NVML_SUCCESS, Some(gpu), Some(info)) = (result, gpu(ready, device), unsafe { info.as_mut() }) {
+        let (total, used) = figures(gpu);
+        let free = total.saturating_sub(used);
+        let version = info.version;
+        *info = MemoryV2 {
+            version,
+            total,
+            reserved: 0,
+            free,
+            used,
+        };
+    }
+    result
+}
+
+/// Writes `found` the way NVML does: the count alone when there is no room.
+///
+/// # Safety
+/// `count` is null or readable and writable; `list` is null or has `*count` entries.
+unsafe fn fill<T>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int
+where
+    T: Copy,
+{
+    // SAFETY: as promised.
+    let Some(count) = (unsafe { count.as_mut() }) else {
+        return NVML_INVALID_ARGUMENT;
+    };
+    let room = std::mem::replace(count, found.len() as c_uint) as usize;
+    if room < found.len() {
+        return NVML_INSUFFICIENT_SIZE;
+    }
+    if !found.is_empty() {
+        if list.is_null() {
+            return NVML_INVALID_ARGUMENT;
+        }
+        // SAFETY: as promised: there is room.
+        unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), list, found.len()) };
+    }
+    NVML_SUCCESS
+}
+
+fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
+    let gpu = gpu(ready, device)?;
+    gpu.account.look();
+    pools::refresh(gpu);
+    Some(gpu.account.processes())
+}
+
+pub(crate) unsafe fn processes_v1(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint, *mut ProcessV1) -> c_int,
+    device: usize,
+    count: *mut c_uint,
+    list: *mut ProcessV1,
+) -> c_int {
+    let Some(running) = running(ready, device) else {
+        // SAFETY: passed on.
+        return unsafe { real(device, count, list) };
+    };
+    let found: Vec<_> = running.into_iter().map(|(pid, used)| ProcessV1 { pid, used }).collect();
+    // SAFETY: the caller's promises to NVML.
+    unsafe { fill(&found, count, list) }
+}
+
+pub(crate) unsafe fn processes(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint, *mut Process) -> c_int,
+    device: usize,
+    count: *mut c_uint,
+    list: *mut Process,
+) -> c_int {
+    let Some(running) = running(ready, device) else {
+        // SAFETY: passed on.
+        return unsafe { real(device, count, list) };
+    };
+    let found = running.into_iter().map(|(pid, used)| Process {
+        pid,
+        used,
+        gpu_instance: c_uint::MAX,
+        compute_instance: c_uint::MAX,
+    });
+    let found: Vec<_> = found.collect();
+    // SAFETY: the caller's promises to NVML.
+    unsafe { fill(&found, count, list) }
+}
+
+/// Lists of kinds of processes that no share counts.
+pub(crate) unsafe fn no_processes(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint, *mut u8) -> c_int,
+    device: usize,
+    count: *mut c_uint,
+    list: *mut u8,
+) -> c_int {
+    if gpu(ready, device).is_none() {
+        // SAFETY: passed on.
+        return unsafe { real(device, count, list) };
+    }
+    // SAFETY: the caller's promises to NVML.
+    unsafe { fill(&[], count, list) }
+}
+
+/// NVML's own text, else ours for the refusal.
+pub(crate) fn error_text(error: c_int) -> *const c_char {
+    let ready = detour::guarded(state::ready).flatten();
+    if ready.is_some() && real::has(slot::nvmlErrorString) {
+        // SAFETY: the real function of this name has this signature.
+        return unsafe {
+            core::mem::transmute::<*const (), unsafe extern "C" fn(c_int) -> *const c_char>(real::address(
+                slot::nvmlErrorString,
+            ))(error)
+        };
+    }
+    match error {
+        NVML_SUCCESS => c"Success",
+        NVML_NO_PERMISSION => c"Insufficient Permissions: see the line of vgpu on stderr",
+        _ => c"Unknown Error",
+    }
+    .as_ptr()
+}

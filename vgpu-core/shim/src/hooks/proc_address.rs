@@ -1,0 +1,97 @@
+//! cuGetProcAddress: the real one answers, so that versions and stream flags are honoured; where
+//! its answer is the real function of a hooked name, ours of the very same variant takes its place.
+
+use crate::detour::{NOT_FOUND, SUCCESS};
+use crate::hooks::info::put;
+use crate::names::{NAMES, hooked};
+use crate::real;
+use crate::state::Ready;
+use core::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
+
+/// CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
+const SYMBOL_NOT_FOUND: c_int = 1;
+
+pub(crate) unsafe fn v1(
+    _ready: &'static Ready,
+    real: unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, c_ulonglong) -> c_int,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        answer(symbol, function, std::ptr::null_mut(), || {
+            real(symbol, function, version, flags)
+        })
+    }
+}
+
+pub(crate) unsafe fn v2(
+    _ready: &'static Ready,
+    real: unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, c_ulonglong, *mut c_int) -> c_int,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: c_ulonglong,
+    status: *mut c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        answer(symbol, function, status, || {
+            real(symbol, function, version, flags, status)
+        })
+    }
+}
+
+/// # Safety
+/// Pointers are null or the caller's: the symbol to be read, the others to be written.
+unsafe fn answer(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    status: *mut c_int,
+    ask: impl FnOnce() -> c_int,
+) -> c_int {
+    if !symbol.is_null() && !function.is_null() {
+        // SAFETY: as promised.
+        let name = unsafe { CStr::from_ptr(symbol) };
+        if name.is_empty() {
+            // SAFETY: as promised.
+            unsafe {
+                put(function, std::ptr::null_mut());
+                put(status, SYMBOL_NOT_FOUND);
+            }
+            return NOT_FOUND;
+        }
+        let result = ask();
+        // SAFETY: as promised; the driver has written it.
+        if result == SUCCESS
+            && let Some(ours) = hook_of(name, unsafe { *function })
+        {
+            // SAFETY: as promised.
+            unsafe { put(function, ours.cast_mut().cast()) };
+        }
+        return result;
+    }
+    ask()
+}
+
+/// Our hook of the real function at `address`. Two names may share an address: the one asked for wins.
+fn hook_of(name: &CStr, address: *mut c_void) -> Option<*const ()> {
+    if address.is_null() {
+        return None;
+    }
+    let mut found = None;
+    for (slot, ours) in hooked() {
+        if real::has(slot) && real::address(slot) == address.cast_const().cast() {
+            let exact = NAMES
+                .get(slot)
+                .is_some_and(|known| known.to_bytes().starts_with(name.to_bytes()));
+            if exact {
+                return Some(ours);
+            }
+            found.get_or_insert(ours);
+        }
+    }
+    found
+}

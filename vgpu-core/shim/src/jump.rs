@@ -1,0 +1,107 @@
+//! Names that are not hooked: one jump through a table that is filled at first use.
+
+use crate::names::{COUNT, CUDA};
+use crate::real;
+use core::arch::naked_asm;
+use core::sync::atomic::AtomicPtr;
+
+/// Where each name leads; [`bind`] until it is first asked for.
+pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
+
+/// A public name that jumps. r11 is free at a call in this ABI and tells `bind` who it was.
+macro_rules! jump {
+    ($name:ident, $index:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "mov r11d, {index}",
+                "jmp qword ptr [rip + {table} + 8 * {index}]",
+                index = const $index,
+                table = sym $crate::jump::TABLE,
+            )
+        }
+    };
+}
+
+/// A public object (the debugger's): present, and zero as without a debugger.
+macro_rules! object {
+    ($name:ident) => {
+        #[unsafe(no_mangle)]
+        pub static $name: $crate::jump::Object = $crate::jump::Object::new();
+    };
+}
+
+pub(crate) use {jump, object};
+
+/// As large as the largest of the debugger's objects, a path.
+#[allow(dead_code)] // Read by debuggers alone.
+pub struct Object(core::cell::UnsafeCell<[u8; 4096]>);
+
+// SAFETY: we never touch it; what a debugger does from outside is its business.
+unsafe impl Sync for Object {}
+
+impl Object {
+    pub(crate) const fn new() -> Self {
+        Self(core::cell::UnsafeCell::new([0; 4096]))
+    }
+}
+
+/// Looks the real function up, with all arguments kept, and goes on there.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn bind() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "push rax",
+        "push r10",
+        "sub rsp, 128",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "movups [rsp + 32], xmm2",
+        "movups [rsp + 48], xmm3",
+        "movups [rsp + 64], xmm4",
+        "movups [rsp + 80], xmm5",
+        "movups [rsp + 96], xmm6",
+        "movups [rsp + 112], xmm7",
+        "mov edi, r11d",
+        "call {resolve}",
+        "mov r11, rax",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "movups xmm2, [rsp + 32]",
+        "movups xmm3, [rsp + 48]",
+        "movups xmm4, [rsp + 64]",
+        "movups xmm5, [rsp + 80]",
+        "movups xmm6, [rsp + 96]",
+        "movups xmm7, [rsp + 112]",
+        "add rsp, 128",
+        "pop r10",
+        "pop rax",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "pop rbp",
+        "jmp r11",
+        resolve = sym resolve,
+    )
+}
+
+extern "C" fn resolve(index: u32) -> *const () {
+    let index = index as usize;
+    let found = crate::detour::guarded(|| crate::state::ready().map(|_| real::address(index)));
+    match found.flatten() {
+        Some(address) => address,
+        None if index < CUDA => crate::detour::refused_cuda as *const (),
+        None => crate::detour::refused_nvml as *const (),
+    }
+}

@@ -1,0 +1,211 @@
+//! What this process knows: its shares, its devices, what it has allocated. Made at the first call
+//! of any hooked function, made anew in a fork child.
+
+use crate::hooks::pools::Pool;
+use crate::hooks::vmm::Backing;
+use crate::real::{self, real};
+use core::ffi::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+use vgpu_core::account::{Account, Charge};
+use vgpu_core::grants;
+use vgpu_core::os::{fork, spin::Spin, stderr};
+use vgpu_core::table::Table;
+
+/// Either, for good: a process that was refused stays refused.
+struct State(Option<Ready>);
+
+/// A process with shares.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) gpus: Vec<Gpu>,
+    /// Live allocations by pointer or array handle.
+    pub(crate) live: Table<Live>,
+    pub(crate) vmm_handles: Table<(Arc<Backing>, u32)>,
+    pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
+    /// Contexts made with cuCtxCreate, by handle: their GPU.
+    pub(crate) contexts: Table<usize>,
+    pub(crate) nvml: Spin<Vec<NvmlDevice>>,
+    devices: OnceLock<Devices>,
+}
+
+/// One GPU of which this process has shares.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) uuid: String,
+    pub(crate) account: Account,
+    pub(crate) context_reserve: u64,
+    /// Primary retains and created contexts, and what they are charged together.
+    pub(crate) context: Spin<(u32, u32, Option<Charge>)>,
+    pub(crate) pools: Spin<Vec<Pool>>,
+}
+
+/// One allocation.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) gpu: u32,
+    pub(crate) charge: Charge,
+}
+
+/// The CUDA devices that exist for this process: virtual ordinal -> real device and GPU.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    pub(crate) list: Vec<(c_int, usize)>,
+    only: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NvmlDevice {
+    pub(crate) handle: usize,
+    pub(crate) gpu: usize,
+}
+
+/// This process's state; None: it is refused.
+#[inline(always)]
+pub(crate) fn ready() -> Option<&'static Ready> {
+    match fork::current::<State>() {
+        Some(state) => state.0.as_ref(),
+        None => first(),
+    }
+}
+
+#[cold]
+fn first() -> Option<&'static Ready> {
+    // SAFETY: State is the only type that this library keeps there.
+    let state = unsafe { fork::start(make) }?;
+    state.0.as_ref()
+}
+
+fn make() -> State {
+    match Ready::new() {
+        Ok(ready) => State(Some(ready)),
+        Err(reason) => {
+            stderr::say(&reason);
+            State(None)
+        }
+    }
+}
+
+impl Ready {
+    fn new() -> Result<Self, String> {
+        let directory = grants::directory(real::run_dir()).map_err(|error| error.to_string())?;
+        let grants = grants::read(&directory).map_err(|error| error.to_string())?;
+        let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
+        real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
+        let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
+            let account = Account::open(grant)
+                .map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
+            Ok(Gpu {
+                uuid: grant.gpu.clone(),
+                account,
+                context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
+                context: Spin::default(),
+                pools: Spin::default(),
+            })
+        };
+        Ok(Self {
+            gpus: grants.iter().map(open).collect::<Result<_, _>>()?,
+            live: Table::default(),
+            vmm_handles: Table::default(),
+            vmm_maps: Table::default(),
+            contexts: Table::default(),
+            nvml: Spin::default(),
+            devices: OnceLock::new(),
+        })
+    }
+
+    /// The devices, once the driver is initialised.
+    #[inline]
+    pub(crate) fn devices(&self) -> Option<&Devices> {
+        match self.devices.get() {
+            Some(devices) => Some(devices),
+            None => {
+                let devices = Devices::enumerate(&self.gpus)?;
+                Some(self.devices.get_or_init(|| devices))
+            }
+        }
+    }
+
+    /// The GPU of the calling thread's context; None: there is none, and the driver will say so.
+    #[inline(always)]
+    pub(crate) fn current(&self) -> Option<usize> {
+        let devices = self.devices()?;
+        if devices.only.is_some() {
+            return devices.only;
+        }
+        let mut device = -1;
+        // SAFETY: `device` is to be written.
+        let result = unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) };
+        (result == 0).then_some(())?;
+        devices
+            .list
+            .iter()
+            .find(|(real, _)| *real == device)
+            .map(|(_, gpu)| *gpu)
+    }
+}
+
+impl Devices {
+    /// None: the driver is not initialised.
+    fn enumerate(gpus: &[Gpu]) -> Option<Self> {
+        let mut count = 0;
+        // SAFETY: `count` is to be written.
+        if unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } != 0 {
+            return None;
+        }
+        let list: Vec<_> = (0..count).filter_map(|ordinal| Self::of(gpus, ordinal)).collect();
+        let only = match list.as_slice() {
+            [(_, gpu)] => Some(*gpu),
+            _ => None,
+        };
+        Some(Self { list, only })
+    }
+
+    fn of(gpus: &[Gpu], ordinal: c_int) -> Option<(c_int, usize)> {
+        let (mut device, mut uuid) = (0, [0_u8; 16]);
+        let get_uuid = if real::has(crate::names::slot::cuDeviceGetUuid) {
+            real!(cuDeviceGetUuid(*mut c_void, c_int))
+        } else {
+            real!(cuDeviceGetUuid_v2(*mut c_void, c_int))
+        };
+        // SAFETY: device and the 16 bytes of the UUID are to be written.
+        let result = unsafe {
+            match real!(cuDeviceGet(*mut c_int, c_int))(&mut device, ordinal) {
+                0 => get_uuid(uuid.as_mut_ptr().cast(), device),
+                error => error,
+            }
+        };
+        (result == 0).then_some(())?;
+        let uuid = uuid_text(uuid);
+        let gpu = gpus.iter().position(|gpu| gpu.uuid.eq_ignore_ascii_case(&uuid))?;
+        Some((device, gpu))
+    }
+
+    /// The real device of virtual ordinal `device`.
+    pub(crate) fn real(&self, device: c_int) -> Option<c_int> {
+        let index = usize::try_from(device).ok()?;
+        self.list.get(index).map(|(real, _)| *real)
+    }
+
+    /// The GPU of virtual ordinal `device`.
+    pub(crate) fn gpu(&self, device: c_int) -> Option<usize> {
+        let index = usize::try_from(device).ok()?;
+        self.list.get(index).map(|(_, gpu)| *gpu)
+    }
+
+    /// The virtual ordinal of a real device.
+    pub(crate) fn ordinal(&self, real: c_int) -> Option<c_int> {
+        let index = self.list.iter().position(|(known, _)| *known == real)?;
+        c_int::try_from(index).ok()
+    }
+}
+
+fn uuid_text(bytes: [u8; 16]) -> String {
+    let mut text = String::from("GPU");
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}

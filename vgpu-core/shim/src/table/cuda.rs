@@ -1,0 +1,79 @@
+//! Hooked names of the driver API, apart from those that only take a device.
+
+use crate::hooks::{arrays, contexts, device_list, errors, info, init, memory, pools, proc_address, vmm};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+hooks! { cuda;
+    limited cuInit: (flags: c_uint) => init::init;
+    virtualised cuGetProcAddress: (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: c_ulonglong) => proc_address::v1;
+    virtualised cuGetProcAddress_v2: (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: c_ulonglong, status: *mut c_int) => proc_address::v2;
+
+    limited cuMemGetInfo_v2: (free: *mut usize, total: *mut usize) => info::memory;
+    limited cuMemGetInfo: (free: *mut c_uint, total: *mut c_uint) => info::memory_v1;
+    limited cuDeviceTotalMem_v2: (bytes: *mut usize, device: c_int) => info::total;
+    limited cuDeviceTotalMem: (bytes: *mut c_uint, device: c_int) => info::total_v1;
+
+    charged cuMemAlloc_v2: (pointer: *mut u64, bytes: usize) => memory::alloc;
+    charged cuMemAlloc: (pointer: *mut c_uint, bytes: c_uint) => memory::alloc_v1;
+    charged cuMemAllocPitch_v2: (pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint) => memory::pitch;
+    charged cuMemAllocPitch: (pointer: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) => memory::pitch_v1;
+    charged cuMemAllocManaged: (pointer: *mut u64, bytes: usize, flags: c_uint) => memory::managed;
+    released cuMemFree_v2: (pointer: u64) => memory::free;
+    released cuMemFree: (pointer: c_uint) => memory::free_v1;
+
+    charged cuMemAllocAsync, cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pools::alloc;
+    charged cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pools::alloc_from;
+    released cuMemFreeAsync, cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pools::free;
+    limited cuMemPoolCreate: (pool: *mut usize, properties: *const pools::Properties) => pools::create;
+    released cuMemPoolDestroy: (pool: usize) => pools::destroy;
+    released cuMemPoolTrimTo: (pool: usize, keep: usize) => pools::trim;
+
+    charged cuMemCreate: (handle: *mut u64, bytes: usize, properties: *const vmm::Properties, flags: c_ulonglong) => vmm::create;
+    released cuMemRelease: (handle: u64) => vmm::release;
+    limited cuMemRetainAllocationHandle: (handle: *mut u64, address: *mut c_void) => vmm::retain;
+    limited cuMemMap: (pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) => vmm::map;
+    released cuMemUnmap: (pointer: u64, bytes: usize) => vmm::unmap;
+    virtualised cuMemGetAllocationGranularity: (granularity: *mut usize, properties: *const vmm::Properties, option: c_int) => vmm::granularity;
+    virtualised cuMemSetAccess: (pointer: u64, bytes: usize, access: *const vmm::Access, count: usize) => vmm::set_access;
+    virtualised cuMemGetAccess: (flags: *mut c_ulonglong, location: *const vmm::Location, pointer: u64) => vmm::get_access;
+    virtualised cuMemPoolSetAccess: (pool: usize, access: *const vmm::Access, count: usize) => vmm::set_pool_access;
+    virtualised cuMemPoolGetAccess: (flags: *mut c_int, pool: usize, location: *mut vmm::Location) => vmm::get_pool_access;
+
+    charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const arrays::Flat) => arrays::create;
+    charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const arrays::Solid) => arrays::create_3d;
+    charged cuMipmappedArrayCreate: (array: *mut usize, descriptor: *const arrays::Solid, levels: c_uint) => arrays::create_mipmapped;
+    released cuArrayDestroy, cuMipmappedArrayDestroy: (array: usize) => arrays::destroy;
+
+    charged cuDevicePrimaryCtxRetain: (context: *mut usize, device: c_int) => contexts::retain;
+    released cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2: (device: c_int) => contexts::release;
+    released cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2: (device: c_int) => contexts::reset;
+    charged cuCtxCreate, cuCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
+    charged cuCtxCreate_v3: (context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int) => contexts::create_v3;
+    charged cuCtxCreate_v4: (context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int) => contexts::create_v4;
+    released cuCtxDestroy, cuCtxDestroy_v2: (context: usize) => contexts::destroy;
+
+    virtualised cuDeviceGetCount: (count: *mut c_int) => device_list::count;
+    virtualised cuDeviceGet: (device: *mut c_int, ordinal: c_int) => device_list::get;
+    virtualised cuDeviceGetByPCIBusId: (device: *mut c_int, address: *const c_char) => device_list::by_pci;
+    virtualised cuCtxGetDevice: (device: *mut c_int) => device_list::of_context;
+    virtualised cuCtxGetDevice_v2: (device: *mut c_int, context: usize) => device_list::of_that_context;
+    virtualised cuStreamGetDevice, cuStreamGetDevice_ptsz: (stream: usize, device: *mut c_int) => device_list::of_stream;
+    virtualised cuPointerGetAttribute: (value: *mut c_void, attribute: c_int, pointer: u64) => device_list::of_pointer;
+}
+
+// These two answer without a share as well: it is they that name the refusal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(error: c_int, text: *mut *const c_char) -> c_int {
+    // SAFETY: passed on.
+    unsafe { errors::describe(error, text, crate::names::slot::cuGetErrorString) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(error: c_int, text: *mut *const c_char) -> c_int {
+    // SAFETY: passed on.
+    unsafe { errors::describe(error, text, crate::names::slot::cuGetErrorName) }
+}
+
+/* Declared for build.rs:
+    virtualised cuGetErrorString, cuGetErrorName
+*/

@@ -1,0 +1,52 @@
+//! Names that take a device and nothing else that matters here: the virtual ordinal at the named
+//! places among their arguments is replaced by the real device.
+//!
+//! Every argument of theirs is an integer or a pointer, so each takes one register, and the first
+//! six are passed on as they came whatever their number.
+
+use crate::hooks::device_list;
+use core::ffi::c_int;
+
+macro_rules! devices {
+    ($($class:ident $($name:ident),+: $places:tt;)*) => {
+        $($(devices!(@one $name, $places);)+)*
+    };
+    (@one $name:ident, $places:tt) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_int {
+            $crate::detour::cuda($crate::names::slot::$name, |ready, address| {
+                // SAFETY: see the module: registers are passed on as they came.
+                unsafe { device_list::translate(ready, address, [a, b, c, d, e, f], &$places) }
+            })
+        }
+    };
+}
+
+devices! {
+    virtualised cuDeviceGetName: [2];
+    virtualised cuDeviceGetUuid, cuDeviceGetUuid_v2: [1];
+    virtualised cuDeviceGetLuid: [2];
+    virtualised cuDeviceGetAttribute: [2];
+    virtualised cuDeviceGetTexture1DLinearMaxWidth: [3];
+    virtualised cuDeviceGetNvSciSyncAttributes: [1];
+    virtualised cuDeviceSetMemPool: [0];
+    virtualised cuDeviceGetMemPool, cuDeviceGetDefaultMemPool: [1];
+    virtualised cuDeviceGetExecAffinitySupport: [2];
+    virtualised cuDeviceGetProperties: [1];
+    virtualised cuDeviceComputeCapability: [2];
+    virtualised cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2: [0];
+    virtualised cuDevicePrimaryCtxGetState: [0];
+    virtualised cuDeviceGetPCIBusId: [2];
+    virtualised cuDeviceCanAccessPeer: [1, 2];
+    virtualised cuDeviceGetP2PAttribute: [2, 3];
+    virtualised cuDeviceRegisterAsyncNotification, cuDeviceUnregisterAsyncNotification: [0];
+    virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute, cuDeviceGraphMemTrim: [0];
+    virtualised cuDeviceGetDevResource: [0];
+    virtualised cuGreenCtxCreate: [2];
+    virtualised cuMulticastAddDevice: [1];
+    virtualised cuMulticastUnbind: [1];
+    virtualised cuKernelGetAttribute, cuKernelSetAttribute: [3];
+    virtualised cuKernelSetCacheConfig: [2];
+    virtualised cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz: [2];
+    virtualised cuMemAdvise: [3];
+}

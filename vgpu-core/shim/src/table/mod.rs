@@ -1,0 +1,38 @@
+//! The hooked names. A line of a table is
+//!
+//! ```text
+//! class name, name: (argument: type, ...) => handler;
+//! ```
+//!
+//! and makes one export a name, each of which hands its own real function to the handler. Classes:
+//! `charged` (may take memory), `released` (gives it back), `limited` (tells or is held to a limit),
+//! `virtualised` (sees the share instead of the GPU).
+
+/// Exports `names` of one API.
+macro_rules! hooks {
+    ($api:ident; $($class:ident $($name:ident),+: $arguments:tt => $handler:path;)*) => {
+        $($($crate::table::hook!($api, $name, $arguments, $handler);)+)*
+    };
+}
+
+macro_rules! hook {
+    ($api:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
+            $crate::detour::$api($crate::names::slot::$name, |ready, address| {
+                // SAFETY: the real function of this very name has this signature.
+                let real = unsafe {
+                    core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
+                };
+                // SAFETY: the caller's promises to the driver are passed on.
+                unsafe { $handler(ready, real, $($argument),*) }
+            })
+        }
+    };
+}
+
+pub(crate) use hook;
+
+pub(crate) mod cuda;
+pub(crate) mod devices;
+pub(crate) mod nvml;

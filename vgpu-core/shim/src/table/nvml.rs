@@ -1,0 +1,32 @@
+//! Hooked names of NVML.
+
+use crate::hooks::{nvml_devices, nvml_info};
+use core::ffi::{c_char, c_int, c_uint};
+
+hooks! { nvml;
+    limited nvmlInit, nvmlInit_v2: () => nvml_devices::init;
+    limited nvmlInitWithFlags: (flags: c_uint) => nvml_devices::init_with;
+
+    virtualised nvmlDeviceGetCount, nvmlDeviceGetCount_v2: (count: *mut c_uint) => nvml_devices::count;
+    virtualised nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2: (index: c_uint, device: *mut usize) => nvml_devices::by_index;
+    virtualised nvmlDeviceGetHandleByUUID, nvmlDeviceGetHandleBySerial: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
+    virtualised nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
+    virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml_devices::index;
+
+    limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml_info::Memory) => nvml_info::memory;
+    limited nvmlDeviceGetMemoryInfo_v2: (device: usize, info: *mut nvml_info::MemoryV2) => nvml_info::memory_v2;
+    virtualised nvmlDeviceGetComputeRunningProcesses: (device: usize, count: *mut c_uint, list: *mut nvml_info::ProcessV1) => nvml_info::processes_v1;
+    virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_info::Process) => nvml_info::processes;
+    virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
+    virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
+}
+
+// Answers without a share as well: it names the refusal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlErrorString(error: c_int) -> *const c_char {
+    nvml_info::error_text(error)
+}
+
+/* Declared for build.rs:
+    virtualised nvmlErrorString
+*/
