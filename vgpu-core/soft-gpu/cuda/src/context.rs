@@ -1,0 +1,341 @@
+//! Contexts: primary ones, retained and released, and created ones; each thread's stack of current ones.
+//!
+//! A context's record is never freed: its handle is its address, clients may keep it for ever, and there are few.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::code::{
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
+    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
+};
+use crate::driver::{self, Driver};
+use crate::ffi::{In, Out};
+
+pub(crate) struct Context {
+    pub(crate) gpu: usize,
+    pub(crate) id: u64,
+    primary: bool,
+    alive: AtomicBool,
+    flags: AtomicU32,
+    cost: u64,
+    limits: [AtomicU64; LIMITS.len()],
+    peers: Mutex<Vec<usize>>,
+}
+
+/// Defaults of the limits that can be asked for, by their numbers.
+const LIMITS: [u64; 10] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0];
+
+static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static STACK: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    pub(crate) fn handle(&'static self) -> u64 {
+        std::ptr::from_ref(self) as u64
+    }
+
+    pub(crate) fn usable(&'static self) -> Result<&'static Self, Code> {
+        if self.alive.load(Ordering::Acquire) {
+            Ok(self)
+        } else {
+            Err(CONTEXT_IS_DESTROYED)
+        }
+    }
+
+    fn open(driver: &Driver, gpu: usize, flags: u32, primary: bool) -> Result<&'static Self, Code> {
+        let profile = driver.state().profile();
+        let cost = profile.context_cost / profile.granularity;
+        driver.member().grow(gpu, cost).map_err(|_| OUT_OF_MEMORY)?;
+        driver.member().contexts(gpu, 1);
+        let context: &'static Self = Box::leak(Box::new(Self {
+            gpu,
+            id: driver.handle(),
+            primary,
+            alive: AtomicBool::new(true),
+            flags: AtomicU32::new(flags),
+            cost,
+            limits: LIMITS.map(AtomicU64::new),
+            peers: Mutex::default(),
+        }));
+        ALL.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+        Ok(context)
+    }
+
+    /// Ends a context and frees what was allocated in it.
+    fn close(&'static self, driver: &Driver) {
+        if self.alive.swap(false, Ordering::AcqRel) {
+            driver.memory.free_context(driver, self);
+            driver.member().shrink(self.gpu, self.cost);
+            driver.member().contexts(self.gpu, -1);
+        }
+    }
+}
+
+/// The context that a handle names.
+pub(crate) fn named(handle: u64) -> Result<&'static Context, Code> {
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter()
+        .find(|context| context.handle() == handle)
+        .copied()
+        .ok_or(INVALID_CONTEXT)
+}
+
+/// The calling thread's current context.
+#[inline]
+pub(crate) fn current() -> Result<&'static Context, Code> {
+    driver::get()?;
+    STACK
+        .with_borrow(|stack| stack.last().copied())
+        .ok_or(INVALID_CONTEXT)?
+        .usable()
+}
+
+/// The current context and the driver.
+#[inline]
+pub(crate) fn here() -> Result<(&'static Driver, &'static Context), Code> {
+    Ok((driver::get()?, current()?))
+}
+
+/// The primary context of a GPU, made if there is none.
+pub(crate) fn retain_primary(driver: &Driver, gpu: usize) -> Result<&'static Context, Code> {
+    let mut primary = driver.primaries[gpu].lock();
+    let context = match primary.context.filter(|context| context.usable().is_ok()) {
+        Some(context) => context,
+        None => Context::open(driver, gpu, primary.flags, true)?,
+    };
+    primary.context = Some(context);
+    primary.retained += 1;
+    Ok(context)
+}
+
+fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
+    let driver = driver::get()?;
+    let gpu = driver.gpu(device)?;
+    if !out.given() {
+        return Err(INVALID_VALUE);
+    }
+    let context = Context::open(driver, gpu, flags, false)?;
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    out.set(context.handle())
+}
+
+crate::api! {
+    fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) {
+        let driver = driver::get()?;
+        let gpu = driver.gpu(device)?;
+        if !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        out.set(retain_primary(driver, gpu)?.handle())
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) {
+        let driver = driver::get()?;
+        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        primary.retained = primary.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if primary.retained == 0 && let Some(context) = primary.context.take() {
+            context.close(driver);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(device: i32) {
+        let driver = driver::get()?;
+        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        if let Some(context) = primary.context.take() {
+            context.close(driver);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) {
+        let driver = driver::get()?;
+        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        primary.flags = flags;
+        if let Some(context) = primary.context {
+            context.flags.store(flags, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
+        let driver = driver::get()?;
+        let primary = driver.primaries[driver.gpu(device)?].lock();
+        flags.set(primary.flags)?;
+        active.set(i32::from(primary.context.is_some_and(|context| context.usable().is_ok())))
+    }
+
+    fn cuCtxCreate_v2(out: Out<u64>, flags: u32, device: i32) {
+        create(out, flags, device)
+    }
+
+    fn cuCtxCreate_v3(out: Out<u64>, _affinity: In<u64>, count: i32, flags: u32, device: i32) {
+        if count > 0 { Err(NOT_SUPPORTED) } else { create(out, flags, device) }
+    }
+
+    fn cuCtxCreate_v4(out: Out<u64>, parameters: In<[u64; 3]>, flags: u32, device: i32) {
+        // Affinity and graphics interoperation, if asked for, are not modelled.
+        match parameters.get() {
+            Ok([_, count, graphics]) if count as u32 != 0 || graphics != 0 => Err(NOT_SUPPORTED),
+            _ => create(out, flags, device),
+        }
+    }
+
+    fn cuCtxDestroy_v2(handle: u64) {
+        let driver = driver::get()?;
+        let context = named(handle)?.usable()?;
+        if context.primary {
+            return Err(INVALID_CONTEXT);
+        }
+        STACK.with_borrow_mut(|stack| {
+            if stack.last().is_some_and(|top| std::ptr::eq(*top, context)) {
+                stack.pop();
+            }
+        });
+        context.close(driver);
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(handle: u64) {
+        driver::get()?;
+        let context = named(handle)?.usable()?;
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(out: Out<u64>) {
+        driver::get()?;
+        let context = STACK.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        out.offer(context.handle());
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(handle: u64) {
+        driver::get()?;
+        let context = if handle == 0 { None } else { Some(named(handle)?.usable()?) };
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(context);
+        });
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(out: Out<u64>) {
+        driver::get()?;
+        out.set(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle())))
+    }
+
+    fn cuCtxGetDevice(out: Out<i32>) {
+        let (driver, context) = here()?;
+        out.set(driver.ordinal(context.gpu))
+    }
+
+    fn cuCtxGetDevice_v2(out: Out<i32>, handle: u64) {
+        let driver = driver::get()?;
+        let context = if handle == 0 { current()? } else { named(handle)? };
+        out.set(driver.ordinal(context.gpu))
+    }
+
+    fn cuCtxGetFlags(out: Out<u32>) {
+        out.set(current()?.flags.load(Ordering::Relaxed))
+    }
+
+    fn cuCtxSetFlags(flags: u32) {
+        current()?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxGetId(handle: u64, out: Out<u64>) {
+        let context = if handle == 0 { current()? } else { named(handle)? };
+        out.set(context.id)
+    }
+
+    fn cuCtxGetApiVersion(handle: u64, out: Out<u32>) {
+        if handle == 0 { current()? } else { named(handle)? };
+        out.set(3020)
+    }
+
+    fn cuCtxSynchronize() {
+        let (driver, context) = here()?;
+        soft_gpu::clock::sleep_until(driver.member().idle_at(context.gpu));
+        driver.memory.trim_pools(driver, context.gpu);
+        Ok(())
+    }
+
+    fn cuCtxSynchronize_v2(handle: u64) {
+        let driver = driver::get()?;
+        let context = if handle == 0 { current()? } else { named(handle)?.usable()? };
+        soft_gpu::clock::sleep_until(driver.member().idle_at(context.gpu));
+        driver.memory.trim_pools(driver, context.gpu);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(out: Out<u64>, limit: u32) {
+        let value = current()?.limits.get(limit as usize).ok_or(UNSUPPORTED_LIMIT)?;
+        out.set(value.load(Ordering::Relaxed))
+    }
+
+    fn cuCtxSetLimit(limit: u32, value: u64) {
+        current()?.limits.get(limit as usize).ok_or(UNSUPPORTED_LIMIT)?.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxGetCacheConfig(out: Out<u32>) {
+        current()?;
+        out.set(0)
+    }
+
+    fn cuCtxSetCacheConfig(_config: u32) {
+        current().map(|_| ())
+    }
+
+    fn cuCtxGetSharedMemConfig(out: Out<u32>) {
+        current()?;
+        out.set(1)
+    }
+
+    fn cuCtxSetSharedMemConfig(_config: u32) {
+        current().map(|_| ())
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        current()?;
+        least.offer(0);
+        greatest.offer(-5);
+        Ok(())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        current().map(|_| ())
+    }
+
+    fn cuDeviceCanAccessPeer(out: Out<i32>, device: i32, peer: i32) {
+        let driver = driver::get()?;
+        out.set(i32::from(driver.gpu(device)? != driver.gpu(peer)?))
+    }
+
+    fn cuCtxEnablePeerAccess(peer: u64, flags: u32) {
+        let (context, peer) = (current()?, named(peer)?.usable()?);
+        if flags != 0 || context.gpu == peer.gpu {
+            return Err(INVALID_VALUE);
+        }
+        let mut peers = context.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.contains(&peer.gpu) {
+            return Err(PEER_ACCESS_ALREADY_ENABLED);
+        }
+        peers.push(peer.gpu);
+        Ok(())
+    }
+
+    fn cuCtxDisablePeerAccess(peer: u64) {
+        let (context, peer) = (current()?, named(peer)?.usable()?);
+        let mut peers = context.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = peers.iter().position(|gpu| *gpu == peer.gpu).ok_or(PEER_ACCESS_NOT_ENABLED)?;
+        peers.remove(at);
+        Ok(())
+    }
+}

@@ -1,0 +1,319 @@
+//! This process's memory: device ranges by lane, host ranges, and how both are charged.
+//!
+//! Contents are kept lazily: a range has host memory behind it once something nonzero was written to it, so 80 GiB
+//! cost nothing, and what was never written reads as zeros.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use soft_gpu::vram::{AddressMap, LANES, POOL_LANE, RESERVED_LANE, lane_of};
+
+use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
+use crate::context::{self, Context};
+use crate::driver::{self, Driver};
+use crate::ffi::{Out, map_host, unmap_host};
+use crate::pool::Pools;
+use crate::vmm::Vmm;
+
+/// A device range.
+pub(crate) struct Block {
+    /// None: a pool's.
+    pub(crate) context: Option<&'static Context>,
+    pub(crate) pool: u64,
+    /// Host memory with the contents, or 0.
+    backing: u64,
+}
+
+/// A host range that the driver knows.
+pub(crate) struct HostRange {
+    pub(crate) size: u64,
+    pub(crate) flags: u32,
+    pub(crate) kind: HostKind,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum HostKind {
+    Allocated,
+    Registered,
+    /// Managed memory is charged whole to its GPU, as if it had all migrated there.
+    Managed {
+        context: &'static Context,
+        units: u64,
+    },
+}
+
+pub(crate) struct Memory {
+    granularity: u64,
+    lanes: Vec<Mutex<AddressMap<Block>>>,
+    hosts: Mutex<BTreeMap<u64, HostRange>>,
+    pub(crate) pools: Pools,
+    pub(crate) vmm: Vmm,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The largest range that a fill with a nonzero pattern gets memory for; beyond, its contents stay zeros, lest a
+/// test that fills a GPU fills the machine.
+const LARGEST_FILL: u64 = 256 << 20;
+
+impl Memory {
+    pub(crate) fn new(granularity: u64) -> Self {
+        Self {
+            granularity,
+            lanes: (0..LANES)
+                .map(|lane| Mutex::new(AddressMap::new(lane, granularity)))
+                .collect(),
+            hosts: Mutex::default(),
+            pools: Pools::default(),
+            vmm: Vmm::new(granularity),
+        }
+    }
+
+    pub(crate) fn units(&self, size: u64) -> u64 {
+        size.div_ceil(self.granularity)
+    }
+
+    pub(crate) fn hosts(&self) -> MutexGuard<'_, BTreeMap<u64, HostRange>> {
+        lock(&self.hosts)
+    }
+
+    pub(crate) fn lane(&self, lane: usize) -> MutexGuard<'_, AddressMap<Block>> {
+        lock(&self.lanes[lane])
+    }
+
+    /// A range of a context's GPU. Pools give way before this fails.
+    pub(crate) fn allocate(&self, driver: &Driver, context: &'static Context, size: u64) -> Result<u64, Code> {
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let gpu = context.gpu;
+        let take = || {
+            let block = Block {
+                context: Some(context),
+                pool: 0,
+                backing: 0,
+            };
+            let charge = |units| driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
+            self.lane(gpu).take(size, block, OUT_OF_MEMORY, charge)
+        };
+        take().or_else(|error| {
+            if self.pools.trim(driver, gpu, 0) {
+                take()
+            } else {
+                Err(error)
+            }
+        })
+    }
+
+    /// Units for what has no range of its own: physical and managed memory.
+    pub(crate) fn charge(&self, driver: &Driver, gpu: usize, units: u64) -> Res {
+        let grow = || driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
+        grow().or_else(|error| {
+            if self.pools.trim(driver, gpu, 0) {
+                grow()
+            } else {
+                Err(error)
+            }
+        })
+    }
+
+    /// Frees whatever begins at an address.
+    pub(crate) fn free(&self, driver: &Driver, address: u64) -> Res {
+        match lane_of(address) {
+            Some(RESERVED_LANE) => Err(INVALID_VALUE),
+            Some(lane) => {
+                let (entry, units) = self.lane(lane).give(address).ok_or(INVALID_VALUE)?;
+                if entry.value.backing != 0 {
+                    unmap_host(entry.value.backing, entry.size);
+                }
+                if lane >= POOL_LANE {
+                    self.pools.freed(driver, entry.value.pool, entry.size);
+                } else if units > 0 {
+                    driver.member().shrink(lane, units);
+                }
+                Ok(())
+            }
+            None => {
+                let mut hosts = self.hosts();
+                let range = hosts.get(&address).ok_or(INVALID_VALUE)?;
+                let HostKind::Managed { context, units } = range.kind else {
+                    return Err(INVALID_VALUE);
+                };
+                unmap_host(address, range.size);
+                hosts.remove(&address);
+                driver.member().shrink(context.gpu, units);
+                Ok(())
+            }
+        }
+    }
+
+    /// Frees all that a dying context still has.
+    pub(crate) fn free_context(&self, driver: &Driver, dying: &'static Context) {
+        let own = |block: &Block| block.context.is_some_and(|context| std::ptr::eq(context, dying));
+        let ranges = self.lane(dying.gpu).select(own);
+        let managed: Vec<u64> = self
+            .hosts()
+            .iter()
+            .filter(
+                |(_, range)| matches!(range.kind, HostKind::Managed { context, .. } if std::ptr::eq(context, dying)),
+            )
+            .map(|(address, _)| *address)
+            .collect();
+        for address in ranges.into_iter().chain(managed) {
+            let _ = self.free(driver, address);
+        }
+    }
+
+    /// After a synchronisation pools give back what they keep above their thresholds.
+    pub(crate) fn trim_pools(&self, driver: &Driver, gpu: usize) {
+        self.pools.trim(driver, gpu, u64::MAX);
+    }
+
+    /// A pool's range; the pool has been charged already.
+    pub(crate) fn place_pooled(&self, gpu: usize, pool: u64, size: u64) -> Result<u64, Code> {
+        let block = Block {
+            context: None,
+            pool,
+            backing: 0,
+        };
+        self.lane(POOL_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
+    }
+
+    /// Start, size, context and pool of the range around a device address, or of managed memory.
+    pub(crate) fn range(&self, address: u64) -> Option<Range> {
+        match lane_of(address) {
+            Some(RESERVED_LANE) => self.vmm.mapping(address),
+            Some(lane) => {
+                let mut map = self.lane(lane);
+                let entry = map.find(address)?;
+                let gpu = if lane >= POOL_LANE { lane - POOL_LANE } else { lane };
+                let Block { context, pool, .. } = entry.value;
+                Some(Range {
+                    start: entry.base,
+                    size: entry.size,
+                    gpu: Some(gpu),
+                    context,
+                    pool,
+                    managed: false,
+                })
+            }
+            None => {
+                let hosts = self.hosts();
+                let (start, range) = hosts.range(..=address).next_back()?;
+                let (context, managed) = match range.kind {
+                    HostKind::Managed { context, .. } => (Some(context), true),
+                    _ => (None, false),
+                };
+                let gpu = context.map(|context| context.gpu);
+                let found = Range {
+                    start: *start,
+                    size: range.size,
+                    gpu,
+                    context,
+                    pool: 0,
+                    managed,
+                };
+                (address - start < range.size.max(1)).then_some(found)
+            }
+        }
+    }
+
+    /// Where the contents of [address, address + size) lie: their host address (None: zeros) and how many bytes of
+    /// them lie there in a row. With `write` there is always an address.
+    pub(crate) fn contents(&self, address: u64, size: u64, write: bool) -> Result<(Option<u64>, u64), Code> {
+        let Some(lane) = lane_of(address) else {
+            return Ok((Some(address), size));
+        };
+        if lane == RESERVED_LANE {
+            return self.vmm.contents(address, size, write);
+        }
+        let mut map = self.lane(lane);
+        let entry = map.find(address).ok_or(INVALID_VALUE)?;
+        let offset = address - entry.base;
+        if size > entry.size - offset {
+            return Err(INVALID_VALUE);
+        }
+        if write && entry.value.backing == 0 {
+            entry.value.backing = map_host(entry.size).ok_or(OUT_OF_MEMORY)?;
+        }
+        Ok(((entry.value.backing != 0).then_some(entry.value.backing + offset), size))
+    }
+
+    /// As `contents` for a fill with `pattern`: no memory is made for zeros, nor for a fill of absurd size.
+    pub(crate) fn fillable(&self, address: u64, size: u64, pattern: &[u8]) -> Result<(Option<u64>, u64), Code> {
+        let now = self.contents(address, size, false)?;
+        let zeros = pattern.iter().all(|byte| *byte == 0);
+        if now.0.is_some() || zeros || size > LARGEST_FILL {
+            Ok(now)
+        } else {
+            self.contents(address, size, true)
+        }
+    }
+}
+
+/// What is known of a range.
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) gpu: Option<usize>,
+    pub(crate) context: Option<&'static Context>,
+    pub(crate) pool: u64,
+    pub(crate) managed: bool,
+}
+
+crate::api! {
+    fn cuMemAlloc_v2(out: Out<u64>, size: u64) {
+        let (driver, context) = context::here()?;
+        if !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        out.set(driver.memory.allocate(driver, context, size)?)
+    }
+
+    fn cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<u64>, width: u64, height: u64, element: u32) {
+        let (driver, context) = context::here()?;
+        if !out.given() || !pitch.given() || width == 0 || height == 0 || ![4, 8, 16].contains(&element) {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
+        let size = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        pitch.set(row)?;
+        out.set(driver.memory.allocate(driver, context, size)?)
+    }
+
+    fn cuMemAllocManaged(out: Out<u64>, size: u64, flags: u32) {
+        let (driver, context) = context::here()?;
+        if !out.given() || size == 0 || !(1..=2).contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
+        let units = driver.memory.units(size);
+        driver.memory.charge(driver, context.gpu, units)?;
+        let Some(address) = map_host(size) else {
+            driver.member().shrink(context.gpu, units);
+            return Err(OUT_OF_MEMORY);
+        };
+        driver.memory.hosts().insert(address, HostRange { size, flags, kind: HostKind::Managed { context, units } });
+        out.set(address)
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        let driver = driver::get()?;
+        if address == 0 { Ok(()) } else { driver.memory.free(driver, address) }
+    }
+
+    fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
+        let (driver, context) = context::here()?;
+        free.set(driver.member().free(context.gpu))?;
+        total.set(driver.state().profile().memory)
+    }
+
+    fn cuMemGetAddressRange_v2(start: Out<u64>, size: Out<u64>, address: u64) {
+        let (driver, _) = context::here()?;
+        let range = driver.memory.range(address).ok_or(crate::code::NOT_FOUND)?;
+        start.offer(range.start);
+        size.offer(range.size);
+        Ok(())
+    }
+}

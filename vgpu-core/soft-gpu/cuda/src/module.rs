@@ -1,0 +1,305 @@
+//! Modules, libraries, kernels and functions. Code is never run: a PTX image is searched for its kernels' names, a
+//! binary one is believed to have any.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use crate::code::{Code, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Res};
+use crate::context::here;
+use crate::driver;
+use crate::ffi::{In, Out, Text};
+
+struct Image {
+    /// Names of the kernels; None: any.
+    kernels: Option<Vec<String>>,
+    functions: Mutex<HashMap<String, u64>>,
+}
+
+struct Function {
+    name: &'static str,
+    image: u64,
+}
+
+static IMAGES: RwLock<Option<HashMap<u64, Arc<Image>>>> = RwLock::new(None);
+static FUNCTIONS: RwLock<Vec<Function>> = RwLock::new(Vec::new());
+static FUNCTION_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// A function's handle is this plus its number, so that a launch checks it without a lock.
+const FUNCTION: u64 = 0x5068_0000_0000;
+
+/// Whether a handle names a function (or a kernel: they are the same here).
+#[inline]
+pub(crate) fn is_function(handle: u64) -> bool {
+    (handle.wrapping_sub(FUNCTION) >> 4) < FUNCTION_COUNT.load(Ordering::Acquire) as u64
+}
+
+fn image(handle: u64) -> Result<Arc<Image>, Code> {
+    let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
+    images
+        .as_ref()
+        .and_then(|images| images.get(&handle))
+        .cloned()
+        .ok_or(INVALID_HANDLE)
+}
+
+fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
+    if !out.given() {
+        return Err(INVALID_VALUE);
+    }
+    let handle = driver::get()?.handle();
+    let image = Image {
+        kernels,
+        functions: Mutex::default(),
+    };
+    let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
+    images.get_or_insert_default().insert(handle, Arc::new(image));
+    out.set(handle)
+}
+
+fn unload(handle: u64) -> Res {
+    driver::get()?;
+    let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
+    images
+        .get_or_insert_default()
+        .remove(&handle)
+        .map(|_| ())
+        .ok_or(INVALID_HANDLE)
+}
+
+/// Names after `.entry` in PTX.
+fn entries(ptx: &str) -> Vec<String> {
+    let name = |rest: &str| {
+        let rest = rest.trim_start();
+        let end = rest
+            .find(|c: char| !(c.is_alphanumeric() || "_$%".contains(c)))
+            .unwrap_or(rest.len());
+        rest[..end].to_owned()
+    };
+    ptx.split(".entry")
+        .skip(1)
+        .map(name)
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+/// What kernels an image in memory has. A binary starts with a byte that no text does.
+fn scan(data: Text, first: In<[u8; 4]>) -> Result<Option<Vec<String>>, Code> {
+    let first = first.get()?;
+    let binary = first == *b"\x7fELF" || first == [0x50, 0xed, 0x55, 0xba] || first == [0xb1, 0x43, 0x62, 0x46];
+    if binary {
+        return Ok(None);
+    }
+    let text = data.get()?;
+    if text.contains(".version") || text.contains(".target") {
+        Ok(Some(entries(&text)))
+    } else {
+        Err(INVALID_IMAGE)
+    }
+}
+
+fn file(path: Text) -> Result<Option<Vec<String>>, Code> {
+    let bytes = std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.contains(".version") => Ok(Some(entries(&text))),
+        _ => Ok(None),
+    }
+}
+
+fn function(handle: u64, name: &str) -> Result<u64, Code> {
+    let image = image(handle)?;
+    if name.is_empty()
+        || image
+            .kernels
+            .as_ref()
+            .is_some_and(|kernels| !kernels.iter().any(|one| one == name))
+    {
+        return Err(NOT_FOUND);
+    }
+    let mut known = image.functions.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(function) = known.get(name) {
+        return Ok(*function);
+    }
+    let mut functions = FUNCTIONS.write().unwrap_or_else(PoisonError::into_inner);
+    let function = FUNCTION + ((functions.len() as u64) << 4);
+    let lasting: &'static str = Box::leak(format!("{name}\0").into_boxed_str());
+    functions.push(Function {
+        name: lasting,
+        image: handle,
+    });
+    FUNCTION_COUNT.store(functions.len(), Ordering::Release);
+    known.insert(name.to_owned(), function);
+    Ok(function)
+}
+
+fn with_function<T>(handle: u64, act: impl FnOnce(&Function) -> T) -> Result<T, Code> {
+    if !is_function(handle) {
+        return Err(INVALID_HANDLE);
+    }
+    let functions = FUNCTIONS.read().unwrap_or_else(PoisonError::into_inner);
+    functions
+        .get(((handle - FUNCTION) >> 4) as usize)
+        .map(act)
+        .ok_or(INVALID_HANDLE)
+}
+
+fn attribute(out: Out<i32>, attribute: u32, handle: u64) -> Res {
+    with_function(handle, |_| ())?;
+    let (major, minor) = driver::get()?.state().profile().compute_capability;
+    out.set(match attribute {
+        0 => 1024,
+        4 => 32,
+        5 | 6 => (major * 10 + minor) as i32,
+        8 => 49152,
+        9 => -1,
+        1..=16 => 0,
+        _ => return Err(INVALID_VALUE),
+    })
+}
+
+crate::api! {
+    fn cuModuleLoad(out: Out<u64>, path: Text) {
+        here()?;
+        load(out, file(path)?)
+    }
+
+    fn cuModuleLoadData(out: Out<u64>, image: Text) {
+        here()?;
+        load(out, scan(image, image.bytes())?)
+    }
+
+    fn cuModuleLoadDataEx(out: Out<u64>, image: Text, _count: u32, _options: In<u32>, _values: In<u64>) {
+        here()?;
+        load(out, scan(image, image.bytes())?)
+    }
+
+    fn cuModuleLoadFatBinary(out: Out<u64>, image: Text) {
+        here()?;
+        load(out, scan(image, image.bytes())?)
+    }
+
+    fn cuModuleUnload(module: u64) {
+        unload(module)
+    }
+
+    fn cuModuleGetFunction(out: Out<u64>, module: u64, name: Text) {
+        out.set(function(module, &name.get()?)?)
+    }
+
+    fn cuModuleGetFunctionCount(out: Out<u32>, module: u64) {
+        out.set(image(module)?.kernels.as_ref().map_or(0, Vec::len) as u32)
+    }
+
+    fn cuModuleGetGlobal_v2(_address: Out<u64>, _size: Out<u64>, module: u64, _name: Text) {
+        image(module)?;
+        Err(NOT_FOUND)
+    }
+
+    fn cuModuleGetLoadingMode(out: Out<u32>) {
+        driver::get()?;
+        out.set(1)
+    }
+
+    fn cuLibraryLoadData(
+        out: Out<u64>, image: Text, _jit: In<u32>, _jit_values: In<u64>, _jit_count: u32, _options: In<u32>,
+        _values: In<u64>, _count: u32,
+    ) {
+        load(out, scan(image, image.bytes())?)
+    }
+
+    fn cuLibraryLoadFromFile(
+        out: Out<u64>, path: Text, _jit: In<u32>, _jit_values: In<u64>, _jit_count: u32, _options: In<u32>,
+        _values: In<u64>, _count: u32,
+    ) {
+        load(out, file(path)?)
+    }
+
+    fn cuLibraryUnload(library: u64) {
+        unload(library)
+    }
+
+    fn cuLibraryGetKernel(out: Out<u64>, library: u64, name: Text) {
+        out.set(function(library, &name.get()?)?)
+    }
+
+    fn cuLibraryGetModule(out: Out<u64>, library: u64) {
+        image(library)?;
+        out.set(library)
+    }
+
+    fn cuLibraryGetKernelCount(out: Out<u32>, library: u64) {
+        out.set(image(library)?.kernels.as_ref().map_or(0, Vec::len) as u32)
+    }
+
+    fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, library: u64) {
+        let names: Vec<String> = image(library)?.kernels.clone().unwrap_or_default();
+        let handles = names.iter().take(room as usize).map(|name| function(library, name));
+        out.fill(&handles.collect::<Result<Vec<u64>, Code>>()?)
+    }
+
+    fn cuKernelGetFunction(out: Out<u64>, kernel: u64) {
+        with_function(kernel, |_| ())?;
+        out.set(kernel)
+    }
+
+    fn cuKernelGetLibrary(out: Out<u64>, kernel: u64) {
+        out.set(with_function(kernel, |function| function.image)?)
+    }
+
+    fn cuKernelGetName(out: Out<*const u8>, kernel: u64) {
+        out.set(with_function(kernel, |function| function.name.as_ptr())?)
+    }
+
+    fn cuKernelGetAttribute(out: Out<i32>, number: u32, kernel: u64, _device: i32) {
+        attribute(out, number, kernel)
+    }
+
+    fn cuKernelSetAttribute(_attribute: u32, _value: i32, kernel: u64, _device: i32) {
+        with_function(kernel, |_| ())
+    }
+
+    fn cuKernelSetCacheConfig(kernel: u64, _config: u32, _device: i32) {
+        with_function(kernel, |_| ())
+    }
+
+    fn cuFuncGetAttribute(out: Out<i32>, number: u32, function: u64) {
+        attribute(out, number, function)
+    }
+
+    fn cuFuncSetAttribute(function: u64, _attribute: u32, _value: i32) {
+        with_function(function, |_| ())
+    }
+
+    fn cuFuncSetCacheConfig(function: u64, _config: u32) {
+        with_function(function, |_| ())
+    }
+
+    fn cuFuncSetSharedMemConfig(function: u64, _config: u32) {
+        with_function(function, |_| ())
+    }
+
+    fn cuFuncGetModule(out: Out<u64>, function: u64) {
+        out.set(with_function(function, |function| function.image)?)
+    }
+
+    fn cuFuncGetName(out: Out<*const u8>, function: u64) {
+        out.set(with_function(function, |function| function.name.as_ptr())?)
+    }
+
+    fn cuFuncIsLoaded(out: Out<u32>, function: u64) {
+        with_function(function, |_| ())?;
+        out.set(1)
+    }
+
+    fn cuFuncLoad(function: u64) {
+        with_function(function, |_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_of_ptx() {
+        let ptx = ".version 8.0\n.target sm_90\n.visible .entry _Z3addPf(\n.param .u64 p)\n{}\n.entry\n k2 () {}";
+        assert_eq!(super::entries(ptx), ["_Z3addPf", "k2"]);
+    }
+}

@@ -1,0 +1,271 @@
+//! Virtual memory management: reserved address ranges, physical memory, and the mappings between them. Physical
+//! memory is charged when it is made and given back when neither a handle nor a mapping holds it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+use soft_gpu::vram::{AddressMap, RESERVED_LANE};
+
+use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::driver::{self, Driver};
+use crate::ffi::{In, Out, map_host, unmap_host};
+use crate::memory::{Range, lock};
+
+/// CUmemAllocationProp, as far as it matters: type, handle types, location type, location; the rest is opaque.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Properties {
+    kind: i32,
+    handles: i32,
+    location: i32,
+    device: i32,
+    rest: [u64; 2],
+}
+
+struct Physical {
+    gpu: usize,
+    size: u64,
+    handles: u32,
+    mappings: u32,
+    backing: u64,
+    properties: Properties,
+}
+
+#[derive(Clone, Copy)]
+struct Mapping {
+    size: u64,
+    physical: u64,
+    offset: u64,
+    access: i32,
+}
+
+struct Tables {
+    reserved: AddressMap<u64>,
+    physical: HashMap<u64, Physical>,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+pub(crate) struct Vmm(Mutex<Tables>);
+
+impl Tables {
+    fn around(&self, address: u64) -> Option<(u64, Mapping)> {
+        let (start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address - start < mapping.size).then_some((*start, *mapping))
+    }
+
+    /// Gives physical memory back once nothing holds it.
+    fn settle(&mut self, driver: &Driver, handle: u64) {
+        let Some(physical) = self.physical.get(&handle) else {
+            return;
+        };
+        if physical.handles == 0 && physical.mappings == 0 {
+            if physical.backing != 0 {
+                unmap_host(physical.backing, physical.size);
+            }
+            driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
+            self.physical.remove(&handle);
+        }
+    }
+
+    /// The mappings that make up [address, address + size), which they must do exactly.
+    fn exactly(&self, address: u64, size: u64) -> Result<Vec<u64>, Code> {
+        let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
+        let mut next = address;
+        let mut starts = Vec::new();
+        for (start, mapping) in self.mappings.range(address..end) {
+            if *start != next {
+                return Err(INVALID_VALUE);
+            }
+            starts.push(*start);
+            next = start + mapping.size;
+        }
+        if next == end && size > 0 {
+            Ok(starts)
+        } else {
+            Err(INVALID_VALUE)
+        }
+    }
+}
+
+impl Vmm {
+    pub(crate) fn new(granularity: u64) -> Self {
+        let reserved = AddressMap::new(RESERVED_LANE, granularity);
+        Self(Mutex::new(Tables {
+            reserved,
+            physical: HashMap::new(),
+            mappings: BTreeMap::new(),
+        }))
+    }
+
+    pub(crate) fn mapping(&self, address: u64) -> Option<Range> {
+        let tables = lock(&self.0);
+        let (start, mapping) = tables.around(address)?;
+        let gpu = tables.physical.get(&mapping.physical)?.gpu;
+        Some(Range {
+            start,
+            size: mapping.size,
+            gpu: Some(gpu),
+            context: None,
+            pool: 0,
+            managed: false,
+        })
+    }
+
+    pub(crate) fn contents(&self, address: u64, size: u64, write: bool) -> Result<(Option<u64>, u64), Code> {
+        let mut tables = lock(&self.0);
+        let (start, mapping) = tables
+            .around(address)
+            .filter(|(_, m)| m.access != 0)
+            .ok_or(INVALID_VALUE)?;
+        let physical = tables.physical.get_mut(&mapping.physical).ok_or(INVALID_VALUE)?;
+        if write && physical.backing == 0 {
+            physical.backing = map_host(physical.size).ok_or(OUT_OF_MEMORY)?;
+        }
+        let inside = address - start;
+        let place = (physical.backing != 0).then_some(physical.backing + mapping.offset + inside);
+        Ok((place, size.min(mapping.size - inside)))
+    }
+}
+
+fn checked(properties: In<Properties>) -> Result<(Properties, usize), Code> {
+    let asked = properties.get()?;
+    if asked.kind != 1 || asked.location != 1 {
+        return Err(INVALID_VALUE);
+    }
+    Ok((asked, driver::get()?.gpu(asked.device).map_err(|_| INVALID_DEVICE)?))
+}
+
+crate::api! {
+    fn cuMemGetAllocationGranularity(out: Out<u64>, properties: In<Properties>, _option: u32) {
+        checked(properties)?;
+        out.set(driver::get()?.state().profile().granularity)
+    }
+
+    fn cuMemAddressReserve(out: Out<u64>, size: u64, alignment: u64, _wish: u64, flags: u64) {
+        let driver = driver::get()?;
+        let granularity = driver.state().profile().granularity;
+        let aligned = alignment == 0 || alignment.is_power_of_two();
+        if size == 0 || !size.is_multiple_of(granularity) || !aligned || flags != 0 || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        let place = size.max(alignment);
+        let taken = lock(&driver.memory.vmm.0).reserved.take(place, size, OUT_OF_MEMORY, |_| Ok(()));
+        out.set(taken?)
+    }
+
+    fn cuMemAddressFree(address: u64, size: u64) {
+        let mut tables = lock(&driver::get()?.memory.vmm.0);
+        let good = tables.reserved.find(address).is_some_and(|entry| entry.base == address && entry.value == size);
+        if !good || tables.mappings.range(address..address + size).next().is_some() {
+            return Err(INVALID_VALUE);
+        }
+        tables.reserved.give(address);
+        Ok(())
+    }
+
+    fn cuMemCreate(out: Out<u64>, size: u64, properties: In<Properties>, flags: u64) {
+        let driver = driver::get()?;
+        let (properties, gpu) = checked(properties)?;
+        let granularity = driver.state().profile().granularity;
+        if size == 0 || !size.is_multiple_of(granularity) || flags != 0 || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        if properties.handles != 0 {
+            // Handing physical memory to other processes is not modelled.
+            return Err(NOT_SUPPORTED);
+        }
+        driver.memory.charge(driver, gpu, driver.memory.units(size))?;
+        let handle = driver.handle();
+        let physical = Physical { gpu, size, handles: 1, mappings: 0, backing: 0, properties };
+        lock(&driver.memory.vmm.0).physical.insert(handle, physical);
+        out.set(handle)
+    }
+
+    fn cuMemRelease(handle: u64) {
+        let driver = driver::get()?;
+        let mut tables = lock(&driver.memory.vmm.0);
+        let physical = tables.physical.get_mut(&handle).filter(|p| p.handles > 0).ok_or(INVALID_VALUE)?;
+        physical.handles -= 1;
+        tables.settle(driver, handle);
+        Ok(())
+    }
+
+    fn cuMemMap(address: u64, size: u64, offset: u64, handle: u64, flags: u64) {
+        let driver = driver::get()?;
+        let granularity = driver.state().profile().granularity;
+        let mut tables = lock(&driver.memory.vmm.0);
+        let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
+        let room = tables.reserved.find(address).map(|entry| entry.base + entry.value).ok_or(INVALID_VALUE)?;
+        let steps = [address, size, offset].iter().all(|value| value.is_multiple_of(granularity));
+        if size == 0 || flags != 0 || !steps || end > room {
+            return Err(INVALID_VALUE);
+        }
+        if tables.around(address).is_some() || tables.mappings.range(address..end).next().is_some() {
+            return Err(INVALID_VALUE);
+        }
+        let physical = tables.physical.get_mut(&handle).filter(|p| p.handles > 0).ok_or(INVALID_VALUE)?;
+        if offset.checked_add(size).is_none_or(|last| last > physical.size) {
+            return Err(INVALID_VALUE);
+        }
+        physical.mappings += 1;
+        tables.mappings.insert(address, Mapping { size, physical: handle, offset, access: 0 });
+        Ok(())
+    }
+
+    fn cuMemUnmap(address: u64, size: u64) {
+        let driver = driver::get()?;
+        let mut tables = lock(&driver.memory.vmm.0);
+        for start in tables.exactly(address, size)? {
+            let Some(mapping) = tables.mappings.remove(&start) else { continue };
+            if let Some(physical) = tables.physical.get_mut(&mapping.physical) {
+                physical.mappings -= 1;
+            }
+            tables.settle(driver, mapping.physical);
+        }
+        Ok(())
+    }
+
+    fn cuMemSetAccess(address: u64, size: u64, descriptions: In<[i32; 3]>, count: u64) {
+        let driver = driver::get()?;
+        let mut tables = lock(&driver.memory.vmm.0);
+        let starts = tables.exactly(address, size)?;
+        for index in 0..count as usize {
+            // Location type, location, flags.
+            let [kind, device, flags] = descriptions.at(index)?;
+            if kind != 1 || ![0, 1, 3].contains(&flags) {
+                return Err(INVALID_VALUE);
+            }
+            driver.gpu(device)?;
+            for start in &starts {
+                if let Some(mapping) = tables.mappings.get_mut(start) {
+                    mapping.access = flags;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemGetAccess(flags: Out<u64>, location: In<[i32; 2]>, address: u64) {
+        let driver = driver::get()?;
+        let [_, device] = location.get()?;
+        driver.gpu(device)?;
+        let tables = lock(&driver.memory.vmm.0);
+        let (_, mapping) = tables.around(address).ok_or(INVALID_VALUE)?;
+        flags.set(mapping.access as u64)
+    }
+
+    fn cuMemRetainAllocationHandle(out: Out<u64>, address: u64) {
+        let mut tables = lock(&driver::get()?.memory.vmm.0);
+        let (_, mapping) = tables.around(address).ok_or(INVALID_VALUE)?;
+        tables.physical.get_mut(&mapping.physical).ok_or(INVALID_VALUE)?.handles += 1;
+        out.set(mapping.physical)
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) {
+        let tables = lock(&driver::get()?.memory.vmm.0);
+        out.set(tables.physical.get(&handle).ok_or(INVALID_VALUE)?.properties)
+    }
+}
+
+/// The layout that cuda.h gives CUmemAllocationProp.
+const _: () = assert!(std::mem::size_of::<Properties>() == 32);
