@@ -1,1 +1,18 @@
-fn main() {}
+//! The hook's program: standard input and arguments in, an exit status out.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match vgpu_cdi_hook::run(std::env::args_os().skip(1), std::io::stdin().lock()) {
+        Ok(output) => {
+            print!("{output}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // One line: the runtime puts it into the pod's event.
+            eprintln!("vgpu-cdi-hook: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

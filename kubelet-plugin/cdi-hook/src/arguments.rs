@@ -1,0 +1,137 @@
+//! The command line. The CDI spec writes it; a person reads it in an error or with --help.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use vgpu_abi::paths::CONTAINER_PRELOAD;
+
+pub(crate) const HELP: &str = "\
+vgpu-cdi-hook: puts a library into a container's /etc/ld.so.preload (an OCI createContainer hook)
+
+usage: vgpu-cdi-hook preload [--library PATH] [--report FILE] < STATE
+  --library PATH  the library's path in the container (default: /usr/lib/vgpu/libvgpu-preload.so)
+  --report FILE   gets one line where the container starts without the library (absolute, on the node)
+  STATE           the container's state, as the runtime passes it to hooks
+";
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Help,
+    Version,
+    Preload(Preload),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Preload {
+    pub(crate) library: String,
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("no command; the only one is `preload` (see --help)")]
+    NoCommand,
+    #[error("{0:?} is no command; the only one is `preload` (see --help)")]
+    UnknownCommand(OsString),
+    #[error("{0:?} is no option of preload; there are --library and --report")]
+    UnknownOption(OsString),
+    #[error("{0} is there twice; give it once")]
+    Repeated(&'static str),
+    #[error("{0} lacks its value; write it as the next argument")]
+    NoValue(&'static str),
+    #[error("--library {0:?} is not an absolute path without white space, ':' and '#', which ld.so would split")]
+    Library(OsString),
+    #[error("--report {0:?} is not an absolute path; name a file of the claim's directory on the node")]
+    Report(PathBuf),
+}
+
+impl Command {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
+        let command = arguments.next().ok_or(Error::NoCommand)?;
+        match command.to_str() {
+            Some("-h" | "--help" | "help") => return Ok(Self::Help),
+            Some("-V" | "--version") => return Ok(Self::Version),
+            Some("preload") => (),
+            _ => return Err(Error::UnknownCommand(command)),
+        }
+        let (mut library, mut report) = (None, None);
+        while let Some(option) = arguments.next() {
+            let (name, value) = match option.to_str() {
+                Some("-h" | "--help") => return Ok(Self::Help),
+                Some("--library") => ("--library", &mut library),
+                Some("--report") => ("--report", &mut report),
+                _ => return Err(Error::UnknownOption(option)),
+            };
+            let given = arguments.next().ok_or(Error::NoValue(name))?;
+            if value.replace(given).is_some() {
+                return Err(Error::Repeated(name));
+            }
+        }
+        let library = library.unwrap_or_else(|| CONTAINER_PRELOAD.into());
+        let library = library.into_string().map_err(Error::Library)?;
+        if !is_entry(&library) {
+            return Err(Error::Library(library.into()));
+        }
+        let report = report.map(PathBuf::from);
+        match report {
+            Some(path) if !path.is_absolute() => Err(Error::Report(path)),
+            report => Ok(Self::Preload(Preload { library, report })),
+        }
+    }
+}
+
+/// Whether ld.so reads `library` as one entry, and as a path.
+fn is_entry(library: &str) -> bool {
+    Path::new(library).is_absolute()
+        && !library.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, ':' | '#' | '$'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Command, Error> {
+        Command::parse(arguments.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn a_full_command_line() {
+        let preload = Preload {
+            library: "/a/b.so".into(),
+            report: Some("/r".into()),
+        };
+        assert_eq!(
+            parse(&["preload", "--library", "/a/b.so", "--report", "/r"]),
+            Ok(Command::Preload(preload))
+        );
+        let default = Preload {
+            library: CONTAINER_PRELOAD.into(),
+            report: None,
+        };
+        assert_eq!(parse(&["preload"]), Ok(Command::Preload(default)));
+        assert_eq!(parse(&["preload", "--help"]), Ok(Command::Help));
+        assert_eq!(parse(&["--version"]), Ok(Command::Version));
+        assert!(HELP.contains(CONTAINER_PRELOAD));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert_eq!(parse(&[]), Err(Error::NoCommand));
+        assert_eq!(parse(&["preloads"]), Err(Error::UnknownCommand("preloads".into())));
+        assert_eq!(
+            parse(&["preload", "--lib", "/a"]),
+            Err(Error::UnknownOption("--lib".into()))
+        );
+        assert_eq!(parse(&["preload", "--library"]), Err(Error::NoValue("--library")));
+        assert_eq!(
+            parse(&["preload", "--report", "/a", "--report", "/b"]),
+            Err(Error::Repeated("--report"))
+        );
+        assert_eq!(parse(&["preload", "--report", "a"]), Err(Error::Report("a".into())));
+        for bad in ["", "a.so", "/a b.so", "/a:b.so", "/a#b.so", "/a\n.so", "/$LIB/a.so"] {
+            assert_eq!(parse(&["preload", "--library", bad]), Err(Error::Library(bad.into())));
+        }
+    }
+}

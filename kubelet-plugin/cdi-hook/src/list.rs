@@ -1,0 +1,85 @@
+//! The text of /etc/ld.so.preload, as glibc's ld.so reads it: entries between white space and colons,
+//! and comments from `#` to the end of the line. Pure; bytes, because the image may have written any.
+
+/// The text with `library` in it: `None` where it is there already. The image's own entries keep their
+/// place before it, and their bytes.
+pub(crate) fn with(text: &[u8], library: &str) -> Option<Vec<u8>> {
+    if entries(text).any(|entry| entry == library.as_bytes()) {
+        return None;
+    }
+    let mut merged = text.to_vec();
+    // A last line without an end would swallow ours: as a comment, or as one word with it.
+    if !matches!(merged.last(), None | Some(b'\n')) {
+        merged.push(b'\n');
+    }
+    merged.extend_from_slice(library.as_bytes());
+    merged.push(b'\n');
+    Some(merged)
+}
+
+fn entries(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n')
+        .map(|line| line.split(|byte| *byte == b'#').next().unwrap_or(line))
+        .flat_map(|line| line.split(|byte| matches!(byte, b' ' | b'\t' | b':')))
+        .filter(|entry| !entry.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: &str = "/usr/lib/vgpu/libvgpu-preload.so";
+
+    fn merged(text: &str) -> Option<String> {
+        with(text.as_bytes(), OURS).map(|bytes| String::from_utf8(bytes).expect("UTF-8"))
+    }
+
+    #[test]
+    fn the_images_entries_stay_before_ours() {
+        assert_eq!(merged("").as_deref(), Some("/usr/lib/vgpu/libvgpu-preload.so\n"));
+        assert_eq!(
+            merged("/a.so\n").as_deref(),
+            Some("/a.so\n/usr/lib/vgpu/libvgpu-preload.so\n")
+        );
+        assert_eq!(
+            merged("/a.so /b.so").as_deref(),
+            Some("/a.so /b.so\n/usr/lib/vgpu/libvgpu-preload.so\n")
+        );
+        assert_eq!(
+            merged("# none").as_deref(),
+            Some("# none\n/usr/lib/vgpu/libvgpu-preload.so\n")
+        );
+    }
+
+    #[test]
+    fn an_entry_is_added_once() {
+        for text in [
+            OURS.to_owned(),
+            format!("{OURS}\n"),
+            format!("/a.so:{OURS}"),
+            format!("a\t{OURS} # ours"),
+        ] {
+            assert_eq!(merged(&text), None, "{text:?}");
+        }
+        let once = merged("/a.so").expect("added");
+        assert_eq!(merged(&once), None);
+    }
+
+    #[test]
+    fn what_only_looks_like_the_entry_is_none() {
+        for text in [
+            format!("# {OURS}\n"),
+            format!("{OURS}.old"),
+            format!("/x{OURS}"),
+            format!("/a.so#{OURS}\n"),
+        ] {
+            assert!(merged(&text).is_some(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_kept() {
+        let text = b"\xff\0/a.so\r\n";
+        assert_eq!(with(text, "/b.so").expect("added"), b"\xff\0/a.so\r\n/b.so\n");
+    }
+}

@@ -1,0 +1,21 @@
+//! The line for the plugin, which makes it a Warning event on the pod.
+
+use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+
+use crate::merge::Reason;
+
+/// Writes the line. The first container's stays; one event is enough for a claim. A report that cannot
+/// be written (in a user namespace the folder may not be ours) is no reason to keep the container from
+/// starting: then the line goes to stderr, into the runtime's log.
+pub(crate) fn write(file: Option<&Path>, id: &str, reason: &Reason) {
+    let line = format!("container {id} starts without libvgpu-preload.so: {reason}\n");
+    let written = file.map(|file| {
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(file);
+        opened.and_then(|mut opened| opened.write_all(line.as_bytes()))
+    });
+    match written {
+        Some(Ok(())) => (),
+        Some(Err(error)) if error.kind() == std::io::ErrorKind::AlreadyExists => (),
+        _ => eprint!("vgpu-cdi-hook: {line}"),
+    }
+}
