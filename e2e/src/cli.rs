@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use crate::cluster::{self, Cluster, Config, Gpu};
-use crate::progress::Progress;
+use crate::cluster::{self, Cluster};
+use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{image, layout, machine};
+use crate::{demo, interrupt, layout, machine};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -26,7 +26,13 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Bring a plain cluster up and leave it running.
+    /// Show the whole of it: a local share, then a cluster whose pods share its GPUs.
+    Demo {
+        /// Leave the cluster up.
+        #[arg(long, env = "KEEP", value_parser = clap::builder::FalseyValueParser::new())]
+        keep: bool,
+    },
+    /// Bring a cluster up with our images in it, and leave it running.
     Up,
     /// End the cluster, and remove what earlier runs may have left.
     Down,
@@ -62,8 +68,10 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 layout::cache()?.join("tools").display()
             );
         }
+        Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
         Verb::Up => up(&arguments.cluster)?,
         Verb::Down => {
+            prepared::rerun_as_root()?;
             let removed = cluster::down(&arguments.cluster)?;
             match removed.len() {
                 0 => println!("no cluster named {} runs, and nothing was left", arguments.cluster),
@@ -81,6 +89,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             return Ok(code(status.context("cannot run kubectl")?));
         }
         Verb::Exec { command } => {
+            prepared::rerun_as_root()?;
             let cluster = Cluster::attach(&arguments.cluster)?;
             let words: Vec<&str> = command.iter().map(String::as_str).collect();
             let status = cluster.inside(&words).stdin(Stdio::inherit()).status();
@@ -94,27 +103,25 @@ fn code(status: std::process::ExitStatus) -> u8 {
     status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("this program has no path")
+}
+
 fn up(name: &str) -> Result<()> {
-    let mut progress = Progress::new(2);
-    progress.step("the tools of the cluster");
-    machine::prepare(&mut |text| progress.note(text))?;
-    let toolchain = Toolchain::build(&mut |text| progress.note(text))?;
-    let pause = image::pause()?;
-    if !machine::is_root() {
-        bail!("the cluster needs root");
-    }
-    progress.step(&format!("a one-node Kubernetes {}", toolchain.kubernetes));
-    let gpu = layout::dist().map_or(Gpu::Absent, |dist| Gpu::of_this_machine(&dist));
-    progress.note(&format!("GPUs: {}", gpu.describe()));
-    let config = Config {
-        name: name.to_owned(),
-        toolchain,
-        gpu,
-        pause,
-        owner: None,
-        keep: true,
+    let prepared = match Prepared::inherited()? {
+        Some(prepared) => prepared,
+        None => Prepared::make(own_program()?, &mut |text| println!("{text}"))?.as_root()?,
     };
-    let cluster = Cluster::up(config)?;
-    println!("\nexport KUBECONFIG={}", cluster.kubeconfig().display());
+    interrupt::handle()?;
+    println!(
+        "a one-node Kubernetes {} with {}",
+        prepared.toolchain.kubernetes,
+        prepared.gpu.describe()
+    );
+    let cluster = Cluster::up(prepared.config(name))?;
+    for archive in &prepared.images.archives {
+        cluster.import(archive)?;
+    }
+    println!("export KUBECONFIG={}", cluster.kubeconfig().display());
     cluster.keep()
 }

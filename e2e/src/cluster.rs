@@ -30,7 +30,7 @@ pub use config::{Config, Gpu, NODE, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, chec
 
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
-use crate::{layout, shell};
+use crate::{interrupt, layout, shell};
 use protocol::{News, Wish, messages, send};
 
 /// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
@@ -59,9 +59,10 @@ impl Cluster {
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
         fs::write(state.config(), json).context("cannot write the configuration")?;
 
+        interrupt::started(&config.name);
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
         let log = state.0.join("keeper.log");
-        let child = Command::new(std::env::current_exe().context("this program has no path")?)
+        let child = Command::new(&config.program)
             .arg("keeper")
             .arg(&state.0)
             .current_dir("/")
@@ -183,6 +184,7 @@ impl Cluster {
     pub fn keep(mut self) -> Result<()> {
         if let Some((_, socket)) = self.keeper.take() {
             send(&socket, &Wish::Keep)?;
+            interrupt::ended(&self.config.name);
         }
         Ok(())
     }
@@ -190,7 +192,11 @@ impl Cluster {
     /// Takes the cluster down and says what went wrong with that.
     pub fn down(mut self) -> Result<()> {
         match self.keeper.take() {
-            Some((mut child, socket)) => finish(&mut child, &socket),
+            Some((mut child, socket)) => {
+                let done = finish(&mut child, &socket);
+                interrupt::ended(&self.config.name);
+                done
+            }
             None => down(&self.config.name).map(drop),
         }
     }
@@ -198,6 +204,7 @@ impl Cluster {
     fn wait(&mut self) {
         if let Some((mut child, socket)) = self.keeper.take() {
             let _ = finish(&mut child, &socket);
+            interrupt::ended(&self.config.name);
         }
     }
 }
@@ -248,11 +255,20 @@ pub fn down(name: &str) -> Result<Vec<String>> {
         }
         removed.push(name.to_owned());
     }
-    let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
-    removed.extend(undo::sweep(&all)?);
-    let _ = fs::remove_dir(layout::STATE);
+    removed.extend(sweep()?);
     removed.sort();
     removed.dedup();
+    Ok(removed)
+}
+
+/// Removes the leftovers of clusters that died.
+pub fn sweep() -> Result<Vec<String>> {
+    if !Path::new(layout::STATE).exists() {
+        return Ok(Vec::new());
+    }
+    let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
+    let removed = undo::sweep(&all)?;
+    let _ = fs::remove_dir(layout::STATE);
     Ok(removed)
 }
 

@@ -22,20 +22,20 @@ use crate::lock::Lock;
 
 /// The image of a pod's sandbox, which the cluster itself needs.
 pub fn pause() -> Result<PathBuf> {
-    let folder = folder()?;
-    let _lock = Lock::wait(&folder.join(".lock"))?;
-    catalogue::pause(&folder)
+    let output = made(layout::output())?;
+    let _lock = Lock::wait(&output.join(".lock"))?;
+    catalogue::pause(&output)
 }
 
 /// All images of this project, from the artefacts in `dist`.
 pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
-    let folder = folder()?;
-    let _lock = Lock::wait(&folder.join(".lock"))?;
-    catalogue::all(&folder, dist, say)
+    let (cache, output) = (made(layout::cache()?.join("images"))?, made(layout::output())?);
+    let _cache_lock = Lock::wait(&cache.join(".lock"))?;
+    let _output_lock = Lock::wait(&output.join(".lock"))?;
+    catalogue::all(&cache, &output, dist, say)
 }
 
-fn folder() -> Result<PathBuf> {
-    let folder = layout::cache()?.join("images");
+fn made(folder: PathBuf) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     Ok(folder)
 }

@@ -41,3 +41,10 @@ pub fn cache() -> Result<PathBuf> {
     };
     Ok(base.join("dra-driver-vgpu"))
 }
+
+/// What is built anew for each state of the clone: images with its artefacts in them.
+#[must_use]
+pub fn output() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+    target.join("vgpu-e2e")
+}

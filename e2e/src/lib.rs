@@ -26,11 +26,18 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod demo;
 pub mod image;
+pub mod install;
+pub mod interrupt;
 pub mod kube;
 pub mod layout;
 pub mod lock;
 pub mod machine;
+pub mod node;
+pub mod prepared;
 pub mod progress;
 pub mod shell;
+pub mod snapshot;
 pub mod toolchain;
+pub mod workload;

@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -28,9 +29,12 @@ where
 
 /// Runs the command and gives what it said, also when it failed.
 pub fn capture(command: &mut Command) -> Result<Said> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {}", describe(command)))?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = spawn(command)?;
+    let pid = child.id();
+    let output = child.wait_with_output();
+    ended(pid);
+    let output = output.with_context(|| format!("cannot wait for {}", describe(command)))?;
     Ok(Said {
         status: output.status,
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -63,11 +67,10 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let copy = file
         .try_clone()
         .with_context(|| format!("cannot open {}", log.display()))?;
-    let status = command
-        .stdout(file)
-        .stderr(copy)
-        .status()
-        .with_context(|| format!("cannot run {}", describe(command)))?;
+    let mut child = spawn(command.stdout(file).stderr(copy))?;
+    let status = child.wait();
+    ended(child.id());
+    let status = status.with_context(|| format!("cannot wait for {}", describe(command)))?;
     if status.success() {
         return Ok(());
     }
@@ -78,6 +81,34 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
         log.display(),
         tail(&text, 12)
     ))
+}
+
+/// Commands that are running, so that a signal can end them: a build may take minutes.
+static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn spawn(command: &mut Command) -> Result<Child> {
+    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let child = command
+        .spawn()
+        .with_context(|| format!("cannot run {}", describe(command)))?;
+    running.push(child.id());
+    Ok(child)
+}
+
+fn ended(pid: u32) {
+    RUNNING
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .retain(|other| *other != pid);
+}
+
+/// Ends every command that is running. Those that follow are not stopped: the caller is about to exit.
+pub fn end_all() {
+    for pid in RUNNING.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+    }
 }
 
 /// The command line as a person would type it, cut where it is long.

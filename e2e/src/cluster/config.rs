@@ -72,6 +72,8 @@ impl Gpu {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Config {
     pub name: String,
+    /// This crate's program, which is keeper and init.
+    pub program: PathBuf,
     pub toolchain: Toolchain,
     pub gpu: Gpu,
     /// The archive of the pause image.

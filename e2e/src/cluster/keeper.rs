@@ -206,7 +206,7 @@ impl Keeper<'_> {
         let log = self.state.log("init");
         let unshare = Command::new("unshare")
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--"])
-            .arg(std::env::current_exe().context("this program has no path")?)
+            .arg(&self.config.program)
             .arg("init")
             .arg(&self.state.0)
             .stdin(Stdio::from(OwnedFd::from(listener)))

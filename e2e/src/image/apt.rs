@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -15,6 +15,7 @@ use crate::shell;
 #[derive(Debug)]
 pub(super) struct Apt {
     folder: PathBuf,
+    codename: String,
     updated: bool,
 }
 
@@ -60,8 +61,14 @@ impl Apt {
         )?;
         Ok(Self {
             folder: folder.to_path_buf(),
+            codename,
             updated: false,
         })
+    }
+
+    /// The distribution's release: packages of another do not fit.
+    pub(super) fn codename(&self) -> &str {
+        &self.codename
     }
 
     fn command(&self, program: &str) -> Command {
@@ -124,8 +131,25 @@ impl Apt {
     }
 }
 
+/// Unpacks one archive. Not `dpkg-deb -x`: that would replace the links of a merged /usr (bin, lib, ...) by folders.
 fn extract(file: &Path, root: &Path) -> Result<()> {
-    shell::run(shell::command("dpkg-deb", ["-x"]).arg(file).arg(root))
+    let mut reader = shell::command("dpkg-deb", ["--fsys-tarfile"]);
+    let mut reading = reader
+        .arg(file)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run dpkg-deb")?;
+    let archive = reading.stdout.take().context("dpkg-deb has no standard output")?;
+    let mut writer = shell::command(
+        "tar",
+        ["-x", "--keep-directory-symlink", "--no-same-owner", "-f", "-", "-C"],
+    );
+    shell::run(writer.arg(root).stdin(archive))?;
+    let status = reading.wait().context("cannot wait for dpkg-deb")?;
+    if !status.success() {
+        bail!("dpkg-deb --fsys-tarfile {}: {status}", file.display());
+    }
+    Ok(())
 }
 
 /// `Inst NAME (VERSION ...)` lines: what would be installed, in which version.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use super::apt::Apt;
 use super::oci::{Contents, Layer, archive};
@@ -17,7 +18,7 @@ const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"]
 const STATIC: [&str; 1] = ["busybox-static"];
 
 /// The archives, in the order in which they are imported.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Built {
     pub archives: Vec<PathBuf>,
     /// Whether the client image has nvidia-smi, which not every mirror carries.
@@ -60,11 +61,11 @@ pub(super) fn pause(folder: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-pub(super) fn all(folder: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
-    let mut apt = Apt::new(&folder.join("apt"))?;
-    let libc = base(folder, &mut apt, "libc", &LIBC, say)?;
-    let python = base(folder, &mut apt, "python", &PYTHON, say)?;
-    let busybox = base(folder, &mut apt, "static", &STATIC, say)?;
+pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
+    let mut apt = Apt::new(&cache.join("apt"))?;
+    let libc = base(cache, &mut apt, "libc", &LIBC, say)?;
+    let python = base(cache, &mut apt, "python", &PYTHON, say)?;
+    let busybox = base(cache, &mut apt, "static", &STATIC, say)?;
 
     let plugin = Contents::default()
         .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
@@ -72,12 +73,12 @@ pub(super) fn all(folder: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Resu
         .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
         .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
     let controller = Contents::default().file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755);
-    let pynvml = pynvml(folder)?;
+    let pynvml = pynvml(cache)?;
     let mut client = Contents::default()
         .file(client_program()?, "usr/bin/vgpu-client", 0o755)
         .file(pynvml, "usr/lib/python3/dist-packages/pynvml.py", 0o644)
         .folder("tmp", 0o1777);
-    let nvidia_smi = match nvidia_smi(folder, &mut apt) {
+    let nvidia_smi = match nvidia_smi(cache, &mut apt) {
         Ok(program) => {
             client = client.file(program, "usr/bin/nvidia-smi", 0o755);
             true
@@ -98,8 +99,8 @@ pub(super) fn all(folder: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Resu
         ("client", &python, client, "/usr/bin/vgpu-client"),
         ("no-glibc", &busybox, shell_links, "/usr/bin/sh"),
     ] {
-        let top = top.write(&folder.join(format!("{name}-layer.tar")))?;
-        let to = folder.join(format!("{name}.tar"));
+        let top = top.write(&output.join(format!("{name}-layer.tar")))?;
+        let to = output.join(format!("{name}.tar"));
         archive(
             &format!("docker.io/dra-driver-vgpu/{name}:dev"),
             &[below.clone(), top],
@@ -113,7 +114,7 @@ pub(super) fn all(folder: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Resu
 
 /// The layer of these packages, as the distribution has them today; made again when the list changes.
 fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
-    let file = folder.join(format!("base-{name}-{}.tar", packages.join("-")));
+    let file = folder.join(format!("base-{name}-{}-{}.tar", apt.codename(), packages.join("-")));
     if let Some(layer) = Layer::cached(&file)? {
         return Ok(layer);
     }

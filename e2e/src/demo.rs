@@ -1,0 +1,121 @@
+//! `make demo`: the whole way from a clone to a limit that holds, shown step by step.
+
+mod steps;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cluster::{self, Cluster};
+use crate::interrupt;
+use crate::kube::Kube;
+use crate::prepared::Prepared;
+use crate::progress::Progress;
+use crate::snapshot::Snapshot;
+use crate::{install, layout};
+use steps::Demo;
+
+const STEPS: u32 = 11;
+
+/// Runs the demo. Any step that does not show what it should ends it with an error, after taking the cluster down.
+pub fn run(name: &str, keep: bool) -> Result<()> {
+    let prepared = match Prepared::inherited()? {
+        Some(prepared) => {
+            interrupt::handle()?;
+            prepared
+        }
+        None => first_half()?.as_root()?,
+    };
+    second_half(name, keep, &prepared)
+}
+
+/// As the caller: a local share at once, then everything that takes building.
+fn first_half() -> Result<Prepared> {
+    interrupt::handle()?;
+    let mut progress = Progress::new(STEPS);
+    progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
+    steps::local_share(&layout::dist()?, &progress)?;
+    progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
+    let program = std::env::current_exe().context("this program has no path")?;
+    let mut prepared = Prepared::make(program, &mut |text| progress.note(text))?;
+    progress.note(&format!("ready: Kubernetes {}", prepared.toolchain.kubernetes));
+    prepared.so_far = progress.so_far();
+    Ok(prepared)
+}
+
+/// As root: the cluster.
+fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
+    let tools = layout::cache()?.join("tools");
+    let (taken, elapsed) = prepared.so_far;
+    let mut progress = Progress::resume(STEPS, taken, elapsed);
+    cluster::sweep()?;
+    let before = Snapshot::take(&tools);
+
+    progress.step(&format!(
+        "a one-node Kubernetes {} in namespaces of its own",
+        prepared.toolchain.kubernetes
+    ));
+    let cluster = Cluster::up(prepared.config(name))?;
+    progress.note(&format!("node Ready; KUBECONFIG={}", cluster.kubeconfig().display()));
+    progress.note(&format!("GPUs: {}", prepared.gpu.describe()));
+    if let Err(error) = show(&cluster, prepared, &mut progress) {
+        let end = cluster
+            .down()
+            .err()
+            .map_or_else(|| "the cluster was taken down".to_owned(), |e| format!("{e:#}"));
+        return Err(error.context(end));
+    }
+    if keep {
+        println!(
+            "\nthe cluster stays up; `make down` ends it\nexport KUBECONFIG={}",
+            cluster.kubeconfig().display()
+        );
+        return cluster.keep();
+    }
+    progress.step("the cluster goes, and the machine is as it was");
+    cluster.down()?;
+    // Other programs of the machine come and go meanwhile, so only what can be the cluster's counts here.
+    let signs = ["vgpu", "/proc/sys", "mount ", "network device", "apparmor"];
+    let mut ours = before.changes(&Snapshot::take(&tools));
+    ours.retain(|change| signs.iter().any(|sign| change.contains(sign)));
+    if !ours.is_empty() {
+        bail!("something of the cluster is left:\n{}", ours.join("\n"));
+    }
+    progress.note("no process, mount, cgroup, sysctl or file of it is left");
+    println!("\nall of it was shown in {:.0} s", progress.so_far().1.as_secs_f64());
+    Ok(())
+}
+
+fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Result<()> {
+    progress.step("this project, installed by Helm");
+    let gpus = install::install(cluster, prepared)?;
+    for gpu in &gpus {
+        progress.note(&format!(
+            "{}: {}, {} MiB to share",
+            gpu.device,
+            gpu.product,
+            gpu.memory >> 20
+        ));
+    }
+    let demo = Demo {
+        cluster,
+        kube: Kube::new(cluster, steps::NAMESPACE),
+        gpus,
+    };
+    let pods = demo.gpus.len() * 4 + 1;
+    progress.step(&format!(
+        "deploy/examples/fraction: {pods} pods, each a quarter of a GPU: four run on each, one waits"
+    ));
+    let waiting = demo.apply(&prepared.gpu, progress)?;
+    progress.step("why it waits: an event on the pod");
+    demo.event(&waiting, progress)?;
+    progress.step("inside the containers: the limit holds, and the neighbours do not notice");
+    demo.limits(progress)?;
+    progress.step("NVML tells the same truth: nvidia-smi and pynvml in a container");
+    demo.nvml(prepared.images.nvidia_smi, progress)?;
+    progress.step("what the scheduler allocated and what the node wrote");
+    demo.documents(progress)?;
+    progress.step("a pod goes, the waiting one runs");
+    demo.release(&waiting, progress)?;
+    demo.clean(progress, Duration::from_secs(60))
+}

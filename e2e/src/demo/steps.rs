@@ -1,0 +1,253 @@
+//! The steps of the demo on a cluster, each an assertion that a person can read.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, Gpu};
+use crate::install::{self, PublishedGpu};
+use crate::kube::{Kube, wait};
+use crate::progress::Progress;
+use crate::{image, node, shell, workload};
+
+pub(super) const NAMESPACE: &str = "demo";
+const EXAMPLE: &str = "fraction";
+/// What the example asks for.
+const ASKED: &str = "20Gi";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `vgpu run` in front of a CUDA program that knows nothing of it.
+pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
+    let client = image::client_program()?;
+    let mut command = shell::command(dist.join("vgpu"), ["run"]);
+    if matches!(Gpu::of_this_machine(dist), Gpu::Soft(_)) {
+        command.arg("--soft-gpu");
+        progress.note("this machine has no NVIDIA driver, so the software GPU of this project stands in");
+    }
+    let said = shell::output(command.args(["--memory", ASKED, "--"]).arg(client).arg("check"))?;
+    let seen: Value = serde_json::from_str(&said).context("vgpu-client said something that is no JSON")?;
+    let total = seen["total"].as_u64().unwrap_or(0);
+    if Some(total) != install::bytes(ASKED) {
+        bail!("the program sees {total} bytes in total instead of {ASKED}");
+    }
+    progress.note(said.trim());
+    progress.note("the program sees 20 GiB, can allocate all that is free, and not one granule more");
+    Ok(())
+}
+
+/// A cluster with this project on it, and the example in a namespace.
+pub(super) struct Demo<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) kube: Kube<'a>,
+    pub(super) gpus: Vec<PublishedGpu>,
+}
+
+impl Demo<'_> {
+    /// A quarter of the smallest GPU, in whole MiB.
+    fn quarter(&self) -> u64 {
+        self.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(0) / 4 >> 20 << 20
+    }
+
+    /// Applies the example; gives the pod that waits.
+    pub(super) fn apply(&self, gpu: &Gpu, progress: &Progress) -> Result<String> {
+        let mut text = workload::manifests(&install::example(EXAMPLE))?;
+        if *gpu == Gpu::Nvidia {
+            let quarter = format!("{}Mi", self.quarter() >> 20);
+            text = fit(&text, &quarter, self.gpus.len() * 4 + 1);
+            progress.note(&format!("fitted to the GPUs of this machine: {quarter} each"));
+        }
+        self.kube.run(&["create", "namespace", NAMESPACE])?;
+        wait(LIMIT, "the namespace's service account", || {
+            self.kube.run(&["get", "serviceaccount", "default"]).map(Some)
+        })?;
+        self.kube.apply(&text)?;
+        let room = self.gpus.len() * 4;
+        let (running, pending) = workload::settle(&self.kube, room, 1, LIMIT)?;
+        for (device, pods) in workload::by_device(&workload::shares(&self.kube)?) {
+            if pods.len() != 4 {
+                bail!("{device} has {} pods instead of four: {}", pods.len(), pods.join(", "));
+            }
+            progress.note(&format!("{device}: {}", pods.join(", ")));
+        }
+        progress.note(&format!("{} run, {} waits", running.len(), pending[0]));
+        Ok(pending[0].clone())
+    }
+
+    /// Our controller's event names what the scheduler's does not.
+    pub(super) fn event(&self, pod: &str, progress: &Progress) -> Result<()> {
+        let (claim, asked) = self.claim_and_memory(pod)?;
+        let message = wait(
+            LIMIT,
+            &format!("an event on {pod} that names {claim} and {asked}"),
+            || {
+                let events = self.kube.events(pod, "")?;
+                Ok(events
+                    .into_iter()
+                    .find(|message| message.contains(&claim) && message.contains(&asked)))
+            },
+        )?;
+        for said in self.kube.events(pod, "FailedScheduling")?.into_iter().take(1) {
+            progress.note(&format!("kube-scheduler: {said}"));
+        }
+        progress.note(&format!("vgpu-controller: {message}"));
+        Ok(())
+    }
+
+    fn claim_and_memory(&self, pod: &str) -> Result<(String, String)> {
+        let shares = workload::shares(&self.kube)?;
+        let share = shares
+            .into_iter()
+            .find(|share| share.pod == pod)
+            .with_context(|| format!("{pod} has no claim"))?;
+        let claim = self.kube.get(&["resourceclaim", &share.claim])?;
+        let asked = &claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memory"];
+        Ok((
+            share.claim,
+            asked.as_str().context("the claim asks for no memory")?.to_owned(),
+        ))
+    }
+
+    /// All pods of one GPU allocate all that they have at the same time.
+    pub(super) fn limits(&self, progress: &Progress) -> Result<()> {
+        let shares = workload::shares(&self.kube)?;
+        let (device, pods) = workload::by_device(&shares)
+            .into_iter()
+            .next()
+            .context("no pod is allocated")?;
+        let seen: Vec<Result<String>> = thread::scope(|scope| {
+            let runs: Vec<_> = pods
+                .iter()
+                .map(|pod| scope.spawn(|| self.kube.exec(pod, &["vgpu-client", "check"])))
+                .collect();
+            runs.into_iter()
+                .map(|run| run.join().unwrap_or_else(|_| Err(anyhow!("a thread failed"))))
+                .collect()
+        });
+        for (pod, said) in pods.iter().zip(seen) {
+            let said = said.map_err(|error| error.context(format!("in {pod} on {device}")))?;
+            let line: Value = serde_json::from_str(&said).with_context(|| format!("{pod} said {said:?}"))?;
+            self.is_the_limit(pod, line["total"].as_u64())?;
+            if line["devices"] != 1 {
+                bail!("{pod} sees {} GPUs instead of one", line["devices"]);
+            }
+            progress.note(&format!("{pod}: {}", said.trim()));
+        }
+        progress.note(&format!("{} pods of {device} did that at the same time", pods.len()));
+        Ok(())
+    }
+
+    fn is_the_limit(&self, pod: &str, total: Option<u64>) -> Result<()> {
+        let (_, asked) = self.claim_and_memory(pod)?;
+        if total.is_none() || total != install::bytes(&asked) {
+            bail!("{pod} sees {total:?} bytes in total instead of {asked}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn nvml(&self, nvidia_smi: bool, progress: &Progress) -> Result<()> {
+        let (running, _) = workload::settle(&self.kube, self.gpus.len() * 4, 1, LIMIT)?;
+        let pod = running.first().context("no pod runs")?;
+        let python = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); \
+            print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetMemoryInfo(h).total, n.nvmlDeviceGetName(h))";
+        let said = self.kube.exec(pod, &["python3", "-c", python])?;
+        let mut words = said.split_whitespace();
+        if words.next() != Some("1") {
+            bail!("pynvml in {pod} does not see one GPU: {said}");
+        }
+        self.is_the_limit(pod, words.next().and_then(|word| word.parse().ok()))?;
+        progress.note(&format!("pynvml in {pod}: {}", said.trim()));
+        if nvidia_smi {
+            let query = [
+                "nvidia-smi",
+                "--query-gpu=name,memory.total,memory.used",
+                "--format=csv,noheader",
+            ];
+            progress.note(&format!("nvidia-smi in {pod}: {}", self.kube.exec(pod, &query)?.trim()));
+        }
+        Ok(())
+    }
+
+    /// `status.allocation` and the CDI spec of one claim.
+    pub(super) fn documents(&self, progress: &Progress) -> Result<()> {
+        let shares = workload::shares(&self.kube)?;
+        let share = shares
+            .iter()
+            .find(|share| share.device.is_some())
+            .context("no claim is allocated")?;
+        let claim = self.kube.get(&["resourceclaim", &share.claim])?;
+        let result = &claim["status"]["allocation"]["devices"]["results"][0];
+        for key in ["shareID", "consumedCapacity"] {
+            if result[key].is_null() {
+                bail!("status.allocation of {} has no {key}", share.claim);
+            }
+        }
+        progress.note(&format!("{}: {result}", share.claim));
+        let (path, text) = node::cdi_spec(self.cluster, &share.claim_uid)?;
+        serde_json::from_str::<Value>(&text).with_context(|| format!("{path} is no JSON"))?;
+        progress.note(&format!("{path}:\n{}", text.trim()));
+        Ok(())
+    }
+
+    pub(super) fn release(&self, waiting: &str, progress: &Progress) -> Result<()> {
+        let (running, _) = workload::settle(&self.kube, self.gpus.len() * 4, 1, LIMIT)?;
+        let gone = running.first().context("no pod runs")?;
+        self.kube.run(&["delete", "pod", gone, "--wait=false"])?;
+        self.kube.wait_running(waiting, LIMIT)?;
+        progress.note(&format!("{gone} was deleted, {waiting} runs"));
+        Ok(())
+    }
+
+    /// After the last pod nothing of the claims is on the node.
+    pub(super) fn clean(&self, progress: &Progress, limit: Duration) -> Result<()> {
+        let uids: Vec<String> = workload::shares(&self.kube)?
+            .into_iter()
+            .map(|share| share.claim_uid)
+            .collect();
+        self.kube.run(&["delete", "namespace", NAMESPACE, "--timeout=90s"])?;
+        wait(limit, "the node to forget the claims", || {
+            let left = node::left_of(self.cluster, &uids)?;
+            if left.is_empty() {
+                Ok(Some(()))
+            } else {
+                Err(anyhow!("left: {}", left.join(", ")))
+            }
+        })?;
+        progress.note(&format!(
+            "{} claims ended: no CDI file, folder, mount or checkpoint entry is left",
+            uids.len()
+        ));
+        Ok(())
+    }
+}
+
+/// The example for GPUs of another size and number: the memory asked for, and how many pods.
+fn fit(manifests: &str, memory: &str, pods: usize) -> String {
+    let asked: String = manifests
+        .lines()
+        .map(|line| match line.trim() {
+            trimmed if trimmed.starts_with("memory:") => line.replace(ASKED, memory) + "\n",
+            trimmed if trimmed.starts_with("replicas:") => {
+                format!("{}replicas: {pods}\n", &line[..line.len() - line.trim_start().len()])
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    asked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_fitted_to_other_gpus() {
+        let text = "a:\n  replicas: 9\n  memory: 20Gi\n  cores: \"25\"\n";
+        assert_eq!(
+            fit(text, "20389Mi", 5),
+            "a:\n  replicas: 5\n  memory: 20389Mi\n  cores: \"25\"\n"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! Installs this project on a cluster the way a user would: images, then the Helm chart.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, Gpu, SOFT_GPU_STATE};
+use crate::kube::{Kube, wait};
+use crate::layout;
+use crate::prepared::Prepared;
+
+/// Namespace and release.
+pub const NAME: &str = "dra-driver-vgpu";
+const DRIVER: &str = "dra.vgpu";
+const GI: u64 = 1 << 30;
+
+/// The chart of the clone.
+#[must_use]
+pub fn chart() -> PathBuf {
+    layout::workspace().join("deploy/helm/dra-driver-vgpu")
+}
+
+/// A documented example.
+#[must_use]
+pub fn example(name: &str) -> PathBuf {
+    layout::workspace().join("deploy/examples").join(name)
+}
+
+/// A shareable GPU as its ResourceSlice publishes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedGpu {
+    pub device: String,
+    pub product: String,
+    pub memory: u64,
+}
+
+/// Imports the images, installs the chart, and waits until the GPUs are published.
+pub fn install(cluster: &Cluster, prepared: &Prepared) -> Result<Vec<PublishedGpu>> {
+    for archive in &prepared.images.archives {
+        cluster.import(archive)?;
+    }
+    let kube = Kube::new(cluster, NAME);
+    let chart = chart();
+    let chart = chart.to_str().context("the clone's path is not UTF-8")?;
+    let mut values = vec![format!("driverRoot={}", prepared.gpu.driver_root())];
+    if let Gpu::Soft(_) = prepared.gpu {
+        values.push(format!("softGpu.state={SOFT_GPU_STATE}"));
+    }
+    let values = values.join(",");
+    kube.helm(&[
+        "install",
+        NAME,
+        chart,
+        "--create-namespace",
+        "--set",
+        &values,
+        "--wait",
+        "--timeout",
+        "90s",
+    ])
+    .map_err(|error| {
+        error.context(format!(
+            "the pods of the chart:\n{}",
+            kube.run(&["describe", "pods"]).unwrap_or_default()
+        ))
+    })?;
+    wait(Duration::from_secs(60), "GPUs in a ResourceSlice", || {
+        let gpus = published(&kube)?;
+        Ok((!gpus.is_empty()).then_some(gpus))
+    })
+}
+
+/// The shareable GPUs of all slices of our driver.
+pub fn published(kube: &Kube<'_>) -> Result<Vec<PublishedGpu>> {
+    Ok(gpus_of(&kube.get(&["resourceslices"])?))
+}
+
+fn gpus_of(slices: &Value) -> Vec<PublishedGpu> {
+    let of = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
+    let ours = of(slices, "items")
+        .into_iter()
+        .filter(|slice| slice["spec"]["driver"] == DRIVER);
+    ours.flat_map(|slice| of(&slice["spec"], "devices"))
+        .filter(|device| device["attributes"]["type"]["string"] == "gpu")
+        .map(|device| PublishedGpu {
+            device: device["name"].as_str().unwrap_or_default().to_owned(),
+            product: device["attributes"]["productName"]["string"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            memory: device["capacity"]["memory"]["value"]
+                .as_str()
+                .and_then(bytes)
+                .unwrap_or(0),
+        })
+        .collect()
+}
+
+/// A whole quantity of bytes as Kubernetes prints it: digits and a binary suffix.
+#[must_use]
+pub fn bytes(quantity: &str) -> Option<u64> {
+    let digits = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &quantity[digits.len()..] {
+        "" => 1,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => GI,
+        "Ti" => 1 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_gpus_are_counted() {
+        let device = |kind: &str| {
+            serde_json::json!({"name": "gpu-1", "attributes": {"type": {"string": kind}, "productName": {"string": "P"}},
+                "capacity": {"memory": {"value": "80Gi"}}})
+        };
+        let slices = serde_json::json!({"items": [
+            {"spec": {"driver": "dra.vgpu", "devices": [device("gpu"), device("monitor")]}},
+            {"spec": {"driver": "other", "devices": [device("gpu")]}},
+        ]});
+        let gpu = PublishedGpu {
+            device: "gpu-1".to_owned(),
+            product: "P".to_owned(),
+            memory: 80 * GI,
+        };
+        assert_eq!(gpus_of(&slices), [gpu]);
+    }
+
+    #[test]
+    fn quantities_as_the_api_server_prints_them() {
+        assert_eq!(bytes("20Gi"), Some(20 * GI));
+        assert_eq!(bytes("81559Mi"), Some(81_559 << 20));
+        assert_eq!(bytes("5"), Some(5));
+        assert_eq!(bytes("1.5Gi"), None);
+        assert_eq!(bytes("1k"), None);
+    }
+}

@@ -1,0 +1,140 @@
+//! What is made as the caller before a cluster runs as root: tools, images, artefacts.
+//!
+//! Root's part finds it by a file that the variable `VGPU_E2E_PREPARED` names. So nothing is built as root, and no file
+//! in the clone or the cache comes to belong to root.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Config, Gpu};
+use crate::image::{self, Built};
+use crate::toolchain::Toolchain;
+use crate::{layout, machine};
+
+const VARIABLE: &str = "VGPU_E2E_PREPARED";
+/// What sudo would take away and the second half reads.
+const PASSED_ON: [&str; 9] = [
+    "HOME",
+    "PATH",
+    "XDG_CACHE_HOME",
+    "CARGO_TARGET_DIR",
+    "VGPU_DIST",
+    "VGPU_SKIP_LOG",
+    "KUBERNETES_VERSION",
+    "CLUSTER",
+    "KEEP",
+];
+
+/// All that a cluster with this project on it is made of.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Prepared {
+    program: PathBuf,
+    pub dist: PathBuf,
+    pub toolchain: Toolchain,
+    pub gpu: Gpu,
+    pause: PathBuf,
+    pub images: Built,
+    owner: Option<(u32, u32)>,
+    /// How far the progress of the first half came.
+    pub so_far: (u32, Duration),
+}
+
+impl Prepared {
+    /// Builds everything. `program` is vgpu-e2e's own.
+    pub fn make(program: PathBuf, say: &mut dyn FnMut(&str)) -> Result<Self> {
+        machine::prepare(say)?;
+        let dist = layout::dist()?;
+        let toolchain = Toolchain::build(say)?;
+        let pause = image::pause()?;
+        let images = image::all(&dist, say)?;
+        let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
+        let owner = (!user.is_root()).then(|| (user.as_raw(), group.as_raw()));
+        let gpu = Gpu::of_this_machine(&dist);
+        Ok(Self {
+            program,
+            dist,
+            toolchain,
+            gpu,
+            pause,
+            images,
+            owner,
+            so_far: (0, Duration::ZERO),
+        })
+    }
+
+    /// What an earlier half of this run made, in root's half of it.
+    pub fn inherited() -> Result<Option<Self>> {
+        let Some(file) = env::var_os(VARIABLE).map(PathBuf::from) else {
+            return Ok(None);
+        };
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let _ = fs::remove_file(&file);
+        serde_json::from_slice(&text)
+            .map(Some)
+            .with_context(|| format!("{} is damaged", file.display()))
+    }
+
+    /// Goes on as root: at once when this is root, else by running this program again through sudo.
+    pub fn as_root(self) -> Result<Self> {
+        if machine::is_root() {
+            return Ok(self);
+        }
+        let file = layout::output().join(format!("prepared-{}.json", std::process::id()));
+        fs::write(
+            &file,
+            serde_json::to_vec(&self).context("cannot encode what was prepared")?,
+        )
+        .with_context(|| format!("cannot write {}", file.display()))?;
+        let own = env::current_exe().context("this program has no path")?;
+        Err(sudo(&own, &[(VARIABLE, &file)]))
+    }
+
+    /// The configuration of a cluster of that name.
+    #[must_use]
+    pub fn config(&self, name: &str) -> Config {
+        Config {
+            name: name.to_owned(),
+            program: self.program.clone(),
+            toolchain: self.toolchain.clone(),
+            gpu: self.gpu.clone(),
+            pause: self.pause.clone(),
+            owner: self.owner,
+            keep: false,
+        }
+    }
+}
+
+/// Runs this program again as root, with the same arguments. Returns only when that fails.
+pub fn rerun_as_root() -> Result<()> {
+    if machine::is_root() {
+        return Ok(());
+    }
+    if env::var_os(VARIABLE).is_some() {
+        bail!("sudo did not make this program root");
+    }
+    Err(sudo(&env::current_exe().context("this program has no path")?, &[]))
+}
+
+fn sudo(program: &Path, more: &[(&str, &Path)]) -> anyhow::Error {
+    let mut command = Command::new("sudo");
+    command.arg("env");
+    for name in PASSED_ON {
+        if let Ok(value) = env::var(name) {
+            command.arg(format!("{name}={value}"));
+        }
+    }
+    for (name, value) in more {
+        command.arg(format!("{name}={}", value.display()));
+    }
+    command.arg(program).args(env::args_os().skip(1));
+    anyhow!(
+        "the cluster needs root, and sudo cannot be run: {}; run as root",
+        command.exec()
+    )
+}

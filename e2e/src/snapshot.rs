@@ -1,0 +1,121 @@
+//! What a machine looks like from outside of any cluster, to compare before and after.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use crate::layout;
+
+/// Facts of this machine, one line each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot(BTreeSet<String>);
+
+/// Folders in which a careless cluster leaves things.
+const FOLDERS: [&str; 11] = [
+    "/etc",
+    "/etc/cdi",
+    "/etc/cni",
+    "/opt",
+    "/run",
+    "/run/containerd",
+    "/run/netns",
+    "/var/lib",
+    "/var/lib/kubelet",
+    "/var/log",
+    "/usr/libexec",
+];
+const FILES: [&str; 8] = [
+    "/proc/sys/kernel/panic",
+    "/proc/sys/kernel/panic_on_oops",
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/vm/panic_on_oom",
+    "/proc/sys/kernel/keys/root_maxkeys",
+    "/proc/sys/kernel/keys/root_maxbytes",
+    "/proc/sys/net/ipv4/ip_forward",
+    "/sys/kernel/security/apparmor/profiles",
+];
+
+impl Snapshot {
+    /// Looks at the machine now. `tools` is the cache whose programs run in clusters.
+    #[must_use]
+    pub fn take(tools: &Path) -> Self {
+        let mut lines = BTreeSet::new();
+        for folder in FOLDERS {
+            for name in names(Path::new(folder)) {
+                lines.insert(format!("file {folder}/{name}"));
+            }
+        }
+        for file in FILES {
+            for line in fs::read_to_string(file).unwrap_or_default().lines() {
+                lines.insert(format!("{file}: {line}"));
+            }
+        }
+        for line in fs::read_to_string("/proc/self/mountinfo").unwrap_or_default().lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            if let Some(point) = words.get(4) {
+                lines.insert(format!("mount {point}"));
+            }
+        }
+        for name in names(Path::new("/sys/class/net")) {
+            lines.insert(format!("network device {name}"));
+        }
+        cgroups(Path::new("/sys/fs/cgroup"), 2, &mut lines);
+        processes(tools, &mut lines);
+        Self(lines)
+    }
+
+    /// What is there now and was not before, or the other way round.
+    #[must_use]
+    pub fn changes(&self, after: &Self) -> Vec<String> {
+        let added = after.0.difference(&self.0).map(|line| format!("added: {line}"));
+        let removed = self.0.difference(&after.0).map(|line| format!("gone: {line}"));
+        added.chain(removed).collect()
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Folders of cgroup hierarchies, down to a hierarchy's first level.
+fn cgroups(folder: &Path, levels: u32, lines: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            lines.insert(format!("cgroup {}", entry.path().display()));
+            if levels > 1 {
+                cgroups(&entry.path(), levels - 1, lines);
+            }
+        }
+    }
+}
+
+/// Processes of a cluster: programs of the tool cache, and whatever has a cluster's state on its command line.
+fn processes(tools: &Path, lines: &mut BTreeSet<String>) {
+    for name in names(Path::new("/proc")) {
+        if !name.bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        let folder = Path::new("/proc").join(&name);
+        let of_tools = fs::read_link(folder.join("exe")).is_ok_and(|program| program.starts_with(tools));
+        let line = fs::read(folder.join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if of_tools || line.contains(layout::STATE) {
+            lines.insert(format!("process {name}: {line}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_name_what_came_and_what_went() {
+        let of = |lines: &[&str]| Snapshot(lines.iter().map(ToString::to_string).collect());
+        assert_eq!(of(&["a", "b"]).changes(&of(&["b", "c"])), ["added: c", "gone: a"]);
+        assert!(of(&["a"]).changes(&of(&["a"])).is_empty());
+    }
+}
