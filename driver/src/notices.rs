@@ -1,0 +1,300 @@
+//! When to say what: at once when it is new, never twice while it is, again after a while, and never in a flood.
+//!
+//! Time is an argument. A pod's first text is due at once (a verdict that GPUs have room only when it has stood for
+//! [`ROOM_HOLD`]); a changed text not before [`CHANGE_HOLD`] after the last one was said, because in a busy cluster
+//! what is free changes with every pod; the same text after `repeat_after`. Over all pods a token bucket holds.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::model::Key;
+use crate::pending::{Kind, Verdict};
+
+/// How long a pod must seem to have room before that is said: as long as scheduling may take.
+pub const ROOM_HOLD: Duration = Duration::from_secs(10);
+/// How long a text stands before another replaces it.
+pub const CHANGE_HOLD: Duration = Duration::from_secs(15);
+/// How long after a failure it is tried again.
+pub const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Time since the controller's start.
+pub type Now = Duration;
+
+/// What to say about a pod, for the `count`th time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub pod: Key,
+    pub uid: String,
+    pub verdict: Verdict,
+    pub count: u32,
+}
+
+#[derive(Debug)]
+pub struct Notices {
+    repeat_after: Duration,
+    per_second: u32,
+    tokens: f64,
+    refilled: Now,
+    pods: HashMap<(Key, String), Pod>,
+}
+
+#[derive(Debug)]
+struct Pod {
+    wanted: Verdict,
+    since: Now,
+    said: Option<Said>,
+    not_before: Now,
+}
+
+#[derive(Debug)]
+struct Said {
+    verdict: Verdict,
+    at: Now,
+    count: u32,
+}
+
+impl Pod {
+    fn due_at(&self, repeat_after: Duration) -> Now {
+        let held = match self.wanted.kind {
+            Kind::Room => self.since + ROOM_HOLD,
+            Kind::Waiting | Kind::Refused => self.since,
+        };
+        let spoken = match &self.said {
+            None => held,
+            Some(said) if said.verdict == self.wanted => said.at + repeat_after,
+            Some(said) => held.max(said.at + CHANGE_HOLD),
+        };
+        spoken.max(self.not_before)
+    }
+}
+
+impl Notices {
+    pub fn new(repeat_after: Duration, per_second: u32) -> Self {
+        let tokens = f64::from(per_second);
+        Self {
+            repeat_after,
+            per_second,
+            tokens,
+            refilled: Now::ZERO,
+            pods: HashMap::new(),
+        }
+    }
+
+    /// Takes in the present verdicts of all pods; a pod that is not among them is forgotten.
+    pub fn observe(&mut self, verdicts: Vec<(Key, String, Verdict)>, now: Now) {
+        let mut before = std::mem::take(&mut self.pods);
+        for (key, uid, verdict) in verdicts {
+            let id = (key, uid);
+            let pod = match before.remove(&id) {
+                Some(mut pod) => {
+                    if pod.wanted != verdict {
+                        // Room that moved from one GPU to another is still room.
+                        if pod.wanted.kind != verdict.kind {
+                            pod.since = now;
+                        }
+                        pod.wanted = verdict;
+                    }
+                    pod
+                }
+                None => Pod {
+                    wanted: verdict,
+                    since: now,
+                    said: None,
+                    not_before: Now::ZERO,
+                },
+            };
+            self.pods.insert(id, pod);
+        }
+    }
+
+    /// What is to be said now. It counts as said, until [`Notices::failed`].
+    pub fn due(&mut self, now: Now) -> Vec<Notice> {
+        let elapsed = now.saturating_sub(self.refilled).as_secs_f64();
+        self.refilled = now;
+        self.tokens = (self.tokens + elapsed * f64::from(self.per_second)).min(f64::from(self.per_second));
+        let repeat_after = self.repeat_after;
+        let mut due: Vec<_> = self
+            .pods
+            .iter_mut()
+            .filter(|(_, pod)| pod.due_at(repeat_after) <= now)
+            .collect();
+        // Who has waited longest goes first; the name makes it definite.
+        due.sort_by(|(a, x), (b, y)| (x.due_at(repeat_after), *a).cmp(&(y.due_at(repeat_after), *b)));
+        due.truncate(self.tokens as usize);
+        self.tokens -= due.len() as f64;
+        due.into_iter()
+            .map(|((key, uid), pod)| {
+                let count = match &pod.said {
+                    Some(said) if said.verdict == pod.wanted => said.count.saturating_add(1),
+                    _ => 1,
+                };
+                pod.said = Some(Said {
+                    verdict: pod.wanted.clone(),
+                    at: now,
+                    count,
+                });
+                Notice {
+                    pod: key.clone(),
+                    uid: uid.clone(),
+                    verdict: pod.wanted.clone(),
+                    count,
+                }
+            })
+            .collect()
+    }
+
+    /// A notice could not be delivered, and may be later.
+    pub fn failed(&mut self, notice: &Notice, now: Now) {
+        if let Some(pod) = self.pods.get_mut(&(notice.pod.clone(), notice.uid.clone())) {
+            pod.not_before = now + RETRY_AFTER;
+            match &mut pod.said {
+                Some(said) if notice.count > 1 => said.count = notice.count - 1,
+                said => *said = None,
+            }
+            if let Some(said) = &mut pod.said {
+                said.at = now.saturating_sub(self.repeat_after);
+            }
+        }
+    }
+
+    /// When [`Notices::due`] will next have something to say.
+    pub fn next(&self) -> Option<Now> {
+        let next = self.pods.values().map(|pod| pod.due_at(self.repeat_after)).min()?;
+        // With an empty bucket there is nothing to say before the next token.
+        let missing = (1.0 - self.tokens).max(0.0) / f64::from(self.per_second);
+        Some(next.max(self.refilled + Duration::from_secs_f64(missing)))
+    }
+
+    /// How many pods wait.
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key {
+            namespace: "default".into(),
+            name: name.into(),
+        }
+    }
+
+    fn pod(name: &str, kind: Kind, text: &str) -> (Key, String, Verdict) {
+        (
+            key(name),
+            format!("uid-{name}"),
+            Verdict {
+                kind,
+                text: text.into(),
+            },
+        )
+    }
+
+    fn seconds(s: u64) -> Now {
+        Now::from_secs(s)
+    }
+
+    fn notices() -> Notices {
+        Notices::new(seconds(300), 10)
+    }
+
+    fn texts(notices: Vec<Notice>) -> Vec<String> {
+        notices.into_iter().map(|n| n.verdict.text).collect()
+    }
+
+    #[test]
+    fn a_shortage_is_said_at_once_and_again_only_after_minutes() {
+        let mut notices = notices();
+        for now in 0..650 {
+            notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(now));
+            let due = notices.due(seconds(now));
+            match now {
+                0 => assert_eq!(due[0].count, 1),
+                300 => assert_eq!(due[0].count, 2),
+                600 => assert_eq!(due[0].count, 3),
+                _ => assert_eq!(due, vec![], "second {now}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_text_waits_until_the_last_one_was_seen() {
+        let mut notices = notices();
+        let mut said = vec![];
+        for now in 0..60 {
+            notices.observe(vec![pod("a", Kind::Waiting, &format!("free {now}"))], seconds(now));
+            said.extend(texts(notices.due(seconds(now))));
+        }
+        assert_eq!(said, ["free 0", "free 15", "free 30", "free 45"]);
+    }
+
+    #[test]
+    fn room_is_said_only_when_it_lasts() {
+        let mut notices = notices();
+        for now in 0..9 {
+            notices.observe(vec![pod("a", Kind::Room, &format!("gpu {now} has room"))], seconds(now));
+            assert_eq!(notices.due(seconds(now)), vec![]);
+        }
+        assert_eq!(notices.next(), Some(seconds(10)));
+        assert_eq!(texts(notices.due(seconds(10))), ["gpu 8 has room"]);
+    }
+
+    #[test]
+    fn a_pod_that_runs_gets_no_more() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        notices.observe(vec![], seconds(1));
+        assert_eq!((notices.due(seconds(1)), notices.next()), (vec![], None));
+        assert!(notices.is_empty());
+    }
+
+    #[test]
+    fn a_pod_made_anew_under_its_name_is_another_pod() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        assert_eq!(notices.due(seconds(0)).len(), 1);
+        let (key, _, verdict) = pod("a", Kind::Waiting, "full");
+        notices.observe(vec![(key, "another".into(), verdict)], seconds(1));
+        assert_eq!(notices.due(seconds(1)).len(), 1);
+    }
+
+    #[test]
+    fn a_flood_is_spread_out_and_nobody_is_forgotten() {
+        let mut notices = notices();
+        let pods: Vec<_> = (0..100)
+            .map(|i| pod(&format!("p{i:03}"), Kind::Waiting, "full"))
+            .collect();
+        notices.observe(pods, seconds(0));
+        let mut said = vec![];
+        for now in 0..20 {
+            let due = notices.due(seconds(now));
+            assert!(due.len() <= 10, "second {now}: {}", due.len());
+            said.extend(due.into_iter().map(|n| n.pod.name));
+        }
+        said.sort();
+        said.dedup();
+        assert_eq!(said.len(), 100);
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_soon_with_the_same_count() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        let first = notices.due(seconds(0)).remove(0);
+        notices.failed(&first, seconds(0));
+        assert_eq!(notices.due(seconds(4)), vec![]);
+        assert_eq!(notices.due(seconds(5)), vec![first]);
+
+        let second = notices.due(seconds(305)).remove(0);
+        assert_eq!(second.count, 2);
+        notices.failed(&second, seconds(305));
+        assert_eq!(notices.due(seconds(310)), vec![second]);
+    }
+}

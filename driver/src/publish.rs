@@ -1,0 +1,162 @@
+//! A notice as an event on its pod, in events.k8s.io/v1.
+//!
+//! An event's name is a digest of pod, reason and text: whoever says the same again finds the event there and counts
+//! it up, before and after a restart.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+
+use crate::notices::Notice;
+
+/// The name under which the events of this program are found.
+pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
+const ACTION: &str = "Explain";
+/// A name may have 253 characters; the digest and its dot take 17 of them.
+const POD_NAME_MAX: usize = 236;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a delivery went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    Said,
+    /// The API server will not have it: the namespace is going, or a right is missing.
+    Refused,
+    /// Worth another try.
+    Failed,
+}
+
+/// Delivers a notice.
+pub(crate) async fn deliver(client: &Client, instance: &str, notice: &Notice) -> Delivery {
+    let said = tokio::time::timeout(TIMEOUT, say(client, instance, notice)).await;
+    match said {
+        Ok(Ok(())) => Delivery::Said,
+        Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 429 => {
+            tracing::warn!(pod = %notice.pod, %status, "the API server refused an event");
+            Delivery::Refused
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(pod = %notice.pod, %error, "an event could not be written and will be tried again");
+            Delivery::Failed
+        }
+        Err(_) => {
+            tracing::warn!(pod = %notice.pod, "writing an event took more than {TIMEOUT:?}; it will be tried again");
+            Delivery::Failed
+        }
+    }
+}
+
+async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kube::Error> {
+    let api: Api<Event> = Api::namespaced(client.clone(), &notice.pod.namespace);
+    let now = MicroTime(Timestamp::now());
+    let event = event(instance, notice, now.clone());
+    match api.create(&PostParams::default(), &event).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            // A series counts from 2: one event, and then another.
+            let count = i32::try_from(notice.count).unwrap_or(i32::MAX).max(2);
+            let patch = serde_json::json!({"series": EventSeries { count, last_observed_time: now }});
+            let name = event.metadata.name.unwrap_or_default();
+            api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+                .await
+                .map(drop)
+        }
+        other => other.map(drop),
+    }
+}
+
+fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
+    let pod = &notice.pod;
+    Event {
+        metadata: ObjectMeta {
+            namespace: Some(pod.namespace.clone()),
+            name: Some(name(notice)),
+            ..ObjectMeta::default()
+        },
+        type_: Some("Warning".to_owned()),
+        reason: Some(notice.verdict.kind.reason().to_owned()),
+        action: Some(ACTION.to_owned()),
+        note: Some(notice.verdict.text.clone()),
+        event_time: Some(now),
+        regarding: Some(ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(notice.uid.clone()),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(CONTROLLER.to_owned()),
+        reporting_instance: Some(instance.to_owned()),
+        ..Event::default()
+    }
+}
+
+fn name(notice: &Notice) -> String {
+    let mut digest = Fnv::new();
+    for part in [&notice.uid, notice.verdict.kind.reason(), &notice.verdict.text] {
+        digest.add(part.as_bytes());
+        digest.add(&[0]);
+    }
+    let pod: String = notice.pod.name.chars().take(POD_NAME_MAX).collect();
+    format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), digest.0)
+}
+
+/// FNV-1a: the same in every build and release, which the standard library's hasher does not promise.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Key;
+    use crate::pending::{Kind, Verdict};
+
+    fn notice(pod: &str, text: &str) -> Notice {
+        Notice {
+            pod: Key {
+                namespace: "default".into(),
+                name: pod.into(),
+            },
+            uid: "1234".into(),
+            verdict: Verdict {
+                kind: Kind::Waiting,
+                text: text.into(),
+            },
+            count: 1,
+        }
+    }
+
+    #[test]
+    fn the_same_text_has_the_same_name_in_every_release() {
+        assert_eq!(name(&notice("train", "full")), name(&notice("train", "full")));
+        assert_ne!(name(&notice("train", "full")), name(&notice("train", "fuller")));
+        let mut another = notice("train", "full");
+        another.uid = "1235".into();
+        assert_ne!(name(&notice("train", "full")), name(&another));
+        // Golden: FNV-1a of the three parts, each with a zero byte behind it.
+        assert_eq!(name(&notice("train", "full")), "train.dd3a517eae7ac1a3");
+    }
+
+    #[test]
+    fn a_long_name_still_makes_a_valid_one() {
+        let name = name(&notice(&format!("{}.-", "a".repeat(235)), "full"));
+        assert_eq!(name.len(), 235 + 17);
+        assert!(!name.contains("-.") && !name.contains(".."));
+    }
+}
