@@ -4,7 +4,7 @@
 //! prints or crashes is gone with it, and COMMAND begins in a process that never loaded it.
 //!
 //! ```text
-//!  one line a GPU:  index uuid total reserved
+//!  one line a GPU:  "vgpu-gpu index uuid total reserved"; other lines are the driver's own
 //! ```
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,9 @@ use nvml_wrapper::error::NvmlError;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+
+/// What starts a helper's line.
+const MARK: &str = "vgpu-gpu ";
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,12 +32,9 @@ pub struct Gpu {
 pub enum GpuError {
     #[error("cannot run {}, the helper that asks NVML: {source}", program.display())]
     Helper { program: PathBuf, source: std::io::Error },
-    #[error("{variable} {value:?}: {reason}")]
-    SoftGpu {
-        variable: &'static str,
-        value: PathBuf,
-        reason: String,
-    },
+    /// The software GPU's own words, which name the variable and its value.
+    #[error("{0}")]
+    SoftGpu(String),
     #[error("the GPUs cannot be listed through {}: {reason}{}", library.display(), hint(*.soft))]
     Driver {
         library: PathBuf,
@@ -60,7 +60,7 @@ impl Gpu {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.split(' ');
+        let mut fields = line.strip_prefix(MARK)?.split(' ');
         let gpu = Self {
             index: fields.next()?.parse().ok()?,
             uuid: fields.next()?.to_owned(),
@@ -92,10 +92,10 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
     }
     let output = helper.output().map_err(|source| GpuError::Helper { program, source })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let gpus: Option<Vec<_>> = text.lines().map(Gpu::parse).collect();
-    match gpus {
-        Some(gpus) if output.status.success() && !gpus.is_empty() => Ok(gpus),
-        _ => {
+    let gpus: Vec<_> = text.lines().filter_map(Gpu::parse).collect();
+    match output.status.success() && !gpus.is_empty() {
+        true => Ok(gpus),
+        false => {
             let said = String::from_utf8_lossy(&output.stderr);
             let silent = || format!("the helper ended with {}", output.status);
             let reason = said.lines().next().map_or_else(silent, str::to_owned);
@@ -104,18 +104,12 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
     }
 }
 
-/// Names the software GPU's variable that its message is about.
+/// Whether it is one of the software GPU's variables that is wrong: its message then starts with it.
 fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError {
-    let set = soft_gpu.into_iter().flat_map(SoftGpu::variables);
-    let named = set.filter_map(|(variable, value)| Some((variable, value?)));
-    let mut named =
-        named.filter(|(variable, value)| reason.contains(variable) || reason.contains(&*value.to_string_lossy()));
+    let variables = soft_gpu.into_iter().flat_map(SoftGpu::variables);
+    let mut named = variables.filter_map(|(variable, _)| reason.find(&format!("{variable}=")));
     match named.next() {
-        Some((variable, value)) => GpuError::SoftGpu {
-            variable,
-            value: value.to_path_buf(),
-            reason,
-        },
+        Some(at) => GpuError::SoftGpu(reason[at..].to_owned()),
         None => GpuError::Driver {
             library: library.to_path_buf(),
             reason,
@@ -129,8 +123,10 @@ fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError
 pub fn helper(library: &Path) -> ExitCode {
     match ask(library) {
         Ok(gpus) => {
+            // The driver may have left half a line.
+            println!();
             for gpu in gpus {
-                println!("{} {} {} {}", gpu.index, gpu.uuid, gpu.total, gpu.reserved);
+                println!("{MARK}{} {} {} {}", gpu.index, gpu.uuid, gpu.total, gpu.reserved);
             }
             ExitCode::SUCCESS
         }
@@ -186,25 +182,23 @@ mod tests {
             total: 3,
             reserved: 2,
         };
-        assert_eq!(Gpu::parse("1 GPU-1 3 2"), Some(gpu));
+        assert_eq!(Gpu::parse("vgpu-gpu 1 GPU-1 3 2"), Some(gpu));
         for line in ["", "1", "1 GPU-1 3", "1 GPU-1 3 2 5", "x GPU-1 3 2", "1 GPU-1 -3 2"] {
+            assert_eq!(Gpu::parse(&format!("vgpu-gpu {line}")), None, "{line:?}");
             assert_eq!(Gpu::parse(line), None, "{line:?}");
         }
     }
 
     #[test]
     fn the_software_gpus_message_names_its_variable() {
-        let soft_gpu = SoftGpu {
-            state: Some("/nowhere/x".into()),
-            profile: None,
-        };
+        let soft_gpu = SoftGpu::default();
         let line = |reason: &str, soft: bool| {
             let error = blame(Path::new("/lib/nvml"), soft.then_some(&soft_gpu), reason.into());
             error.to_string()
         };
-        assert!(line("SOFT_GPU_STATE: no", true).starts_with("SOFT_GPU_STATE \"/nowhere/x\": "));
-        assert!(line("/nowhere/x: no", true).starts_with("SOFT_GPU_STATE \"/nowhere/x\": "));
-        assert!(line("driver not loaded", true).starts_with("the GPUs cannot be listed through /lib/nvml"));
-        assert!(line("SOFT_GPU_STATE: no", false).ends_with("give --soft-gpu for the software GPU"));
+        assert_eq!(line("soft-gpu: SOFT_GPU_STATE=/x: no", true), "SOFT_GPU_STATE=/x: no");
+        assert_eq!(line("SOFT_GPU_PROFILE=/y: no", true), "SOFT_GPU_PROFILE=/y: no");
+        assert!(line("driver not loaded", true).ends_with("through /lib/nvml: driver not loaded"));
+        assert!(line("SOFT_GPU_STATE=/x: no", false).ends_with("give --soft-gpu for the software GPU"));
     }
 }

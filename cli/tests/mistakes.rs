@@ -1,0 +1,91 @@
+//! Nonsense for every flag, and machines that cannot do it: one line, exit 2, nothing started.
+
+mod support;
+
+use support::{as_user, output, refused, skipped, stdout};
+
+#[test]
+fn nonsense_for_every_flag_is_one_line_that_names_it() {
+    as_user(|scene| {
+        for (flags, words) in [
+            (&["--memory", "20"][..], &["--memory", "\"20\"", "64Mi"][..]),
+            (&["--memory", "-1Gi"], &["--memory", "\"-1Gi\""]),
+            (&["--memory", "20GB"], &["--memory", "\"20GB\"", "20Gi"]),
+            (&["--memory", ""], &["--memory", "empty"]),
+            (&["--memory", "100Gi"], &["--memory", "100Gi", "81918Mi"]),
+            (&["--cores", "101"], &["--cores", "\"101\"", "100"]),
+            (&["--cores", "250m"], &["--cores", "\"250m\""]),
+            (&["--share", "../x"], &["--share", "\"../x\""]),
+            (&["--share", "A"], &["--share", "\"A\""]),
+            (&["--gpu", "2"], &["--gpu", "2", "0 (GPU-"]),
+            (&["--gpu", "nine"], &["--gpu", "\"nine\""]),
+            (
+                &["--gpu", "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"],
+                &["--gpu", "GPU-ffffffff"],
+            ),
+            (&["--soft-gpu"], &["--soft-gpu", "twice"]),
+            (&["--wrong"], &["--wrong"]),
+        ] {
+            let line = refused(&mut scene.sh(flags, "echo never"), 2);
+            assert!(words.iter().all(|word| line.contains(word)), "{flags:?}: {line}");
+            assert!(line.starts_with("vgpu"), "{line}");
+        }
+        assert!(refused(&mut scene.vgpu(["run", "--soft-gpu"]), 2).contains("COMMAND"));
+        assert!(refused(&mut scene.vgpu(["run", "--soft-gpu", "true"]), 2).contains("\"true\""));
+        assert!(refused(&mut scene.vgpu::<&str>([]), 2).contains("vgpu run"));
+        assert_eq!(scene.shares(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_machine_without_a_driver_is_told_of_soft_gpu() {
+    if [
+        "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+        "/usr/lib64/libnvidia-ml.so.1",
+    ]
+    .iter()
+    .any(|path| std::fs::exists(path).unwrap_or(true))
+    {
+        return skipped(
+            "a_machine_without_a_driver_is_told_of_soft_gpu",
+            "this machine has an NVIDIA driver",
+        );
+    }
+    as_user(|scene| {
+        let line = refused(&mut scene.vgpu(["run", "--", "true"]), 2);
+        assert!(
+            line.contains("no NVIDIA driver") && line.contains("--soft-gpu"),
+            "{line}"
+        );
+    });
+}
+
+#[test]
+fn a_bad_variable_of_the_software_gpu_is_named() {
+    as_user(|scene| {
+        let line = refused(scene.sh(&[], "echo never").env("SOFT_GPU_STATE", "/tmp/bad"), 2);
+        assert!(line.contains("SOFT_GPU_STATE=/tmp/bad: not good"), "{line}");
+        assert_eq!(scene.shares(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_release_that_is_not_whole_is_named() {
+    as_user(|scene| {
+        std::fs::remove_file(scene.path("release/soft-gpu/libnvidia-ml.so.1")).unwrap();
+        assert!(refused(&mut scene.sh(&[], "true"), 2).contains("--soft-gpu"));
+        std::fs::remove_file(scene.path("release/libvgpu.so")).unwrap();
+        let line = refused(&mut scene.sh(&[], "true"), 2);
+        assert!(line.contains("libvgpu.so") && line.contains("/usr/lib/vgpu"), "{line}");
+    });
+}
+
+#[test]
+fn help_and_version_are_no_mistakes() {
+    as_user(|scene| {
+        for args in [&["--help"][..], &["run", "--help"], &["--version"]] {
+            let output = output(&mut scene.vgpu(args));
+            assert!(output.status.success() && !stdout(&output).is_empty(), "{args:?}");
+        }
+    });
+}

@@ -1,0 +1,134 @@
+//! Root's run: what COMMAND sees in its mount namespace, and that the host sees nothing of it.
+
+mod support;
+
+use std::fs;
+use support::{Running, as_root, printed};
+
+const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
+
+#[test]
+fn a_command_without_environment_meets_the_limits_all_the_same() {
+    as_root("a_command_without_environment_meets_the_limits_all_the_same", |scene| {
+        let script = "env -i /bin/sh -c 'cat /run/vgpu/a/limits; ls -a /run/vgpu'";
+        let seen = printed(&mut scene.sh(&["--share", "a", "--memory", "20Gi"], script));
+        assert!(
+            seen.contains("memory 21474836480") && seen.contains("libcuda /run/vgpu/.driver/libcuda.so.1"),
+            "{seen}"
+        );
+    });
+}
+
+#[test]
+fn limits_are_read_only_and_the_ledger_is_writable() {
+    as_root("limits_are_read_only_and_the_ledger_is_writable", |scene| {
+        let script = "cd /run/vgpu/a; for what in limits ledger new; do \
+                      if (: >>$what) 2>/dev/null; then echo $what writable; else echo $what fixed; fi; done; \
+                      touch /run/vgpu/new 2>/dev/null || echo folder fixed";
+        let seen = printed(&mut scene.sh(&["--share", "a"], script));
+        assert_eq!(seen, "limits fixed\nledger writable\nnew fixed\nfolder fixed\n");
+    });
+}
+
+#[test]
+fn the_loaders_folders_have_libvgpu_under_the_drivers_names() {
+    as_root("the_loaders_folders_have_libvgpu_under_the_drivers_names", |scene| {
+        let shim = scene.path("release/libvgpu.so");
+        let before = fs::exists(LIBRARY).unwrap();
+        let script = "for name in libcuda.so.1 libnvidia-ml.so.1; do \
+                      cmp /usr/lib/x86_64-linux-gnu/$name $SHIM && stat -L -c %d:%i /usr/lib/x86_64-linux-gnu/$name; done; \
+                      cmp /run/vgpu/.driver/libcuda.so.1 $REAL; stat -L -c %d:%i /run/vgpu/.lib/libcuda.so.1";
+        let mut command = scene.sh(&[], script);
+        command
+            .env("SHIM", &shim)
+            .env("REAL", scene.path("release/soft-gpu/libcuda.so.1"));
+        let seen = printed(&mut command);
+        let inodes: Vec<_> = seen.lines().collect();
+        assert_eq!(inodes.len(), 3, "{seen}");
+        assert!(inodes.iter().all(|inode| *inode == inodes[0]), "one inode: {seen}");
+        assert_eq!(fs::exists(LIBRARY).unwrap(), before, "the host's folder is untouched");
+    });
+}
+
+#[test]
+fn the_loaders_own_file_is_merged_where_it_exists() {
+    as_root("the_loaders_own_file_is_merged_where_it_exists", |scene| {
+        let script = "echo preload=$LD_PRELOAD; cat /etc/ld.so.preload 2>/dev/null; true";
+        let seen = printed(&mut scene.sh(&[], script));
+        let expected = "/run/vgpu/.lib/libvgpu-preload.so";
+        match fs::read_to_string("/etc/ld.so.preload") {
+            Ok(own) => assert_eq!(seen, format!("preload=\n{expected}\n{own}")),
+            Err(_) => assert_eq!(seen, format!("preload={expected}\n")),
+        }
+    });
+}
+
+#[test]
+fn the_host_sees_nothing_and_keeps_nothing() {
+    as_root("the_host_sees_nothing_and_keeps_nothing", |scene| {
+        let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let before = mounts();
+        let running = Running::start(&mut scene.sh(&["--share", "a"], "echo ready; read line"));
+        assert_eq!(mounts(), before);
+        assert_eq!(
+            fs::read_dir("/run/vgpu").unwrap().count(),
+            0,
+            "only an empty folder to mount on"
+        );
+        let second = Running::start(&mut scene.sh(&["--share", "b"], "echo ready; read line"));
+        running.end();
+        assert!(fs::exists("/run/vgpu").unwrap(), "the second needs it");
+        second.end();
+        assert!(!fs::exists("/run/vgpu").unwrap());
+        assert_eq!(mounts(), before);
+        assert_eq!(scene.shares(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_folder_that_somebody_else_made_stays() {
+    as_root("a_folder_that_somebody_else_made_stays", |scene| {
+        fs::create_dir_all("/run/vgpu/claims/x/y").unwrap();
+        assert_eq!(
+            printed(&mut scene.sh(&["--share", "a"], "ls /run/vgpu")),
+            "a\n",
+            "claims are none of COMMAND's"
+        );
+        fs::remove_dir_all("/run/vgpu/claims").unwrap();
+        printed(&mut scene.sh(&[], "true"));
+        assert!(fs::exists("/run/vgpu").unwrap());
+    });
+}
+
+#[test]
+fn two_commands_of_one_share_see_one_ledger() {
+    as_root("two_commands_of_one_share_see_one_ledger", |scene| {
+        let running = Running::start(&mut scene.sh(
+            &["--share", "a"],
+            "printf mark >/run/vgpu/a/ledger; echo ready; read line",
+        ));
+        assert_eq!(
+            printed(&mut scene.sh(&["--share", "a"], "head -c 4 /run/vgpu/a/ledger")),
+            "mark"
+        );
+        running.end();
+    });
+}
+
+#[test]
+fn a_container_with_limits_of_its_own_is_left_alone() {
+    as_root("a_container_with_limits_of_its_own_is_left_alone", |scene| {
+        fs::create_dir_all("/run/vgpu/gpu-1").unwrap();
+        fs::write("/run/vgpu/gpu-1/limits", "").unwrap();
+        let line = support::refused(&mut scene.sh(&[], "true"), 2);
+        assert!(line.contains("/run/vgpu/gpu-1/limits"), "{line}");
+    });
+}
+
+#[test]
+fn a_command_that_leaves_root_still_reaches_its_ledger() {
+    as_root("a_command_that_leaves_root_still_reaches_its_ledger", |scene| {
+        let script = "setpriv --reuid 65534 --clear-groups sh -c ': >>/run/vgpu/a/ledger && echo open'";
+        assert_eq!(printed(&mut scene.sh(&["--share", "a"], script)), "open\n");
+    });
+}

@@ -1,0 +1,40 @@
+/* A stand-in for the software GPU's libnvidia-ml.so.1: two GPUs of 80 GiB, of which 1 MiB and a byte are
+ * reserved. It shares nothing with the real one, so that the tests of `vgpu run` itself need no build of
+ * other crates. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct memory { unsigned version; unsigned long long total, reserved, free, used; };
+
+int nvmlInit_v2(void)
+{
+    const char *state = getenv("SOFT_GPU_STATE");
+    if (state && strstr(state, "bad")) {
+        fprintf(stderr, "soft-gpu: SOFT_GPU_STATE=%s: not good\n", state);
+        return 4;
+    }
+    puts("a driver that prints");
+    return 0;
+}
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
+{
+    *device = (void *)(unsigned long)(index + 1);
+    return index < 2 ? 0 : 2;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length)
+{
+    snprintf(uuid, length, "GPU-00000000-0000-0000-0000-00000000000%lu", (unsigned long)device);
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory)
+{
+    (void)device;
+    memory->total = 80ULL << 30;
+    memory->reserved = (1 << 20) + 1;
+    memory->free = memory->total - memory->reserved;
+    memory->used = 0;
+    return 0;
+}
