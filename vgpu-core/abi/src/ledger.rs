@@ -6,7 +6,6 @@
 //! ```text
 //!      0  format, version, lanes, size, share            line 0, constant
 //!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
-//!    256  time of the last look for dead owners           line 2, a hint
 //!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
 //! 131064  seal                                            last 8 bytes, so a cut file has none
 //! ```
@@ -48,7 +47,6 @@ pub const SIZE_AT: usize = 16;
 pub const SHARE_AT: usize = 24;
 pub const CHARGED_AT: usize = LINE;
 pub const WRITER_AT: usize = LINE + 8;
-pub const LOOKED_AT: usize = 2 * LINE;
 pub const FIRST_LANE_AT: usize = 8 * LINE;
 pub const SEAL_AT: usize = SIZE - 8;
 

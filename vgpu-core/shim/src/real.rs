@@ -102,7 +102,7 @@ pub(crate) fn function<F: Copy>(index: usize) -> F {
 #[inline(always)]
 pub(crate) fn address(index: usize) -> *const () {
     let address = TABLE[index].load(Ordering::Acquire);
-    if address == bind as *const () as *mut () {
+    if core::ptr::eq(address, bind as *const ()) {
         look_up(index)
     } else {
         address

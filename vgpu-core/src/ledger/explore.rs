@@ -6,7 +6,7 @@
 //! the living hold.
 
 use super::operation::{Change, Operation, Outcome, Step};
-use super::reap::{Reap, reap};
+use super::reap::{Reap, Sought, reap};
 use super::region::Region;
 use super::wide::Pair;
 use std::collections::HashSet;
@@ -211,7 +211,7 @@ fn step_reaper(world: &World, region: &Region, open: &mut Vec<World>) {
 
 fn end(world: &World, region: &Region) {
     world.memory.restore(region);
-    assert_eq!(reap(region, |_| false), Ok(0), "nothing is pending");
+    assert_eq!(reap(region, Sought::All, |_| false), Ok(0), "nothing is pending");
     let living: u64 = world.writers.iter().filter(|w| w.alive).map(|w| w.holds).sum();
     assert_eq!(region.total.charged(), living);
 }

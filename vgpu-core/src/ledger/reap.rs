@@ -116,17 +116,26 @@ impl Reap {
     }
 }
 
+/// Which lanes are worth a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// Those that hold something: spares a storm of starting processes each other's.
+    Charged,
+    All,
+}
+
 /// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead.
 /// Answers how many; the caller holds the reaper's lock.
 ///
 /// # Errors
 /// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
-pub fn reap(region: &Region, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
+pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
     let mut count = finish(region)?;
     for (index, lane) in region.lanes.iter().enumerate().skip(REAPER + 1) {
         let generation = lane.generation.load(Acquire);
         // Only the reaper frees a lane, so a dead owner's generation cannot change under us.
-        if generation.is_multiple_of(2) || !is_dead(index) {
+        let idle = || sought == Sought::Charged && held(region, index, lane) == 0;
+        if generation.is_multiple_of(2) || idle() || !is_dead(index) {
             continue;
         }
         let target = Stamp {

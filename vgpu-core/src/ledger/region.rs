@@ -16,9 +16,7 @@ pub struct Region {
     _constant: [u8; 100],
     pub total: Total,
     _total: [u8; 112],
-    /// Milliseconds of the monotonic clock when someone last looked for dead owners: a hint.
-    pub looked: AtomicU64,
-    _header: [u8; 6 * format::LINE - 8],
+    _header: [u8; 6 * format::LINE],
     pub lanes: [Lane; format::LANES],
     _trailer: [u8; format::LINE - 8],
     pub seal: AtomicU64,
@@ -49,7 +47,6 @@ const _: () = {
     assert!(offset_of!(Region, share) == format::SHARE_AT);
     assert!(offset_of!(Region, total) == format::CHARGED_AT);
     assert!(format::CHARGED_AT + 8 == format::WRITER_AT);
-    assert!(offset_of!(Region, looked) == format::LOOKED_AT);
     assert!(offset_of!(Region, lanes) == format::FIRST_LANE_AT);
     assert!(offset_of!(Region, seal) == format::SEAL_AT);
     assert!(offset_of!(Lane, generation) == format::lane::GENERATION);

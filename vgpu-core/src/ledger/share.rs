@@ -10,7 +10,7 @@
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
 use super::operation::{Change, Operation, Outcome};
-use super::reap::{held, reap};
+use super::reap::{Sought, held, reap};
 use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
@@ -29,6 +29,8 @@ use vgpu_abi::ledger::{self as format, Damage, LANES, REAPER, Stamp};
 pub const OWN_LANES: usize = 4;
 /// How long an allocation that would fail waits for another's reap.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a start waits for another's.
+const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
 const LANE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -103,11 +105,13 @@ impl Share {
             looked: AtomicU64::new(0),
             damaged: AtomicBool::new(false),
         };
-        share.look(Duration::from_millis(10));
+        if share.charged() > 0 {
+            share.reap(Sought::Charged, START_PATIENCE);
+        }
         match share.claim(0, REAPER + 1..LANES) {
             Ok(true) => Ok(share),
             Ok(false) => {
-                share.reap(REAP_PATIENCE);
+                share.reap(Sought::All, REAP_PATIENCE);
                 match share.claim(0, REAPER + 1..LANES) {
                     Ok(true) => Ok(share),
                     Ok(false) => Err(OpenError::Lane(path.to_owned())),
@@ -146,7 +150,7 @@ impl Share {
 
     #[cold]
     fn retry(&self, bytes: u64, refusal: Refusal) -> Result<Reservation, Refusal> {
-        if refusal == Refusal::Limit && self.reap(REAP_PATIENCE) > 0 {
+        if refusal == Refusal::Limit && self.reap(Sought::Charged, REAP_PATIENCE) > 0 {
             return self.attempt(bytes);
         }
         Err(refusal)
@@ -169,20 +173,21 @@ impl Share {
         }
     }
 
-    /// Gives back what dead processes hold, unless someone looked within `age`.
+    /// Gives back what dead processes hold, unless this process looked within `age`.
     pub fn look(&self, age: Duration) {
         let now = coarse_millis();
-        let recent = |last: u64| now >= last && u128::from(now - last) < age.as_millis();
-        if recent(self.looked.load(Relaxed)) || recent(self.region().looked.load(Relaxed)) {
+        let last = self.looked.load(Relaxed);
+        if now >= last && u128::from(now - last) < age.as_millis() {
             return;
         }
         self.looked.store(now, Relaxed);
-        self.reap(Duration::ZERO);
+        self.reap(Sought::Charged, Duration::ZERO);
     }
 
     /// The processes of this PID namespace that have the share open, and what each holds.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {
+        self.reap(Sought::All, START_PATIENCE);
         let here = pid_namespace();
         let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
         let ours = lanes.filter(|(_, lane)| {
@@ -283,7 +288,7 @@ impl Share {
 
     /// Looks for the dead, waiting for at most `patience` for another who does; answers how many
     /// lanes were given back meanwhile, by whomever.
-    fn reap(&self, patience: Duration) -> usize {
+    fn reap(&self, sought: Sought, patience: Duration) -> usize {
         let end = Instant::now() + patience;
         let mut waited = 0;
         let lock = loop {
@@ -297,13 +302,12 @@ impl Share {
             }
         };
         let region = self.region();
-        region.looked.store(coarse_millis(), Relaxed);
         let count = {
             let _no_fork = fork::guard();
             let Ok(file) = file::open(&self.path) else {
                 return waited;
             };
-            reap(region, |index| {
+            reap(region, sought, |index| {
                 matches!(file::is_locked(&file, lane_offset(index)), Ok(false))
             })
         };

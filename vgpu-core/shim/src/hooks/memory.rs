@@ -81,6 +81,19 @@ pub(crate) fn released(ready: &Ready, handle: u64, free: impl FnOnce() -> c_int)
     result
 }
 
+/// The pointer that a successful call has written.
+///
+/// # Safety
+/// If `result` is success, `pointer` was written.
+#[inline(always)]
+unsafe fn written<P: Copy + Into<u64>>(result: c_int, pointer: *const P) -> Result<u64, c_int> {
+    match result {
+        // SAFETY: as promised.
+        SUCCESS => Ok(unsafe { *pointer }.into()),
+        error => Err(error),
+    }
+}
+
 type Alloc<P, B> = unsafe extern "C" fn(*mut P, B) -> c_int;
 
 /// # Safety
@@ -94,10 +107,7 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
     };
     charged(ready, gpu, bytes as u64, || {
         // SAFETY: passed on; on success the driver has written the pointer.
-        match unsafe { real(pointer, bytes) } {
-            SUCCESS => Ok(unsafe { *pointer }),
-            error => Err(error),
-        }
+        unsafe { written(real(pointer, bytes), pointer) }
     })
 }
 
@@ -114,10 +124,7 @@ pub(crate) unsafe fn alloc_v1(
     };
     charged(ready, gpu, u64::from(bytes), || {
         // SAFETY: passed on; on success the driver has written the pointer.
-        match unsafe { real(pointer, bytes) } {
-            SUCCESS => Ok(u64::from(unsafe { *pointer })),
-            error => Err(error),
-        }
+        unsafe { written(real(pointer, bytes), pointer) }
     })
 }
 
@@ -135,10 +142,7 @@ pub(crate) unsafe fn managed(
     };
     charged(ready, gpu, bytes as u64, || {
         // SAFETY: passed on; on success the driver has written the pointer.
-        match unsafe { real(pointer, bytes, flags) } {
-            SUCCESS => Ok(unsafe { *pointer }),
-            error => Err(error),
-        }
+        unsafe { written(real(pointer, bytes, flags), pointer) }
     })
 }
 
@@ -160,22 +164,15 @@ pub(crate) unsafe fn pitch(
     let Some(bytes) = size(width as u64) else {
         return OUT_OF_MEMORY;
     };
-    let mut row = 0;
     let result = charged(ready, gpu, bytes, || {
-        // SAFETY: passed on; on success the driver has written both.
-        match unsafe { real(pointer, pitch, width, height, element) } {
-            SUCCESS => {
-                row = unsafe { *pitch } as u64;
-                Ok(unsafe { *pointer })
-            }
-            error => Err(error),
-        }
+        // SAFETY: passed on; on success the driver has written the pointer.
+        unsafe { written(real(pointer, pitch, width, height, element), pointer) }
     });
     if result != SUCCESS {
         return result;
     }
-    // SAFETY: the driver has written the pointer.
-    let handle = unsafe { *pointer };
+    // SAFETY: the driver has written both.
+    let (handle, row) = unsafe { (*pointer, *pitch as u64) };
     if grow(ready, gpu, handle, bytes, row.saturating_mul(height as u64)) {
         return SUCCESS;
     }
@@ -202,10 +199,7 @@ pub(crate) unsafe fn pitch_v1(
     let row = rounded(u64::from(width), PITCH).unwrap_or(u64::MAX);
     charged(ready, gpu, row.saturating_mul(u64::from(height)), || {
         // SAFETY: passed on; on success the driver has written the pointer.
-        match unsafe { real(pointer, pitch, width, height, element) } {
-            SUCCESS => Ok(u64::from(unsafe { *pointer })),
-            error => Err(error),
-        }
+        unsafe { written(real(pointer, pitch, width, height, element), pointer) }
     })
 }
 

@@ -64,12 +64,13 @@ unsafe fn answer(
             return NOT_FOUND;
         }
         let result = ask();
-        // SAFETY: as promised; the driver has written it.
-        if result == SUCCESS
-            && let Some(ours) = hook_of(name, unsafe { *function })
-        {
-            // SAFETY: as promised.
-            unsafe { put(function, ours.cast_mut().cast()) };
+        if result == SUCCESS {
+            // SAFETY: as promised; the driver has written it.
+            let address = unsafe { *function };
+            if let Some(ours) = hook_of(name, address) {
+                // SAFETY: as promised.
+                unsafe { put(function, ours.cast_mut().cast()) };
+            }
         }
         return result;
     }

@@ -1,0 +1,365 @@
+//! A client of the driver API and of NVML, as the tests need one: it does what its arguments say,
+//! one after the other, and prints a line for each. It finds the libraries as every program does.
+//!
+//! ```text
+//!  client init alloc:20GiB info wait free:0 ...
+//! ```
+#![allow(unsafe_code)] // Calls through dlsym.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::{BufRead, Write};
+
+const GRANULE: u64 = 2 << 20;
+
+struct Client {
+    cuda: *mut c_void,
+    nvml: *mut c_void,
+    pointers: Vec<u64>,
+    handles: Vec<u64>,
+}
+
+fn open(name: &str) -> *mut c_void {
+    let name = CString::new(name).expect("a name");
+    // SAFETY: a C string.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    if library.is_null() {
+        // SAFETY: dlerror's text lasts until the next call.
+        let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
+        panic!("{name:?}: {reason:?}");
+    }
+    library
+}
+
+/// A function of a library as `fn(...) -> c_int`.
+macro_rules! call {
+    ($library:expr, $name:literal ($($kind:ty),*) ($($value:expr),*)) => {{
+        let name = concat!($name, "\0");
+        // SAFETY: the library's function of this name has this signature.
+        unsafe {
+            let address = libc::dlsym($library, name.as_ptr().cast());
+            assert!(!address.is_null(), "{} is not exported", $name);
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(address)($($value),*)
+        }
+    }};
+}
+
+impl Client {
+    fn cuda(&mut self) -> *mut c_void {
+        if self.cuda.is_null() {
+            self.cuda = open("libcuda.so.1");
+        }
+        self.cuda
+    }
+
+    fn nvml(&mut self) -> *mut c_void {
+        if self.nvml.is_null() {
+            self.nvml = open("libnvidia-ml.so.1");
+        }
+        self.nvml
+    }
+
+    fn allocate(&mut self, bytes: u64) -> c_int {
+        let mut pointer = 0;
+        let cuda = self.cuda();
+        let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
+        if result == 0 {
+            self.pointers.push(pointer);
+        }
+        result
+    }
+
+    fn free(&mut self, index: usize) -> c_int {
+        let pointer = self.pointers.remove(index);
+        let cuda = self.cuda();
+        call!(cuda, "cuMemFree_v2"(u64)(pointer))
+    }
+
+    fn info(&mut self) -> (c_int, u64, u64) {
+        let (mut free, mut total) = (0_usize, 0_usize);
+        let cuda = self.cuda();
+        let result = call!(cuda, "cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut total));
+        (result, free as u64, total as u64)
+    }
+
+    /// Result and what else the step has to tell.
+    fn step(&mut self, name: &str, value: &str) -> String {
+        let number = size(value);
+        match name {
+            "open" => {
+                match value {
+                    "cuda" => drop(self.cuda()),
+                    "nvml" => drop(self.nvml()),
+                    path => self.cuda = open(path),
+                }
+                "0".into()
+            }
+            "init" => {
+                let cuda = self.cuda();
+                let mut context: *mut c_void = std::ptr::null_mut();
+                let result = call!(cuda, "cuInit"(u32)(0));
+                if result != 0 {
+                    return result.to_string();
+                }
+                let result =
+                    call!(cuda, "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) (&mut context, number as c_int));
+                if result != 0 {
+                    return result.to_string();
+                }
+                call!(cuda, "cuCtxSetCurrent" (*mut c_void) (context)).to_string()
+            }
+            "cuinit" => call!(self.cuda(), "cuInit"(u32)(0)).to_string(),
+            "devices" => self.devices(),
+            "alloc" => self.allocate(number).to_string(),
+            "allocfree" => {
+                let (_, free, _) = self.info();
+                self.allocate(free / GRANULE * GRANULE).to_string()
+            }
+            "free" => self.free(number as usize).to_string(),
+            "freeunknown" => call!(self.cuda(), "cuMemFree_v2"(u64)(0x1234_0000)).to_string(),
+            "info" => {
+                let (result, free, total) = self.info();
+                format!("{result} {free} {total}")
+            }
+            "infonull" => {
+                let cuda = self.cuda();
+                let null = std::ptr::null_mut();
+                call!(cuda, "cuMemGetInfo_v2" (*mut usize, *mut usize) (null, null)).to_string()
+            }
+            "async" => {
+                let mut pointer = 0;
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (&mut pointer, number as usize, 0));
+                if result == 0 {
+                    self.pointers.push(pointer);
+                }
+                result.to_string()
+            }
+            "freeasync" => {
+                let pointer = self.pointers.remove(number as usize);
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuMemFreeAsync"(u64, usize)(pointer, 0));
+                let synced = call!(cuda, "cuStreamSynchronize"(usize)(0));
+                format!("{result} {synced}")
+            }
+            "create" => {
+                // CUmemAllocationProp: pinned, no export, device 0.
+                let properties: [u64; 4] = [1, 1, 0, 0];
+                let mut handle = 0;
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64)
+                    (&mut handle, number as usize, properties.as_ptr(), 0));
+                if result == 0 {
+                    self.handles.push(handle);
+                }
+                result.to_string()
+            }
+            "release" => {
+                let handle = self.handles.remove(number as usize);
+                call!(self.cuda(), "cuMemRelease"(u64)(handle)).to_string()
+            }
+            "memory" => self.memory(),
+            "address" => self.address(value),
+            "fork" => self.fork(),
+            "exec" => exec(value),
+            "closefrom" => {
+                // SAFETY: closes what this client does not use any more.
+                unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }.to_string()
+            }
+            "storm" => self.storm(number),
+            "flap" => self.flap(number),
+            "wait" => {
+                let mut line = String::new();
+                std::io::stdin().lock().read_line(&mut line).expect("a line");
+                line.trim().into()
+            }
+            "kill" => {
+                // SAFETY: this very process.
+                unsafe { libc::raise(libc::SIGKILL) }.to_string()
+            }
+            _ => panic!("unknown step {name}"),
+        }
+    }
+
+    fn devices(&mut self) -> String {
+        let cuda = self.cuda();
+        let mut count = 0;
+        let result = call!(cuda, "cuDeviceGetCount" (*mut c_int) (&mut count));
+        let mut text = format!("{result} {count}");
+        for ordinal in 0..=count {
+            let (mut device, mut uuid, mut total) = (-1, [0_u8; 16], 0_usize);
+            let got = call!(cuda, "cuDeviceGet" (*mut c_int, c_int) (&mut device, ordinal));
+            call!(cuda, "cuDeviceGetUuid_v2" (*mut u8, c_int) (uuid.as_mut_ptr(), ordinal));
+            call!(cuda, "cuDeviceTotalMem_v2" (*mut usize, c_int) (&mut total, ordinal));
+            let uuid: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+            text += &format!(" {got} {uuid} {total}");
+        }
+        text
+    }
+
+    /// NVML: result, count, and of each device UUID, total, used and PIDs.
+    fn memory(&mut self) -> String {
+        let nvml = self.nvml();
+        let result = call!(nvml, "nvmlInit_v2"()());
+        if result != 0 {
+            return result.to_string();
+        }
+        let mut count = 0;
+        let result = call!(nvml, "nvmlDeviceGetCount_v2" (*mut u32) (&mut count));
+        let mut text = format!("{result} {count}");
+        for index in 0..count {
+            let (mut device, mut memory) = (std::ptr::null_mut(), [0_u64; 3]);
+            let mut uuid = [0 as c_char; 96];
+            call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut *mut c_void) (index, &mut device));
+            call!(nvml, "nvmlDeviceGetMemoryInfo" (*mut c_void, *mut u64) (device, memory.as_mut_ptr()));
+            call!(nvml, "nvmlDeviceGetUUID" (*mut c_void, *mut c_char, u32) (device, uuid.as_mut_ptr(), 96));
+            // SAFETY: NVML has written a C string.
+            let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_string_lossy().into_owned();
+            text += &format!(" {uuid} {} {}", memory[0], memory[2]);
+        }
+        text
+    }
+
+    /// cuGetProcAddress_v2 of a name: result, and whether the answer is the shim's own export.
+    fn address(&mut self, name: &str) -> String {
+        let cuda = self.cuda();
+        let (symbol, export) = name.split_once('/').unwrap_or((name, name));
+        let symbol = CString::new(symbol).expect("a name");
+        let (mut function, mut status): (*mut c_void, c_int) = (std::ptr::null_mut(), -1);
+        let flags = if export.ends_with("_ptsz") { 2_u64 } else { 0 };
+        let result = call!(cuda, "cuGetProcAddress_v2" (*const c_char, *mut *mut c_void, c_int, u64, *mut c_int)
+            (symbol.as_ptr(), &mut function, 12_040, flags, &mut status));
+        let export = CString::new(export).expect("a name");
+        // SAFETY: a C string.
+        let own = unsafe { libc::dlsym(cuda, export.as_ptr()) };
+        format!("{result} {}", !function.is_null() && own == function)
+    }
+
+    /// The child goes on with the steps; the parent waits for it and goes on after.
+    fn fork(&mut self) -> String {
+        std::io::stdout().flush().expect("stdout");
+        // SAFETY: this client has one thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            self.pointers.clear();
+            return "child".into();
+        }
+        let mut status = 0;
+        // SAFETY: the child just made.
+        unsafe { libc::waitpid(child, &mut status, 0) };
+        format!("parent {status}")
+    }
+
+    /// Allocates and frees at random for ever, or for `number` rounds in each of 4 threads.
+    fn storm(&mut self, number: u64) -> String {
+        let cuda = self.cuda() as usize;
+        let threads: Vec<_> = (0..4_u64)
+            .map(|seed| std::thread::spawn(move || thread(cuda, seed + 1, number)))
+            .collect();
+        let failed: u64 = threads.into_iter().map(|thread| thread.join().expect("a thread")).sum();
+        format!("{failed}")
+    }
+
+    /// Allocates and frees one granule `number` times; ns a pair.
+    fn flap(&mut self, number: u64) -> String {
+        let cuda = self.cuda();
+        // SAFETY: the functions' signatures.
+        let (allocate, free) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, usize) -> c_int>(libc::dlsym(
+                    cuda,
+                    c"cuMemAlloc_v2".as_ptr(),
+                )),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(libc::dlsym(
+                    cuda,
+                    c"cuMemFree_v2".as_ptr(),
+                )),
+            )
+        };
+        let mut best = u128::MAX;
+        for _ in 0..7 {
+            let start = std::time::Instant::now();
+            for _ in 0..number {
+                let mut pointer = 0;
+                // SAFETY: a pointer to be written, and freed.
+                unsafe {
+                    assert_eq!(allocate(&mut pointer, 1 << 20), 0);
+                    assert_eq!(free(pointer), 0);
+                }
+            }
+            best = best.min(start.elapsed().as_nanos() * 10 / u128::from(number));
+        }
+        format!("{}.{}", best / 10, best % 10)
+    }
+}
+
+fn thread(cuda: usize, seed: u64, rounds: u64) -> u64 {
+    let cuda = cuda as *mut c_void;
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id());
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut context: *mut c_void = std::ptr::null_mut();
+    call!(cuda, "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) (&mut context, 0));
+    call!(cuda, "cuCtxSetCurrent" (*mut c_void) (context));
+    let (mut live, mut failed) = (Vec::new(), 0);
+    let mut round = 0;
+    while rounds == 0 || round < rounds {
+        round += 1;
+        if next() % 2 == 0 || live.is_empty() {
+            let mut pointer = 0_u64;
+            let bytes = (1 + next() % 64) << 20;
+            match call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize)) {
+                0 => live.push(pointer),
+                2 => failed += 1,
+                other => panic!("cuMemAlloc answered {other}"),
+            }
+        } else {
+            let pointer = live.swap_remove(next() as usize % live.len());
+            assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
+        }
+    }
+    for pointer in live {
+        assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
+    }
+    failed
+}
+
+/// Becomes this program again, with the steps in `value` (spaces written as commas).
+fn exec(value: &str) -> String {
+    use std::os::unix::process::CommandExt;
+    let own = std::env::current_exe().expect("a path");
+    std::process::Command::new(own)
+        .args(value.split(','))
+        .exec()
+        .to_string()
+}
+
+/// A number, with KiB, MiB or GiB.
+fn size(text: &str) -> u64 {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &text[digits.len()..] {
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => 0,
+    };
+    digits.parse::<u64>().unwrap_or(0) << shift
+}
+
+fn main() {
+    let mut client = Client {
+        cuda: std::ptr::null_mut(),
+        nvml: std::ptr::null_mut(),
+        pointers: Vec::new(),
+        handles: Vec::new(),
+    };
+    for argument in std::env::args().skip(1) {
+        let (name, value) = argument.split_once(':').unwrap_or((&argument, ""));
+        let outcome = client.step(name, value);
+        println!("{name} {outcome}");
+        std::io::stdout().flush().expect("stdout");
+    }
+}

@@ -1,0 +1,285 @@
+//! The limit holds: libvgpu.so over the software GPU, seen by a client that knows of neither.
+
+mod support;
+
+use support::{Bench, GIB, GRANULE, Waiting, lines, number};
+
+#[test]
+fn the_limit_is_exact() {
+    let bench = Bench::with_share(20 * GIB);
+    let full = 20 * GIB;
+    let shown = bench.run(&[
+        "init",
+        "info",
+        "allocfree",
+        "info",
+        "alloc:2MiB",
+        "alloc:1",
+        "free:0",
+        "info",
+        "infonull",
+        "alloc:1",
+        "info",
+    ]);
+    let expected = [
+        "init 0".into(),
+        format!("info 0 {full} {full}"),
+        "allocfree 0".into(),
+        format!("info 0 0 {full}"),
+        "alloc 2".into(),
+        "alloc 2".into(),
+        "free 0".into(),
+        format!("info 0 {full} {full}"),
+        "infonull 0".into(),
+        "alloc 0".into(),
+        format!("info 0 {} {full}", full - GRANULE),
+    ];
+    assert_eq!(shown, expected);
+    assert_eq!(
+        bench.free(),
+        full,
+        "what a process leaves is given back at the next start"
+    );
+}
+
+#[test]
+fn a_free_of_a_stranger_passes_through() {
+    let bench = Bench::with_share(GIB);
+    let shown = bench.run(&["init", "alloc:512MiB", "freeunknown", "info"]);
+    assert_ne!(shown[2], "freeunknown 0", "the driver says that it does not know it");
+    assert_eq!(number(&shown[3], 2), GIB / 2);
+}
+
+#[test]
+fn two_processes_share_one_limit() {
+    let bench = Bench::with_share(20 * GIB);
+    let mut first = Waiting::new(bench.client(&["init", "alloc:12GiB", "wait", "free:0", "wait"]));
+    assert_eq!([first.line(), first.line()], ["init 0", "alloc 0"]);
+    let shown = bench.run(&["init", "info", "alloc:9GiB", "alloc:8GiB", "alloc:2MiB", "info"]);
+    assert_eq!(number(&shown[1], 2), 8 * GIB);
+    assert_eq!(shown[2..5], ["alloc 2", "alloc 0", "alloc 2"]);
+    assert_eq!(number(&shown[5], 2), 0);
+    let usage = bench.usage("share");
+    assert_eq!(usage.charged, 20 * GIB, "the second is dead and not yet looked for");
+    first.go_on();
+    assert_eq!([first.line(), first.line()], ["wait on", "free 0"]);
+    assert_eq!(bench.free(), 20 * GIB);
+    first.kill();
+}
+
+#[test]
+fn neighbours_on_the_same_gpu_do_not_feel_each_other() {
+    let bench = Bench::with_share(20 * GIB);
+    let mut first = Waiting::new(bench.client(&["init", "allocfree", "wait"]));
+    assert_eq!([first.line(), first.line()], ["init 0", "allocfree 0"]);
+    // Another share of the GPU, in a directory of its own.
+    let other = Bench::with_share(20 * GIB);
+    let state = bench
+        .client(&[])
+        .get_envs()
+        .find(|(name, _)| *name == "SOFT_GPU_STATE")
+        .and_then(|(_, v)| v)
+        .expect("a state")
+        .to_owned();
+    let mut limits = other.limits("share", 0, 0, 20 * GIB);
+    limits.gpu = bench.gpu(0).into();
+    other.put(&limits);
+    let output = other
+        .client(&["init", "info", "allocfree"])
+        .env("SOFT_GPU_STATE", state)
+        .output()
+        .expect("a client");
+    let shown = lines(&output);
+    assert_eq!(number(&shown[1], 2), 20 * GIB, "{output:?}");
+    assert_eq!(shown[2], "allocfree 0");
+    first.kill();
+}
+
+#[test]
+fn a_killed_process_leaves_nothing() {
+    let bench = Bench::with_share(20 * GIB);
+    let output = bench
+        .client(&["init", "alloc:20GiB", "kill"])
+        .output()
+        .expect("a client");
+    assert_eq!(lines(&output), ["init 0", "alloc 0"]);
+    assert_eq!(bench.usage("share").charged, 20 * GIB, "nobody has looked yet");
+    let shown = bench.run(&["init", "alloc:20GiB"]);
+    assert_eq!(shown, ["init 0", "alloc 0"]);
+}
+
+#[test]
+fn an_allocation_that_would_fail_looks_for_the_dead_first() {
+    let bench = Bench::with_share(20 * GIB);
+    let mut waiting = Waiting::new(bench.client(&["init", "wait", "alloc:20GiB"]));
+    assert_eq!(waiting.line(), "init 0");
+    let output = bench
+        .client(&["init", "alloc:20GiB", "kill"])
+        .output()
+        .expect("a client");
+    assert_eq!(lines(&output), ["init 0", "alloc 0"]);
+    waiting.go_on();
+    assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
+    waiting.child.wait().expect("it ends");
+}
+
+#[test]
+fn a_storm_of_kills_leaves_an_exact_ledger() {
+    let bench = Bench::with_share(GIB);
+    let mut state = 1_u64;
+    for round in 0..25 {
+        let clients: Vec<_> = (0..4)
+            .map(|_| Waiting::new(bench.client(&["init", "storm:0"])))
+            .collect();
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        for _ in 0..(state >> 60) + 2 {
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            let charged = bench.usage("share").charged;
+            assert!(charged <= GIB, "round {round}: {charged} charged");
+        }
+        clients.into_iter().for_each(Waiting::kill);
+        if round % 5 == 4 {
+            let shown = bench.run(&["init", "info", "allocfree", "alloc:2MiB"]);
+            assert_eq!(number(&shown[1], 2), GIB, "round {round}");
+            assert_eq!(shown[2..], ["allocfree 0", "alloc 2"]);
+        }
+    }
+    assert_eq!(bench.free(), GIB);
+    let usage = bench.usage("share");
+    assert_eq!(usage.charged, 0);
+}
+
+#[test]
+fn threads_of_one_process_meet_and_end_even() {
+    let bench = Bench::with_share(GIB);
+    let shown = bench.run(&["init", "storm:20000", "info"]);
+    assert_eq!(number(&shown[2], 2), GIB, "{shown:?}");
+}
+
+#[test]
+fn a_fork_child_counts_for_itself() {
+    let bench = Bench::with_share(20 * GIB);
+    // Forked before CUDA: both use it.
+    let shown = bench.run(&["open:cuda", "fork", "init", "alloc:5GiB", "info"]);
+    assert_eq!(
+        shown[1..5],
+        [
+            "fork child",
+            "init 0",
+            "alloc 0",
+            &format!("info 0 {} {}", 15 * GIB, 20 * GIB)
+        ]
+    );
+    assert_eq!(
+        shown[5..9],
+        [
+            "fork parent 0",
+            "init 0",
+            "alloc 0",
+            &format!("info 0 {} {}", 15 * GIB, 20 * GIB)
+        ]
+    );
+    // Forked after: the driver decides what the child may; the parent's account stays whole.
+    let shown = bench.run(&["init", "alloc:5GiB", "fork", "alloc:1GiB", "info"]);
+    let parent = shown
+        .iter()
+        .position(|line| line == "fork parent 0")
+        .expect("the child ended by itself");
+    assert_eq!(shown[parent + 1], "alloc 0");
+    assert_eq!(number(&shown[parent + 2], 2), 14 * GIB, "{shown:?}");
+    assert_eq!(bench.free(), 20 * GIB);
+}
+
+#[test]
+fn exec_starts_from_nothing() {
+    let bench = Bench::with_share(20 * GIB);
+    let shown = bench.run(&["init", "alloc:20GiB", "exec:init,info,alloc:20GiB"]);
+    assert_eq!(shown[2..], ["init 0", &format!("info 0 {0} {0}", 20 * GIB), "alloc 0"]);
+}
+
+#[test]
+fn a_program_that_closes_every_descriptor_keeps_its_lane() {
+    let bench = Bench::with_share(20 * GIB);
+    let mut first =
+        Waiting::new(bench.client(&["init", "alloc:5GiB", "closefrom", "wait", "alloc:1GiB", "info", "wait"]));
+    assert_eq!(
+        [first.line(), first.line(), first.line()],
+        ["init 0", "alloc 0", "closefrom 0"]
+    );
+    let shown = bench.run(&["init", "info", "alloc:16GiB", "alloc:15GiB"]);
+    assert_eq!(number(&shown[1], 2), 15 * GIB, "it is not taken for dead");
+    assert_eq!(shown[2..], ["alloc 2", "alloc 0"]);
+    first.go_on();
+    assert_eq!([first.line(), first.line()], ["wait on", "alloc 0"]);
+    assert_eq!(number(&first.line(), 2), 14 * GIB);
+    first.kill();
+    assert_eq!(bench.free(), 20 * GIB);
+}
+
+#[test]
+fn pools_are_charged_what_they_keep() {
+    let bench = Bench::with_share(4 * GIB);
+    let shown = bench.run(&[
+        "init",
+        "async:1GiB",
+        "info",
+        "async:4GiB",
+        "freeasync:0",
+        "allocfree",
+        "alloc:2MiB",
+        "info",
+    ]);
+    assert_eq!(shown[1], "async 0");
+    assert_eq!(number(&shown[2], 2), 3 * GIB);
+    assert_eq!(shown[3], "async 2");
+    assert_eq!(shown[4], "freeasync 0 0");
+    let last = bench.run(&["init", "async:1GiB", "freeasync:0", "alloc:4GiB", "info"]);
+    assert_eq!(
+        last[3], "alloc 0",
+        "what a pool keeps unused is trimmed before memory runs out"
+    );
+    assert_eq!(number(&last[4], 2), 0);
+}
+
+#[test]
+fn physical_memory_is_charged_until_its_last_reference() {
+    let bench = Bench::with_share(4 * GIB);
+    let shown = bench.run(&["init", "create:3GiB", "info", "create:2GiB", "release:0", "info"]);
+    assert_eq!(shown[1], "create 0");
+    assert_eq!(number(&shown[2], 2), GIB);
+    assert_eq!(shown[3..5], ["create 2", "release 0"]);
+    assert_eq!(number(&shown[5], 2), 4 * GIB);
+}
+
+#[test]
+fn two_shares_of_one_gpu_are_one_gpu_with_their_sum() {
+    let bench = Bench::new();
+    bench.share("first", 0, 0, 3 * GIB);
+    bench.share("second", 1, 0, 5 * GIB);
+    let mut client = Waiting::new(bench.client(&[
+        "init",
+        "devices",
+        "info",
+        "alloc:6GiB",
+        "wait",
+        "alloc:2GiB",
+        "alloc:2MiB",
+        "free:0",
+        "info",
+    ]));
+    assert_eq!(client.line(), "init 0");
+    assert_eq!(number(&client.line(), 2), 1);
+    assert_eq!(client.line(), format!("info 0 {0} {0}", 8 * GIB));
+    assert_eq!(client.line(), "alloc 0");
+    assert_eq!(bench.usage("first").charged, 3 * GIB, "in share order");
+    assert_eq!(bench.usage("second").charged, 3 * GIB);
+    client.go_on();
+    assert_eq!(
+        [client.line(), client.line(), client.line(), client.line()],
+        ["wait on", "alloc 0", "alloc 2", "free 0"]
+    );
+    assert_eq!(client.line(), format!("info 0 {} {}", 6 * GIB, 8 * GIB));
+    client.child.wait().expect("it ends");
+}

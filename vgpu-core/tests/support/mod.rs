@@ -1,0 +1,215 @@
+//! A share in a temporary folder, and clients under it: what `vgpu run` sets up, by hand.
+#![allow(dead_code)] // Not every test file uses all of it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use vgpu_abi::ledger;
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+
+pub(crate) const GIB: u64 = 1 << 30;
+pub(crate) const GRANULE: u64 = 2 << 20;
+
+/// The release artefacts.
+pub(crate) fn dist() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
+    let dist = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from);
+    for file in [SHIM_FILE, "soft-gpu/libcuda.so.1", "soft-gpu/libnvidia-ml.so.1"] {
+        assert!(
+            dist.join(file).is_file(),
+            "{} is missing: run `make dist`",
+            dist.join(file).display()
+        );
+    }
+    dist.canonicalize().expect("a path")
+}
+
+/// A GPU with shares, its state and the folder of libraries of one test.
+pub(crate) struct Bench {
+    folder: tempfile::TempDir,
+    gpus: Vec<String>,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["state", "run", "lib"] {
+            std::fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        for name in SHIM_NAMES {
+            let link = folder.path().join("lib").join(name);
+            std::os::unix::fs::symlink(dist().join(SHIM_FILE), link).expect("a link");
+        }
+        let mut bench = Self {
+            folder,
+            gpus: Vec::new(),
+        };
+        let shown = lines(&bench.bare(&["cuinit", "devices"]).output().expect("a client"));
+        let words: Vec<&str> = shown[1].split(' ').collect();
+        let count: usize = words[2].parse().expect("a count");
+        bench.gpus = (0..count).map(|index| uuid(words[4 + 3 * index])).collect();
+        bench
+    }
+
+    /// A bench with one share of `memory` bytes on the first GPU.
+    pub(crate) fn with_share(memory: u64) -> Self {
+        let bench = Self::new();
+        bench.share("share", 0, 0, memory);
+        bench
+    }
+
+    pub(crate) fn gpu(&self, index: usize) -> &str {
+        &self.gpus[index]
+    }
+
+    pub(crate) fn lib(&self) -> PathBuf {
+        self.folder.path().join("lib")
+    }
+
+    pub(crate) fn directory(&self, share: &str) -> PathBuf {
+        self.folder.path().join("run").join(share)
+    }
+
+    pub(crate) fn limits(&self, share: &str, order: u32, gpu: usize, memory: u64) -> Limits {
+        Limits {
+            share: share.into(),
+            order,
+            gpu: self.gpus[gpu].clone(),
+            memory,
+            cores: 0,
+            compute_policy: ComputePolicy::default(),
+            priority: Priority::default(),
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: dist().join("soft-gpu/libcuda.so.1"),
+            libnvidia_ml: dist().join("soft-gpu/libnvidia-ml.so.1"),
+        }
+    }
+
+    pub(crate) fn share(&self, share: &str, order: u32, gpu: usize, memory: u64) {
+        self.put(&self.limits(share, order, gpu, memory));
+    }
+
+    pub(crate) fn put(&self, limits: &Limits) {
+        let directory = self.directory(&limits.share);
+        std::fs::create_dir_all(&directory).expect("a folder");
+        std::fs::write(directory.join(LIMITS), limits.render()).expect("limits");
+        std::fs::write(directory.join(LEDGER), ledger::image(limits)).expect("a ledger");
+    }
+
+    pub(crate) fn usage(&self, share: &str) -> ledger::Usage {
+        let bytes = std::fs::read(self.directory(share).join(LEDGER)).expect("a ledger");
+        ledger::read(&bytes).expect("a sound ledger")
+    }
+
+    /// A client under the shares.
+    pub(crate) fn client(&self, steps: &[&str]) -> Command {
+        let mut command = client(steps);
+        command
+            .env("LD_LIBRARY_PATH", self.lib())
+            .env(RUN_DIR_VARIABLE, self.folder.path().join("run"))
+            .env("SOFT_GPU_STATE", self.folder.path().join("state"));
+        command
+    }
+
+    /// A client of the bare GPU.
+    pub(crate) fn bare(&self, steps: &[&str]) -> Command {
+        let mut command = client(steps);
+        command
+            .env("LD_LIBRARY_PATH", dist().join("soft-gpu"))
+            .env("SOFT_GPU_STATE", self.folder.path().join("state"));
+        command
+    }
+
+    /// Runs a client to its end; its lines.
+    pub(crate) fn run(&self, steps: &[&str]) -> Vec<String> {
+        let output = self.client(steps).output().expect("a client");
+        assert!(output.status.success(), "{steps:?}: {output:?}");
+        lines(&output)
+    }
+
+    /// Bytes free for a new client.
+    pub(crate) fn free(&self) -> u64 {
+        number(&self.run(&["init", "info"])[1], 2)
+    }
+
+    /// Runs a client that must be refused: its one line on stderr.
+    pub(crate) fn refusal(&self) -> String {
+        let output = self.client(&["cuinit", "cuinit", "memory"]).output().expect("a client");
+        assert_eq!(lines(&output), ["cuinit 800", "cuinit 800", "memory 4"], "{output:?}");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    }
+}
+
+fn client(steps: &[&str]) -> Command {
+    let tests = std::env::current_exe().expect("a path");
+    let folder = tests.parent().and_then(Path::parent).expect("target/<profile>");
+    let mut command = Command::new(folder.join("examples/gpu-client"));
+    command
+        .args(steps)
+        .env_remove("LD_PRELOAD")
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+/// A client that was told to wait on the way.
+pub(crate) struct Waiting {
+    pub(crate) child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Waiting {
+    pub(crate) fn new(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a client");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, lines }
+    }
+
+    /// Its next line.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        line.trim().into()
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&mut self) {
+        let stdin = self.child.stdin.as_mut().expect("a pipe");
+        stdin.write_all(b"on\n").expect("it reads");
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it lives");
+        self.child.wait().expect("it ends");
+    }
+}
+
+pub(crate) fn lines(output: &Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(String::from)
+        .collect()
+}
+
+/// Word `index` of a line, as a number.
+pub(crate) fn number(line: &str, index: usize) -> u64 {
+    let word = line
+        .split(' ')
+        .nth(index)
+        .unwrap_or_else(|| panic!("no word {index} in {line:?}"));
+    word.parse()
+        .unwrap_or_else(|_| panic!("word {index} of {line:?} is no number"))
+}
+
+fn uuid(hex: &str) -> String {
+    let part = |range: std::ops::Range<usize>| &hex[range];
+    let parts = [part(0..8), part(8..12), part(12..16), part(16..20), part(20..32)];
+    format!("GPU-{}", parts.join("-"))
+}
