@@ -1,0 +1,178 @@
+//! What this plugin asks of the API server, behind traits that a test answers from memory.
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use std::future::Future;
+use vgpu_api::DRIVER_NAME;
+
+/// Why the API server did not do it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The object is not what the caller thought: look again.
+    #[error("API server: {0}")]
+    Conflict(String),
+    #[error("API server: {0}")]
+    NotFound(String),
+    #[error("API server: {0}")]
+    Other(String),
+}
+
+/// ResourceClaims, read one by one: all claims of a cluster would not fit in a node's plugin.
+pub trait Claims: Send + Sync + 'static {
+    /// The claim; `None` if there is none.
+    fn get(&self, namespace: &str, name: &str) -> impl Future<Output = Result<Option<ResourceClaim>, Error>> + Send;
+}
+
+/// Changes to ResourceSlices.
+pub trait Slices: Send + Sync + 'static {
+    /// `dry_run`: nothing is stored, and the answer is what would be.
+    fn create(&self, slice: &ResourceSlice, dry_run: bool)
+    -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
+    fn replace(&self, slice: &ResourceSlice) -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
+    /// Only while it is as it was seen.
+    fn delete(&self, slice: &ResourceSlice) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// Events for people.
+pub trait Events: Send + Sync + 'static {
+    fn warn(
+        &self,
+        regarding: ObjectReference,
+        reason: &'static str,
+        note: String,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// The API server itself.
+#[derive(Clone)]
+pub struct Cluster {
+    client: kube::Client,
+    node_name: String,
+}
+
+// === impl Error ===
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => match status.code {
+                404 => Self::NotFound(status.message),
+                409 => Self::Conflict(status.message),
+                _ => Self::Other(format!("{} ({})", status.message, status.code)),
+            },
+            // The service's error says only that there is one; its cause says which.
+            error => {
+                let mut text = error.to_string();
+                let mut cause = std::error::Error::source(&error);
+                while let Some(inner) = cause {
+                    let inner_text = inner.to_string();
+                    if !text.contains(&inner_text) {
+                        text.push_str(": ");
+                        text.push_str(&inner_text);
+                    }
+                    cause = inner.source();
+                }
+                Self::Other(text)
+            }
+        }
+    }
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    #[must_use]
+    pub fn new(client: kube::Client, node_name: String) -> Self {
+        Self { client, node_name }
+    }
+
+    #[must_use]
+    pub fn slices(&self) -> Api<ResourceSlice> {
+        Api::all(self.client.clone())
+    }
+
+    /// UID of this node's object.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn node_uid(&self) -> Result<String, Error> {
+        let node = Api::<Node>::all(self.client.clone()).get(&self.node_name).await?;
+        node.metadata.uid.ok_or_else(|| Error::Other("node without UID".into()))
+    }
+}
+
+impl Claims for Cluster {
+    async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, Error> {
+        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+        Ok(claims.get_opt(name).await?)
+    }
+}
+
+impl Slices for Cluster {
+    async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
+        let parameters = PostParams {
+            dry_run,
+            ..PostParams::default()
+        };
+        Ok(self.slices().create(&parameters, slice).await?)
+    }
+
+    async fn replace(&self, slice: &ResourceSlice) -> Result<ResourceSlice, Error> {
+        let name = slice.metadata.name.as_deref().unwrap_or_default();
+        Ok(self.slices().replace(name, &PostParams::default(), slice).await?)
+    }
+
+    async fn delete(&self, slice: &ResourceSlice) -> Result<(), Error> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: slice.metadata.uid.clone(),
+                resource_version: slice.metadata.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let name = slice.metadata.name.as_deref().unwrap_or_default();
+        self.slices().delete(name, &parameters).await?;
+        Ok(())
+    }
+}
+
+impl Events for Cluster {
+    async fn warn(&self, regarding: ObjectReference, reason: &'static str, note: String) -> Result<(), Error> {
+        // Events of objects without a namespace lie in `default`.
+        let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".into());
+        let name = regarding.name.clone().unwrap_or_default();
+        let event = Event {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{name}.")),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            type_: Some("Warning".into()),
+            reason: Some(reason.into()),
+            note: Some(cut(note)),
+            action: Some("Prepare".into()),
+            event_time: Some(MicroTime(Timestamp::now())),
+            reporting_controller: Some(DRIVER_NAME.into()),
+            reporting_instance: Some(self.node_name.clone()),
+            regarding: Some(regarding),
+            ..Event::default()
+        };
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        events.create(&PostParams::default(), &event).await?;
+        Ok(())
+    }
+}
+
+/// The API server takes notes of up to 1 KiB.
+fn cut(mut note: String) -> String {
+    let mut end = note.len().min(1000);
+    while !note.is_char_boundary(end) {
+        end -= 1;
+    }
+    note.truncate(end);
+    note
+}

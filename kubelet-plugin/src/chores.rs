@@ -1,0 +1,128 @@
+//! What is done now and then besides answering kubelet: telling people, and cleaning up.
+
+use crate::api::{Claims, Events};
+use crate::metrics::Metrics;
+use crate::server::SharedNode;
+use crate::share::ClaimId;
+use crate::stale::{Gone, Look};
+use k8s_openapi::api::core::v1::ObjectReference;
+use std::time::{Duration, Instant};
+
+const TELL_EVERY: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// Tells and cleans up for ever.
+pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics, node_object: ObjectReference) {
+    let mut gone = Gone::default();
+    let mut looked = Instant::now();
+    let mut untold = Vec::new();
+    loop {
+        tell_glibc(&node, &api).await;
+        tell_damages(&node, &api, &metrics, &node_object, &mut untold).await;
+        if looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            clean_up(&node, &api, &metrics, &mut gone, Instant::now()).await;
+        }
+        tokio::time::sleep(TELL_EVERY).await;
+    }
+}
+
+/// A Warning on each pod that has a container without glibc, in which the library cannot work.
+pub async fn tell_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
+    for id in lacking(node) {
+        let claim = match api.get(&id.namespace, &id.name).await {
+            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => claim,
+            Ok(_) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "cannot tell the pods of {id} that their image has no glibc; trying again");
+                continue;
+            }
+        };
+        let holders = claim.status.and_then(|status| status.reserved_for).unwrap_or_default();
+        let mut told = true;
+        for pod in holders.into_iter().filter(|holder| holder.resource == "pods") {
+            let regarding = ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("Pod".into()),
+                namespace: Some(id.namespace.clone()),
+                name: Some(pod.name),
+                uid: Some(pod.uid),
+                ..ObjectReference::default()
+            };
+            let note = format!(
+                "a container of this pod uses ResourceClaim {} and its image has no glibc: no CUDA program can run in it; \
+                 use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
+                id.name
+            );
+            if let Err(error) = api.warn(regarding, "NoGlibc", note).await {
+                tracing::warn!(%error, "cannot tell the pods of {id} that their image has no glibc; trying again");
+                told = false;
+            }
+        }
+        if told && let Err(error) = node.lock().dirs().mark_told(&id.uid) {
+            tracing::warn!(%error, "cannot remember that the pods of {id} were told; they are told again");
+        }
+    }
+}
+
+fn lacking(node: &SharedNode) -> Vec<ClaimId> {
+    let node = node.lock();
+    let all = node.claims().claims.iter();
+    all.filter(|(uid, _)| node.dirs().lacks_glibc(uid))
+        .map(|(uid, entry)| ClaimId {
+            namespace: entry.namespace.clone(),
+            name: entry.name.clone(),
+            uid: uid.clone(),
+        })
+        .collect()
+}
+
+async fn tell_damages<A: Events>(
+    node: &SharedNode,
+    api: &A,
+    metrics: &Metrics,
+    node_object: &ObjectReference,
+    untold: &mut Vec<String>,
+) {
+    for damage in node.lock().take_damages() {
+        metrics.damaged();
+        untold.push(damage);
+    }
+    while let Some(damage) = untold.pop() {
+        if let Err(error) = api.warn(node_object.clone(), "CheckpointDamaged", damage.clone()).await {
+            tracing::warn!(%error, "cannot put an event on the node; trying again");
+            untold.push(damage);
+            return;
+        }
+    }
+}
+
+/// Looks at every prepared claim, and unprepares those that are gone for good.
+pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
+    let entries: Vec<_> = {
+        let node = node.lock();
+        let all = node.claims().claims.iter();
+        // One that was rebuilt from limits files has no name to look for.
+        all.filter(|(_, entry)| !entry.name.is_empty())
+            .map(|(uid, entry)| (uid.clone(), entry.namespace.clone(), entry.name.clone()))
+            .collect()
+    };
+    let mut looks = Vec::new();
+    for (uid, namespace, name) in entries {
+        let look = match api.get(&namespace, &name).await {
+            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&uid) => Look::There,
+            Ok(_) => Look::Gone,
+            Err(_) => Look::Unknown,
+        };
+        looks.push((uid, look));
+    }
+    for uid in gone.round(&looks, now) {
+        match node.lock().unprepare(&[&uid]).remove(0) {
+            Ok(()) => {
+                metrics.stale();
+                tracing::warn!(uid, "claim is gone and was never unprepared; its share is free again");
+            }
+            Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; trying again"),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! An allocated claim into shares. Pure: values in, values out.
+//!
+//! ```text
+//!  status.allocation.devices.results[] of our driver ──► device, memory, cores ─┐
+//!  spec.devices.requests[].capacity (units that Kubernetes let through) ─ check ├─► Share
+//!  status.allocation.devices.config[] of our driver ── merge, class first ──────┘
+//! ```
+//!
+//! Nothing here is trusted because the API server stored it: it accepts a device that does not
+//! exist, 999Gi of 80Gi and negative amounts. What belongs to other drivers is not looked at.
+
+use crate::inventory::{Device, Gpu, Inventory};
+use crate::share::{Role, Share};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult as Allocated, ResourceClaim,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeMap;
+use vgpu_abi::limits;
+use vgpu_api::config::{self, ComputePolicy, ConfigError, Effective, Entry, Grant, MemoryPolicy, Priority};
+use vgpu_api::quantity::{self, QuantityError, format_bytes};
+use vgpu_api::request::{self, RequestError};
+use vgpu_api::{DRIVER_NAME, capacity};
+
+const RESULTS: &str = "status.allocation.devices.results";
+const CONFIGS: &str = "status.allocation.devices.config";
+
+/// Why a claim is refused; `at` is the path of the field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("status.allocation is empty: the claim is not allocated (any more); kubelet asks again once it is")]
+    NotAllocated,
+    #[error("{RESULTS} has no result of driver {DRIVER_NAME}: this plugin has nothing to prepare")]
+    NoResult,
+    #[error("{at}.pool {pool:?} is not this node's, {expected:?}: the claim is allocated elsewhere; delete the pod")]
+    Pool { at: String, pool: String, expected: String },
+    #[error("{at}.device {device:?} does not exist on this node; delete pod and claim, so that it is allocated again")]
+    Device { at: String, device: String },
+    #[error(
+        "{at}: monitor device {device} without adminAccess; ask for it with adminAccess: true (class vgpu-monitor)"
+    )]
+    MonitorWithoutAdmin { at: String, device: String },
+    #[error("{at}: adminAccess to {device} takes a part of it; ask for its monitor device (class vgpu-monitor)")]
+    AdminOnGpu { at: String, device: String },
+    #[error("{at}: the claim asks for a monitor device and for a share; make two claims and two containers of it")]
+    Mixed { at: String },
+    #[error(
+        "{at}: no shareID or consumedCapacity[{key}]; the cluster dropped consumable capacity: \
+         switch DRAConsumableCapacity on in kube-apiserver and kube-scheduler"
+    )]
+    NoCapacity { at: String, key: &'static str },
+    #[error("{at}.shareID {name:?} is not a share's name ([a-z0-9-], at most 63); delete pod and claim")]
+    ShareName { at: String, name: String },
+    #[error("{at}.consumedCapacity[{key}]: {reason}")]
+    Quantity {
+        at: String,
+        key: String,
+        reason: QuantityError,
+    },
+    #[error(
+        "{at}.consumedCapacity[{key}] {value} is not within {range}; delete pod and claim, so that it is allocated again"
+    )]
+    Range {
+        at: String,
+        key: String,
+        value: String,
+        range: String,
+    },
+    #[error("{at}.consumedCapacity[{key}]: no GPU of ours has this capacity; delete pod and claim")]
+    UnknownCapacity { at: String, key: String },
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// The shares of `claim` on the node that publishes `inventory` as `pool`, in the order of its
+/// results.
+///
+/// # Errors
+/// The first field that cannot be honoured.
+pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Result<Vec<Share>, Error> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.ok_or(Error::NotAllocated)?.devices.as_ref();
+    let results = devices
+        .and_then(|devices| devices.results.as_deref())
+        .unwrap_or_default();
+    let configs = devices
+        .and_then(|devices| devices.config.as_deref())
+        .unwrap_or_default();
+    let mut shares: Vec<Share> = Vec::new();
+    for (index, result) in results
+        .iter()
+        .enumerate()
+        .filter(|(_, result)| result.driver == DRIVER_NAME)
+    {
+        let at = format!("{RESULTS}[{index}]");
+        if result.pool != pool {
+            return Err(Error::Pool {
+                at,
+                pool: result.pool.clone(),
+                expected: pool.to_owned(),
+            });
+        }
+        check_request(claim, &result.request)?;
+        let config = effective(configs, &result.request)?;
+        let share = match inventory.device(&result.device) {
+            None => {
+                return Err(Error::Device {
+                    at,
+                    device: result.device.clone(),
+                });
+            }
+            Some(Device::Gpu(gpu)) => part(&at, result, gpu, &config)?,
+            Some(Device::Monitor(gpu)) => monitor(&at, result, gpu)?,
+        };
+        if shares.first().is_some_and(|first| first.role != share.role) {
+            return Err(Error::Mixed { at });
+        }
+        shares.push(share);
+    }
+    if shares.is_empty() {
+        Err(Error::NoResult)
+    } else {
+        Ok(shares)
+    }
+}
+
+/// Units slip through Kubernetes unseen where the admission policy is absent.
+fn check_request(claim: &ResourceClaim, name: &str) -> Result<(), Error> {
+    let (base, sub) = name
+        .split_once('/')
+        .map_or((name, None), |(base, sub)| (base, Some(sub)));
+    let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    let requests = devices
+        .and_then(|devices| devices.requests.as_deref())
+        .unwrap_or_default();
+    let Some((index, request)) = requests.iter().enumerate().find(|(_, request)| request.name == base) else {
+        return Ok(());
+    };
+    let at = format!("spec.devices.requests[{index}]");
+    let (at, class, wanted) = match (&request.exactly, sub) {
+        (Some(exactly), _) => (format!("{at}.exactly"), &exactly.device_class_name, &exactly.capacity),
+        (None, Some(sub)) => {
+            let all = request.first_available.as_deref().unwrap_or_default();
+            let Some((index, chosen)) = all.iter().enumerate().find(|(_, one)| one.name == sub) else {
+                return Ok(());
+            };
+            (
+                format!("{at}.firstAvailable[{index}]"),
+                &chosen.device_class_name,
+                &chosen.capacity,
+            )
+        }
+        (None, None) => return Ok(()),
+    };
+    let wanted = wanted.as_ref().and_then(|wanted| wanted.requests.as_ref());
+    let pairs = wanted
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| (key.as_str(), value.0.as_str()));
+    request::check(&format!("{at}.capacity.requests"), class, pairs)?;
+    Ok(())
+}
+
+/// What the configs of our driver say for a result.
+fn effective(configs: &[DeviceAllocationConfiguration], request: &str) -> Result<Effective, Error> {
+    let (mut class, mut claim) = (Vec::new(), Vec::new());
+    for (index, entry) in configs.iter().enumerate() {
+        let Some(opaque) = entry.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER_NAME) else {
+            continue;
+        };
+        if !Entry::applies(entry.requests.as_deref().unwrap_or_default(), request) {
+            continue;
+        }
+        let parsed = Entry::parse(format!("{CONFIGS}[{index}].opaque.parameters"), &opaque.parameters.0)?;
+        if entry.source == "FromClass" {
+            class.push(parsed);
+        } else {
+            claim.push(parsed);
+        }
+    }
+    Ok(config::merge(&class, &claim)?)
+}
+
+fn part(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
+    if result.admin_access == Some(true) {
+        return Err(Error::AdminOnGpu {
+            at: at.to_owned(),
+            device: result.device.clone(),
+        });
+    }
+    let missing = |key| Error::NoCapacity { at: at.to_owned(), key };
+    let consumed = result
+        .consumed_capacity
+        .as_ref()
+        .ok_or_else(|| missing(capacity::MEMORY))?;
+    let amount = |key, low, high| amount(at, consumed, key, low, high);
+    let memory = amount(capacity::MEMORY, request::MEMORY_MIN, gpu.memory)?;
+    let cores = amount(capacity::CORES, 0, u64::from(request::CORES_MAX))?;
+    amount(capacity::SHARES, 1, 1)?;
+    let known = [capacity::MEMORY, capacity::CORES, capacity::SHARES];
+    if let Some(key) = consumed.keys().find(|key| !known.contains(&key.as_str())) {
+        return Err(Error::UnknownCapacity {
+            at: at.to_owned(),
+            key: key.clone(),
+        });
+    }
+    let name = result.share_id.clone().ok_or_else(|| missing(capacity::SHARES))?;
+    if !limits::is_share_name(&name) {
+        return Err(Error::ShareName {
+            at: at.to_owned(),
+            name,
+        });
+    }
+    let cores = u32::try_from(cores).unwrap_or(request::CORES_MAX);
+    config.check(&Grant {
+        memory,
+        device_memory: gpu.memory,
+        cores,
+    })?;
+    Ok(Share {
+        name,
+        role: Role::Share,
+        request: result.request.clone(),
+        device: result.device.clone(),
+        share_id: result.share_id.clone(),
+        gpu: gpu.uuid.clone(),
+        memory,
+        cores,
+        compute_policy: match config.compute_policy {
+            ComputePolicy::Guaranteed => limits::ComputePolicy::Guaranteed,
+            ComputePolicy::Balanced => limits::ComputePolicy::Balanced,
+            ComputePolicy::Unlimited => limits::ComputePolicy::Unlimited,
+        },
+        priority: match config.priority {
+            Priority::High => limits::Priority::High,
+            Priority::Low => limits::Priority::Low,
+        },
+        host_memory: match config.memory_policy {
+            MemoryPolicy::Hard => 0,
+            MemoryPolicy::Oversubscribe { host_memory } => host_memory,
+        },
+    })
+}
+
+fn monitor(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error> {
+    if result.admin_access != Some(true) {
+        return Err(Error::MonitorWithoutAdmin {
+            at: at.to_owned(),
+            device: result.device.clone(),
+        });
+    }
+    Ok(Share {
+        name: result.device.clone(),
+        role: Role::Monitor,
+        request: result.request.clone(),
+        device: result.device.clone(),
+        share_id: result.share_id.clone(),
+        gpu: gpu.uuid.clone(),
+        memory: 0,
+        cores: 0,
+        compute_policy: limits::ComputePolicy::Balanced,
+        priority: limits::Priority::Low,
+        host_memory: 0,
+    })
+}
+
+/// A consumed capacity as a number: the scheduler writes it in the format of the policy's step.
+fn amount(
+    at: &str,
+    consumed: &BTreeMap<String, Quantity>,
+    key: &'static str,
+    low: u64,
+    high: u64,
+) -> Result<u64, Error> {
+    let text = consumed
+        .get(key)
+        .ok_or_else(|| Error::NoCapacity { at: at.to_owned(), key })?;
+    let value = quantity::parse(&text.0).map_err(|reason| Error::Quantity {
+        at: at.to_owned(),
+        key: key.to_owned(),
+        reason,
+    })?;
+    match u64::try_from(value).ok().filter(|value| (low..=high).contains(value)) {
+        Some(value) => Ok(value),
+        None => Err(Error::Range {
+            at: at.to_owned(),
+            key: key.to_owned(),
+            value: text.0.clone(),
+            range: match key {
+                capacity::MEMORY => format!("{} to {}", format_bytes(low), format_bytes(high)),
+                _ => format!("{low} to {high}"),
+            },
+        }),
+    }
+}
+
+#[cfg(test)]
+#[path = "claim_tests.rs"]
+mod tests;

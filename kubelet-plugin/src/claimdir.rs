@@ -1,0 +1,356 @@
+//! Claim directories: what the node tells the library, and where the library keeps its ledger.
+//!
+//! ```text
+//! <claims>/<uid>/entry.json       this claim's part of the checkpoint, for root alone
+//! <claims>/<uid>/<share>/         a tmpfs of its own size, mounted read-only into containers
+//!                        limits   0444
+//!                        ledger   0666, mounted writable over itself
+//! <claims>/<uid>/no-glibc         put there by the hook
+//! ```
+//!
+//! Failure modes: a crash between two steps leaves a part, and the next call makes what is missing
+//! (a ledger appears under its name only when it is whole, and is never written again, for it may
+//! be in use). A tenant writes anything into its ledger, or cuts it: the tmpfs bounds its size, and
+//! it is read in bounds and never mapped. Gone after a reboot: made anew by the next Prepare.
+
+use crate::checkpoint::{Checkpoint, Damage, Entry};
+use crate::files;
+use crate::share::{Role, Share};
+use crate::steps::{Steps, Stopped};
+use crate::tmpfs::{self, Size};
+use std::io;
+use std::path::{Path, PathBuf};
+use vgpu_abi::ledger::{self, Usage};
+use vgpu_abi::limits::{self, Limits};
+use vgpu_abi::paths::{LEDGER, LIMITS};
+
+const ENTRY: &str = "entry.json";
+/// Written by `vgpu-cdi-hook` where the image has no glibc.
+pub const NO_GLIBC: &str = "no-glibc";
+const NO_GLIBC_TOLD: &str = "no-glibc.told";
+const MAX_ENTRY: usize = 1 << 20;
+/// Ledger and limits, and one of them a second time while it is replaced.
+const SHARE_SIZE: Size = Size {
+    bytes: ledger::SIZE as u64 + 8192,
+    files: 3,
+};
+
+/// The folder of all claim directories.
+#[derive(Clone, Debug)]
+pub struct ClaimDirs {
+    root: PathBuf,
+    /// Whether shares get a tmpfs of their own.
+    tmpfs: bool,
+}
+
+/// Why a claim directory cannot be made or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(
+        "cannot mount a tmpfs at {}: {source}; run the plugin as root with CAP_SYS_ADMIN, \
+         for a ledger on a shared file system could fill it",
+        path.display()
+    )]
+    Mount { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Why a ledger says nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// Its tenant damaged it, or it belongs to another release.
+    #[error(transparent)]
+    Damage(#[from] ledger::Damage),
+}
+
+// === impl ClaimDirs ===
+
+impl ClaimDirs {
+    #[must_use]
+    pub fn new(root: PathBuf, tmpfs: bool) -> Self {
+        Self { root, tmpfs }
+    }
+
+    #[must_use]
+    pub fn of(&self, uid: &str) -> PathBuf {
+        self.root.join(uid)
+    }
+
+    #[must_use]
+    pub fn share(&self, uid: &str, share: &str) -> PathBuf {
+        self.root.join(uid).join(share)
+    }
+
+    /// Makes what is missing of a claim's directory.
+    ///
+    /// # Errors
+    /// The first step that fails.
+    pub fn ensure(&self, uid: &str, entry: &Entry, context_reserve: u64, steps: &mut dyn Steps) -> Result<(), Error> {
+        let folder = self.of(uid);
+        create(&folder)?;
+        steps.reached("claim directory")?;
+        let path = folder.join(ENTRY);
+        let rendered = Checkpoint::of(uid, entry).render().map_err(io::Error::from);
+        let rendered = rendered.map_err(failed("render", &path))?;
+        if files::read_bounded(&path, MAX_ENTRY).ok().as_deref() != Some(rendered.as_slice()) {
+            files::replace(&path, &rendered, 0o600).map_err(failed("write", &path))?;
+            steps.reached("claim entry")?;
+        }
+        for (order, held) in entry.shares.iter().enumerate() {
+            if held.share.role == Role::Share {
+                self.ensure_share(uid, &held.share, &held.share.limits(order, context_reserve), steps)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ensure_share(&self, uid: &str, share: &Share, limits: &Limits, steps: &mut dyn Steps) -> Result<(), Error> {
+        let folder = self.share(uid, &share.name);
+        create(&folder)?;
+        steps.reached("share directory")?;
+        if self.tmpfs {
+            tmpfs::ensure(&folder, SHARE_SIZE).map_err(|source| Error::Mount {
+                path: folder.clone(),
+                source,
+            })?;
+            steps.reached("share tmpfs")?;
+        }
+        let path = folder.join(LEDGER);
+        if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
+            files::replace(&path, &ledger::image(limits), 0o666).map_err(failed("write", &path))?;
+            steps.reached("ledger")?;
+        }
+        let path = folder.join(LIMITS);
+        if !matches!(read_limits(&path), Some(found) if Share::from_limits(&found).same_result(share)) {
+            files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
+            steps.reached("limits")?;
+        }
+        Ok(())
+    }
+
+    /// Removes a claim's directory; there need not be one.
+    ///
+    /// # Errors
+    /// A mount or a file that stays.
+    pub fn remove(&self, uid: &str, steps: &mut dyn Steps) -> Result<(), Error> {
+        let folder = self.of(uid);
+        for share in folders(&folder).map_err(failed("list", &folder))? {
+            let path = folder.join(share);
+            tmpfs::remove(&path).map_err(failed("unmount", &path))?;
+            steps.reached("share unmounted")?;
+        }
+        match std::fs::remove_dir_all(&folder) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed("remove", &folder)(source)),
+            _ => Ok(steps.reached("claim directory removed")?),
+        }
+    }
+
+    /// The UIDs that have a directory.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub fn uids(&self) -> Result<Vec<String>, Error> {
+        folders(&self.root).map_err(failed("list", &self.root))
+    }
+
+    /// A claim's own copy of its checkpoint entry.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read_entry(&self, uid: &str) -> Result<Entry, Damage> {
+        let bytes = files::read_bounded(&self.of(uid).join(ENTRY), MAX_ENTRY);
+        let bytes = bytes.map_err(|error| Damage::Unreadable(error.to_string()))?;
+        let mut checkpoint = Checkpoint::parse(&bytes)?;
+        let entry = checkpoint.claims.remove(uid);
+        entry.ok_or_else(|| Damage::Format(format!("no claim {uid} in it")))
+    }
+
+    /// The shares of a claim by their limits files alone.
+    #[must_use]
+    pub fn read_shares(&self, uid: &str) -> Vec<Share> {
+        let folder = self.of(uid);
+        let names = folders(&folder).unwrap_or_default();
+        let mut found: Vec<_> = names
+            .iter()
+            .filter_map(|name| read_limits(&folder.join(name).join(LIMITS)))
+            .collect();
+        found.sort_by_key(|limits| limits.order);
+        found.iter().map(Share::from_limits).collect()
+    }
+
+    /// What the processes of a share hold.
+    ///
+    /// # Errors
+    /// The ledger cannot be read, or is none (any more).
+    pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
+        let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::SIZE)?;
+        Ok(ledger::read(&bytes)?)
+    }
+
+    /// Whether the hook reported an image without glibc and nobody was told yet.
+    #[must_use]
+    pub fn lacks_glibc(&self, uid: &str) -> bool {
+        let folder = self.of(uid);
+        folder.join(NO_GLIBC).exists() && !folder.join(NO_GLIBC_TOLD).exists()
+    }
+
+    /// Remembers, over a restart too, that the pods were told.
+    ///
+    /// # Errors
+    /// The mark cannot be made.
+    pub fn mark_told(&self, uid: &str) -> io::Result<()> {
+        std::fs::write(self.of(uid).join(NO_GLIBC_TOLD), "")
+    }
+}
+
+fn read_limits(path: &Path) -> Option<Limits> {
+    Limits::parse(&files::read_bounded(path, limits::MAX_SIZE).ok()?).ok()
+}
+
+fn create(folder: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(failed("create", folder))
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Io { action, path, source }
+}
+
+/// Names of the folders in `path`; a missing one has none.
+fn folders(path: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            names.extend(entry.file_name().into_string());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Held;
+    use crate::share::tests::share;
+    use crate::steps::Always;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn entry() -> Entry {
+        let held = |name| Held {
+            share: share(name),
+            slot: Some(0),
+        };
+        Entry {
+            namespace: "d".into(),
+            name: "c".into(),
+            library: "f".repeat(64),
+            shares: vec![held("s1"), held("s2")],
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).expect("there").permissions().mode() & 0o7777
+    }
+
+    fn make_use_and_remove(dirs: &ClaimDirs) {
+        dirs.ensure("u", &entry(), 7, &mut Always).expect("made");
+        let folder = dirs.share("u", "s2");
+        let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
+        assert_eq!((limits.order, limits.context_reserve), (1, 7));
+        assert_eq!(mode(&folder.join(LIMITS)), 0o444);
+        assert_eq!(mode(&folder.join(LEDGER)), 0o666);
+        assert_eq!(mode(&dirs.of("u").join(ENTRY)), 0o600);
+        assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
+        assert_eq!(dirs.read_entry("u"), Ok(entry()));
+        assert_eq!(dirs.uids().expect("listed"), ["u"]);
+
+        std::fs::write(folder.join(LEDGER), "in use").expect("written");
+        dirs.ensure("u", &entry(), 9, &mut Always).expect("made");
+        assert_eq!(
+            std::fs::read(folder.join(LEDGER)).expect("read"),
+            b"in use",
+            "a ledger is never made anew"
+        );
+        assert_eq!(dirs.read_shares("u").len(), 2);
+        dirs.remove("u", &mut Always).expect("removed");
+        dirs.remove("u", &mut Always).expect("removed again");
+        assert!(dirs.uids().expect("listed").is_empty());
+    }
+
+    #[test]
+    fn on_plain_folders() {
+        let dir = tempfile::tempdir().expect("a folder");
+        make_use_and_remove(&ClaimDirs::new(dir.path().join("claims"), false));
+    }
+
+    #[test]
+    fn on_tmpfs_a_tenant_cannot_fill_the_node() {
+        if !tmpfs::tests::can_mount("on_tmpfs_a_tenant_cannot_fill_the_node") {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), true);
+        make_use_and_remove(&dirs);
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        assert!(tmpfs::is_mounted(&dirs.share("u", "s1")).expect("looked at"));
+        let grown = std::fs::write(dirs.share("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
+        assert!(grown.is_err(), "a ledger outgrew its tmpfs");
+        dirs.remove("u", &mut Always).expect("removed");
+    }
+
+    #[test]
+    fn hostile_ledgers_say_nothing_and_take_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        let path = dirs.share("u", "s1").join(LEDGER);
+        for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
+            std::fs::write(&path, &bytes).expect("written");
+            let error = dirs.usage("u", &share("s1")).expect_err("no ledger");
+            assert!(matches!(error, LedgerError::Damage(_)), "{error}");
+        }
+        std::fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink("/etc/passwd", &path).expect("a link");
+        assert!(matches!(dirs.usage("u", &share("s1")), Err(LedgerError::Io(_))));
+    }
+
+    #[test]
+    fn a_damaged_limits_file_is_written_again() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        let path = dirs.share("u", "s1").join(LIMITS);
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::write(&path, "vgpu-limits 1\n").expect("written");
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        assert!(read_limits(&path).is_some());
+    }
+
+    #[test]
+    fn the_report_of_an_image_without_glibc_is_told_once() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        assert!(!dirs.lacks_glibc("u"));
+        std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
+        assert!(dirs.lacks_glibc("u"));
+        dirs.mark_told("u").expect("marked");
+        assert!(!dirs.lacks_glibc("u"));
+        dirs.remove("u", &mut Always).expect("removed");
+    }
+}

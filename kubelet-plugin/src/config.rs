@@ -1,0 +1,271 @@
+//! Raw flags, then a validated configuration. The only file that reads the environment.
+//!
+//! Every path of docs/architecture.md hangs off a flag whose default is that path, so that a test
+//! runs the whole plugin in a folder of its own.
+
+use clap::Parser;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use vgpu_api::DRIVER_NAME;
+
+/// Publishes this node's GPUs as ResourceSlices and prepares fractions of them for containers.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "vgpu-kubelet-plugin", version)]
+pub struct Flags {
+    /// Name of the Node object of this machine.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// Folder in which NVIDIA's driver lies, as this process sees it.
+    #[arg(long, default_value = "/")]
+    pub driver_root: PathBuf,
+    /// The same folder as the node's container runtime sees it [default: that of --driver-root].
+    #[arg(long)]
+    pub driver_root_host: Option<PathBuf>,
+    /// State folder of a software GPU on the node; given, the driver root holds a software GPU.
+    #[arg(long)]
+    pub soft_gpu_state: Option<PathBuf>,
+    /// Folder with this release's libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook.
+    #[arg(long, default_value = "/opt/vgpu")]
+    pub library_dir: PathBuf,
+    /// How many claims can share one GPU.
+    #[arg(long, default_value_t = 64)]
+    pub shares: u32,
+    /// The kubelet's folder.
+    #[arg(long, default_value = "/var/lib/kubelet")]
+    pub kubelet_root: PathBuf,
+    /// Folder of dynamic CDI files.
+    #[arg(long, default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+    /// Folder of claim and arbitration directories.
+    #[arg(long, default_value = "/run/vgpu")]
+    pub run_dir: PathBuf,
+    /// Folder in which releases of the library are installed.
+    #[arg(long, default_value = vgpu_abi::paths::NODE_LIBRARY_DIR)]
+    pub library_store: PathBuf,
+    /// Where /healthz, /readyz and /metrics are served.
+    #[arg(long, default_value = "0.0.0.0:9440")]
+    pub http_address: String,
+    /// Memory charged for a CUDA context before its real cost is known, as a quantity.
+    #[arg(long, default_value = "0")]
+    pub context_reserve: String,
+    /// Give each share a tmpfs of its own; only tests without root switch it off.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub ledger_tmpfs: bool,
+}
+
+/// Flags that were found to make sense together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub node_name: String,
+    pub driver_root: PathBuf,
+    pub driver_root_host: PathBuf,
+    pub soft_gpu_state: Option<PathBuf>,
+    pub library_dir: PathBuf,
+    pub library_store: PathBuf,
+    pub shares: u32,
+    pub claims_dir: PathBuf,
+    pub gpus_dir: PathBuf,
+    pub cdi_dir: PathBuf,
+    pub checkpoint: PathBuf,
+    pub dra_socket: PathBuf,
+    pub registration_socket: PathBuf,
+    pub http_address: SocketAddr,
+    pub context_reserve: u64,
+    pub ledger_tmpfs: bool,
+}
+
+/// What is wrong with a flag; one line.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("--node-name {0:?} is not a node's name; pass spec.nodeName of this pod (NODE_NAME)")]
+    NodeName(String),
+    #[error("{flag} {} is not an absolute path; give one that starts with /", path.display())]
+    Relative { flag: &'static str, path: PathBuf },
+    #[error("--shares {0} is not within 1 to 64; a GPU has 64 arbitration slots")]
+    Shares(u32),
+    #[error("--http-address {0:?} is not ADDRESS:PORT, as in 0.0.0.0:9440")]
+    HttpAddress(String),
+    #[error("--context-reserve {0:?} is not an amount of memory; give a quantity such as 300Mi")]
+    ContextReserve(String),
+    #[error("--kubelet-root {} is too long: the socket {} would exceed 107 bytes", root.display(), socket.display())]
+    SocketPath { root: PathBuf, socket: PathBuf },
+    #[error("SOFT_GPU_STATE is not set; set it to where --soft-gpu-state {} is mounted for this process", .0.display())]
+    SoftGpuUnset(PathBuf),
+}
+
+// === impl Flags ===
+
+impl Flags {
+    /// # Errors
+    /// The first flag that makes no sense.
+    pub fn validate(self) -> Result<Config, Error> {
+        let soft_gpu_seen = std::env::var_os("SOFT_GPU_STATE").is_some_and(|value| !value.is_empty());
+        self.validate_with(soft_gpu_seen)
+    }
+
+    fn validate_with(self, soft_gpu_seen: bool) -> Result<Config, Error> {
+        if !is_dns_subdomain(&self.node_name) {
+            return Err(Error::NodeName(self.node_name));
+        }
+        let driver_root_host = self.driver_root_host.unwrap_or_else(|| self.driver_root.clone());
+        for (flag, path) in [
+            ("--driver-root", &self.driver_root),
+            ("--driver-root-host", &driver_root_host),
+            ("--library-dir", &self.library_dir),
+            ("--library-store", &self.library_store),
+            ("--kubelet-root", &self.kubelet_root),
+            ("--cdi-dir", &self.cdi_dir),
+            ("--run-dir", &self.run_dir),
+        ] {
+            absolute(flag, path)?;
+        }
+        if let Some(state) = &self.soft_gpu_state {
+            absolute("--soft-gpu-state", state)?;
+            if !soft_gpu_seen {
+                return Err(Error::SoftGpuUnset(state.clone()));
+            }
+        }
+        if !(1..=64).contains(&self.shares) {
+            return Err(Error::Shares(self.shares));
+        }
+        let http_address = self.http_address.parse();
+        let http_address = http_address.map_err(|_| Error::HttpAddress(self.http_address.clone()))?;
+        let context_reserve = vgpu_api::quantity::parse(&self.context_reserve).ok();
+        let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
+        let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
+        let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
+        let registration_socket = self
+            .kubelet_root
+            .join(format!("plugins_registry/{DRIVER_NAME}-reg.sock"));
+        let dra_socket = plugin_dir.join("dra.sock");
+        for socket in [&dra_socket, &registration_socket] {
+            if socket.as_os_str().len() > 107 {
+                return Err(Error::SocketPath {
+                    root: self.kubelet_root,
+                    socket: socket.clone(),
+                });
+            }
+        }
+        Ok(Config {
+            node_name: self.node_name,
+            driver_root: self.driver_root,
+            driver_root_host,
+            soft_gpu_state: self.soft_gpu_state,
+            library_dir: self.library_dir,
+            library_store: self.library_store,
+            shares: self.shares,
+            claims_dir: self.run_dir.join("claims"),
+            gpus_dir: self.run_dir.join("gpus"),
+            cdi_dir: self.cdi_dir,
+            checkpoint: plugin_dir.join("checkpoint.json"),
+            dra_socket,
+            registration_socket,
+            http_address,
+            context_reserve,
+            ledger_tmpfs: self.ledger_tmpfs,
+        })
+    }
+}
+
+impl Config {
+    /// Name of this node's pool of devices.
+    #[must_use]
+    pub fn pool(&self) -> String {
+        format!("{}/vgpu", self.node_name)
+    }
+}
+
+fn absolute(flag: &'static str, path: &Path) -> Result<(), Error> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    Err(Error::Relative {
+        flag,
+        path: path.to_path_buf(),
+    })
+}
+
+fn is_dns_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(more: &[&str]) -> Result<Config, Error> {
+        let arguments = ["vgpu-kubelet-plugin", "--node-name=n1"].iter().chain(more);
+        Flags::try_parse_from(arguments).expect("parses").validate_with(false)
+    }
+
+    #[test]
+    fn defaults_are_the_paths_of_the_architecture() {
+        let config = parse(&[]).expect("valid");
+        assert_eq!(config.claims_dir, Path::new(vgpu_abi::paths::NODE_CLAIMS_DIR));
+        assert_eq!(config.gpus_dir, Path::new(vgpu_abi::paths::NODE_GPUS_DIR));
+        assert_eq!(
+            config.dra_socket,
+            Path::new("/var/lib/kubelet/plugins/dra.vgpu/dra.sock")
+        );
+        assert_eq!(
+            config.checkpoint,
+            Path::new("/var/lib/kubelet/plugins/dra.vgpu/checkpoint.json")
+        );
+        assert_eq!(
+            config.registration_socket,
+            Path::new("/var/lib/kubelet/plugins_registry/dra.vgpu-reg.sock")
+        );
+        assert_eq!(config.driver_root_host, Path::new("/"));
+        assert_eq!(config.pool(), "n1/vgpu");
+        assert!(config.ledger_tmpfs);
+    }
+
+    #[test]
+    fn nonsense_is_one_line_that_names_flag_and_value() {
+        let long = format!("--kubelet-root=/{}", "k".repeat(90));
+        for (arguments, flag, value) in [
+            (vec!["--node-name=UPPER"], "--node-name", "UPPER"),
+            (vec!["--node-name=a..b"], "--node-name", "a..b"),
+            (vec!["--driver-root=here"], "--driver-root", "here"),
+            (vec!["--driver-root-host=here"], "--driver-root-host", "here"),
+            (vec!["--soft-gpu-state=here"], "--soft-gpu-state", "here"),
+            (vec!["--library-dir=here"], "--library-dir", "here"),
+            (vec!["--library-store=here"], "--library-store", "here"),
+            (vec!["--kubelet-root=here"], "--kubelet-root", "here"),
+            (vec!["--cdi-dir=cdi"], "--cdi-dir", "cdi"),
+            (vec!["--run-dir=./x"], "--run-dir", "./x"),
+            (vec!["--shares=0"], "--shares", "0"),
+            (vec!["--shares=65"], "--shares", "65"),
+            (vec!["--http-address=9440"], "--http-address", "9440"),
+            (vec!["--context-reserve=-1Mi"], "--context-reserve", "-1Mi"),
+            (vec![long.as_str()], "--kubelet-root", "kkkk"),
+            (vec!["--soft-gpu-state=/s"], "--soft-gpu-state", "/s"),
+        ] {
+            let arguments = ["vgpu-kubelet-plugin", "--node-name=n1"]
+                .iter()
+                .filter(|a| !(a.starts_with("--node") && arguments[0].starts_with("--node")))
+                .chain(&arguments);
+            let error = Flags::try_parse_from(arguments).expect("parses").validate_with(false);
+            let error = error.expect_err(value).to_string();
+            assert!(
+                error.contains(flag) && error.contains(value) && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn unparsable_values_name_their_flag() {
+        for argument in ["--shares=many", "--ledger-tmpfs=perhaps", "--colour=red"] {
+            let error = Flags::try_parse_from(["p", "--node-name=n", argument])
+                .expect_err(argument)
+                .to_string();
+            let flag = argument.split('=').next().expect("a flag");
+            assert!(error.lines().next().is_some_and(|line| line.contains(flag)), "{error}");
+        }
+    }
+}

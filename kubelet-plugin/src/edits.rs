@@ -1,0 +1,424 @@
+//! A claim's shares into its CDI spec. Pure.
+//!
+//! ```text
+//!  spec level (once a container): environment, library, preload and its hook, driver, common nodes
+//!  device `<uid>-<share>`:        the GPU's node, share directory, ledger, arbitration and its slot
+//! ```
+//!
+//! Runtimes apply the spec level before devices and sort mounts by depth, so that a file lies over
+//! the read-only folder that holds it. Two shares of one GPU name the same arbitration folder: the
+//! runtime keeps one. Hooks may run more than once and must not mind.
+
+use crate::arbitration;
+use crate::claimdir::NO_GLIBC;
+use crate::driver::Driver;
+use crate::share::{Role, Share};
+use std::path::Path;
+use vgpu_abi::paths::{
+    CONTAINER_ARBITRATION_DIR, CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_PRELOAD,
+    HOOK_FILE, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+};
+use vgpu_api::DRIVER_NAME;
+use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
+
+const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
+const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
+/// As NVIDIA's own udev rules and tools make the nodes.
+const NODE_MODE: u32 = 0o666;
+
+/// What edits are made from, besides the claim.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    pub claim_dir: &'a Path,
+    pub gpus_dir: &'a Path,
+    /// Folder of the release to which the claim is bound.
+    pub library: &'a Path,
+    pub driver: &'a Driver,
+}
+
+/// A share and where it lies on the node.
+#[derive(Clone, Debug)]
+pub struct Placed<'a> {
+    pub share: &'a Share,
+    pub slot: Option<u8>,
+    /// `/dev/nvidiaN`; none for a software GPU.
+    pub gpu_node: Option<String>,
+}
+
+/// The kind of all our CDI devices.
+#[must_use]
+pub fn kind() -> Kind {
+    // `dra.vgpu/claim` is well formed, which a test asserts.
+    Kind::parse(&format!("{DRIVER_NAME}/claim")).expect("a CDI kind")
+}
+
+/// Name of a share's CDI device.
+#[must_use]
+pub fn device_name(uid: &str, share: &str) -> String {
+    format!("{uid}-{share}")
+}
+
+/// What kubelet hands to the container runtime for a share.
+#[must_use]
+pub fn qualified_name(uid: &str, share: &str) -> String {
+    format!("{}={}", kind(), device_name(uid, share))
+}
+
+/// The CDI spec of a claim.
+#[must_use]
+pub fn spec(node: &Node<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
+    let mut spec = Spec::new(kind());
+    spec.container_edits = common(node, shares);
+    for placed in shares {
+        let name = device_name(uid, &placed.share.name);
+        // Two requests may both look at one GPU: the same monitor, the same edits.
+        if spec.devices.iter().any(|device| device.name == name) {
+            continue;
+        }
+        spec.devices.push(Device {
+            name,
+            annotations: Default::default(),
+            container_edits: match placed.share.role {
+                Role::Share => share(node, placed),
+                Role::Monitor => monitor(node, placed),
+            },
+        });
+    }
+    spec
+}
+
+fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
+    let driver = node.driver;
+    let mut edits = ContainerEdits {
+        // Stops NVIDIA's own runtime hook from injecting a second driver.
+        env: vec!["NVIDIA_VISIBLE_DEVICES=void".into()],
+        device_nodes: driver.common_nodes.iter().map(|path| device_node(path)).collect(),
+        ..ContainerEdits::default()
+    };
+    if let Some(state) = &driver.soft_gpu_state {
+        edits.env.push(format!("SOFT_GPU_STATE={CONTAINER_SOFT_GPU}"));
+        edits.mounts.push(mount(state, CONTAINER_SOFT_GPU, Access::Write));
+    }
+    // By the claim: it has either shares or monitors.
+    let limited = shares.iter().any(|placed| placed.share.role == Role::Share);
+    let folders: &[&str] = if limited {
+        &[CONTAINER_DRIVER_DIR]
+    } else {
+        &CONTAINER_LIBRARY_DIRS
+    };
+    for folder in folders {
+        for (name, file) in [(LIBCUDA, &driver.libcuda), (LIBNVIDIA_ML, &driver.libnvidia_ml)] {
+            edits
+                .mounts
+                .push(mount(file, &format!("{folder}/{name}"), Access::Execute));
+        }
+    }
+    // libcuda opens these by name alone, so the loader must find them in its default folders too.
+    for (name, file) in &driver.companions {
+        let both = CONTAINER_LIBRARY_DIRS
+            .iter()
+            .chain(limited.then_some(&CONTAINER_DRIVER_DIR));
+        edits
+            .mounts
+            .extend(both.map(|folder| mount(file, &format!("{folder}/{name}"), Access::Execute)));
+    }
+    if let Some(file) = &driver.nvidia_smi {
+        edits.mounts.push(mount(file, CONTAINER_NVIDIA_SMI, Access::Execute));
+    }
+    if limited {
+        let shim = node.library.join(SHIM_FILE);
+        for folder in CONTAINER_LIBRARY_DIRS {
+            let names = SHIM_NAMES.iter().map(|name| format!("{folder}/{name}"));
+            edits
+                .mounts
+                .extend(names.map(|target| mount(&shim, &target, Access::Execute)));
+        }
+        edits.mounts.push(mount(
+            &node.library.join(PRELOAD_FILE),
+            CONTAINER_PRELOAD,
+            Access::Execute,
+        ));
+        edits.hooks.push(preload_hook(node));
+    }
+    edits
+}
+
+fn share(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
+    let folder = node.claim_dir.join(&placed.share.name);
+    let inside = format!("{CONTAINER_DIR}/{}", placed.share.name);
+    let mut mounts = vec![
+        mount(&folder, &inside, Access::Read),
+        mount(&folder.join(LEDGER), &format!("{inside}/{LEDGER}"), Access::Write),
+    ];
+    if let Some(slot) = placed.slot {
+        let folder = node.gpus_dir.join(&placed.share.gpu);
+        let inside = format!("{CONTAINER_ARBITRATION_DIR}/{}", placed.share.gpu);
+        let file = arbitration::file_name(slot);
+        mounts.push(mount(&folder, &inside, Access::Read));
+        mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
+    }
+    ContainerEdits {
+        device_nodes: placed.gpu_node.iter().map(|path| device_node(path)).collect(),
+        mounts,
+        ..ContainerEdits::default()
+    }
+}
+
+/// An administrator's view: the driver as it is. A device must change something, so the device of a
+/// software GPU repeats a mount of the spec level.
+fn monitor(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
+    let library = format!("{}/{LIBNVIDIA_ML}", CONTAINER_LIBRARY_DIRS[0]);
+    ContainerEdits {
+        device_nodes: placed.gpu_node.iter().map(|path| device_node(path)).collect(),
+        mounts: vec![mount(&node.driver.libnvidia_ml, &library, Access::Execute)],
+        ..ContainerEdits::default()
+    }
+}
+
+fn preload_hook(node: &Node<'_>) -> Hook {
+    let report = node.claim_dir.join(NO_GLIBC);
+    let arguments = [HOOK_FILE, "preload", "--library", CONTAINER_PRELOAD, "--report"];
+    Hook {
+        hook_name: HookName::CreateContainer,
+        path: text(&node.library.join(HOOK_FILE)),
+        args: arguments
+            .iter()
+            .map(|one| (*one).to_owned())
+            .chain([text(&report)])
+            .collect(),
+        env: Vec::new(),
+        timeout: None,
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+    Execute,
+}
+
+fn mount(host: &Path, container: &str, access: Access) -> Mount {
+    let own: &[&str] = match access {
+        Access::Read => &["ro", "noexec"],
+        Access::Write => &["rw", "noexec"],
+        Access::Execute => &["ro"],
+    };
+    Mount {
+        host_path: text(host),
+        container_path: container.to_owned(),
+        r#type: None,
+        options: own
+            .iter()
+            .chain(&["nosuid", "nodev", "bind", "rprivate"])
+            .map(|one| (*one).to_owned())
+            .collect(),
+    }
+}
+
+fn device_node(path: &str) -> DeviceNode {
+    DeviceNode {
+        path: path.to_owned(),
+        host_path: None,
+        r#type: None,
+        major: None,
+        minor: None,
+        file_mode: NODE_MODE,
+        permissions: None,
+        uid: None,
+        gid: None,
+    }
+}
+
+/// Paths come from flags, UUIDs and names of ours. One that is not UTF-8 is changed here and then
+/// missed by the runtime, which names it.
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::share::tests::{GPU, share};
+
+    const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
+
+    fn soft() -> Driver {
+        Driver {
+            libcuda: "/opt/soft/libcuda.so.1".into(),
+            libnvidia_ml: "/opt/soft/libnvidia-ml.so.1".into(),
+            soft_gpu_state: Some("/var/lib/soft-gpu".into()),
+            ..Driver::default()
+        }
+    }
+
+    fn real() -> Driver {
+        Driver {
+            libcuda: "/usr/lib/libcuda.so.535".into(),
+            libnvidia_ml: "/usr/lib/libnvidia-ml.so.535".into(),
+            companions: vec![("libnvidia-ptxjitcompiler.so.1".into(), "/usr/lib/jit.so".into())],
+            nvidia_smi: Some("/usr/bin/nvidia-smi".into()),
+            common_nodes: vec!["/dev/nvidiactl".into(), "/dev/nvidia-uvm".into()],
+            soft_gpu_state: None,
+        }
+    }
+
+    fn build(driver: &Driver, shares: &[Placed<'_>]) -> Spec {
+        let claim_dir = Path::new("/run/vgpu/claims").join(UID);
+        let node = Node {
+            claim_dir: &claim_dir,
+            gpus_dir: Path::new("/run/vgpu/gpus"),
+            library: Path::new("/var/lib/vgpu/abc"),
+            driver,
+        };
+        let spec = spec(&node, UID, shares);
+        spec.validate().expect("a valid spec");
+        spec
+    }
+
+    fn targets(edits: &ContainerEdits) -> Vec<(&str, &str)> {
+        edits
+            .mounts
+            .iter()
+            .map(|m| (m.container_path.as_str(), m.host_path.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn a_software_share_has_the_mounts_of_the_architecture() {
+        let share = share("s1");
+        let placed = Placed {
+            share: &share,
+            slot: Some(3),
+            gpu_node: None,
+        };
+        let spec = build(&soft(), &[placed]);
+        let common = &spec.container_edits;
+        assert_eq!(
+            common.env,
+            ["NVIDIA_VISIBLE_DEVICES=void", "SOFT_GPU_STATE=/run/soft-gpu"]
+        );
+        assert!(common.device_nodes.is_empty());
+        let shim = "/var/lib/vgpu/abc/libvgpu.so";
+        assert_eq!(
+            targets(common),
+            [
+                ("/run/soft-gpu", "/var/lib/soft-gpu"),
+                ("/usr/lib/vgpu/driver/libcuda.so.1", "/opt/soft/libcuda.so.1"),
+                ("/usr/lib/vgpu/driver/libnvidia-ml.so.1", "/opt/soft/libnvidia-ml.so.1"),
+                ("/usr/lib/x86_64-linux-gnu/libcuda.so", shim),
+                ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", shim),
+                ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", shim),
+                ("/usr/lib64/libcuda.so", shim),
+                ("/usr/lib64/libcuda.so.1", shim),
+                ("/usr/lib64/libnvidia-ml.so.1", shim),
+                (
+                    "/usr/lib/vgpu/libvgpu-preload.so",
+                    "/var/lib/vgpu/abc/libvgpu-preload.so"
+                ),
+            ]
+        );
+        let device = &spec.devices[0];
+        assert_eq!(device.name, format!("{UID}-s1"));
+        let claim = format!("/run/vgpu/claims/{UID}/s1");
+        assert_eq!(
+            targets(&device.container_edits),
+            [
+                ("/run/vgpu/s1", claim.as_str()),
+                ("/run/vgpu/s1/ledger", &format!("{claim}/ledger")),
+                (
+                    &format!("/run/vgpu/.arbitration/{GPU}"),
+                    &format!("/run/vgpu/gpus/{GPU}")
+                ),
+                (
+                    &format!("/run/vgpu/.arbitration/{GPU}/03"),
+                    &format!("/run/vgpu/gpus/{GPU}/03")
+                ),
+            ]
+        );
+        let writable = |m: &&Mount| m.options.contains(&"rw".to_owned());
+        assert_eq!(
+            device.container_edits.mounts.iter().filter(writable).count(),
+            2,
+            "ledger and own slot alone"
+        );
+        let hook = &common.hooks[0];
+        assert_eq!(hook.path, "/var/lib/vgpu/abc/vgpu-cdi-hook");
+        assert_eq!(hook.args[0..3], ["vgpu-cdi-hook", "preload", "--library"]);
+        assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}/no-glibc"));
+    }
+
+    #[test]
+    fn a_real_gpu_brings_its_nodes_with_their_mode() {
+        let share = share("s1");
+        let placed = Placed {
+            share: &share,
+            slot: Some(0),
+            gpu_node: Some("/dev/nvidia3".into()),
+        };
+        let spec = build(&real(), &[placed]);
+        let nodes = |edits: &ContainerEdits| {
+            let all = edits
+                .device_nodes
+                .iter()
+                .map(|node| (node.path.clone(), node.file_mode));
+            all.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            nodes(&spec.container_edits),
+            [("/dev/nvidiactl".into(), 0o666), ("/dev/nvidia-uvm".into(), 0o666)]
+        );
+        assert_eq!(
+            nodes(&spec.devices[0].container_edits),
+            [("/dev/nvidia3".into(), 0o666)]
+        );
+        let common = targets(&spec.container_edits);
+        for folder in ["/usr/lib/vgpu/driver", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"] {
+            let jit = format!("{folder}/libnvidia-ptxjitcompiler.so.1");
+            assert!(common.contains(&(&jit, "/usr/lib/jit.so")), "{jit}");
+        }
+        assert!(common.contains(&("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi")));
+    }
+
+    #[test]
+    fn a_monitor_sees_the_driver_itself_and_two_requests_share_it() {
+        let monitor = Share {
+            role: Role::Monitor,
+            name: "gpu-3f8a1c20-monitor".into(),
+            ..share("m")
+        };
+        let other = Share {
+            request: "second".into(),
+            ..monitor.clone()
+        };
+        let placed = |share| Placed {
+            share,
+            slot: None,
+            gpu_node: None,
+        };
+        let spec = build(&soft(), &[placed(&monitor), placed(&other)]);
+        assert_eq!(spec.devices.len(), 1);
+        assert!(spec.container_edits.hooks.is_empty());
+        let common = targets(&spec.container_edits);
+        assert!(common.contains(&("/usr/lib64/libnvidia-ml.so.1", "/opt/soft/libnvidia-ml.so.1")));
+        assert!(common.iter().all(|(target, _)| !target.contains("vgpu")), "{common:?}");
+    }
+
+    #[test]
+    fn names_differ_by_share_and_the_version_is_low() {
+        let (first, second) = (share("s1"), share("s2"));
+        let placed = |share, slot| Placed {
+            share,
+            slot: Some(slot),
+            gpu_node: None,
+        };
+        let spec = build(&soft(), &[placed(&first, 0), placed(&second, 1)]);
+        assert_ne!(spec.devices[0].name, spec.devices[1].name);
+        let text = String::from_utf8(spec.render().expect("rendered")).expect("text");
+        assert!(
+            text.contains("\"0.5.0\""),
+            "a UID starts with a digit, which needs 0.5.0: {text}"
+        );
+        assert_eq!(qualified_name("u", "s1"), "dra.vgpu/claim=u-s1");
+    }
+}

@@ -1,0 +1,85 @@
+//! Files on the node: replaced in one step, read in bounds.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::{File, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// Replaces `path` by `bytes` in one step that survives a crash of the machine. `.new` is appended
+/// to the temporary file's name, so that a later call replaces what a crash left.
+///
+/// # Errors
+/// The first step that fails.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let temporary = Path::new(&name);
+    match std::fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options().write(true).create_new(true).open(temporary)?;
+    file.write_all(bytes)?;
+    // Not by the open: the umask would have its say.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()?;
+    std::fs::rename(temporary, path)?;
+    sync_folder_of(path)
+}
+
+/// Makes the entry of `path` in its folder durable.
+///
+/// # Errors
+/// The folder cannot be opened or synced.
+pub fn sync_folder_of(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+/// At most `limit + 1` bytes of a file that a tenant may have had its hands on: no link is
+/// followed, nothing is waited for, and one byte too many shows that there are more.
+///
+/// # Errors
+/// It cannot be opened or read, or is no regular file.
+pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replacement_has_its_mode_and_leaves_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("f");
+        std::fs::write(dir.path().join("f.new"), "left by a crash").expect("written");
+        for text in ["one", "two"] {
+            replace(&path, text.as_bytes(), 0o444).expect("replaced");
+            assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
+        }
+        let mode = std::fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o444);
+        assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn reads_are_bounded_and_follow_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("f");
+        std::fs::write(&path, [0; 100]).expect("written");
+        assert_eq!(read_bounded(&path, 10).expect("read").len(), 11);
+        assert_eq!(read_bounded(&path, 100).expect("read").len(), 100);
+        let link = dir.path().join("l");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        assert!(read_bounded(&link, 10).is_err());
+        assert!(read_bounded(dir.path(), 10).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! Health of devices as a stream to kubelet, v1 and v1alpha1.
+//!
+//! A report goes out at once when something changes, and again before the last one goes stale:
+//! kubelet takes a device whose report is older than 30 s for unknown. A stream that kubelet drops
+//! ends with the next report; it asks anew.
+
+use crate::inventory::{Inventory, MONITOR_SUFFIX};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use vgpu_proto::health::{v1, v1alpha1};
+
+const RESEND: Duration = Duration::from_secs(10);
+const STALE_SECONDS: i64 = 30;
+/// Of a message, by kubelet.
+const MAX_MESSAGE: usize = 1024;
+
+/// Devices and what ails them; an empty text is health.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub pool: String,
+    pub devices: BTreeMap<String, String>,
+}
+
+/// Streams reports.
+#[derive(Clone)]
+pub struct Health {
+    reports: watch::Receiver<Report>,
+}
+
+// === impl Report ===
+
+impl Report {
+    /// What a look at the driver says of the devices that are published.
+    #[must_use]
+    pub fn new(pool: String, published: &Inventory, seen: Result<&[String], String>) -> Self {
+        let mut devices = BTreeMap::new();
+        for (name, gpu) in published.by_index() {
+            let mut ailment = match &seen {
+                Ok(uuids) if uuids.contains(&gpu.uuid) => String::new(),
+                Ok(_) => format!("GPU {} is not in the driver's list any more", gpu.uuid),
+                Err(reason) => format!("the NVIDIA driver does not answer: {reason}"),
+            };
+            let mut end = ailment.len().min(MAX_MESSAGE);
+            while !ailment.is_char_boundary(end) {
+                end -= 1;
+            }
+            ailment.truncate(end);
+            devices.insert(format!("{name}{MONITOR_SUFFIX}"), ailment.clone());
+            devices.insert(name.to_owned(), ailment);
+        }
+        Self { pool, devices }
+    }
+}
+
+// === impl Health ===
+
+impl Health {
+    #[must_use]
+    pub fn new(reports: watch::Receiver<Report>) -> Self {
+        Self { reports }
+    }
+
+    /// A stream of reports in the wording of one version.
+    fn stream<M: Send + 'static>(&self, word: fn(&Report, i64) -> M) -> ReceiverStream<Result<M, Status>> {
+        let (sender, receiver) = mpsc::channel(1);
+        let mut reports = self.reports.clone();
+        tokio::spawn(async move {
+            loop {
+                let report = reports.borrow_and_update().clone();
+                // Before the first inventory there is nothing to say.
+                if !report.devices.is_empty() {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+                    if sender.send(Ok(word(&report, now))).await.is_err() {
+                        return;
+                    }
+                }
+                tokio::select! {
+                    () = sender.closed() => return,
+                    changed = reports.changed() => if changed.is_err() { return },
+                    () = tokio::time::sleep(RESEND) => {}
+                }
+            }
+        });
+        ReceiverStream::new(receiver)
+    }
+}
+
+macro_rules! serve {
+    ($version:ident) => {
+        #[tonic::async_trait]
+        impl $version::dra_resource_health_server::DraResourceHealth for Health {
+            type NodeWatchResourcesStream = ReceiverStream<Result<$version::NodeWatchResourcesResponse, Status>>;
+
+            async fn node_watch_resources(
+                &self,
+                _: Request<$version::NodeWatchResourcesRequest>,
+            ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                Ok(Response::new(self.stream(|report, now| {
+                    let devices = report
+                        .devices
+                        .iter()
+                        .map(|(name, ailment)| $version::DeviceHealth {
+                            device: Some($version::DeviceIdentifier {
+                                pool_name: report.pool.clone(),
+                                device_name: name.clone(),
+                            }),
+                            health: match ailment.is_empty() {
+                                true => $version::HealthStatus::Healthy.into(),
+                                false => $version::HealthStatus::Unhealthy.into(),
+                            },
+                            last_updated_time: now,
+                            health_check_timeout_seconds: STALE_SECONDS,
+                            message: ailment.clone(),
+                        });
+                    $version::NodeWatchResourcesResponse {
+                        devices: devices.collect(),
+                    }
+                })))
+            }
+        }
+    };
+}
+serve!(v1);
+serve!(v1alpha1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::tests::gpu;
+
+    #[test]
+    fn a_gpu_that_fell_off_is_unhealthy_with_its_monitor() {
+        let published = Inventory::new(vec![gpu(0), gpu(1)]);
+        let report = Report::new("p".into(), &published, Ok(&[gpu(1).uuid]));
+        assert_eq!(report.devices.len(), 4);
+        for name in ["gpu-3f8a1c20", "gpu-3f8a1c20-monitor"] {
+            assert!(report.devices[name].contains("not in the driver's list"), "{name}");
+        }
+        assert_eq!(report.devices["gpu-3f8a1c21"], "");
+        let report = Report::new("p".into(), &published, Err("x".repeat(2000)));
+        assert!(report.devices.values().all(|ailment| ailment.len() == MAX_MESSAGE));
+    }
+}

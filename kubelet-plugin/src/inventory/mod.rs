@@ -1,0 +1,213 @@
+//! The node's GPUs, behind a trait: NVML in production ([`nvml`]), a list in tests.
+//!
+//! The software GPU has no path of its own: it is a driver root whose libnvidia-ml.so.1 answers.
+//!
+//! Fails by having no driver (yet): the caller keeps running, says why, and asks again. A GPU that
+//! falls off the bus later is missing from the next list; the caller reports it as unhealthy and
+//! keeps its device published, for a running pod may hold it.
+
+pub mod nvml;
+pub mod sysfs;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// One physical GPU, as its driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`.
+    pub uuid: String,
+    pub index: u32,
+    /// The N of /dev/nvidiaN.
+    pub minor: Option<u32>,
+    pub name: String,
+    pub brand: String,
+    pub architecture: String,
+    /// Major and minor.
+    pub compute_capability: (i32, i32),
+    /// As the driver prints it: `535.161.08`, which is no semantic version.
+    pub driver_version: String,
+    /// Major and minor.
+    pub cuda_version: (i32, i32),
+    /// What can be shared out: total less reserved, in whole MiB.
+    pub memory: u64,
+    /// Domain, bus, device, function in the kernel's spelling: `0000:3b:00.0`.
+    pub pci_bus_id: Option<String>,
+    pub pcie_root: Option<String>,
+    pub numa_node: Option<u32>,
+}
+
+/// Where GPUs come from.
+pub trait Gpus: Send + Sync + 'static {
+    /// The node's GPUs, ordered by index. May block for seconds.
+    ///
+    /// # Errors
+    /// Why they cannot be listed.
+    fn list(&self) -> Result<Vec<Gpu>, Error>;
+}
+
+/// Why GPUs cannot be listed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "no libnvidia-ml.so.1 under --driver-root {}: install NVIDIA's driver, or point --driver-root at it",
+        .0.display()
+    )]
+    NoLibrary(PathBuf),
+    #[error("{} cannot be loaded or started: {reason}; check the node's NVIDIA driver", library.display())]
+    Init { library: PathBuf, reason: String },
+    #[error("GPU {index}: {field} cannot be read: {reason}; check the node's NVIDIA driver")]
+    Field {
+        index: u32,
+        field: &'static str,
+        reason: String,
+    },
+    #[error("the NVIDIA driver lists no GPU; check nvidia-smi on the node")]
+    NoGpu,
+}
+
+/// GPUs by the names of their devices, and the reverse.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    gpus: BTreeMap<String, Gpu>,
+}
+
+/// What a device of ours is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device<'a> {
+    /// A GPU to share.
+    Gpu(&'a Gpu),
+    /// A GPU to look at, for admin access.
+    Monitor(&'a Gpu),
+}
+
+/// What is appended to a GPU's device name for its monitor device.
+pub const MONITOR_SUFFIX: &str = "-monitor";
+
+// === impl Inventory ===
+
+impl Inventory {
+    /// Names each GPU `gpu-` and the first eight hex digits of its UUID: an index would change with
+    /// the next reboot. Names that collide take the whole UUID.
+    #[must_use]
+    pub fn new(gpus: Vec<Gpu>) -> Self {
+        let short: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
+        let name = |at: usize| {
+            let unique = short.iter().filter(|other| **other == short[at]).count() == 1;
+            if unique {
+                short[at].clone()
+            } else {
+                long_name(&gpus[at].uuid)
+            }
+        };
+        let names: Vec<String> = (0..gpus.len()).map(name).collect();
+        Self {
+            gpus: names.into_iter().zip(gpus).collect(),
+        }
+    }
+
+    /// Device names and GPUs, in the order in which the scheduler shall fill them.
+    #[must_use]
+    pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
+        let mut all: Vec<_> = self.gpus.iter().map(|(name, gpu)| (name.as_str(), gpu)).collect();
+        all.sort_by_key(|(_, gpu)| gpu.index);
+        all
+    }
+
+    #[must_use]
+    pub fn device(&self, name: &str) -> Option<Device<'_>> {
+        if let Some(gpu) = self.gpus.get(name) {
+            return Some(Device::Gpu(gpu));
+        }
+        let gpu = self.gpus.get(name.strip_suffix(MONITOR_SUFFIX)?)?;
+        Some(Device::Monitor(gpu))
+    }
+
+    #[must_use]
+    pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus.values().find(|gpu| gpu.uuid == uuid)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.gpus.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.gpus.is_empty()
+    }
+}
+
+fn short_name(uuid: &str) -> String {
+    let digits = uuid_digits(uuid);
+    format!("gpu-{}", digits.get(..8).unwrap_or(&digits))
+}
+
+/// At most 40 bytes, which leaves room for the suffix in a DNS label.
+fn long_name(uuid: &str) -> String {
+    let digits = uuid_digits(uuid);
+    format!("gpu-{}", digits.get(..48).unwrap_or(&digits).trim_end_matches('-'))
+}
+
+/// A UUID without its prefix and without what no device name may hold.
+fn uuid_digits(uuid: &str) -> String {
+    let bare = uuid.strip_prefix("GPU-").unwrap_or(uuid).to_ascii_lowercase();
+    bare.chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// GPU `index` of a made-up node.
+    pub(crate) fn gpu(index: u32) -> Gpu {
+        Gpu {
+            uuid: format!("GPU-3f8a1c2{index}-1111-2222-3333-444455556666"),
+            index,
+            minor: Some(index),
+            name: "NVIDIA H100 80GB HBM3".into(),
+            brand: "Nvidia".into(),
+            architecture: "Hopper".into(),
+            compute_capability: (9, 0),
+            driver_version: "535.161.08".into(),
+            cuda_version: (12, 2),
+            memory: 80 << 30,
+            pci_bus_id: Some("0000:3b:00.0".into()),
+            pcie_root: Some("pci0000:3a".into()),
+            numa_node: Some(0),
+        }
+    }
+
+    #[test]
+    fn names_come_from_uuids_and_survive_a_reordering() {
+        let inventory = Inventory::new(vec![gpu(0), gpu(1)]);
+        assert!(matches!(inventory.device("gpu-3f8a1c20"), Some(Device::Gpu(found)) if found.index == 0));
+        assert!(matches!(inventory.device("gpu-3f8a1c21-monitor"), Some(Device::Monitor(found)) if found.index == 1));
+        assert_eq!(inventory.device("gpu-0"), None);
+        assert_eq!(inventory.device("-monitor"), None);
+        assert_eq!(Inventory::new(vec![gpu(1), gpu(0)]), inventory);
+    }
+
+    #[test]
+    fn colliding_names_take_the_whole_uuid() {
+        let twin = Gpu {
+            uuid: "GPU-3f8a1c20-1111-2222-3333-444455556667".into(),
+            index: 1,
+            ..gpu(0)
+        };
+        let inventory = Inventory::new(vec![gpu(0), twin, gpu(2)]);
+        let names: Vec<_> = inventory.by_index().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "gpu-3f8a1c20-1111-2222-3333-444455556666",
+                "gpu-3f8a1c20-1111-2222-3333-444455556667",
+                "gpu-3f8a1c22"
+            ]
+        );
+        assert!(names.iter().all(|name| name.len() + MONITOR_SUFFIX.len() <= 63));
+    }
+}

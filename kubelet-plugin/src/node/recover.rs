@@ -1,0 +1,188 @@
+//! Starting on a machine that a former instance left in any state.
+//!
+//! A checkpoint that is damaged, or gone while claims lie on the node, is moved aside and rebuilt
+//! from the claim directories: from each one's own copy of its entry, else from its limits files,
+//! which tell amounts and GPUs, so that no prepared share is forgotten and none is given twice.
+//! What lies around without an entry was never answered and is removed, but only if the
+//! checkpoint could be read.
+
+use super::{Error, Locked, Node};
+use crate::arbitration::{Arbitration, SLOTS};
+use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
+use crate::claimdir::ClaimDirs;
+use crate::config::Config;
+use crate::driver::Root;
+use crate::edits;
+use crate::library::Library;
+use crate::share::Share;
+use crate::steps::Steps;
+use std::collections::BTreeMap;
+use std::fs::File;
+
+// === impl Node ===
+
+impl Node {
+    /// Takes over what a former instance left.
+    ///
+    /// # Errors
+    /// A folder that cannot be made, listed or cleaned.
+    pub fn open(config: Config, library: Library, steps: Box<dyn Steps>) -> Result<Self, Error> {
+        let store = Store::new(config.checkpoint.clone());
+        let folder = config.checkpoint.parent().unwrap_or(&config.checkpoint);
+        let checkpoint_error = |source| Error::Checkpoint {
+            path: config.checkpoint.clone(),
+            source,
+        };
+        std::fs::create_dir_all(folder).map_err(checkpoint_error)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join("lock"))
+            .map_err(checkpoint_error)?;
+        let mut node = Self {
+            root: Root {
+                here: config.driver_root.clone(),
+                host: config.driver_root_host.clone(),
+                soft_gpu_state: config.soft_gpu_state.clone(),
+            },
+            dirs: ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs),
+            arbitration: Arbitration::new(config.gpus_dir.clone(), config.ledger_tmpfs),
+            cdi: vgpu_cdi::store::Dir::new(&config.cdi_dir, edits::kind()),
+            library,
+            store,
+            lock,
+            checkpoint: Checkpoint::default(),
+            stamp: None,
+            inventory: Err("the plugin has just started".into()),
+            damages: Vec::new(),
+            steps,
+            config,
+        };
+        node.take_over()?;
+        Ok(node)
+    }
+
+    /// Checkpoints that were found damaged since the last call, in words.
+    pub fn take_damages(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.damages)
+    }
+
+    fn take_over(&mut self) -> Result<(), Error> {
+        let lock = self.lock.try_clone().and_then(Locked::take);
+        let _locked = lock.map_err(|source| self.checkpoint_error(source))?;
+        match self.store.load() {
+            Ok(Some(checkpoint)) => {
+                self.checkpoint = checkpoint;
+                self.remove_orphans()?;
+            }
+            Ok(None) if self.dirs.uids()?.is_empty() => {}
+            Ok(None) => self.rebuild(&Damage::Format("is gone, and claims lie on this node".into()))?,
+            Err(damage) => self.rebuild(&damage)?,
+        }
+        let swept = self.cdi.sweep()?;
+        if swept > 0 {
+            tracing::info!(swept, "removed temporary CDI files of a former instance");
+        }
+        self.stamp = self.store.stamp();
+        let used: Vec<&str> = self
+            .checkpoint
+            .claims
+            .values()
+            .map(|entry| entry.library.as_str())
+            .collect();
+        match self.library.keep(&used) {
+            Ok(removed) if removed.is_empty() => {}
+            Ok(removed) => tracing::info!(?removed, "removed releases of the library that no claim uses"),
+            // A release that stays takes disk space, no more.
+            Err(error) => tracing::warn!(%error, "a release of the library that no claim uses stays"),
+        }
+        Ok(())
+    }
+
+    fn remove_orphans(&mut self) -> Result<(), Error> {
+        let mut found = self.dirs.uids()?;
+        found.extend(self.cdi.ids()?);
+        found.sort();
+        found.dedup();
+        found.retain(|uid| !self.checkpoint.claims.contains_key(uid));
+        for uid in &found {
+            tracing::info!(uid, "removing what a crash left of a claim that was not prepared");
+            self.remove_files(uid)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the file aside and writes one from memory and claim directories.
+    pub(super) fn rebuild(&mut self, damage: &Damage) -> Result<(), Error> {
+        let path = self.store.path().display().to_string();
+        let aside = match self.store.stamp() {
+            None => String::new(),
+            Some(_) => {
+                let aside = self.store.set_aside();
+                let aside = aside.map_err(|source| self.checkpoint_error(source))?;
+                format!(", kept as {}", aside.display())
+            }
+        };
+        let known = std::mem::take(&mut self.checkpoint.claims);
+        let (claims, lost) = rebuilt(&self.dirs, known, self.library.digest())?;
+        self.checkpoint = Checkpoint { claims };
+        self.save()?;
+        let count = self.checkpoint.claims.len();
+        let lost = match lost.len() {
+            0 => String::new(),
+            _ => format!("; nothing can be told of {}, remove their pods", lost.join(", ")),
+        };
+        let told = format!(
+            "checkpoint {path} {damage}{aside}; rebuilt with {count} claims from {}{lost}",
+            self.config.claims_dir.display()
+        );
+        tracing::error!("{told}");
+        self.damages.push(told);
+        Ok(())
+    }
+}
+
+type Claims = BTreeMap<String, Entry>;
+
+/// The entries of all claim directories beside those known, and the UIDs that tell nothing.
+fn rebuilt(dirs: &ClaimDirs, known: Claims, digest: &str) -> Result<(Claims, Vec<String>), Error> {
+    let mut claims = known;
+    let mut lost = Vec::new();
+    let mut unslotted: Vec<(String, Vec<Share>)> = Vec::new();
+    for uid in dirs.uids()? {
+        if claims.contains_key(&uid) {
+            continue;
+        }
+        match dirs.read_entry(&uid) {
+            Ok(entry) => drop(claims.insert(uid, entry)),
+            Err(_) => match dirs.read_shares(&uid) {
+                shares if shares.is_empty() => lost.push(uid),
+                shares => unslotted.push((uid, shares)),
+            },
+        }
+    }
+    // After the others, so that no slot is given twice among those that are known. Which slot these
+    // shares had is lost; their containers keep it mounted, and share it at worst.
+    for (uid, shares) in unslotted {
+        let mut entry = Entry {
+            namespace: String::new(),
+            name: String::new(),
+            library: digest.to_owned(),
+            shares: Vec::new(),
+        };
+        for share in shares {
+            let taken: Vec<u8> = claims
+                .values()
+                .chain([&entry])
+                .flat_map(|entry| &entry.shares)
+                .filter(|held| held.share.gpu == share.gpu)
+                .filter_map(|held| held.slot)
+                .collect();
+            let slot = (0..SLOTS).rev().find(|slot| !taken.contains(slot));
+            entry.shares.push(Held { share, slot });
+        }
+        claims.insert(uid, entry);
+    }
+    Ok((claims, lost))
+}

@@ -1,0 +1,162 @@
+//! From the slices that are wanted and those that exist to the writes between them. Pure.
+//!
+//! Only the highest generation of a pool counts, and only if all its slices are there. So: one
+//! changed slice is written in place; anything more (a slice created, deleted, or two changed)
+//! takes a new generation on all, and until the last is written the scheduler leaves the pool alone.
+
+use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use std::collections::BTreeMap;
+use vgpu_api::DRIVER_NAME;
+
+/// Whose slices these are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub node: String,
+    pub node_uid: String,
+    pub pool: String,
+}
+
+/// Writes, in the order in which they are to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub delete: Vec<ResourceSlice>,
+    pub update: Vec<ResourceSlice>,
+    pub create: Vec<ResourceSlice>,
+}
+
+/// What the API server made of the devices that were sent to it: by their JSON, the stored JSON.
+/// Fields that it drops or writes differently must not be sent again and again.
+pub type Stored = BTreeMap<String, String>;
+
+// === impl Plan ===
+
+impl Plan {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.delete.is_empty() && self.update.is_empty() && self.create.is_empty()
+    }
+}
+
+/// The writes that make `wanted` of `existing`, all of this driver and node.
+#[must_use]
+pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], stored: &Stored) -> Plan {
+    let generation = |slice: &ResourceSlice| slice.spec.pool.generation;
+    let ours = |slice: &&ResourceSlice| slice.spec.pool.name == owner.pool;
+    let newest = existing.iter().filter(ours).map(generation).max().unwrap_or(0);
+    let current = |slice: &&ResourceSlice| ours(slice) && generation(slice) == newest;
+    let mut left: Vec<&ResourceSlice> = existing.iter().filter(current).collect();
+
+    // Each wanted slice takes the existing one that is equal, else the one with most devices in common.
+    let mut matched: Vec<Option<&ResourceSlice>> = vec![None; wanted.len()];
+    for (place, devices) in matched.iter_mut().zip(wanted) {
+        let equal = left.iter().position(|slice| is_stored(devices, slice, stored));
+        *place = equal.map(|at| left.swap_remove(at));
+    }
+    for (place, devices) in matched.iter_mut().zip(wanted).filter(|(place, _)| place.is_none()) {
+        let alike = left
+            .iter()
+            .enumerate()
+            .map(|(at, slice)| (in_common(devices, slice), at))
+            .max();
+        *place = alike
+            .filter(|(common, _)| *common > 0)
+            .map(|(_, at)| left.swap_remove(at));
+    }
+
+    let mut plan = Plan {
+        delete: existing
+            .iter()
+            .filter(|slice| !current(slice))
+            .chain(left)
+            .cloned()
+            .collect(),
+        ..Plan::default()
+    };
+    let count = wanted.len() as i64;
+    let fits = |slice: &ResourceSlice| slice.spec.pool.resource_slice_count == count;
+    let changed = |devices: &[Device], slice: &ResourceSlice| !is_stored(devices, slice, stored) || !fits(slice);
+    let pairs = || matched.iter().zip(wanted);
+    let creates = pairs().filter(|(found, _)| found.is_none()).count();
+    let updates = pairs()
+        .filter(|(found, devices)| found.is_some_and(|slice| changed(devices, slice)))
+        .count();
+    let of_pool = plan.delete.iter().filter(current).count();
+    // A generation without a slice has nothing to be told apart from.
+    let next = if creates + of_pool > 0 || updates > 1 {
+        newest + 1
+    } else {
+        newest
+    };
+    for (found, devices) in pairs() {
+        match found {
+            None => plan.create.push(slice(owner, devices, next, count)),
+            Some(old) if next != newest || changed(devices, old) => {
+                let mut new = slice(owner, devices, next, count);
+                new.metadata = old.metadata.clone();
+                new.metadata.managed_fields = None;
+                plan.update.push(new);
+            }
+            Some(_) => {}
+        }
+    }
+    plan
+}
+
+/// What a write that was answered with `answer` teaches.
+pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
+    stored.insert(json(sent), json(devices(answer)));
+}
+
+fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
+    ResourceSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-{DRIVER_NAME}-", owner.node)),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".into(),
+                kind: "Node".into(),
+                name: owner.node.clone(),
+                uid: owner.node_uid.clone(),
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER_NAME.into(),
+            node_name: Some(owner.node.clone()),
+            pool: ResourcePool {
+                generation,
+                name: owner.pool.clone(),
+                resource_slice_count: count,
+            },
+            devices: Some(devices.to_vec()),
+            ..ResourceSliceSpec::default()
+        },
+    }
+}
+
+/// Whether `slice` holds what the server makes of `devices`.
+fn is_stored(wanted: &[Device], slice: &ResourceSlice, stored: &Stored) -> bool {
+    let (wanted, found) = (json(wanted), json(devices(slice)));
+    wanted == found || stored.get(&wanted) == Some(&found)
+}
+
+fn in_common(wanted: &[Device], slice: &ResourceSlice) -> usize {
+    let has = |device: &&Device| devices(slice).iter().any(|found| found.name == device.name);
+    wanted.iter().filter(has).count()
+}
+
+pub(super) fn devices(slice: &ResourceSlice) -> &[Device] {
+    slice.spec.devices.as_deref().unwrap_or_default()
+}
+
+/// Maps are sorted, so equal devices have equal text; amounts are written as the server writes them.
+fn json(devices: &[Device]) -> String {
+    // A Device holds nothing that cannot be JSON.
+    serde_json::to_string(devices).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+pub(super) mod tests;

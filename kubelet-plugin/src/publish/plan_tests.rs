@@ -1,0 +1,135 @@
+use super::*;
+use crate::inventory::Inventory;
+use crate::inventory::tests::gpu;
+use crate::slice::slices;
+
+pub(crate) fn owner() -> Owner {
+    Owner {
+        node: "n1".into(),
+        node_uid: "node-uid".into(),
+        pool: "n1/vgpu".into(),
+    }
+}
+
+/// Slices of one GPU each.
+fn wanted(count: u32) -> Vec<Vec<Device>> {
+    (0..count)
+        .flat_map(|index| slices(&Inventory::new(vec![gpu(index)]), 64))
+        .collect()
+}
+
+/// An API server that does all of a plan.
+fn done(plan: &Plan, existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
+    let uid = |slice: &ResourceSlice| slice.metadata.uid.clone();
+    let gone: Vec<_> = plan.delete.iter().chain(&plan.update).map(uid).collect();
+    let kept = existing.iter().filter(|slice| !gone.contains(&uid(slice))).cloned();
+    let created = plan.create.iter().enumerate().map(|(at, slice)| {
+        let mut slice = slice.clone();
+        slice.metadata.uid = Some(format!("{}-{at}", slice.spec.pool.generation));
+        slice
+    });
+    kept.chain(plan.update.iter().cloned()).chain(created).collect()
+}
+
+fn generations(slices: &[ResourceSlice]) -> Vec<i64> {
+    slices.iter().map(|slice| slice.spec.pool.generation).collect()
+}
+
+/// After one plan there is nothing left to do, and the pool is whole.
+fn settles(wanted: &[Vec<Device>], existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
+    let after = done(&plan(&owner(), wanted, existing, &Stored::new()), existing);
+    assert!(plan(&owner(), wanted, &after, &Stored::new()).is_empty());
+    assert_eq!(after.len(), wanted.len());
+    for slice in &after {
+        assert_eq!(slice.spec.pool.resource_slice_count, wanted.len() as i64);
+        assert_eq!(slice.spec.pool.generation, after[0].spec.pool.generation);
+    }
+    after
+}
+
+#[test]
+fn nothing_published_creates_all_with_their_owner() {
+    let first = plan(&owner(), &wanted(2), &[], &Stored::new());
+    assert_eq!((first.create.len(), first.update.len(), first.delete.len()), (2, 0, 0));
+    assert_eq!(generations(&first.create), [1, 1]);
+    let slice = &first.create[0];
+    assert_eq!(
+        slice.metadata.owner_references.as_ref().expect("an owner")[0].uid,
+        "node-uid"
+    );
+    assert_eq!(slice.spec.node_name.as_deref(), Some("n1"));
+    settles(&wanted(2), &[]);
+}
+
+#[test]
+fn one_change_keeps_the_generation_and_more_take_a_new_one() {
+    let existing = settles(&wanted(2), &[]);
+    let mut changed = wanted(2);
+    changed[1].pop();
+    let one = plan(&owner(), &changed, &existing, &Stored::new());
+    assert_eq!((one.update.len(), generations(&one.update)[0]), (1, 1));
+    assert_eq!(one.update[0].metadata.uid, existing[1].metadata.uid);
+    settles(&changed, &existing);
+    changed[0].pop();
+    let two = plan(&owner(), &changed, &existing, &Stored::new());
+    assert_eq!(generations(&two.update), [2, 2]);
+    settles(&changed, &existing);
+    let grown = plan(&owner(), &wanted(3), &existing, &Stored::new());
+    assert_eq!((grown.update.len(), grown.create.len()), (2, 1));
+    settles(&wanted(3), &existing);
+    let shrunk = plan(&owner(), &wanted(1), &existing, &Stored::new());
+    assert_eq!((shrunk.update.len(), shrunk.delete.len()), (1, 1));
+    settles(&wanted(1), &existing);
+    assert_eq!(settles(&[], &existing), []);
+}
+
+#[test]
+fn a_wiped_slice_is_created_again() {
+    let existing = settles(&wanted(2), &[]);
+    settles(&wanted(2), &existing[1..]);
+    settles(&wanted(2), &[]);
+}
+
+#[test]
+fn older_generations_other_pools_and_doubles_go() {
+    let existing = settles(&wanted(1), &[]);
+    let mut old = existing[0].clone();
+    (old.spec.pool.generation, old.metadata.uid) = (0, Some("old".into()));
+    let mut other = existing[0].clone();
+    (other.spec.pool.name, other.metadata.uid) = ("n1".into(), Some("other".into()));
+    let all = [old, existing[0].clone(), other];
+    let cleaned = plan(&owner(), &wanted(1), &all, &Stored::new());
+    assert_eq!(
+        (cleaned.delete.len(), cleaned.update.len(), cleaned.create.len()),
+        (2, 0, 0)
+    );
+    let mut double = existing[0].clone();
+    double.metadata.uid = Some("double".into());
+    settles(&wanted(1), &[existing[0].clone(), double]);
+}
+
+#[test]
+fn what_the_server_writes_differently_is_adopted() {
+    let existing = settles(&wanted(1), &[]);
+    let mut answer = existing[0].clone();
+    answer.spec.devices.as_mut().expect("devices")[0].binds_to_node = Some(false);
+    let again = plan(&owner(), &wanted(1), std::slice::from_ref(&answer), &Stored::new());
+    assert_eq!(again.update.len(), 1, "not known yet");
+    let mut stored = Stored::new();
+    learn(&mut stored, &wanted(1)[0], &answer);
+    assert!(plan(&owner(), &wanted(1), &[answer], &stored).is_empty());
+}
+
+proptest::proptest! {
+    /// From any state, one plan leads to the wanted one.
+    #[test]
+    fn any_state_settles(have in 0u32..6, lost in proptest::collection::vec(0usize..6, 0..4), want in 0u32..6) {
+        let mut existing = settles(&wanted(have), &[]);
+        for at in lost {
+            if at < existing.len() {
+                existing.remove(at);
+            }
+        }
+        settles(&wanted(want), &existing);
+    }
+}

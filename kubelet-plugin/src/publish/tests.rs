@@ -1,0 +1,237 @@
+use super::plan::tests::owner;
+use super::*;
+use crate::inventory::Inventory;
+use crate::inventory::tests::gpu;
+use crate::slice::slices;
+use std::sync::{Arc, Mutex};
+
+/// An API server's slices in memory.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    slices: BTreeMap<String, ResourceSlice>,
+    version: u64,
+    /// Drops what belongs to consumable capacity.
+    gate_off: bool,
+    fail: bool,
+    dry_runs: usize,
+}
+
+impl Memory {
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.0.lock().expect("not poisoned"))
+    }
+
+    fn all(&self) -> Vec<ResourceSlice> {
+        self.with(|state| state.slices.values().cloned().collect())
+    }
+}
+
+impl State {
+    fn store(&mut self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
+        if self.fail {
+            return Err(Error::Other("down".into()));
+        }
+        let mut slice = slice.clone();
+        if self.gate_off {
+            for device in slice.spec.devices.iter_mut().flatten() {
+                device.allow_multiple_allocations = None;
+                for capacity in device.capacity.iter_mut().flat_map(BTreeMap::values_mut) {
+                    capacity.request_policy = None;
+                }
+            }
+        }
+        self.version += 1;
+        let version = self.version.to_string();
+        let uid = slice
+            .metadata
+            .uid
+            .get_or_insert_with(|| format!("uid-{version}"))
+            .clone();
+        slice.metadata.resource_version = Some(version);
+        if dry_run {
+            self.dry_runs += 1;
+        } else {
+            self.slices.insert(uid, slice.clone());
+        }
+        Ok(slice)
+    }
+}
+
+impl Slices for Memory {
+    async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
+        self.with(|state| state.store(slice, dry_run))
+    }
+
+    async fn replace(&self, slice: &ResourceSlice) -> Result<ResourceSlice, Error> {
+        let known = self.with(|state| state.slices.contains_key(uid(slice)));
+        if !known {
+            return Err(Error::NotFound("gone".into()));
+        }
+        self.with(|state| state.store(slice, false))
+    }
+
+    async fn delete(&self, slice: &ResourceSlice) -> Result<(), Error> {
+        self.with(|state| state.slices.remove(uid(slice)))
+            .map(drop)
+            .ok_or(Error::NotFound("gone".into()))
+    }
+}
+
+fn wanted(count: u32) -> Vec<Vec<Device>> {
+    slices(&Inventory::new((0..count).map(gpu).collect()), 64)
+}
+
+fn synced() -> Publisher {
+    let mut publisher = Publisher::default();
+    publisher.apply(watcher::Event::Init);
+    assert!(!publisher.synced());
+    publisher.apply(watcher::Event::InitDone);
+    publisher
+}
+
+#[tokio::test]
+async fn a_wipe_is_answered_and_an_old_event_is_not() {
+    let (api, mut publisher) = (Memory::default(), synced());
+    publisher
+        .reconcile(&api, &owner(), &wanted(1))
+        .await
+        .expect("published");
+    let first = api.all();
+    assert_eq!(first.len(), 1);
+    publisher
+        .reconcile(&api, &owner(), &wanted(1))
+        .await
+        .expect("nothing to do");
+    assert_eq!(publisher.writes, 1);
+    // The watch is late: it brings the state before our update.
+    publisher.reconcile(&api, &owner(), &wanted(2)).await.expect("updated");
+    publisher.apply(watcher::Event::Apply(first[0].clone()));
+    publisher
+        .reconcile(&api, &owner(), &wanted(2))
+        .await
+        .expect("nothing to do");
+    assert_eq!(publisher.writes, 2);
+    // kubelet starts.
+    let wiped = api.all().remove(0);
+    api.with(|state| state.slices.clear());
+    publisher.apply(watcher::Event::Delete(wiped));
+    publisher
+        .reconcile(&api, &owner(), &wanted(2))
+        .await
+        .expect("published again");
+    assert_eq!(api.all()[0].spec.devices.as_ref().expect("devices").len(), 4);
+}
+
+#[tokio::test]
+async fn a_write_during_a_list_is_not_done_twice() {
+    let (api, mut publisher) = (Memory::default(), synced());
+    publisher.apply(watcher::Event::Init);
+    publisher
+        .reconcile(&api, &owner(), &wanted(1))
+        .await
+        .expect("published");
+    publisher.apply(watcher::Event::InitDone);
+    publisher
+        .reconcile(&api, &owner(), &wanted(1))
+        .await
+        .expect("nothing to do");
+    assert_eq!(api.all().len(), 1);
+}
+
+#[tokio::test]
+async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
+    let (api, mut publisher) = (Memory::default(), synced());
+    api.with(|state| state.gate_off = true);
+    publisher
+        .reconcile(&api, &owner(), &wanted(2))
+        .await
+        .expect("published");
+    let devices = |api: &Memory| {
+        let all = api
+            .all()
+            .into_iter()
+            .flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        all.map(|device| device.name).collect::<Vec<_>>()
+    };
+    assert_eq!(devices(&api), ["gpu-3f8a1c20-monitor", "gpu-3f8a1c21-monitor"]);
+    for _ in 0..3 {
+        publisher
+            .reconcile(&api, &owner(), &wanted(2))
+            .await
+            .expect("nothing to do");
+    }
+    assert_eq!(api.with(|state| state.dry_runs), 1, "no loop");
+    assert_eq!(publisher.writes, 1);
+    // The gate is switched on, and the server is asked again.
+    api.with(|state| state.gate_off = false);
+    publisher.consumable = None;
+    publisher
+        .reconcile(&api, &owner(), &wanted(2))
+        .await
+        .expect("published");
+    assert_eq!(devices(&api).len(), 4);
+}
+
+#[tokio::test]
+async fn a_gate_that_goes_off_later_is_seen_in_the_answer() {
+    let (api, mut publisher) = (Memory::default(), synced());
+    publisher
+        .reconcile(&api, &owner(), &wanted(1))
+        .await
+        .expect("published");
+    api.with(|state| state.gate_off = true);
+    publisher
+        .reconcile(&api, &owner(), &wanted(2))
+        .await
+        .expect("published");
+    let shared = |slice: &ResourceSlice| {
+        plan::devices(slice)
+            .iter()
+            .any(|device| !device.name.ends_with("monitor"))
+    };
+    assert!(!api.all().iter().any(shared), "the stripped GPU was taken back at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loop_survives_a_server_that_is_down_and_says_so() {
+    let api = Memory::default();
+    api.with(|state| state.fail = true);
+    let readiness = Readiness::new(&[PART]);
+    let (sender, receiver) = watch::channel(None);
+    let events = futures::stream::iter([Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)])
+        .chain(futures::stream::pending());
+    let running = tokio::spawn(run(
+        api.clone(),
+        events,
+        owner(),
+        receiver,
+        readiness.clone(),
+        Metrics::default(),
+    ));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(readiness.look().1.contains("waiting"), "nothing is wanted yet");
+    sender.send(Some(wanted(1))).expect("running");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(
+        readiness.look().1.contains("API server: down"),
+        "{}",
+        readiness.look().1
+    );
+    api.with(|state| state.fail = false);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert!(readiness.look().0, "{}", readiness.look().1);
+    assert_eq!(api.all().len(), 1);
+    running.abort();
+}
+
+#[test]
+fn delays_grow_and_scatter() {
+    for failures in 0..40 {
+        let delay = delay(failures);
+        assert!(delay >= FIRST_DELAY / 2 && delay <= LAST_DELAY, "{delay:?}");
+    }
+    assert!(delay(30) >= LAST_DELAY / 2);
+}

@@ -1,0 +1,119 @@
+//! Sockets, and how kubelet learns of the plugin.
+//!
+//! kubelet watches a folder; a socket that appears there is asked who it is, and told whether it
+//! was taken. A stale socket of a former instance is removed before binding; at the end only the
+//! own socket is removed, for during a rolling update the name may be the next instance's already.
+
+use crate::ready::Readiness;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use tokio::net::UnixListener;
+use tonic::{Request, Response, Status};
+use vgpu_api::DRIVER_NAME;
+use vgpu_proto::registration::registration_server::Registration;
+use vgpu_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+
+/// kubelet takes the first one that it knows.
+const VERSIONS: [&str; 4] = [
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+];
+/// Of [`Readiness`].
+pub const PART: &str = "registration";
+
+/// Answers kubelet's questions.
+#[derive(Clone)]
+pub struct Registrar {
+    pub dra_socket: PathBuf,
+    pub readiness: Readiness,
+}
+
+/// A listening socket that removes its file, if it is still its own.
+pub struct Socket {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: "DRAPlugin".into(),
+            name: DRIVER_NAME.into(),
+            endpoint: self.dra_socket.display().to_string(),
+            supported_versions: VERSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus {
+            plugin_registered,
+            error,
+        } = request.into_inner();
+        if plugin_registered {
+            tracing::info!("kubelet has registered the plugin");
+            self.readiness.set(PART, Ok(()));
+        } else {
+            tracing::error!(error, "kubelet refuses the plugin");
+            self.readiness
+                .set(PART, Err(format!("kubelet refuses the plugin: {error}")));
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// Listens at `path`, in place of whatever lies there.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or the socket not be bound.
+    pub fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
+        std::fs::create_dir_all(path.parent().unwrap_or(path))?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let found = std::fs::metadata(path)?;
+        let socket = Self {
+            path: path.to_path_buf(),
+            identity: (found.dev(), found.ino()),
+        };
+        Ok((listener, socket))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let found = std::fs::metadata(&self.path);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            // A file that stays is stale, and the next instance removes it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("sub/x.sock");
+        let (_old_listener, old) = Socket::bind(&path).expect("bound");
+        let (_new_listener, new) = Socket::bind(&path).expect("bound over the old one");
+        drop(old);
+        assert!(path.exists(), "the successor's");
+        drop(new);
+        assert!(!path.exists());
+    }
+}

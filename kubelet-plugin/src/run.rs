@@ -1,0 +1,198 @@
+//! Wires everything together.
+//!
+//! Order: the library is installed and the state taken over before kubelet can reach the plugin;
+//! the DRA socket listens before the registration socket invites. At the end the invitation goes
+//! first. Slices stay: kubelet removes them if no instance comes back.
+
+use crate::api::Cluster;
+use crate::config::{Config, Flags};
+use crate::health::{Health, Report};
+use crate::inventory::nvml::NvmlGpus;
+use crate::library::Library;
+use crate::metrics::Metrics;
+use crate::node::Node;
+use crate::publish::{Wanted, delay, plan::Owner};
+use crate::ready::Readiness;
+use crate::registration::{Registrar, Socket};
+use crate::server::{Driver, SharedNode};
+use crate::steps::Always;
+use crate::{api, chores, gpus, http, publish, registration};
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use vgpu_api::DRIVER_NAME;
+use vgpu_proto::dra::{v1, v1beta1};
+use vgpu_proto::health;
+use vgpu_proto::registration::registration_server::RegistrationServer;
+
+/// Runs the plugin until it is told to end.
+///
+/// # Errors
+/// What keeps it from starting, or ends it.
+pub fn run(flags: Flags) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let config = flags.validate()?;
+    // One thread: the work is short, and a node's memory is for pods.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let library = Library::install(&config.library_dir, &config.library_store)?;
+    tracing::info!(digest = library.digest(), "the library is installed");
+    let node = SharedNode::new(Node::open(config.clone(), library, Box::new(Always))?);
+    let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
+    let metrics = Metrics::default();
+    let client = kube::Client::try_default().await.context("no way to the API server")?;
+    let cluster = Cluster::new(client, config.node_name.clone());
+    let (stop, stopped) = watch::channel(false);
+    let (wanted, wants) = watch::channel(None);
+    let (reports, reported) = watch::channel(Report::default());
+
+    let driver = Arc::new(Driver::new(node.clone(), cluster.clone(), metrics.clone()));
+    let (listener, _dra_socket) = bind(&config.dra_socket)?;
+    let dra = serve_dra(listener, driver, Health::new(reported), until(stopped.clone()));
+    let registrar = Registrar {
+        dra_socket: config.dra_socket.clone(),
+        readiness: readiness.clone(),
+    };
+    let (listener, registration_socket) = bind(&config.registration_socket)?;
+    let registration = serve_registration(listener, registrar, until(stopped.clone()));
+    let listener = tokio::net::TcpListener::bind(config.http_address).await;
+    let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
+    let pages = http::router(readiness.clone(), metrics.registry(node.clone()));
+    let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
+
+    let tell = gpus::Tell {
+        node: node.clone(),
+        wanted,
+        reports,
+        readiness: readiness.clone(),
+        metrics: metrics.clone(),
+    };
+    tokio::spawn(gpus::run(
+        NvmlGpus::new(config.driver_root.clone()),
+        config.clone(),
+        tell,
+    ));
+    tokio::spawn(with_node(node, cluster, config, wants, readiness, metrics));
+    tokio::spawn(async move {
+        told_to_end().await;
+        tracing::info!("told to end");
+        drop(registration_socket);
+        stop.send_replace(true);
+    });
+    let (dra, registration, http) = tokio::join!(dra, registration, async { http.await });
+    dra.and(registration).context("a gRPC server ended")?;
+    http.context("the HTTP server ended")
+}
+
+/// What needs the Node object's UID: slices belong to it, and events are about it.
+async fn with_node(
+    node: SharedNode,
+    cluster: Cluster,
+    config: Config,
+    wants: watch::Receiver<Wanted>,
+    readiness: Readiness,
+    metrics: Metrics,
+) {
+    let node_uid = node_uid(&cluster, &readiness).await;
+    let node_object = ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(config.node_name.clone()),
+        uid: Some(node_uid.clone()),
+        ..ObjectReference::default()
+    };
+    tokio::spawn(chores::run(node, cluster.clone(), metrics.clone(), node_object));
+    let owner = Owner {
+        node: config.node_name.clone(),
+        node_uid,
+        pool: config.pool(),
+    };
+    let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name);
+    let events = watcher(cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
+    publish::run(cluster, events, owner, wants, readiness, metrics).await;
+    tracing::error!("the watch of ResourceSlices has ended; slices are not kept up any more");
+}
+
+async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
+    let mut failures = 0;
+    loop {
+        let error: api::Error = match cluster.node_uid().await {
+            Ok(uid) => return uid,
+            Err(error) => error,
+        };
+        if readiness.set(publish::PART, Err(format!("cannot read this node's object: {error}"))) {
+            tracing::warn!("cannot read this node's object: {error}; trying again");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
+}
+
+/// Serves kubelet's DRA and health services.
+pub async fn serve_dra<C: api::Claims>(
+    listener: UnixListener,
+    driver: Arc<Driver<C>>,
+    health_service: Health,
+    until: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    use health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
+    use health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
+    Server::builder()
+        .add_service(v1::dra_plugin_server::DraPluginServer::from_arc(driver.clone()))
+        .add_service(v1beta1::dra_plugin_server::DraPluginServer::from_arc(driver))
+        .add_service(HealthV1::new(health_service.clone()))
+        .add_service(HealthV1alpha1::new(health_service))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until)
+        .await
+}
+
+/// Serves plugin registration.
+pub async fn serve_registration(
+    listener: UnixListener,
+    registrar: Registrar,
+    until: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    Server::builder()
+        .add_service(RegistrationServer::new(registrar))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until)
+        .await
+}
+
+fn bind(path: &std::path::Path) -> anyhow::Result<(UnixListener, Socket)> {
+    Socket::bind(path).with_context(|| format!("cannot listen at {}", path.display()))
+}
+
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone, and with it whoever could stop this.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+async fn told_to_end() {
+    let terminate = signal(SignalKind::terminate());
+    let interrupt = signal(SignalKind::interrupt());
+    match (terminate, interrupt) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+        // Without handlers the signals end the process by themselves.
+        _ => std::future::pending().await,
+    }
+}

@@ -1,0 +1,285 @@
+//! kubelet's DRA service, v1 and v1beta1, over the state machine.
+//!
+//! ```text
+//!  claims of a call ─► GET each, a few at a time ─► UID? ─► one turn of `Node` for all ─► answers
+//! ```
+//!
+//! Every claim gets an entry in the answer, for a missing one fails its pod without a reason.
+//! A Prepare that is still reading when its claim is unprepared is refused: its pod is gone, and
+//! nobody would unprepare it again.
+
+use crate::api::Claims;
+use crate::metrics::Metrics;
+use crate::node::{Node, Prepared};
+use crate::share::ClaimId;
+use futures::StreamExt as _;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tonic::{Request, Response, Status};
+use vgpu_proto::dra::{v1, v1beta1};
+
+/// Requests to the API server at a time: each may take a connection, and a connection a handshake.
+const CONCURRENT_GETS: usize = 8;
+
+/// The node's state, shared by everything that looks at it.
+#[derive(Clone)]
+pub struct SharedNode(Arc<Mutex<Node>>);
+
+/// Prepares and unprepares for kubelet.
+pub struct Driver<C> {
+    node: SharedNode,
+    claims: C,
+    metrics: Metrics,
+    reading: Mutex<Reading>,
+}
+
+/// The Prepare calls that read claims just now.
+#[derive(Default)]
+struct Reading {
+    next: u64,
+    /// By call: the UIDs that were unprepared meanwhile.
+    calls: BTreeMap<u64, Vec<String>>,
+}
+
+/// A call's place in [`Reading`]; gone with the call, also if kubelet hangs up.
+struct Ticket<'a> {
+    number: u64,
+    reading: &'a Mutex<Reading>,
+}
+
+// === impl SharedNode ===
+
+impl SharedNode {
+    #[must_use]
+    pub fn new(node: Node) -> Self {
+        Self(Arc::new(Mutex::new(node)))
+    }
+
+    /// The state machine, for one turn without waiting.
+    pub fn lock(&self) -> MutexGuard<'_, Node> {
+        match self.0.lock() {
+            Ok(node) => node,
+            Err(poisoned) => {
+                // A turn ended in a panic; what is on disk is the truth.
+                self.0.clear_poison();
+                let mut node = poisoned.into_inner();
+                node.forget();
+                node
+            }
+        }
+    }
+}
+
+// === impl Driver ===
+
+impl<C: Claims> Driver<C> {
+    #[must_use]
+    pub fn new(node: SharedNode, claims: C, metrics: Metrics) -> Self {
+        Self {
+            node,
+            claims,
+            metrics,
+            reading: Mutex::default(),
+        }
+    }
+
+    /// Prepares each claim; the errors are for kubelet to show on the pod.
+    pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
+        let started = Instant::now();
+        let ticket = Ticket::new(&self.reading);
+        let gets = ids.into_iter().map(|id| async {
+            let read = self.read(&id).await;
+            (id, read)
+        });
+        let read: Vec<_> = futures::stream::iter(gets)
+            .buffer_unordered(CONCURRENT_GETS)
+            .collect()
+            .await;
+        let mut answers = BTreeMap::new();
+        let mut batch = Vec::new();
+        {
+            let mut node = self.node.lock();
+            let unprepared = ticket.unprepared();
+            for (id, read) in read {
+                match read {
+                    Err(error) => drop(answers.insert(id.uid.clone(), Err(format!("{id}: {error}")))),
+                    Ok(_) if unprepared.contains(&id.uid) => {
+                        let error = format!(
+                            "{id}: was unprepared while it was being prepared; kubelet asks again if a pod needs it"
+                        );
+                        answers.insert(id.uid.clone(), Err(error));
+                    }
+                    Ok(claim) => batch.push((id, claim)),
+                }
+            }
+            let prepared = node.prepare(&batch);
+            for ((id, _), answer) in batch.iter().zip(prepared) {
+                answers.insert(id.uid.clone(), answer.map_err(|error| format!("{id}: {error}")));
+            }
+        }
+        self.metrics.prepared(
+            started.elapsed(),
+            answers.values().filter(|answer| answer.is_err()).count(),
+        );
+        for error in answers.values().filter_map(|answer| answer.as_ref().err()) {
+            tracing::warn!("cannot prepare {error}");
+        }
+        answers
+    }
+
+    /// Unprepares each claim, with nothing but its UID.
+    pub fn unprepare(&self, ids: &[ClaimId]) -> BTreeMap<String, Result<(), String>> {
+        let started = Instant::now();
+        let uids: Vec<&str> = ids.iter().map(|id| id.uid.as_str()).collect();
+        let done = {
+            let mut node = self.node.lock();
+            self.reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&uids);
+            node.unprepare(&uids)
+        };
+        let answers: BTreeMap<_, _> = ids
+            .iter()
+            .zip(done)
+            .map(|(id, answer)| (id.uid.clone(), answer.map_err(|error| format!("{id}: {error}"))))
+            .collect();
+        self.metrics.unprepared(
+            started.elapsed(),
+            answers.values().filter(|answer| answer.is_err()).count(),
+        );
+        for error in answers.values().filter_map(|answer| answer.as_ref().err()) {
+            tracing::warn!("cannot unprepare {error}");
+        }
+        answers
+    }
+
+    async fn read(&self, id: &ClaimId) -> Result<ResourceClaim, String> {
+        let claim = self
+            .claims
+            .get(&id.namespace, &id.name)
+            .await
+            .map_err(|error| error.to_string())?;
+        let claim = claim.ok_or("does not exist (any more); delete the pod")?;
+        match claim.metadata.uid.as_deref() {
+            Some(uid) if uid == id.uid => Ok(claim),
+            found => Err(format!(
+                "a claim of this name has metadata.uid {}: it was deleted and created again; delete the pod",
+                found.unwrap_or("none")
+            )),
+        }
+    }
+}
+
+// === impl Reading ===
+
+impl Reading {
+    fn mark(&mut self, uids: &[&str]) {
+        for call in self.calls.values_mut() {
+            call.extend(uids.iter().map(|uid| (*uid).to_owned()));
+        }
+    }
+}
+
+// === impl Ticket ===
+
+impl<'a> Ticket<'a> {
+    fn new(reading: &'a Mutex<Reading>) -> Self {
+        let mut calls = reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = calls.next;
+        calls.next += 1;
+        calls.calls.insert(number, Vec::new());
+        drop(calls);
+        Self { number, reading }
+    }
+
+    fn unprepared(&self) -> Vec<String> {
+        let calls = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.calls.get(&self.number).cloned().unwrap_or_default()
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.calls.remove(&self.number);
+    }
+}
+
+// === The two versions on the wire ===
+
+/// They differ in the device: v1 alone carries the share's ID.
+macro_rules! serve {
+    ($version:ident, |$prepared:ident| $device:expr) => {
+        #[tonic::async_trait]
+        impl<C: Claims> $version::dra_plugin_server::DraPlugin for Driver<C> {
+            async fn node_prepare_resources(
+                &self,
+                request: Request<$version::NodePrepareResourcesRequest>,
+            ) -> Result<Response<$version::NodePrepareResourcesResponse>, Status> {
+                let ids = request.into_inner().claims.into_iter().map(|claim| ClaimId {
+                    namespace: claim.namespace,
+                    name: claim.name,
+                    uid: claim.uid,
+                });
+                let answers = self
+                    .prepare(ids.collect())
+                    .await
+                    .into_iter()
+                    .map(|(uid, answer)| {
+                        let answer = match answer {
+                            Ok(devices) => $version::NodePrepareResourceResponse {
+                                devices: devices.into_iter().map(|$prepared| $device).collect(),
+                                error: String::new(),
+                            },
+                            Err(error) => $version::NodePrepareResourceResponse {
+                                devices: Vec::new(),
+                                error,
+                            },
+                        };
+                        (uid, answer)
+                    });
+                Ok(Response::new($version::NodePrepareResourcesResponse {
+                    claims: answers.collect(),
+                }))
+            }
+
+            async fn node_unprepare_resources(
+                &self,
+                request: Request<$version::NodeUnprepareResourcesRequest>,
+            ) -> Result<Response<$version::NodeUnprepareResourcesResponse>, Status> {
+                let ids = request.into_inner().claims.into_iter().map(|claim| ClaimId {
+                    namespace: claim.namespace,
+                    name: claim.name,
+                    uid: claim.uid,
+                });
+                let ids: Vec<_> = ids.collect();
+                let answers = self.unprepare(&ids).into_iter().map(|(uid, answer)| {
+                    let error = answer.err().unwrap_or_default();
+                    (uid, $version::NodeUnprepareResourceResponse { error })
+                });
+                Ok(Response::new($version::NodeUnprepareResourcesResponse {
+                    claims: answers.collect(),
+                }))
+            }
+        }
+    };
+}
+
+serve!(v1, |prepared| v1::Device {
+    request_names: vec![prepared.request],
+    pool_name: prepared.pool,
+    device_name: prepared.device,
+    cdi_device_ids: vec![prepared.cdi_device],
+    share_id: prepared.share_id,
+});
+
+serve!(v1beta1, |prepared| v1beta1::Device {
+    request_names: vec![prepared.request],
+    pool_name: prepared.pool,
+    device_name: prepared.device,
+    cdi_device_ids: vec![prepared.cdi_device],
+});
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

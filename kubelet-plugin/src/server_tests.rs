@@ -1,0 +1,433 @@
+//! The DRA service over a real Unix socket with the generated client, API server in memory.
+
+use super::*;
+use crate::api::{Error as ApiError, Events};
+use crate::chores;
+use crate::health::{Health, Report};
+use crate::inventory::Inventory;
+use crate::inventory::tests::gpu;
+use crate::node::tests::{Rig, claim, id};
+use crate::ready::Readiness;
+use crate::registration::{self, Registrar, Socket};
+use crate::run::{serve_dra, serve_registration};
+use crate::stale::{Gone, PATIENCE};
+use k8s_openapi::api::core::v1::ObjectReference;
+use tokio::sync::{Notify, watch};
+use tonic::transport::{Channel, Endpoint};
+use vgpu_proto::health;
+use vgpu_proto::registration::registration_client::RegistrationClient;
+use vgpu_proto::registration::{InfoRequest, RegistrationStatus};
+
+type ClaimsByName = BTreeMap<(String, String), ResourceClaim>;
+
+/// An API server's claims and events in memory.
+#[derive(Clone, Default)]
+struct Memory {
+    claims: Arc<Mutex<ClaimsByName>>,
+    events: Arc<Mutex<Vec<(ObjectReference, String)>>>,
+    down: Arc<Mutex<bool>>,
+    /// Where set, a GET waits for it.
+    slow: Arc<Mutex<Option<Arc<Notify>>>>,
+}
+
+impl Memory {
+    fn put(&self, (id, claim): (ClaimId, ResourceClaim)) {
+        self.claims.lock().expect("lock").insert((id.namespace, id.name), claim);
+    }
+
+    fn drop_claim(&self, uid: &str) {
+        let id = id(uid);
+        self.claims.lock().expect("lock").remove(&(id.namespace, id.name));
+    }
+}
+
+impl Claims for Memory {
+    async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, ApiError> {
+        let found = self
+            .claims
+            .lock()
+            .expect("lock")
+            .get(&(namespace.to_owned(), name.to_owned()))
+            .cloned();
+        let slow = self.slow.lock().expect("lock").clone();
+        if let Some(slow) = slow {
+            slow.notified().await;
+        }
+        if *self.down.lock().expect("lock") {
+            return Err(ApiError::Other("connection refused".into()));
+        }
+        Ok(found)
+    }
+}
+
+impl Events for Memory {
+    async fn warn(&self, regarding: ObjectReference, reason: &'static str, note: String) -> Result<(), ApiError> {
+        self.events
+            .lock()
+            .expect("lock")
+            .push((regarding, format!("{reason}: {note}")));
+        Ok(())
+    }
+}
+
+/// A plugin that serves, and clients of it.
+struct Served {
+    rig: Rig,
+    api: Memory,
+    node: SharedNode,
+    channel: Channel,
+    reports: watch::Sender<Report>,
+    _socket: Socket,
+}
+
+impl Served {
+    async fn new() -> Self {
+        let rig = Rig::new(false);
+        let api = Memory::default();
+        let node = SharedNode::new(rig.open());
+        let path = rig.path("dra.sock");
+        let (listener, socket) = Socket::bind(&path).expect("bound");
+        let (reports, reported) = watch::channel(Report::default());
+        let driver = Arc::new(Driver::new(node.clone(), api.clone(), Metrics::default()));
+        tokio::spawn(serve_dra(
+            listener,
+            driver,
+            Health::new(reported),
+            std::future::pending(),
+        ));
+        let channel = connect(&path).await;
+        Self {
+            rig,
+            api,
+            node,
+            channel,
+            reports,
+            _socket: socket,
+        }
+    }
+
+    fn client(&self) -> v1::dra_plugin_client::DraPluginClient<Channel> {
+        v1::dra_plugin_client::DraPluginClient::new(self.channel.clone())
+    }
+
+    async fn prepare(&self, uids: &[&str]) -> BTreeMap<String, v1::NodePrepareResourceResponse> {
+        let claims = uids.iter().map(|uid| wire(uid)).collect();
+        let request = v1::NodePrepareResourcesRequest { claims };
+        self.client()
+            .node_prepare_resources(request)
+            .await
+            .expect("an answer")
+            .into_inner()
+            .claims
+    }
+
+    async fn unprepare(&self, uids: &[&str]) -> BTreeMap<String, v1::NodeUnprepareResourceResponse> {
+        let claims = uids.iter().map(|uid| wire(uid)).collect();
+        let request = v1::NodeUnprepareResourcesRequest { claims };
+        self.client()
+            .node_unprepare_resources(request)
+            .await
+            .expect("an answer")
+            .into_inner()
+            .claims
+    }
+}
+
+async fn connect(path: &std::path::Path) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
+    endpoint.connect().await.expect("connected")
+}
+
+fn wire(uid: &str) -> v1::Claim {
+    let ClaimId { namespace, name, uid } = id(uid);
+    v1::Claim { namespace, uid, name }
+}
+
+#[tokio::test]
+async fn a_hundred_claims_in_one_call_each_for_itself() {
+    let served = Served::new().await;
+    let uids: Vec<String> = (0..100).map(|n| format!("u{n}")).collect();
+    for (n, uid) in uids.iter().enumerate() {
+        let share = format!("s{n}");
+        let (id, mut claim) = claim(uid, &[(share.as_str(), 1, 0)]);
+        if n % 2 == 1 {
+            let text = serde_json::to_string(&claim)
+                .expect("JSON")
+                .replace("gpu-3f8a1c20", "gpu-3f8a1c21");
+            claim = serde_json::from_str(&text).expect("a claim");
+        }
+        // One in ten does not exist.
+        if n % 10 != 9 {
+            served.api.put((id, claim));
+        }
+    }
+    let uids: Vec<&str> = uids.iter().map(String::as_str).collect();
+    let first = served.prepare(&uids).await;
+    assert_eq!(first.len(), 100);
+    for (n, uid) in uids.iter().enumerate() {
+        let answer = &first[*uid];
+        if n % 10 == 9 {
+            assert!(
+                answer.error.contains("does not exist") && answer.error.contains(uid),
+                "{}",
+                answer.error
+            );
+            continue;
+        }
+        assert_eq!(answer.error, "");
+        let device = &answer.devices[0];
+        assert_eq!(device.request_names, ["gpu"]);
+        assert_eq!(device.pool_name, "n1/vgpu");
+        assert_eq!(device.cdi_device_ids, [format!("dra.vgpu/claim={uid}-s{n}")]);
+        assert_eq!(device.share_id.as_deref(), Some(format!("s{n}").as_str()));
+    }
+    assert_eq!(served.prepare(&uids).await, first, "idempotent");
+    let gone = served.unprepare(&uids).await;
+    assert!(gone.len() == 100 && gone.values().all(|answer| answer.error.is_empty()));
+    assert_eq!(
+        std::fs::read_dir(served.rig.path("run/claims"))
+            .expect("listed")
+            .count(),
+        0
+    );
+    assert_eq!(std::fs::read_dir(served.rig.path("cdi")).expect("listed").count(), 0);
+}
+
+#[tokio::test]
+async fn v1beta1_answers_the_same_without_share_ids() {
+    let served = Served::new().await;
+    served.api.put(claim("u1", &[("s1", 20, 25)]));
+    let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(served.channel.clone());
+    let v1::Claim { namespace, uid, name } = wire("u1");
+    let claims = vec![v1beta1::Claim { namespace, uid, name }];
+    let request = v1beta1::NodePrepareResourcesRequest { claims: claims.clone() };
+    let answer = client
+        .node_prepare_resources(request)
+        .await
+        .expect("an answer")
+        .into_inner();
+    assert_eq!(answer.claims["u1"].devices[0].cdi_device_ids, ["dra.vgpu/claim=u1-s1"]);
+    let request = v1beta1::NodeUnprepareResourcesRequest { claims };
+    let answer = client
+        .node_unprepare_resources(request)
+        .await
+        .expect("an answer")
+        .into_inner();
+    assert_eq!(answer.claims["u1"].error, "");
+}
+
+#[tokio::test]
+async fn a_claim_that_was_created_again_is_refused() {
+    let served = Served::new().await;
+    let (mut id, claim) = claim("new", &[("s1", 20, 25)]);
+    id.name = "claim-old".into();
+    served.api.put((id, claim));
+    let error = &served.prepare(&["old"]).await["old"].error;
+    for part in ["d/claim-old", "uid old", "metadata.uid new", "delete the pod"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn unprepare_needs_no_api_server_and_no_entry() {
+    let served = Served::new().await;
+    served.api.put(claim("u1", &[("s1", 20, 25)]));
+    assert_eq!(served.prepare(&["u1"]).await["u1"].error, "");
+    *served.api.down.lock().expect("lock") = true;
+    assert!(served.prepare(&["u1"]).await["u1"].error.contains("connection refused"));
+    let gone = served.unprepare(&["u1", "never"]).await;
+    assert_eq!((gone["u1"].error.as_str(), gone["never"].error.as_str()), ("", ""));
+    assert!(served.unprepare(&["../x"]).await["../x"].error.contains("uid"));
+}
+
+#[tokio::test]
+async fn a_prepare_that_its_unprepare_overtook_is_refused() {
+    let served = Served::new().await;
+    served.api.put(claim("u1", &[("s1", 20, 25)]));
+    let gate = Arc::new(Notify::new());
+    *served.api.slow.lock().expect("lock") = Some(gate.clone());
+    let mut client = served.client();
+    let late = tokio::spawn(async move {
+        let request = v1::NodePrepareResourcesRequest {
+            claims: vec![wire("u1")],
+        };
+        client
+            .node_prepare_resources(request)
+            .await
+            .expect("an answer")
+            .into_inner()
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(served.unprepare(&["u1"]).await["u1"].error, "");
+    *served.api.slow.lock().expect("lock") = None;
+    gate.notify_one();
+    let answer = late.await.expect("finished");
+    assert!(
+        answer.claims["u1"].error.contains("was unprepared"),
+        "{}",
+        answer.claims["u1"].error
+    );
+    assert!(served.node.lock().claims().claims.is_empty());
+    assert_eq!(served.prepare(&["u1"]).await["u1"].error, "", "the next one works");
+}
+
+#[tokio::test]
+async fn pods_without_glibc_are_told_once() {
+    let served = Served::new().await;
+    let (id, mut claim) = claim("u1", &[("s1", 20, 25)]);
+    let holder = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"},
+        {"resource": "holds", "apiGroup": "dra.vgpu", "name": "h", "uid": "x"}]);
+    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holder).expect("holders");
+    served.api.put((id, claim));
+    served.prepare(&["u1"]).await;
+    std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
+    for _ in 0..2 {
+        chores::tell_glibc(&served.node, &served.api).await;
+    }
+    let events = served.api.events.lock().expect("lock");
+    assert_eq!(events.len(), 1);
+    let (regarding, text) = &events[0];
+    assert_eq!(
+        (regarding.kind.as_deref(), regarding.uid.as_deref()),
+        (Some("Pod"), Some("pod-uid"))
+    );
+    assert!(text.starts_with("NoGlibc: ") && text.contains("claim-u1"), "{text}");
+}
+
+#[tokio::test]
+async fn a_claim_that_ended_without_unprepare_frees_its_share() {
+    let served = Served::new().await;
+    let (mut gone, start) = (Gone::default(), Instant::now());
+    for uid in ["u1", "u2"] {
+        served.api.put(claim(uid, &[(uid, 20, 25)]));
+        served.prepare(&[uid]).await;
+    }
+    served.api.drop_claim("u1");
+    for after in [PATIENCE * 0, PATIENCE / 2] {
+        chores::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
+        assert_eq!(served.node.lock().claims().claims.len(), 2);
+    }
+    chores::clean_up(
+        &served.node,
+        &served.api,
+        &Metrics::default(),
+        &mut gone,
+        start + PATIENCE,
+    )
+    .await;
+    let left: Vec<_> = served.node.lock().claims().claims.keys().cloned().collect();
+    assert_eq!(left, ["u2"]);
+}
+
+#[tokio::test]
+async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
+    let served = Served::new().await;
+    for uid in ["u1", "u2"] {
+        served.api.put(claim(uid, &[(uid, 20, 25)]));
+        served.prepare(&[uid]).await;
+    }
+    let path = |uid: &str| served.rig.path(&format!("run/claims/{uid}/{uid}/ledger"));
+    let mut ledger = std::fs::read(path("u1")).expect("a ledger");
+    ledger[vgpu_abi::ledger::CHARGED_AT..][..8].copy_from_slice(&4096u64.to_le_bytes());
+    std::fs::write(path("u1"), ledger).expect("charged");
+    std::fs::write(path("u2"), vec![0xff; 1 << 20]).expect("damaged");
+    let mut text = String::new();
+    let registry = Metrics::default().registry(served.node.clone());
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+    let labels = |uid: &str| {
+        format!(
+            "{{namespace=\"d\",claim=\"claim-{uid}\",share=\"{uid}\",gpu=\"{}\"}}",
+            crate::share::tests::GPU
+        )
+    };
+    for line in [
+        format!("vgpu_share_memory_limit_bytes{} 21474836480", labels("u1")),
+        format!("vgpu_share_memory_used_bytes{} 4096", labels("u1")),
+        format!("vgpu_share_ledger_damaged{} 0", labels("u1")),
+        format!("vgpu_share_ledger_damaged{} 1", labels("u2")),
+        "vgpu_prepare_seconds_count 0".into(),
+        "vgpu_checkpoint_damaged_total 0".into(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
+    }
+    assert!(!text.contains(&format!("vgpu_share_memory_used_bytes{}", labels("u2"))));
+}
+
+#[tokio::test]
+async fn health_is_sent_at_once_and_on_change_in_both_versions() {
+    let served = Served::new().await;
+    let inventory = Inventory::new(vec![gpu(0)]);
+    served
+        .reports
+        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[gpu(0).uuid])));
+    let mut client = health::v1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
+    let request = health::v1::NodeWatchResourcesRequest {};
+    let mut stream = client
+        .node_watch_resources(request)
+        .await
+        .expect("a stream")
+        .into_inner();
+    let first = stream.message().await.expect("a message").expect("not the end");
+    assert_eq!(first.devices.len(), 2);
+    assert!(
+        first
+            .devices
+            .iter()
+            .all(|d| d.health == i32::from(health::v1::HealthStatus::Healthy))
+    );
+    served
+        .reports
+        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[])));
+    let second = stream.message().await.expect("a message").expect("not the end");
+    assert!(
+        second
+            .devices
+            .iter()
+            .all(|d| d.health == i32::from(health::v1::HealthStatus::Unhealthy))
+    );
+    assert!(second.devices[0].message.contains("not in the driver's list"));
+    let mut old = health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
+    let request = health::v1alpha1::NodeWatchResourcesRequest {};
+    let mut stream = old.node_watch_resources(request).await.expect("a stream").into_inner();
+    assert_eq!(
+        stream
+            .message()
+            .await
+            .expect("a message")
+            .expect("not the end")
+            .devices
+            .len(),
+        2
+    );
+}
+
+#[tokio::test]
+async fn registration_says_who_and_hears_the_verdict() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("reg.sock");
+    let (listener, _socket) = Socket::bind(&path).expect("bound");
+    let readiness = Readiness::new(&[registration::PART]);
+    let registrar = Registrar {
+        dra_socket: "/x/dra.sock".into(),
+        readiness: readiness.clone(),
+    };
+    tokio::spawn(serve_registration(listener, registrar, std::future::pending()));
+    let mut client = RegistrationClient::new(connect(&path).await);
+    let info = client.get_info(InfoRequest {}).await.expect("an answer").into_inner();
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "dra.vgpu"));
+    assert_eq!(info.endpoint, "/x/dra.sock");
+    assert_eq!(info.supported_versions[..2], ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    assert_eq!(
+        info.supported_versions[2..],
+        ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+    );
+    for (plugin_registered, error) in [(false, "too old"), (true, "")] {
+        let status = RegistrationStatus {
+            plugin_registered,
+            error: error.into(),
+        };
+        client.notify_registration_status(status).await.expect("heard");
+        assert_eq!(readiness.look().0, plugin_registered);
+        assert!(readiness.look().1.contains(error));
+    }
+}

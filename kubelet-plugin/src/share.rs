@@ -1,0 +1,193 @@
+//! A share: one allocation result of ours, as the node keeps it.
+
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
+
+/// Names a ResourceClaim as kubelet does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimId {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// What a result gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// A part of a GPU, or all of it.
+    Share,
+    /// A look at a GPU without limits, for administrators.
+    Monitor,
+}
+
+/// One allocation result of ours with the config that holds for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// The shareID, else the device's name. Names directories and CDI devices.
+    pub name: String,
+    pub role: Role,
+    /// As the result has it: `request` or `request/subrequest`. Empty if all that is known of this
+    /// share was read back from its limits file.
+    pub request: String,
+    pub device: String,
+    pub share_id: Option<String>,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Bytes; 0 for a monitor.
+    pub memory: u64,
+    /// Guaranteed percent of time.
+    pub cores: u32,
+    #[serde(with = "compute_policy")]
+    pub compute_policy: ComputePolicy,
+    #[serde(with = "priority")]
+    pub priority: Priority,
+    pub host_memory: u64,
+}
+
+// === impl ClaimId ===
+
+impl std::fmt::Display for ClaimId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { namespace, name, uid } = self;
+        write!(f, "ResourceClaim {namespace}/{name} (uid {uid})")
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    /// The request's name as kubelet knows it.
+    #[must_use]
+    pub fn base_request(&self) -> &str {
+        self.request.split('/').next().unwrap_or_default()
+    }
+
+    /// Whether both stand for one allocation result. Configs do not count: they cannot change while
+    /// the allocation stands, but how a release reads them can.
+    #[must_use]
+    pub fn same_result(&self, other: &Self) -> bool {
+        let known = !self.request.is_empty() && !other.request.is_empty();
+        let place = |share: &Self| (share.request.clone(), share.device.clone(), share.share_id.clone());
+        let amount = |share: &Self| {
+            (
+                share.name.clone(),
+                share.role,
+                share.gpu.clone(),
+                share.memory,
+                share.cores,
+            )
+        };
+        amount(self) == amount(other) && (!known || place(self) == place(other))
+    }
+
+    /// The limits file of this share, which is number `order` in its claim.
+    #[must_use]
+    pub fn limits(&self, order: usize, context_reserve: u64) -> Limits {
+        let driver = Path::new(CONTAINER_DRIVER_DIR);
+        Limits {
+            share: self.name.clone(),
+            // A claim has at most a few hundred results.
+            order: u32::try_from(order).unwrap_or(u32::MAX),
+            gpu: self.gpu.clone(),
+            memory: self.memory,
+            cores: self.cores,
+            compute_policy: self.compute_policy,
+            priority: self.priority,
+            host_memory: self.host_memory,
+            context_reserve,
+            libcuda: driver.join(LIBCUDA),
+            libnvidia_ml: driver.join(LIBNVIDIA_ML),
+        }
+    }
+
+    /// What a limits file tells of a share whose other records are lost.
+    #[must_use]
+    pub fn from_limits(limits: &Limits) -> Self {
+        Self {
+            name: limits.share.clone(),
+            role: Role::Share,
+            request: String::new(),
+            device: String::new(),
+            share_id: None,
+            gpu: limits.gpu.clone(),
+            memory: limits.memory,
+            cores: limits.cores,
+            compute_policy: limits.compute_policy,
+            priority: limits.priority,
+            host_memory: limits.host_memory,
+        }
+    }
+}
+
+/// An enum of the limits file, in JSON by the name that it has there.
+macro_rules! by_name {
+    ($module:ident, $type:ty) => {
+        mod $module {
+            use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+            pub(super) fn serialize<S: Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(value.name())
+            }
+
+            pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                let name = String::deserialize(deserializer)?;
+                <$type>::from_name(&name).ok_or_else(|| D::Error::custom(format!("unknown value {name:?}")))
+            }
+        }
+    };
+}
+by_name!(compute_policy, vgpu_abi::limits::ComputePolicy);
+by_name!(priority, vgpu_abi::limits::Priority);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) const GPU: &str = "GPU-3f8a1c20-1111-2222-3333-444455556666";
+
+    /// A quarter of [`GPU`].
+    pub(crate) fn share(name: &str) -> Share {
+        Share {
+            name: name.into(),
+            role: Role::Share,
+            request: "gpu".into(),
+            device: "gpu-3f8a1c20".into(),
+            share_id: Some(name.into()),
+            gpu: GPU.into(),
+            memory: 20 << 30,
+            cores: 25,
+            compute_policy: ComputePolicy::Balanced,
+            priority: Priority::Low,
+            host_memory: 0,
+        }
+    }
+
+    #[test]
+    fn a_share_read_back_from_its_limits_is_the_same_result() {
+        let whole = share("s");
+        let limits = Limits::parse(whole.limits(0, 5).render().as_bytes()).expect("limits");
+        let back = Share::from_limits(&limits);
+        assert!(back.same_result(&whole) && whole.same_result(&back));
+        assert!(!back.same_result(&Share {
+            memory: 1,
+            ..whole.clone()
+        }));
+        assert!(!back.same_result(&share("other")));
+        assert!(!whole.same_result(&Share {
+            request: "b".into(),
+            ..whole.clone()
+        }));
+    }
+
+    #[test]
+    fn the_base_request_has_no_subrequest() {
+        let share = Share {
+            request: "gpu/large".into(),
+            ..share("s")
+        };
+        assert_eq!(share.base_request(), "gpu");
+    }
+}

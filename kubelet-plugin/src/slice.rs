@@ -1,0 +1,244 @@
+//! GPUs into the devices of ResourceSlices. Pure.
+//!
+//! Every attribute is on every device, for a selector that meets a missing key is an error to the
+//! scheduler; only what the machine does not have (PCI root, NUMA node) is left out. All devices
+//! are scalars and integers: lists and fractional ranges depend on gates that are off by default.
+
+use crate::inventory::{Gpu, Inventory, MONITOR_SUFFIX};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeMap;
+use vgpu_api::quantity::format_bytes;
+use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
+use vgpu_api::{capacity, device_type};
+
+/// A slice may hold 128 devices, but 64 once one of them is tainted, and a taint may come any time.
+pub const MAX_DEVICES: usize = 64;
+/// Of a string attribute, and of a version.
+const MAX_VALUE: usize = 64;
+
+/// The devices of one slice after the other. The scheduler fills devices in this order: GPUs by
+/// index, each with its monitor.
+#[must_use]
+pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
+    let devices: Vec<Device> = inventory
+        .by_index()
+        .into_iter()
+        .flat_map(|(name, gpu)| [shared(name, gpu, shares), monitor(name, gpu)])
+        .collect();
+    devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
+}
+
+/// The same without devices that need consumable capacity: where the API server drops it, a GPU
+/// that was meant to be shared would be given away whole.
+#[must_use]
+pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    let keep = |device: &Device| device.allow_multiple_allocations != Some(true);
+    let kept = slices
+        .into_iter()
+        .map(|devices| devices.into_iter().filter(keep).collect());
+    kept.filter(|devices: &Vec<Device>| !devices.is_empty()).collect()
+}
+
+/// Whether the API server kept of `sent` what consumable capacity needs.
+#[must_use]
+pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
+    sent.iter()
+        .filter(|device| device.allow_multiple_allocations == Some(true))
+        .all(|sent| {
+            let stored = stored.iter().find(|stored| stored.name == sent.name);
+            stored.is_some_and(|stored| {
+                let policies = |device: &Device| {
+                    let all = device.capacity.iter().flat_map(BTreeMap::values);
+                    all.filter(|one| one.request_policy.is_some()).count()
+                };
+                stored.allow_multiple_allocations == Some(true) && policies(stored) == policies(sent)
+            })
+        })
+}
+
+fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
+    let range = |min: String, max: Option<String>, step: String| CapacityRequestPolicy {
+        valid_range: Some(CapacityRequestPolicyRange {
+            min: Quantity(min),
+            max: max.map(Quantity),
+            step: Some(Quantity(step)),
+        }),
+        ..CapacityRequestPolicy::default()
+    };
+    let entry = |value: String, default: String, policy: CapacityRequestPolicy| DeviceCapacity {
+        value: Quantity(value),
+        request_policy: Some(CapacityRequestPolicy {
+            default: Some(Quantity(default)),
+            ..policy
+        }),
+    };
+    let memory = format_bytes(gpu.memory);
+    let cores = CORES_MAX.to_string();
+    let one = CapacityRequestPolicy {
+        valid_values: Some(vec![Quantity("1".into())]),
+        ..CapacityRequestPolicy::default()
+    };
+    let memory_range = range(format_bytes(MEMORY_MIN), None, format_bytes(MEMORY_STEP));
+    let cores_range = range("0".into(), Some(cores.clone()), "1".into());
+    Device {
+        name: name.to_owned(),
+        allow_multiple_allocations: Some(true),
+        attributes: Some(attributes(device_type::GPU, gpu)),
+        capacity: Some(BTreeMap::from([
+            (capacity::MEMORY.to_owned(), entry(memory.clone(), memory, memory_range)),
+            (capacity::CORES.to_owned(), entry(cores, "0".into(), cores_range)),
+            (capacity::SHARES.to_owned(), entry(shares.to_string(), "1".into(), one)),
+        ])),
+        ..Device::default()
+    }
+}
+
+/// Admin access to a shared device fails once it is full, so looking has a device of its own.
+fn monitor(name: &str, gpu: &Gpu) -> Device {
+    Device {
+        name: format!("{name}{MONITOR_SUFFIX}"),
+        attributes: Some(attributes(device_type::MONITOR, gpu)),
+        ..Device::default()
+    }
+}
+
+fn attributes(kind: &str, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
+    let string = |text: &str| DeviceAttribute {
+        string: Some(cut(text).to_owned()),
+        ..DeviceAttribute::default()
+    };
+    let int = |value: u32| DeviceAttribute {
+        int: Some(i64::from(value)),
+        ..DeviceAttribute::default()
+    };
+    let version = |text: &str| DeviceAttribute {
+        version: Some(semver(text)),
+        ..DeviceAttribute::default()
+    };
+    let pair = |(major, minor): (i32, i32)| version(&format!("{major}.{minor}"));
+    let always = [
+        (device_type::ATTRIBUTE, string(kind)),
+        ("uuid", string(&gpu.uuid)),
+        ("index", int(gpu.index)),
+        ("productName", string(&gpu.name)),
+        ("brand", string(&gpu.brand)),
+        ("architecture", string(&gpu.architecture)),
+        ("cudaComputeCapability", pair(gpu.compute_capability)),
+        ("driverVersion", version(&gpu.driver_version)),
+        ("cudaDriverVersion", pair(gpu.cuda_version)),
+    ];
+    let where_known = [
+        ("resource.kubernetes.io/pciBusID", gpu.pci_bus_id.as_deref().map(string)),
+        ("resource.kubernetes.io/pcieRoot", gpu.pcie_root.as_deref().map(string)),
+        ("resource.kubernetes.io/numaNode", gpu.numa_node.map(int)),
+    ];
+    let known = where_known.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    always
+        .into_iter()
+        .chain(known)
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+}
+
+/// `535.161.08` as 535.161.8: three numbers without leading zeros. What is no number counts as 0,
+/// for an attribute is never left out.
+fn semver(text: &str) -> String {
+    let mut parts = text.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    format!("{}.{}.{}", next(), next(), next())
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_VALUE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::tests::gpu;
+
+    /// facts that were tried on a live 1.37.1 scheduler.
+    const TRIED: &str = r#"{"name":"gpu-3f8a1c20","allowMultipleAllocations":true,"attributes":{
+        "type":{"string":"gpu"},"uuid":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"},"index":{"int":0},
+        "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},
+        "architecture":{"string":"Hopper"},"cudaComputeCapability":{"version":"9.0.0"},
+        "driverVersion":{"version":"535.161.8"},"cudaDriverVersion":{"version":"12.2.0"},
+        "resource.kubernetes.io/pciBusID":{"string":"0000:3b:00.0"},
+        "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0}},
+        "capacity":{
+        "memory":{"value":"80Gi","requestPolicy":{"default":"80Gi","validRange":{"min":"64Mi","step":"1Mi"}}},
+        "cores":{"value":"100","requestPolicy":{"default":"0","validRange":{"min":"0","max":"100","step":"1"}}},
+        "shares":{"value":"64","requestPolicy":{"default":"1","validValues":["1"]}}}}"#;
+
+    #[test]
+    fn a_gpu_is_the_device_that_was_tried() {
+        let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let tried: serde_json::Value = serde_json::from_str(TRIED).expect("JSON");
+        assert_eq!(serde_json::to_value(&slices[0][0]).expect("JSON"), tried);
+        let monitor = &slices[0][1];
+        assert_eq!(monitor.name, "gpu-3f8a1c20-monitor");
+        assert_eq!(monitor.allow_multiple_allocations, None);
+        assert_eq!(monitor.capacity, None);
+    }
+
+    #[test]
+    fn gpus_come_by_index_and_slices_hold_at_most_64() {
+        let many = |count| {
+            (0..count).map(|index| Gpu {
+                uuid: format!("GPU-{index:08x}-0"),
+                ..gpu(index)
+            })
+        };
+        let slices = slices(&Inventory::new(many(33).rev().collect()), 64);
+        assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 2]);
+        assert_eq!(slices[0][0].name, "gpu-00000000");
+        assert_eq!(slices[1][0].name, "gpu-00000020");
+    }
+
+    #[test]
+    fn values_fit_what_the_api_server_takes() {
+        assert_eq!(semver("535.161.08"), "535.161.8");
+        assert_eq!(semver("570.1"), "570.1.0");
+        assert_eq!(semver("1.2.3.4"), "1.2.3");
+        assert_eq!(semver("odd"), "0.0.0");
+        assert_eq!(cut(&"é".repeat(40)).len(), 64);
+        assert_eq!(cut("a".repeat(63).as_str()).len(), 63);
+        let odd = Gpu {
+            memory: 81_559 << 20,
+            ..gpu(0)
+        };
+        let slices = slices(&Inventory::new(vec![odd]), 4);
+        let capacity = slices[0][0].capacity.as_ref().expect("capacity");
+        assert_eq!(capacity["memory"].value.0, "81559Mi");
+        assert_eq!(capacity["shares"].value.0, "4");
+    }
+
+    #[test]
+    fn dropped_fields_are_noticed() {
+        let sent = &slices(&Inventory::new(vec![gpu(0)]), 64)[0];
+        assert!(keeps_capacity(sent, sent));
+        let mut stored = sent.clone();
+        stored[0].allow_multiple_allocations = None;
+        assert!(!keeps_capacity(sent, &stored));
+        let mut stored = sent.clone();
+        stored[0]
+            .capacity
+            .as_mut()
+            .expect("capacity")
+            .get_mut("cores")
+            .expect("cores")
+            .request_policy = None;
+        assert!(!keeps_capacity(sent, &stored));
+        assert!(!keeps_capacity(sent, &[]));
+        let left = without_shared(vec![sent.clone()]);
+        assert_eq!(left.len(), 1);
+        assert!(left[0].iter().all(|device| device.name.ends_with("-monitor")));
+    }
+}

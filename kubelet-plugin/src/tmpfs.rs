@@ -1,0 +1,119 @@
+//! A tmpfs of its own size, so that what a tenant may write to cannot grow.
+//!
+//! Mounting needs CAP_SYS_ADMIN. A mount point that is one already is left alone; mounts that were
+//! stacked by a crash are all taken off. Containers hold mounts of their own, so unmounting here
+//! takes nothing from them.
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::CString;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const PAGE: u64 = 4096;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// What a tmpfs may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    /// Files, the folder itself not counted.
+    pub files: u64,
+}
+
+// === impl Size ===
+
+impl Size {
+    fn options(self) -> CString {
+        let pages = self.bytes.div_ceil(PAGE);
+        let text = format!("size={},nr_inodes={},mode=0755", pages * PAGE, self.files + 1);
+        CString::new(text).unwrap_or_default()
+    }
+}
+
+/// Whether `folder` is a tmpfs other than its parent's file system.
+///
+/// # Errors
+/// The folder or its parent cannot be looked at.
+pub fn is_mounted(folder: &Path) -> io::Result<bool> {
+    let parent = folder.parent().unwrap_or(folder);
+    let apart = std::fs::metadata(folder)?.dev() != std::fs::metadata(parent)?.dev();
+    Ok(apart && rustix::fs::statfs(folder)?.f_type == TMPFS_MAGIC)
+}
+
+/// Makes `folder`, which exists, a tmpfs of `size` unless it is one.
+///
+/// # Errors
+/// Mounting is refused, as it is without CAP_SYS_ADMIN.
+pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
+    if is_mounted(folder)? {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("vgpu", folder, "tmpfs", flags, size.options().as_c_str())?;
+    Ok(())
+}
+
+/// Takes every tmpfs off `folder`.
+///
+/// # Errors
+/// Unmounting is refused.
+pub fn remove(folder: &Path) -> io::Result<()> {
+    loop {
+        match unmount(folder, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // No mount point (any more), or no such folder.
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            // Without the capability nothing can have been mounted by this process.
+            Err(Errno::PERM) if matches!(is_mounted(folder), Ok(false)) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Whether this process can mount; says which check is left out and why where it cannot.
+    pub(crate) fn can_mount(check: &str) -> bool {
+        let folder = tempfile::tempdir().expect("a folder");
+        let size = Size { bytes: 1, files: 1 };
+        match ensure(folder.path(), size).and_then(|()| remove(folder.path())) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!("SKIPPED {check}: a tmpfs cannot be mounted here: {error}");
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn a_tmpfs_cannot_grow_and_goes_without_trace() {
+        if !can_mount("a_tmpfs_cannot_grow_and_goes_without_trace") {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("t");
+        std::fs::create_dir(&folder).expect("a folder");
+        let size = Size { bytes: 8000, files: 1 };
+        ensure(&folder, size).expect("mounted");
+        ensure(&folder, size).expect("still mounted");
+        assert!(is_mounted(&folder).expect("looked at"));
+        std::fs::write(folder.join("full"), vec![1; 8192]).expect("two pages fit");
+        assert!(
+            std::fs::write(folder.join("full"), vec![1; 8193]).is_err(),
+            "a third page does not"
+        );
+        assert!(
+            std::fs::write(folder.join("more"), "").is_err(),
+            "nor does a second file"
+        );
+        mount("vgpu", &folder, "tmpfs", MountFlags::empty(), c"size=4096").expect("stacked as by a crash");
+        remove(&folder).expect("unmounted");
+        remove(&folder).expect("nothing left to do");
+        assert!(!is_mounted(&folder).expect("looked at"));
+        remove(&dir.path().join("absent")).expect("nothing there");
+    }
+}
