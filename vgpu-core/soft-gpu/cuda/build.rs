@@ -6,6 +6,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
+#[path = "../exports.rs"]
+mod exports;
+
 /// Older names whose arguments are those of the newer one.
 const SAME: &[(&str, &str)] = &[
     ("cuCtxDestroy", "cuCtxDestroy_v2"),
@@ -31,13 +34,14 @@ fn main() {
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
     println!("cargo:rerun-if-changed=src");
+    println!("cargo:rerun-if-changed=../exports.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 
     let (cuda, data, lookups) = (read("cuda.txt"), read("cuda-data.txt"), read("procaddress.txt"));
     let data: BTreeSet<&str> = data.lines().collect();
-    let modelled = modelled(&Path::new(&here).join("src"));
+    let modelled = exports::modelled(&Path::new(&here).join("src"), "cu");
     let mut out = String::new();
     let mut jumped_to: BTreeSet<String> = BTreeSet::new();
     for (index, name) in cuda.lines().enumerate() {
@@ -114,28 +118,4 @@ fn main() {
     out += "];\n";
     let target = Path::new(&env::var("OUT_DIR").expect("cargo sets it")).join("stubs.rs");
     fs::write(&target, out).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
-}
-
-fn modelled(src: &Path) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir(src).expect("src").map(|entry| entry.expect("src").path()) {
-        let text = fs::read_to_string(&entry).expect("a source file");
-        let defines = |line: &'_ str| {
-            let line = line.trim_start();
-            line.strip_prefix("pub(crate) extern \"C\" ")
-                .unwrap_or(line)
-                .strip_prefix("fn cu")
-                .map(str::to_owned)
-        };
-        let names = text
-            .lines()
-            .filter_map(|line| Some(defines(line)?.split('(').next()?.to_owned()));
-        for name in names
-            .map(|name| format!("cu{name}"))
-            .filter(|name| name.as_bytes()[2].is_ascii_uppercase())
-        {
-            assert!(found.insert(name.clone()), "{name} is defined twice");
-        }
-    }
-    found
 }

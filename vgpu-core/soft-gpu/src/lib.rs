@@ -20,9 +20,11 @@
 //! It is the yardstick of the tests, so it shares neither code nor liveness mechanism with vgpu-abi's ledger.
 
 pub mod account;
+pub mod c;
 pub mod clock;
 pub mod env;
 pub mod error;
+pub mod faults;
 pub mod layout;
 pub mod liveness;
 pub mod names;

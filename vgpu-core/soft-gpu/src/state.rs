@@ -75,6 +75,15 @@ impl State {
         })
     }
 
+    /// Whether this is still the state that the folder holds, and the profile that is asked for.
+    pub fn is_current(&self, config: &Config) -> bool {
+        let same_profile = config
+            .profile
+            .as_ref()
+            .is_none_or(|(_, profile)| *profile == self.profile);
+        config.dir == self.dir && same_profile && Region::open_inode(config) == Some(self.inode)
+    }
+
     pub fn profile(&self) -> &Profile {
         &self.profile
     }

@@ -94,7 +94,7 @@ fn create(out: Out<u64>, shape: Solid) -> Res {
     out.set(handle)
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuArrayCreate_v2(out: Out<u64>, description: In<Plane>) {
         let Plane { width, height, format, channels } = description.get()?;
         create(out, Solid { width, height, depth: 0, format, channels, flags: 0 })

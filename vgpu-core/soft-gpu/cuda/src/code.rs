@@ -2,10 +2,7 @@
 
 use crate::ffi::Out;
 
-/// A CUresult other than success.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Code(pub(crate) i32);
-pub(crate) type Res = Result<(), Code>;
+pub(crate) use soft_gpu::c::{Code, Res};
 
 pub(crate) const INVALID_VALUE: Code = Code(1);
 pub(crate) const OUT_OF_MEMORY: Code = Code(2);
@@ -66,7 +63,7 @@ fn answer(out: Out<*const u8>, text: Option<String>) -> Res {
     }
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuGetErrorName(code: i32, name: Out<*const u8>) {
         answer(name, name_of(code).map(str::to_owned))
     }

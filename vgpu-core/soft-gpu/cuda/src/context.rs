@@ -123,7 +123,7 @@ fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
     out.set(context.handle())
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) {
         let driver = driver::get()?;
         let gpu = driver.gpu(device)?;

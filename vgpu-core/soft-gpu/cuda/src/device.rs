@@ -97,7 +97,7 @@ fn named(out: Out<i32>, gpu: Option<usize>) -> Res {
     out.set(ordinal.ok_or(INVALID_DEVICE)?)
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuDeviceGetCount(out: Out<i32>) {
         out.set(driver::get()?.gpus.len() as i32)
     }

@@ -62,9 +62,7 @@ pub(crate) fn start() -> Res {
         })?;
         let profile = member.state().profile().clone();
         let gpus = visible::list(member.state(), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
-        if !profile.faults.is_empty() {
-            crate::call::arm_faults();
-        }
+        crate::call::FAULTS.arm(&profile.faults);
         let driver = Driver {
             gpus,
             mark: ForkMark::new(),
@@ -110,7 +108,7 @@ impl Driver {
     }
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuDriverGetVersion(version: crate::ffi::Out<i32>) {
         // Works before cuInit; without a state there is only the default profile to tell of.
         let pair = match get() {

@@ -92,7 +92,7 @@ fn capture<T>(stream: u64, act: impl FnOnce(&mut Option<Capture>) -> Result<T, C
     act(&mut stream.capture.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuGraphCreate(out: Out<u64>, flags: u32) {
         if flags == 0 { keep(out, Vec::new()) } else { Err(INVALID_VALUE) }
     }

@@ -81,7 +81,7 @@ fn store(out: Out<u64>, value: Value) -> Res {
     }
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuMemHostAlloc(out: Out<u64>, size: u64, flags: u32) {
         allocate(out, size, flags)
     }

@@ -52,7 +52,7 @@ fn occupancy(block: i32) -> i32 {
     (2048 / block.clamp(1, 1024)).clamp(1, 32)
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuLaunchKernel(
         function: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, _shared: u32, stream: u64,
         _parameters: In<u64>, _extra: In<u64>,

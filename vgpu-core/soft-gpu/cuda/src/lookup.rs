@@ -52,7 +52,7 @@ fn answer(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>)
     }
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuGetProcAddress(name: Text, out: Out<u64>, version: i32, flags: u64) {
         answer(name, out, version, flags, Out::none())
     }

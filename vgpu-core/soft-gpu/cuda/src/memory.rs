@@ -263,7 +263,7 @@ pub(crate) struct Range {
     pub(crate) managed: bool,
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuMemAlloc_v2(out: Out<u64>, size: u64) {
         let (driver, context) = context::here()?;
         if !out.given() {

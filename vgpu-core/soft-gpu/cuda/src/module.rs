@@ -156,7 +156,7 @@ fn attribute(out: Out<i32>, attribute: u32, handle: u64) -> Res {
     })
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuModuleLoad(out: Out<u64>, path: Text) {
         here()?;
         load(out, file(path)?)

@@ -159,7 +159,7 @@ impl Pools {
     }
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuMemAllocAsync(out: Out<u64>, size: u64, stream: u64) {
         let driver = driver::get()?;
         let gpu = stream::gpu_of(driver, stream)?;

@@ -139,7 +139,7 @@ fn record(event: u64, stream: u64) -> Res {
     Ok(())
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuStreamCreate(out: Out<u64>, flags: u32) {
         create(out, flags, 0)
     }

@@ -178,7 +178,7 @@ fn on(stream: u64) -> Res {
     stream::gpu_of(driver::get()?, stream).map(|_| ())
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuMemcpy(to: u64, from: u64, size: u64) { unified(to, from, size) }
     fn cuMemcpyAsync(to: u64, from: u64, size: u64, stream: u64) { on(stream)?; unified(to, from, size) }
     fn cuMemcpyPeer(to: u64, _to_context: u64, from: u64, _from_context: u64, size: u64) { between(to, from, size) }

@@ -135,7 +135,7 @@ fn checked(properties: In<Properties>) -> Result<(Properties, usize), Code> {
     Ok((asked, driver::get()?.gpu(asked.device).map_err(|_| INVALID_DEVICE)?))
 }
 
-crate::api! {
+soft_gpu::api! {
     fn cuMemGetAllocationGranularity(out: Out<u64>, properties: In<Properties>, _option: u32) {
         checked(properties)?;
         out.set(driver::get()?.state().profile().granularity)

@@ -1,0 +1,264 @@
+//! Which devices there are and what they are.
+
+use soft_gpu::c::{Code, Res};
+
+use crate::call::{INVALID_ARGUMENT, NOT_FOUND, Out, Text, text};
+use crate::library::{device, handle, state};
+
+/// nvmlPciInfo_t: legacy id, domain, bus, device, device id, subsystem id, id.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct PciInfo {
+    head: PciHead,
+    id: [u8; 32],
+}
+
+/// What its older versions share.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct PciHead {
+    legacy: [u8; 16],
+    numbers: [u32; 5],
+}
+
+const _: () = assert!(std::mem::size_of::<PciInfo>() == 68);
+
+/// An H100's PCI ids: clients look them up in tables of real devices.
+const DEVICE_ID: u32 = 0x2330_10de;
+const SUBSYSTEM_ID: u32 = 0x16c1_10de;
+
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+fn pci(gpu: u64) -> Result<PciInfo, Code> {
+    let (state, gpu) = device(gpu)?;
+    let pci = state.pci(gpu);
+    let numbers = [
+        pci.domain,
+        u32::from(pci.bus),
+        u32::from(pci.device),
+        DEVICE_ID,
+        SUBSYSTEM_ID,
+    ];
+    let tail = format!("{:02X}:{:02X}.0", pci.bus, pci.device);
+    let head = PciHead {
+        legacy: padded(&format!("{:04X}:{tail}", pci.domain)),
+        numbers,
+    };
+    Ok(PciInfo {
+        head,
+        id: padded(&format!("{:08X}:{tail}", pci.domain)),
+    })
+}
+
+fn count(out: Out<u32>) -> Res {
+    out.set(state()?.profile().gpus)
+}
+
+fn by_index(index: u32, out: Out<u64>) -> Res {
+    if index >= state()?.profile().gpus {
+        return Err(INVALID_ARGUMENT);
+    }
+    out.set(handle(index as usize))
+}
+
+fn by_pci(id: Text, out: Out<u64>) -> Res {
+    let pci = soft_gpu::profile::parse_pci(&id.get()?).ok_or(INVALID_ARGUMENT)?;
+    out.set(handle(state()?.gpu_at(pci).ok_or(NOT_FOUND)?))
+}
+
+/// NVML's number of the architecture that a compute capability belongs to.
+fn architecture((major, minor): (u32, u32)) -> u32 {
+    match (major, minor) {
+        (3, _) => 2,
+        (5, _) => 3,
+        (6, _) => 4,
+        (7, 0..5) => 5,
+        (7, _) => 6,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10.., _) => 10,
+        _ => u32::MAX,
+    }
+}
+
+/// NVML_BRAND_NVIDIA.
+const BRAND: u32 = 14;
+
+soft_gpu::api! {
+    fn nvmlDeviceGetCount_v2(out: Out<u32>) { count(out) }
+    fn nvmlDeviceGetCount(out: Out<u32>) { count(out) }
+    fn nvmlDeviceGetHandleByIndex_v2(index: u32, out: Out<u64>) { by_index(index, out) }
+    fn nvmlDeviceGetHandleByIndex(index: u32, out: Out<u64>) { by_index(index, out) }
+    fn nvmlDeviceGetHandleByPciBusId_v2(id: Text, out: Out<u64>) { by_pci(id, out) }
+    fn nvmlDeviceGetHandleByPciBusId(id: Text, out: Out<u64>) { by_pci(id, out) }
+
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<u64>) {
+        let (state, uuid) = (state()?, uuid.get()?);
+        let mut gpus = 0..state.profile().gpus as usize;
+        let gpu = gpus.find(|gpu| state.uuid_text(*gpu).eq_ignore_ascii_case(&uuid));
+        out.set(handle(gpu.ok_or(NOT_FOUND)?))
+    }
+
+    fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) {
+        out.set(device(gpu)?.1 as u32)
+    }
+
+    fn nvmlDeviceGetMinorNumber(gpu: u64, out: Out<u32>) {
+        out.set(device(gpu)?.1 as u32)
+    }
+
+    fn nvmlDeviceGetName(gpu: u64, out: Out<u8>, room: u32) {
+        text(out, room, &device(gpu)?.0.profile().name)
+    }
+
+    fn nvmlDeviceGetUUID(gpu: u64, out: Out<u8>, room: u32) {
+        let (state, gpu) = device(gpu)?;
+        text(out, room, &state.uuid_text(gpu))
+    }
+
+    fn nvmlDeviceGetBrand(gpu: u64, out: Out<u32>) {
+        device(gpu)?;
+        out.set(BRAND)
+    }
+
+    fn nvmlDeviceGetArchitecture(gpu: u64, out: Out<u32>) {
+        out.set(architecture(device(gpu)?.0.profile().compute_capability))
+    }
+
+    fn nvmlDeviceGetCudaComputeCapability(gpu: u64, major: Out<i32>, minor: Out<i32>) {
+        let (high, low) = device(gpu)?.0.profile().compute_capability;
+        major.set(high as i32)?;
+        minor.set(low as i32)
+    }
+
+    fn nvmlDeviceGetPciInfo_v3(gpu: u64, out: Out<PciInfo>) {
+        out.set(pci(gpu)?)
+    }
+
+    fn nvmlDeviceGetPciInfo_v2(gpu: u64, out: Out<PciHead>) {
+        out.set(pci(gpu)?.head)
+    }
+
+    fn nvmlDeviceGetPciInfo(gpu: u64, out: Out<PciHead>) {
+        out.set(pci(gpu)?.head)
+    }
+
+    fn nvmlDeviceGetBoardId(gpu: u64, out: Out<u32>) {
+        let (state, gpu) = device(gpu)?;
+        let pci = state.pci(gpu);
+        out.set(pci.domain << 16 | u32::from(pci.bus) << 8 | u32::from(pci.device))
+    }
+
+    fn nvmlDeviceGetMultiGpuBoard(gpu: u64, out: Out<u32>) {
+        device(gpu)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceOnSameBoard(one: u64, other: u64, out: Out<i32>) {
+        out.set(i32::from(device(one)?.1 == device(other)?.1))
+    }
+
+    fn nvmlDeviceGetNumGpuCores(gpu: u64, out: Out<u32>) {
+        out.set(device(gpu)?.0.profile().sms * 128)
+    }
+
+    fn nvmlDeviceGetVbiosVersion(gpu: u64, out: Out<u8>, room: u32) {
+        device(gpu)?;
+        text(out, room, "96.00.00.00.01")
+    }
+
+    fn nvmlDeviceGetGspFirmwareVersion(gpu: u64, out: Out<u8>) {
+        out.text(&device(gpu)?.0.profile().driver_version, 80)
+    }
+
+    fn nvmlDeviceGetGspFirmwareMode(gpu: u64, enabled: Out<u32>, default: Out<u32>) {
+        device(gpu)?;
+        enabled.set(1)?;
+        default.set(1)
+    }
+
+    fn nvmlDeviceGetMigMode(gpu: u64, now: Out<u32>, next: Out<u32>) {
+        device(gpu)?;
+        now.set(0)?;
+        next.set(0)
+    }
+
+    fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) {
+        device(gpu)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetMigDeviceHandleByIndex(gpu: u64, _index: u32, _out: Out<u64>) {
+        device(gpu)?;
+        Err(NOT_FOUND)
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(gpu: u64, out: Out<u32>) {
+        device(gpu)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetVirtualizationMode(gpu: u64, out: Out<u32>) {
+        device(gpu)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetTopologyCommonAncestor(one: u64, other: u64, out: Out<u32>) {
+        // The same device, or devices on different NUMA nodes' root complexes.
+        out.set(if device(one)?.1 == device(other)?.1 { 0 } else { 50 })
+    }
+
+    fn nvmlDeviceGetTopologyNearestGpus(gpu: u64, level: u32, count: Out<u32>, devices: Out<u64>) {
+        let (state, own) = device(gpu)?;
+        let near = if level < 50 { Vec::new() } else {
+            (0..state.profile().gpus as usize).filter(|gpu| *gpu != own).map(handle).collect::<Vec<u64>>()
+        };
+        if devices.given() {
+            devices.fill(&near[..near.len().min(count.get()? as usize)])?;
+        }
+        count.set(near.len() as u32)
+    }
+
+    fn nvmlDeviceGetP2PStatus(one: u64, other: u64, _index: u32, out: Out<u32>) {
+        device(one)?;
+        device(other)?;
+        out.set(0)
+    }
+
+    fn nvmlDeviceGetCpuAffinity(gpu: u64, words: u32, out: Out<u64>) {
+        device(gpu)?;
+        cpus(words, out)
+    }
+
+    fn nvmlDeviceGetCpuAffinityWithinScope(gpu: u64, words: u32, out: Out<u64>, _scope: u32) {
+        device(gpu)?;
+        cpus(words, out)
+    }
+
+    fn nvmlDeviceGetMemoryAffinity(gpu: u64, words: u32, out: Out<u64>, _scope: u32) {
+        device(gpu)?;
+        let mut set = vec![0; words as usize];
+        *set.first_mut().ok_or(INVALID_ARGUMENT)? = 1;
+        out.fill(&set)
+    }
+}
+
+/// Every CPU is as near as any other.
+fn cpus(words: u32, out: Out<u64>) -> Res {
+    if words == 0 || words > 1024 {
+        return Err(INVALID_ARGUMENT);
+    }
+    let count = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let word = |index: usize| match count.saturating_sub(index * 64) {
+        0 => 0,
+        left @ 1..64 => (1 << left) - 1,
+        _ => u64::MAX,
+    };
+    out.fill(&(0..words as usize).map(word).collect::<Vec<u64>>())
+}

@@ -1,0 +1,110 @@
+//! nvmlInit and nvmlShutdown, counted as NVML counts them; the state that lies between.
+
+use std::sync::{Mutex, PoisonError};
+
+use soft_gpu::c::{Code, Res};
+use soft_gpu::env::Config;
+use soft_gpu::state::State;
+
+use crate::call::{self, DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED};
+
+struct Library {
+    users: u32,
+    /// Kept over shutdowns, because clients that poll start and stop NVML every time.
+    state: Option<&'static State>,
+}
+
+static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, state: None });
+
+/// The GPUs, between nvmlInit and nvmlShutdown.
+pub(crate) fn state() -> Result<&'static State, Code> {
+    let library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    library.state.filter(|_| library.users > 0).ok_or(UNINITIALIZED)
+}
+
+fn start() -> Res {
+    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    if library.users == 0 {
+        let open = || -> Result<&'static State, soft_gpu::error::Error> {
+            let config = Config::read()?;
+            match library.state.filter(|state| state.is_current(&config)) {
+                Some(state) => Ok(state),
+                None => State::open(&config).map(|state| &*Box::leak(Box::new(state))),
+            }
+        };
+        let state = open().map_err(|error| {
+            eprintln!("soft-gpu: {error}");
+            DRIVER_NOT_LOADED
+        })?;
+        call::FAULTS.arm(&state.profile().faults);
+        library.state = Some(state);
+    }
+    library.users += 1;
+    Ok(())
+}
+
+/// The number behind a device handle; handles look like pointers, but nobody may follow them.
+const HANDLE: u64 = 0x5069_0000_0000;
+
+pub(crate) fn handle(gpu: usize) -> u64 {
+    HANDLE + ((gpu as u64 + 1) << 4)
+}
+
+/// The GPU of a handle, and the state.
+pub(crate) fn device(handle: u64) -> Result<(&'static State, usize), Code> {
+    let state = state()?;
+    let gpu = handle.checked_sub(HANDLE + 16).map(|offset| (offset >> 4) as usize);
+    gpu.filter(|gpu| *gpu < state.profile().gpus as usize)
+        .map(|gpu| (state, gpu))
+        .ok_or(INVALID_ARGUMENT)
+}
+
+soft_gpu::api! {
+    fn nvmlInit_v2() {
+        start()
+    }
+
+    fn nvmlInit() {
+        start()
+    }
+
+    fn nvmlInitWithFlags(_flags: u32) {
+        start()
+    }
+
+    fn nvmlShutdown() {
+        let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+        library.users = library.users.checked_sub(1).ok_or(UNINITIALIZED)?;
+        Ok(())
+    }
+}
+
+#[unsafe(no_mangle)]
+#[allow(unsafe_code, reason = "exported under its C name")]
+pub(crate) extern "C" fn nvmlErrorString(code: i32) -> *const u8 {
+    let text = match code {
+        0 => "Success\0",
+        1 => "Uninitialized\0",
+        2 => "Invalid Argument\0",
+        3 => "Not Supported\0",
+        4 => "Insufficient Permissions\0",
+        6 => "Not Found\0",
+        7 => "Insufficient Size\0",
+        8 => "Insufficient External Power\0",
+        9 => "Driver Not Loaded\0",
+        10 => "Timeout\0",
+        12 => "NVML Shared Library Not Found\0",
+        13 => "Function Not Found\0",
+        15 => "GPU is lost\0",
+        16 => "GPU requires reset\0",
+        17 => "The operating system has blocked the request\0",
+        18 => "RM has detected an NVML/RM version mismatch.\0",
+        19 => "In use by another client\0",
+        20 => "Insufficient Memory\0",
+        21 => "No data\0",
+        23 => "Insufficient Resources\0",
+        25 => "Argument version mismatch\0",
+        _ => "Unknown Error\0",
+    };
+    text.as_ptr()
+}

@@ -1,0 +1,112 @@
+//! The machine: versions, process names, event sets.
+
+use std::time::Duration;
+
+use crate::call::{INVALID_ARGUMENT, NOT_FOUND, Out, TIMEOUT, text};
+use crate::library::{device, handle, state};
+
+/// All event sets are one: nothing ever happens to a software GPU.
+const EVENT_SET: u64 = 0x506a_0000_0010;
+
+fn wait(set: u64, milliseconds: u32) -> soft_gpu::c::Res {
+    state()?;
+    if set != EVENT_SET {
+        return Err(INVALID_ARGUMENT);
+    }
+    std::thread::sleep(Duration::from_millis(u64::from(milliseconds)));
+    Err(TIMEOUT)
+}
+
+fn cuda_version() -> Result<i32, soft_gpu::c::Code> {
+    let (major, minor) = state()?.profile().cuda_version;
+    Ok((major * 1000 + minor * 10) as i32)
+}
+
+soft_gpu::api! {
+    fn nvmlSystemGetDriverVersion(out: Out<u8>, room: u32) {
+        text(out, room, &state()?.profile().driver_version)
+    }
+
+    fn nvmlSystemGetNVMLVersion(out: Out<u8>, room: u32) {
+        let profile = state()?.profile();
+        text(out, room, &format!("{}.{}", profile.cuda_version.0, profile.driver_version))
+    }
+
+    fn nvmlSystemGetCudaDriverVersion(out: Out<i32>) {
+        out.set(cuda_version()?)
+    }
+
+    fn nvmlSystemGetCudaDriverVersion_v2(out: Out<i32>) {
+        out.set(cuda_version()?)
+    }
+
+    fn nvmlSystemGetDriverBranch(_info: Out<u64>, _room: u32) {
+        state()?;
+        Err(crate::call::NOT_SUPPORTED)
+    }
+
+    fn nvmlSystemGetProcessName(pid: u32, out: Out<u8>, room: u32) {
+        state()?;
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NOT_FOUND)?;
+        let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        // Cut, not refused: so does NVML.
+        out.text(&String::from_utf8_lossy(first), i32::try_from(room).unwrap_or(i32::MAX))
+    }
+
+    fn nvmlSystemGetHicVersion(count: Out<u32>, _entries: Out<u64>) {
+        state()?;
+        count.set(0)
+    }
+
+    fn nvmlSystemGetTopologyGpuSet(_cpu: u32, count: Out<u32>, devices: Out<u64>) {
+        let gpus = state()?.profile().gpus;
+        if devices.given() {
+            let all: Vec<u64> = (0..gpus.min(count.get()?) as usize).map(handle).collect();
+            devices.fill(&all)?;
+        }
+        count.set(gpus)
+    }
+
+    fn nvmlUnitGetCount(count: Out<u32>) {
+        state()?;
+        count.set(0)
+    }
+
+    fn nvmlGetExcludedDeviceCount(count: Out<u32>) {
+        state()?;
+        count.set(0)
+    }
+
+    fn nvmlGetBlacklistDeviceCount(count: Out<u32>) {
+        state()?;
+        count.set(0)
+    }
+
+    fn nvmlEventSetCreate(set: Out<u64>) {
+        state()?;
+        set.set(EVENT_SET)
+    }
+
+    fn nvmlEventSetFree(set: u64) {
+        state()?;
+        if set == EVENT_SET { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    }
+
+    fn nvmlDeviceGetSupportedEventTypes(gpu: u64, out: Out<u64>) {
+        device(gpu)?;
+        out.set(8) // critical Xid errors: what health checks ask for
+    }
+
+    fn nvmlDeviceRegisterEvents(gpu: u64, _types: u64, set: u64) {
+        device(gpu)?;
+        if set == EVENT_SET { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    }
+
+    fn nvmlEventSetWait(set: u64, _event: Out<u64>, milliseconds: u32) {
+        wait(set, milliseconds)
+    }
+
+    fn nvmlEventSetWait_v2(set: u64, _event: Out<u64>, milliseconds: u32) {
+        wait(set, milliseconds)
+    }
+}

@@ -1,0 +1,177 @@
+//! What changes: memory, processes, utilisation. Each answer comes from one consistent picture.
+
+use soft_gpu::c::{Code, Res};
+use soft_gpu::state::{Picture, User};
+
+use crate::call::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
+use crate::library::device;
+
+/// nvmlMemory_t: total, free, used.
+type Memory = [u64; 3];
+
+/// nvmlMemory_v2_t.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MemoryV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// nvmlProcessInfo_v1_t.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ProcessV1 {
+    pid: u32,
+    memory: u64,
+}
+
+/// nvmlProcessInfo_v2_t, which v3 kept.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ProcessV2 {
+    pid: u32,
+    memory: u64,
+    gpu_instance: u32,
+    compute_instance: u32,
+}
+
+/// nvmlProcessUtilizationSample_t.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Sample {
+    pid: u32,
+    time: u64,
+    sm: u32,
+    memory: u32,
+    encoder: u32,
+    decoder: u32,
+}
+
+const _: () = {
+    assert!(std::mem::size_of::<MemoryV2>() == 40);
+    assert!(std::mem::size_of::<ProcessV1>() == 16);
+    assert!(std::mem::size_of::<ProcessV2>() == 24);
+    assert!(std::mem::size_of::<Sample>() == 32);
+};
+
+pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
+    let (state, gpu) = device(gpu)?;
+    Ok(state.look(gpu))
+}
+
+/// The processes that the caller's PID namespace shows.
+pub(crate) fn visible(picture: &Picture) -> Vec<(u32, &User)> {
+    picture
+        .users
+        .iter()
+        .filter_map(|user| Some((user.pid?, user)))
+        .collect()
+}
+
+/// Fills a caller's array, or says how large it must be.
+pub(crate) fn list<T: Copy>(count: Out<u32>, out: Out<T>, items: &[T]) -> Res {
+    let room = count.get()? as usize;
+    count.set(items.len() as u32)?;
+    if items.len() > room || (!items.is_empty() && !out.given()) {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    out.fill(items)
+}
+
+fn second(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) -> Res {
+    let picture = picture(gpu)?;
+    let instance = u32::MAX; // no MIG instance
+    let process = |(pid, user): (u32, &User)| ProcessV2 {
+        pid,
+        memory: user.bytes,
+        gpu_instance: instance,
+        compute_instance: instance,
+    };
+    list(
+        count,
+        out,
+        &visible(&picture).into_iter().map(process).collect::<Vec<_>>(),
+    )
+}
+
+fn none(gpu: u64, count: Out<u32>) -> Res {
+    device(gpu)?;
+    count.set(0)
+}
+
+soft_gpu::api! {
+    fn nvmlDeviceGetMemoryInfo(gpu: u64, out: Out<Memory>) {
+        let profile = device(gpu)?.0.profile();
+        let used = picture(gpu)?.used + profile.reserved; // the first version counts what is reserved as used
+        let total = profile.memory + profile.reserved;
+        out.set([total, total.saturating_sub(used), used])
+    }
+
+    fn nvmlDeviceGetMemoryInfo_v2(gpu: u64, out: Out<MemoryV2>) {
+        let profile = device(gpu)?.0.profile();
+        let version = out.get()?.version;
+        if version != 2 << 24 | size_of::<MemoryV2>() as u32 {
+            return Err(VERSION_MISMATCH);
+        }
+        let used = picture(gpu)?.used;
+        let total = profile.memory + profile.reserved;
+        out.set(MemoryV2 {
+            version,
+            total,
+            reserved: profile.reserved,
+            free: profile.memory.saturating_sub(used),
+            used,
+        })
+    }
+
+    fn nvmlDeviceGetBAR1MemoryInfo(gpu: u64, out: Out<Memory>) {
+        device(gpu)?;
+        let (total, used) = (128 << 30, 1 << 20);
+        out.set([total, total - used, used])
+    }
+
+    fn nvmlDeviceGetUtilizationRates(gpu: u64, out: Out<[u32; 2]>) {
+        let busy = picture(gpu)?.busy;
+        out.set([busy, busy / 2])
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses(gpu: u64, count: Out<u32>, out: Out<ProcessV1>) {
+        let picture = picture(gpu)?;
+        let process = |(pid, user): (u32, &User)| ProcessV1 { pid, memory: user.bytes };
+        list(count, out, &visible(&picture).into_iter().map(process).collect::<Vec<_>>())
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) {
+        second(gpu, count, out)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v3(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) {
+        second(gpu, count, out)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses(gpu: u64, count: Out<u32>, _out: Out<ProcessV1>) { none(gpu, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(gpu: u64, count: Out<u32>, _out: Out<ProcessV1>) { none(gpu, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
+
+    fn nvmlDeviceGetProcessUtilization(gpu: u64, out: Out<Sample>, count: Out<u32>, since: u64) {
+        let picture = picture(gpu)?;
+        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let time = time.map_or(0, |time| time.as_micros() as u64);
+        let busy = |(pid, user): (u32, &User)| {
+            let memory = user.busy / 2;
+            (user.busy > 0).then_some(Sample { pid, time, sm: user.busy, memory, encoder: 0, decoder: 0 })
+        };
+        let samples: Vec<Sample> = visible(&picture).into_iter().filter_map(busy).collect();
+        if samples.is_empty() || since > time {
+            count.set(0)?;
+            return Err(NOT_FOUND);
+        }
+        list(count, out, &samples)
+    }
+}

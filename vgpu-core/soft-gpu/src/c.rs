@@ -1,0 +1,134 @@
+//! What C hands over, and gets back. Values of these types come only from C callers, whose side of the contract (cuda.h, nvml.h) is that
+//! a pointer is null or valid for what the function says. All dereferencing of such pointers is here.
+
+#![allow(unsafe_code)] // Reading and writing through callers' pointers.
+
+use std::ffi::{CStr, c_char};
+
+/// A CUresult or nvmlReturn_t other than success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub i32);
+pub type Res = Result<(), Code>;
+
+/// A place for a result. NULL is the code for a null pointer.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Out<T, const NULL: i32>(*mut T);
+
+/// A value, or the first of several, to read.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct In<T, const NULL: i32>(*const T);
+
+/// A C string.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Text<const NULL: i32>(*const c_char);
+
+impl<T: Copy, const NULL: i32> Out<T, NULL> {
+    /// For a result that nobody asked for.
+    pub fn none() -> Self {
+        Self(std::ptr::null_mut())
+    }
+
+    pub fn given(self) -> bool {
+        !self.0.is_null()
+    }
+
+    pub fn set(self, value: T) -> Res {
+        if self.0.is_null() {
+            return Err(Code(NULL));
+        }
+        // SAFETY: not null, so valid (see the module); unaligned because C clients pack as they like.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// For results that a caller may not want.
+    pub fn offer(self, value: T) {
+        let _ = self.set(value);
+    }
+
+    pub fn get(self) -> Result<T, Code> {
+        In::<T, NULL>(self.0.cast_const()).get()
+    }
+
+    /// Reads `count` elements that the caller placed here.
+    pub fn read(self, count: usize) -> Result<Vec<T>, Code> {
+        (0..count)
+            .map(|index| In::<T, NULL>(self.0.cast_const()).at(index))
+            .collect()
+    }
+
+    /// Writes all of `values`; the caller promised room for as many.
+    pub fn fill(self, values: &[T]) -> Res {
+        if self.0.is_null() && !values.is_empty() {
+            return Err(Code(NULL));
+        }
+        for (index, value) in values.iter().enumerate() {
+            // SAFETY: the caller promised room for `values.len()` elements.
+            unsafe { self.0.add(index).write_unaligned(*value) };
+        }
+        Ok(())
+    }
+}
+
+impl<const NULL: i32> Out<u64, NULL> {
+    /// The same place where the caller keeps an int.
+    pub fn narrow(self) -> Out<i32, NULL> {
+        Out(self.0.cast())
+    }
+}
+
+impl<const NULL: i32> Out<u8, NULL> {
+    /// Writes text and its NUL, cut at `room`.
+    pub fn text(self, text: &str, room: i32) -> Res {
+        let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(Code(NULL))?;
+        let mut bytes = text.as_bytes()[..text.len().min(room - 1)].to_vec();
+        bytes.push(0);
+        self.fill(&bytes)
+    }
+}
+
+impl<T: Copy, const NULL: i32> In<T, NULL> {
+    pub fn get(self) -> Result<T, Code> {
+        self.at(0)
+    }
+
+    /// Element `index` of several; the caller promised more than `index`.
+    pub fn at(self, index: usize) -> Result<T, Code> {
+        if self.0.is_null() {
+            return Err(Code(NULL));
+        }
+        // SAFETY: not null, so valid for what the function says it reads.
+        Ok(unsafe { self.0.add(index).read_unaligned() })
+    }
+}
+
+impl<const NULL: i32> Text<NULL> {
+    /// The first bytes, for what may be text or not.
+    pub fn bytes(self) -> In<[u8; 4], NULL> {
+        In(self.0.cast())
+    }
+
+    pub fn get(self) -> Result<String, Code> {
+        if self.0.is_null() {
+            return Err(Code(NULL));
+        }
+        // SAFETY: not null, so a NUL-terminated string.
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
+    }
+}
+
+/// Exports functions under their C names. A body gives `Res`; C gets its code, by way of the crate's `call`.
+#[macro_export]
+macro_rules! api {
+    ($( $(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block )*) => { $(
+        $(#[$meta])*
+        #[unsafe(no_mangle)]
+        #[allow(unsafe_code, reason = "exported under its C name")]
+        pub(crate) extern "C" fn $name($($arg: $type),*) -> i32 {
+            crate::call::call(stringify!($name), move || -> $crate::c::Res { $body })
+        }
+    )* };
+}
