@@ -1,0 +1,218 @@
+{{/*
+The policy for one kind. Arguments: (list $ kind resource prefix), prefix being the path of the ResourceClaimSpec.
+
+How it is built: `asks` lists for each device request its alternatives (one for `exactly`), each with its path.
+Every check maps the asks to messages, one an ask or one a key, empty where all is well; a validation passes when
+every message is empty, and says the first that is not. So each message can name the field's path and its value.
+
+Paths and messages are those of driver/api (request.rs and config/), which checks the same again at Prepare;
+deploy/admission-cases holds both to the same examples.
+*/}}
+{{- define "vgpu.claimsPolicy" -}}
+{{- $root := index . 0 }}
+{{- $kind := index . 1 }}
+{{- $resource := index . 2 }}
+{{- $spec := index . 3 }}
+{{- $derived := $root.Values.admission.derivedClasses }}
+{{- $fractions := concat (list "vgpu") $derived }}
+{{- $fixed := list "gpu" "vgpu-monitor" "vgpu-slot" }}
+{{- $name := printf "%s-%s" (include "vgpu.name" $root) $resource -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels: {{- include "vgpu.labels" $root | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [resource.k8s.io]
+        apiVersions: [v1]
+        resources: [{{ $resource }}]
+        operations: [CREATE, UPDATE]
+  matchConditions:
+    # What was there before this policy must stay deletable: taking off a finalizer is an update.
+    - name: spec-is-new
+      expression: request.operation == 'CREATE' || object.spec != oldObject.spec
+  variables:
+    # Never leave a variable optional: read in another expression it counts as none, and every check would pass.
+    - name: devices
+      expression: object.{{ $spec }}.?devices.orValue({})
+    - name: asks
+      expression: >-
+        variables.devices.?requests.orValue([]).transformList(i, r,
+          has(r.exactly)
+          ? [{'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
+              'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
+          : r.?firstAvailable.orValue([]).transformList(j, s,
+              {'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].firstAvailable[' + string(j) + ']'),
+               'request': dyn([string(r.name), string(r.name) + '/' + string(s.name)]), 'ask': dyn(s),
+               'coreless': dyn(quantity(string(s.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}))
+    - name: fractions
+      expression: {{ toJson $fractions | replace "\"" "'" | quote }}
+    - name: fixed
+      expression: {{ toJson $fixed | replace "\"" "'" | quote }}
+    # What a claim of one of the chart's own classes may say: the class's own words, and tighter ones.
+    - name: bounds
+      expression: >-
+        {{ include "vgpu.bounds" $root | nindent 8 | trim }}
+
+    # Capacity requests. A quantity arrives here as Kubernetes writes it: 1000m as 1, 0.5Gi as 512Mi.
+    - name: capacity
+      expression: >-
+        variables.asks.map(r, r.map(a, a.ask.?capacity.requests.orValue({}).transformList(key, value,
+          a.ask.deviceClassName in variables.fixed
+          ? a.at + '.capacity.requests[' + key + ']: class ' + a.ask.deviceClassName
+            + ' gives what it gives and takes no capacity requests; remove them, or use class vgpu for a part of a GPU'
+          : !(a.ask.deviceClassName in variables.fractions) ? ''
+          : key == 'memory' ? (
+              quantity(string(value)).compareTo(quantity('10Ti')) > 0
+              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is more than any GPU has; ask for at most 10Ti'
+              : quantity(string(value)).compareTo(quantity('64Mi')) < 0
+              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is less than the smallest share, 64Mi; '
+                + (string(value).matches('^([1-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-6])$') ? 'did you mean ' + string(value) + 'Gi?'
+                   : string(value).matches('^[1-9][0-9]{2,5}$') ? 'did you mean ' + string(value) + 'Mi?'
+                   : 'ask for at least 64Mi')
+              : !quantity(string(value)).isInteger()
+              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is not a whole number; write one without a fraction'
+              : '')
+          : key == 'cores' ? (
+              quantity(string(value)).compareTo(quantity('0')) < 0 || quantity(string(value)).compareTo(quantity('100')) > 0
+              || !quantity(string(value)).isInteger()
+              ? a.at + '.capacity.requests[cores]: "' + string(value)
+                + '" is not a whole percentage of a GPU\'s time; ask for a whole number from 0 to 100, for example 25'
+              : '')
+          : key == 'shares' ? (
+              quantity(string(value)).compareTo(quantity('1')) != 0
+              ? a.at + '.capacity.requests[shares]: "' + string(value) + '" is not allowed; a claim always takes one share, so remove the field'
+              : '')
+          : a.at + '.capacity.requests[' + key + ']: no GPU has this capacity; use memory and cores')))
+
+    # The monitor device alone is for administrative access: on a shared GPU it would be a share that nobody counts.
+    - name: access
+      expression: >-
+        variables.asks.map(r, r.map(a,
+          a.ask.deviceClassName == 'vgpu-monitor' && a.ask.?adminAccess.orValue(false) == false
+          ? a.at + '.adminAccess: class vgpu-monitor gives administrative access alone; set adminAccess: true, in a namespace with the label resource.kubernetes.io/admin-access: "true"'
+          : (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in ['gpu', 'vgpu-slot']) && a.ask.?adminAccess.orValue(false)
+          ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to look at GPUs, or remove the field'
+          : ''))
+
+    # Devices with the allocator's taint are given out by vgpu-controller alone.
+    - name: tolerations
+      expression: >-
+        variables.asks.map(r, r.map(a, a.ask.?tolerations.orValue([]).transformList(i, t,
+          t.?key.orValue('') == 'dra.vgpu/allocator'
+          ? a.at + '.tolerations[' + string(i) + '].key: "dra.vgpu/allocator" marks devices that vgpu-controller allocates; remove the toleration'
+          : t.?key.orValue('') == '' && t.?operator.orValue('Equal') == 'Exists'
+            && (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in variables.fixed)
+          ? a.at + '.tolerations[' + string(i) + ']: tolerates every taint, that of vgpu-controller\'s own devices too; name the key that you mean'
+          : '')))
+
+    # Our opaque parameters, each with its path and the requests that it is for.
+    - name: configs
+      expression: >-
+        variables.devices.?config.orValue([]).transformList(i, c, c.?opaque.driver.orValue('') == 'dra.vgpu',
+          {'at': dyn('{{ $spec }}.devices.config[' + string(i) + '].opaque.parameters'),
+           'requests': dyn(c.?requests.orValue([])), 'p': dyn(c.opaque.parameters)})
+    - name: fields
+      expression: >-
+        variables.configs.map(c,
+          type(c.p) != map ? [c.at + ': is not an object; see the fields of VgpuConfig']
+          : [
+            c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
+            c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
+          ]
+          + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing'] ? ''
+              : c.at + '.' + k + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
+          + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
+             'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive']}
+            .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
+              : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? '"' + c.p[field] + '" is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
+          + (!('memoryPolicy' in c.p) ? []
+             : type(c.p.memoryPolicy) != map ? [c.at + '.memoryPolicy: is not an object; write {type: Hard}']
+             : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy.' + k + ': is not a field of VgpuConfig; use one of type, hostMemory')
+               + [c.p.memoryPolicy.?type.orValue('') == 'Hard' ? (
+                    'hostMemory' in c.p.memoryPolicy ? c.at + '.memoryPolicy.hostMemory: contradicts type Hard, which uses no host memory; remove it, or set type to Oversubscribe' : '')
+                  : c.p.memoryPolicy.?type.orValue('') != 'Oversubscribe' ? c.at + '.memoryPolicy.type: is missing or not allowed; use one of Hard, Oversubscribe'
+                  : !('hostMemory' in c.p.memoryPolicy) ? c.at + '.memoryPolicy.hostMemory: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi'
+                  : type(c.p.memoryPolicy.hostMemory) != string || !isQuantity(c.p.memoryPolicy.hostMemory) || !quantity(c.p.memoryPolicy.hostMemory).isInteger()
+                    || quantity(c.p.memoryPolicy.hostMemory).compareTo(quantity('0')) <= 0
+                  ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
+                  : '']))
+
+    # Configs against the requests that they are for, as far as the chart knows the class. What a config says is looked
+    # at once, and only one that says something is held against its requests: 32 configs for 256 alternatives must
+    # stay within the cost limit.
+    - name: claims
+      expression: >-
+        variables.configs.filter(c, type(c.p) == map).map(c, {
+          'at': dyn(c.at), 'requests': dyn(c.requests),
+          'guaranteed': dyn(c.p.?computePolicy.orValue('') == 'Guaranteed'),
+          'looser': dyn(variables.bounds.transformMap(name, fields, fields.transformList(field, words,
+            field == 'memoryPolicy'
+            ? (type(c.p.?memoryPolicy.orValue('')) != map || c.p.memoryPolicy.?type.orValue('Hard') in words ? ''
+               : 'memoryPolicy: Oversubscribe')
+            : type(c.p[?field].orValue(0)) != string || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
+            .transformMap(name, said, said.size() > 0, said[0]))
+        }).filter(c, c.guaranteed || c.looser.size() > 0)
+    - name: requests
+      expression: >-
+        variables.asks.filter(r, r.size() > 0).transformMapEntry(i, r, {r[0].request[0]: r})
+    - name: contradictions
+      expression: >-
+        variables.claims.map(c,
+          (c.requests.size() == 0 ? variables.asks
+           : c.requests.map(q, variables.requests[?q.split('/')[0]].orValue([]).filter(a, q in a.request)))
+          .map(r, r.map(a, a.ask.deviceClassName in c.looser
+            ? c.at + '.' + c.looser[a.ask.deviceClassName] + ' is looser than what class ' + a.ask.deviceClassName
+              + ' says; a claim may only tighten it: remove the field, or use a DeviceClass that grants it'
+            : c.guaranteed && a.coreless && a.ask.deviceClassName in variables.bounds
+            ? c.at + '.computePolicy: Guaranteed caps the share at its cores, and ' + a.at
+              + ' asks for 0 cores; ask for capacity cores of at least 1, or set computePolicy to Balanced'
+            : '')))
+  validations:
+    - expression: variables.capacity.all(r, r.all(a, a.all(m, m == '')))
+      messageExpression: variables.capacity.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
+    - expression: variables.access.all(r, r.all(m, m == ''))
+      messageExpression: variables.access.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
+    - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
+      messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
+    - expression: variables.fields.all(c, c.all(m, m == ''))
+      messageExpression: variables.fields.map(c, c.filter(m, m != '')).filter(c, c.size() > 0)[0][0]
+    - expression: variables.contradictions.all(c, c.all(r, r.all(m, m == '')))
+      messageExpression: string(variables.contradictions.map(c, c.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)).filter(c, c.size() > 0)[0][0][0])
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "vgpu.labels" $root | nindent 4 }}
+spec:
+  policyName: {{ $name }}
+  validationActions: [Deny]
+{{- end -}}
+
+{{/*
+A CEL map: class -> field -> the words that a claim may say, from what the chart's classes say themselves.
+driver/api's config/merge.rs holds the order from tight to loose.
+*/}}
+{{- define "vgpu.bounds" -}}
+{{- $classes := list }}
+{{- range $name, $class := .Values.deviceClasses }}
+{{- if $class.create }}
+{{- $config := $class.config | default dict }}
+{{- $memory := (get $config "memoryPolicy") | default (dict "type" "Hard") }}
+{{- $compute := dict "Guaranteed" "'Guaranteed'" "Balanced" "'Guaranteed', 'Balanced'" "Unlimited" "'Guaranteed', 'Balanced', 'Unlimited'" }}
+{{- $priority := dict "Low" "'Low'" "High" "'Low', 'High'" }}
+{{- $oversubscribe := dict "Hard" "'Hard'" "Oversubscribe" "'Hard', 'Oversubscribe'" }}
+{{- $sharing := dict "Exclusive" "'Exclusive'" "Shared" "'Shared', 'Exclusive'" }}
+{{- $classes = append $classes (printf "'%s': {'computePolicy': [%s], 'priority': [%s], 'memoryPolicy': [%s], 'sharing': [%s]}" $name
+      (get $compute ($config.computePolicy | default "Balanced"))
+      (get $priority ($config.priority | default "Low"))
+      (get $oversubscribe $memory.type)
+      (get $sharing ($config.sharing | default "Shared"))) }}
+{{- end }}
+{{- end -}}
+{ {{- join ",\n" $classes -}} }
+{{- end -}}

@@ -1,0 +1,41 @@
+{{- define "vgpu.name" -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "vgpu.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- end -}}
+
+{{/* vgpu.selector (list . "plugin") */}}
+{{- define "vgpu.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ $root.Chart.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* vgpu.image (list . .Values.images.plugin) */}}
+{{- define "vgpu.image" -}}
+{{- $root := index . 0 -}}
+{{- with $root.Values.images.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- index . 1 }}:{{ $root.Values.images.tag | default $root.Chart.AppVersion -}}
+{{- end -}}
+
+{{/* What both pods say about pulling their image. */}}
+{{- define "vgpu.pullSecrets" -}}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "vgpu.pluginAccount" -}}
+{{ include "vgpu.name" . }}-plugin
+{{- end -}}
+
+{{- define "vgpu.controllerAccount" -}}
+{{ include "vgpu.name" . }}-controller
+{{- end -}}
