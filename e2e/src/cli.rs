@@ -33,7 +33,11 @@ enum Verb {
         keep: bool,
     },
     /// Bring a cluster up with our images in it, and leave it running.
-    Up,
+    Up {
+        /// Stay, and take the cluster down again when this program ends, however it ends.
+        #[arg(long)]
+        hold: bool,
+    },
     /// End the cluster, and remove what earlier runs may have left.
     Down,
     /// Run kubectl on the cluster.
@@ -69,7 +73,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             );
         }
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
-        Verb::Up => up(&arguments.cluster)?,
+        Verb::Up { hold } => up(&arguments.cluster, hold)?,
         Verb::Down => {
             prepared::rerun_as_root()?;
             let removed = cluster::down(&arguments.cluster)?;
@@ -107,7 +111,7 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-fn up(name: &str) -> Result<()> {
+fn up(name: &str, hold: bool) -> Result<()> {
     let prepared = match Prepared::inherited()? {
         Some(prepared) => prepared,
         None => Prepared::make(own_program()?, &mut |text| println!("{text}"))?.as_root()?,
@@ -123,5 +127,10 @@ fn up(name: &str) -> Result<()> {
         cluster.import(archive)?;
     }
     println!("export KUBECONFIG={}", cluster.kubeconfig().display());
+    if hold {
+        loop {
+            std::thread::park(); // a signal ends the program, and with it the cluster
+        }
+    }
     cluster.keep()
 }

@@ -44,7 +44,10 @@ pub fn install(cluster: &Cluster, prepared: &Prepared) -> Result<Vec<PublishedGp
     let kube = Kube::new(cluster, NAME);
     let chart = chart();
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
-    let mut values = vec![format!("driverRoot={}", prepared.gpu.driver_root())];
+    let mut values = vec![
+        "images.tag=dev".to_owned(),
+        format!("driverRoot={}", prepared.gpu.driver_root()),
+    ];
     if let Gpu::Soft(_) = prepared.gpu {
         values.push(format!("softGpu.state={SOFT_GPU_STATE}"));
     }

@@ -63,27 +63,28 @@ impl<'a> Kube<'a> {
         serde_json::from_str(&self.run(&all)?).context("kubectl gave no JSON")
     }
 
-    /// Applies manifests from a text, and says what kubectl said.
-    pub fn try_apply(&self, manifests: &str) -> Result<Said> {
-        let mut command = self.command(["apply", "-f", "-"])?;
-        let mut child = command
+    /// What kubectl said with this on its standard input.
+    pub fn try_run_with_input(&self, arguments: &[&str], input: &str) -> Result<Said> {
+        let mut command = self.command(arguments)?;
+        command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run kubectl")?;
-        child
-            .stdin
-            .take()
-            .context("kubectl has no standard input")?
-            .write_all(manifests.as_bytes())
-            .context("kubectl went away")?;
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot run kubectl")?;
+        let mut pipe = child.stdin.take().context("kubectl has no standard input")?;
+        pipe.write_all(input.as_bytes()).context("kubectl went away")?;
+        drop(pipe);
         let output = child.wait_with_output().context("cannot wait for kubectl")?;
         Ok(Said {
             status: output.status,
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
+    }
+
+    /// Applies manifests from a text, and gives what kubectl said.
+    pub fn try_apply(&self, manifests: &str) -> Result<Said> {
+        self.try_run_with_input(&["apply", "-f", "-"], manifests)
     }
 
     pub fn apply(&self, manifests: &str) -> Result<()> {

@@ -17,7 +17,8 @@ use crate::image::{self, Built};
 use crate::toolchain::Toolchain;
 use crate::{layout, machine};
 
-const VARIABLE: &str = "VGPU_E2E_PREPARED";
+/// Names the file.
+pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
 const PASSED_ON: [&str; 9] = [
     "HOME",
@@ -85,14 +86,17 @@ impl Prepared {
         if machine::is_root() {
             return Ok(self);
         }
-        let file = layout::output().join(format!("prepared-{}.json", std::process::id()));
-        fs::write(
-            &file,
-            serde_json::to_vec(&self).context("cannot encode what was prepared")?,
-        )
-        .with_context(|| format!("cannot write {}", file.display()))?;
+        let file = self.save()?;
         let own = env::current_exe().context("this program has no path")?;
         Err(sudo(&own, &[(VARIABLE, &file)]))
+    }
+
+    /// Writes this to a file for another process, which removes it when it has read it.
+    pub fn save(&self) -> Result<PathBuf> {
+        let file = layout::output().join(format!("prepared-{}.json", std::process::id()));
+        let json = serde_json::to_vec(self).context("cannot encode what was prepared")?;
+        fs::write(&file, json).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
     }
 
     /// The configuration of a cluster of that name.

@@ -59,9 +59,18 @@ impl Snapshot {
         for name in names(Path::new("/sys/class/net")) {
             lines.insert(format!("network device {name}"));
         }
+        for name in names(Path::new(layout::STATE)) {
+            lines.insert(format!("state of cluster {name}"));
+        }
         cgroups(Path::new("/sys/fs/cgroup"), 2, &mut lines);
         processes(tools, &mut lines);
         Self(lines)
+    }
+
+    /// The facts that name this.
+    #[must_use]
+    pub fn lines_with(&self, text: &str) -> Vec<String> {
+        self.0.iter().filter(|line| line.contains(text)).cloned().collect()
     }
 
     /// What is there now and was not before, or the other way round.

@@ -48,7 +48,7 @@ pub(super) struct Demo<'a> {
 impl Demo<'_> {
     /// A quarter of the smallest GPU, in whole MiB.
     fn quarter(&self) -> u64 {
-        self.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(0) / 4 >> 20 << 20
+        (self.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(0) / 4) >> 20 << 20
     }
 
     /// Applies the example; gives the pod that waits.

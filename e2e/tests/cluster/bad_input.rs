@@ -1,0 +1,259 @@
+//! What users get wrong: each gets one clear answer, in the place where its user looks, and leaves nothing behind.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::{install, layout, node, workload};
+
+use crate::manifests::{HOLD, config, pod, template};
+use crate::shared::{self, LIMIT, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("admission_refuses_what_cannot_work", refused),
+    ("admission_accepts_what_can", accepted),
+    (
+        "prepare_says_on_the_pod_what_admission_would_have_refused",
+        prepare_refuses,
+    ),
+    ("more_memory_than_any_gpu_has_is_said_on_the_pod", too_much),
+    ("config_of_another_driver_is_ignored", other_driver),
+    ("container_without_glibc_starts_and_gets_one_warning", without_glibc),
+    ("damaged_limits_file_is_named_on_the_containers_stderr", damaged_limits),
+];
+
+/// The cases of one verdict: file and text.
+fn cases(verdict: &str) -> Result<Vec<(PathBuf, String)>> {
+    let folder = layout::workspace().join("deploy/admission-cases").join(verdict);
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    files.sort();
+    if files.is_empty() {
+        bail!("{} has no case", folder.display());
+    }
+    files
+        .into_iter()
+        .map(|file| fs::read_to_string(&file).map(|text| (file, text)).map_err(Into::into))
+        .collect()
+}
+
+/// A policy takes a moment from its creation to its effect.
+fn wait_for_policies(kube: &Kube<'_>) -> Result<()> {
+    let (_, probe) = cases("refuse")?.into_iter().next().context("no case")?;
+    wait(LIMIT, "the admission policy to act", || {
+        let said = kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &probe)?;
+        Ok((!said.status.success()).then_some(()))
+    })
+}
+
+fn refused() -> Result<()> {
+    shared::in_namespace("admission-refuses", |_, kube| {
+        wait_for_policies(kube)?;
+        let mut wrong = Vec::new();
+        for (file, text) in cases("refuse")? {
+            let expected = text
+                .lines()
+                .next()
+                .and_then(|line| line.strip_prefix("# refused: "))
+                .map(str::trim);
+            let expected =
+                expected.with_context(|| format!("{} has no first line `# refused: ...`", file.display()))?;
+            let said = kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &text)?;
+            if said.status.success() {
+                wrong.push(format!("{} was accepted", file.display()));
+            } else if !said.stderr.contains(expected) {
+                wrong.push(format!(
+                    "{}: expected {expected:?} in: {}",
+                    file.display(),
+                    said.stderr.trim()
+                ));
+            }
+        }
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(anyhow!(wrong.join("\n")))
+        }
+    })
+}
+
+fn accepted() -> Result<()> {
+    shared::in_namespace("admission-accepts", |_, kube| {
+        let mut wrong = Vec::new();
+        for (file, text) in cases("accept")? {
+            let said = kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &text)?;
+            if !said.status.success() {
+                wrong.push(format!("{}: {}", file.display(), said.stderr.trim()));
+            }
+        }
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(anyhow!(wrong.join("\n")))
+        }
+    })
+}
+
+/// Bindings of our admission policies, taken away while a test puts something behind them.
+fn without_admission(kube: &Kube<'_>, test: impl FnOnce() -> Result<()>) -> Result<()> {
+    let bindings = kube.get(&["validatingadmissionpolicybindings"])?;
+    let ours: Vec<Value> = bindings["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|binding| binding["metadata"]["labels"]["app.kubernetes.io/instance"] == install::NAME)
+        .cloned()
+        .collect();
+    for binding in &ours {
+        kube.run(&[
+            "delete",
+            "validatingadmissionpolicybinding",
+            binding["metadata"]["name"].as_str().unwrap_or_default(),
+        ])?;
+    }
+    let outcome = test();
+    for mut binding in ours {
+        for key in ["resourceVersion", "uid", "creationTimestamp", "generation"] {
+            binding["metadata"].as_object_mut().map(|metadata| metadata.remove(key));
+        }
+        kube.apply(&binding.to_string())?;
+    }
+    outcome
+}
+
+fn prepare_refuses() -> Result<()> {
+    shared::in_namespace("prepare-refuses", |_, kube| {
+        without_admission(kube, || {
+            let cases = [
+                (
+                    "unknown-field",
+                    json!({"memory": "1Gi"}),
+                    config(&json!({"compute": "fast"})),
+                    "compute",
+                ),
+                (
+                    "loosens",
+                    json!({"memory": "1Gi"}),
+                    config(&json!({"priority": "High"})),
+                    "priority",
+                ),
+                (
+                    "guaranteed",
+                    json!({"memory": "1Gi"}),
+                    config(&json!({"computePolicy": "Guaranteed"})),
+                    "cores",
+                ),
+            ];
+            for (name, capacity, parameters, field) in cases {
+                let manifests =
+                    template(name, "vgpu", capacity, &[("dra.vgpu", parameters)]) + &pod(name, "client", &HOLD, name);
+                wait(LIMIT, "the policy's removal to take effect", || {
+                    let said = kube.try_apply(&manifests)?;
+                    if said.status.success() {
+                        Ok(Some(()))
+                    } else {
+                        Err(anyhow!(said.stderr))
+                    }
+                })?;
+                wait(LIMIT, &format!("an event on pod {name} that names {field}"), || {
+                    let events = kube.events(name, "")?;
+                    let found = events
+                        .iter()
+                        .any(|message| message.contains(field) && message.contains(name));
+                    if found {
+                        Ok(Some(()))
+                    } else {
+                        Err(anyhow!("events: {}", events.join(" | ")))
+                    }
+                })?;
+            }
+            Ok(())
+        })
+    })
+}
+
+fn too_much() -> Result<()> {
+    shared::in_namespace("too-much", |_, kube| {
+        kube.apply(&(template("t", "vgpu", json!({"memory": "900Gi"}), &[]) + &pod("big", "client", &HOLD, "t")))?;
+        wait(
+            LIMIT,
+            "an event on the pod that names what it asked for and the largest GPU",
+            || {
+                let events = kube.events("big", "")?;
+                let found = events
+                    .iter()
+                    .any(|message| message.contains("900Gi") && message.contains("memory"));
+                if found {
+                    Ok(Some(()))
+                } else {
+                    Err(anyhow!("events: {}", events.join(" | ")))
+                }
+            },
+        )
+    })
+}
+
+fn other_driver() -> Result<()> {
+    shared::in_namespace("other-driver", |_, kube| {
+        let foreign = json!({"apiVersion": "example.com/v1", "kind": "Other", "nonsense": true});
+        let manifests = template("t", "vgpu", json!({"memory": "1Gi"}), &[("other.example.com", foreign)]);
+        kube.apply(&(manifests + &pod("one", "client", &HOLD, "t")))?;
+        kube.wait_running("one", LIMIT)
+    })
+}
+
+fn without_glibc() -> Result<()> {
+    shared::in_namespace("no-glibc", |_, kube| {
+        let sleep = ["sh", "-c", "sleep 600"];
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("musl", "no-glibc", &sleep, "t")))?;
+        kube.wait_running("musl", LIMIT)?;
+        let warned = |kube: &Kube<'_>| -> Result<Vec<String>> {
+            Ok(kube
+                .events("musl", "")?
+                .into_iter()
+                .filter(|message| message.contains("glibc"))
+                .collect())
+        };
+        wait(LIMIT, "a warning on the pod that names glibc", || {
+            Ok((!warned(kube)?.is_empty()).then_some(()))
+        })?;
+        std::thread::sleep(std::time::Duration::from_secs(12)); // longer than the plugin's round
+        match warned(kube)?.len() {
+            1 => Ok(()),
+            more => bail!("{more} warnings instead of one"),
+        }
+    })
+}
+
+fn damaged_limits() -> Result<()> {
+    shared::in_namespace("damaged-limits", |installed, kube| {
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("one", "client", &HOLD, "t")))?;
+        kube.wait_running("one", LIMIT)?;
+        let share = workload::shares(kube)?
+            .into_iter()
+            .next()
+            .context("the pod has no claim")?;
+        let folder = node::claim_folder(&installed.cluster, &share.claim_uid)?;
+        let limits = fs::read_dir(&folder)
+            .with_context(|| format!("cannot read {}", folder.display()))?
+            .flatten()
+            .map(|entry| entry.path().join("limits"))
+            .find(|file| file.is_file())
+            .with_context(|| format!("{} holds no limits file", folder.display()))?;
+        let mut bytes = fs::read(&limits)?;
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x55;
+        fs::write(&limits, bytes).with_context(|| format!("cannot write {}", limits.display()))?;
+        let said = kube.try_run(&["exec", "one", "--", "vgpu-client", "alloc", "2097152"])?;
+        if said.status.success() {
+            bail!("a program allocated under a damaged limits file");
+        }
+        if !(said.stderr.contains("limits") && said.stderr.contains("/run/vgpu/")) {
+            bail!("stderr does not name the file: {}", said.stderr.trim());
+        }
+        Ok(())
+    })
+}

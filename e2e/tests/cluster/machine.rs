@@ -1,0 +1,238 @@
+//! Clusters and the machine: two side by side, beside decoys of a kubelet, and whatever dies first.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, NODE, State};
+use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::snapshot::Snapshot;
+use vgpu_e2e::{layout, prepared};
+
+use crate::shared::{self, LIMIT, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "machine_is_left_as_found_and_decoys_of_a_kubelet_survive",
+        decoys_survive,
+    ),
+    ("interrupted_cluster_is_gone_when_the_program_returns", interrupted),
+    ("cluster_of_a_killed_program_is_taken_down", killed_program),
+    ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
+    ("a_name_in_use_is_refused", name_in_use),
+    ("two_clusters_run_side_by_side", side_by_side),
+];
+
+/// A cluster without GPUs.
+fn plain(name: &str) -> Config {
+    Config {
+        gpu: Gpu::Absent,
+        ..shared::prepared().config(name)
+    }
+}
+
+/// What a kubelet that the machine runs would have lying about.
+struct Decoys {
+    created: Vec<PathBuf>,
+    _socket: UnixListener,
+    socket: PathBuf,
+    process: Child,
+    cgroup: PathBuf,
+}
+
+impl Decoys {
+    fn place() -> Result<Self> {
+        let mut created = Vec::new();
+        let sockets = Path::new("/var/lib/kubelet/device-plugins");
+        for folder in [sockets.parent().unwrap_or(sockets), sockets] {
+            if !folder.exists() {
+                fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+                created.push(folder.to_path_buf());
+            }
+        }
+        let socket = sockets.join("decoy.sock");
+        let listener = UnixListener::bind(&socket).context("cannot bind the decoy socket")?;
+        let root = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"]
+            .into_iter()
+            .find(|root| Path::new(root).join("cgroup.procs").exists());
+        let pods = Path::new(root.context("no cgroup hierarchy to put a decoy in")?).join("kubepods");
+        let cgroup = pods.join("pod00000000-0000-0000-0000-000000000000");
+        for folder in [&pods, &cgroup] {
+            if !folder.exists() {
+                fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+                created.push(folder.clone());
+            }
+        }
+        let process = Command::new("sleep").arg("600").spawn().context("cannot run sleep")?;
+        fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).context("cannot move the decoy process")?;
+        Ok(Self {
+            created,
+            _socket: listener,
+            socket,
+            process,
+            cgroup,
+        })
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if !self.socket.exists() {
+            bail!("the socket of a device plugin of the machine's kubelet was deleted");
+        }
+        if let Some(status) = self.process.try_wait()? {
+            bail!("a process in a pod cgroup of the machine's kubelet was ended: {status}");
+        }
+        let members = fs::read_to_string(self.cgroup.join("cgroup.procs")).context("the decoy cgroup is gone")?;
+        if !members.lines().any(|pid| pid == self.process.id().to_string()) {
+            bail!("the decoy process was moved out of its cgroup");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Decoys {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_file(&self.socket);
+        for folder in self.created.iter().rev() {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+fn decoys_survive() -> Result<()> {
+    let mut decoys = Decoys::place()?;
+    let tools = layout::cache()?.join("tools");
+    let before = Snapshot::take(&tools);
+    let cluster = Cluster::up(plain(&shared::name("decoys")))?;
+    let kube = Kube::new(&cluster, "default");
+    let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
+        "dnsPolicy": "Default", "containers": [{"name": "main", "image": "dra-driver-vgpu/pause:dev"}]}});
+    kube.apply(&pod.to_string())?;
+    kube.wait_running("plain", LIMIT)?;
+    decoys.check()?;
+    cluster.restart("kubelet", true)?;
+    wait(LIMIT, "the restarted kubelet to clean up what it does not know", || {
+        let lines = cluster
+            .path_inside("/var/lib/kubelet/device-plugins")?
+            .join("kubelet.sock")
+            .exists();
+        Ok(lines.then_some(()))
+    })?;
+    kube.wait_running("plain", LIMIT)?;
+    decoys.check()?;
+    cluster.down()?;
+    decoys.check()?;
+    let changes = before.changes(&Snapshot::take(&tools));
+    if changes.is_empty() {
+        Ok(())
+    } else {
+        bail!("the machine is not as it was found:\n{}", changes.join("\n"))
+    }
+}
+
+/// A program of its own that holds a cluster.
+fn holder(name: &str) -> Result<Child> {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vgpu-e2e"))
+        .args(["--cluster", name, "up", "--hold"])
+        .env(prepared::VARIABLE, shared::prepared().save()?)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run vgpu-e2e")?;
+    let lines = BufReader::new(child.stdout.take().context("vgpu-e2e has no standard output")?).lines();
+    for line in lines.map_while(Result::ok) {
+        if line.starts_with("export KUBECONFIG=") {
+            return Ok(child);
+        }
+    }
+    bail!("vgpu-e2e ended before its cluster was up: {}", child.wait()?)
+}
+
+fn pid(child: &Child) -> Result<Pid> {
+    i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a process without a number")
+}
+
+/// Nothing of that cluster is on the machine: no process, folder or cgroup with its name.
+fn is_gone(name: &str) -> Result<()> {
+    let left = Snapshot::take(&layout::cache()?.join("tools")).lines_with(name);
+    if left.is_empty() {
+        Ok(())
+    } else {
+        Err(anyhow!("left: {}", left.join("\n")))
+    }
+}
+
+fn interrupted() -> Result<()> {
+    let name = shared::name("interrupted");
+    let mut child = holder(&name)?;
+    kill_process(pid(&child)?, Signal::INT)?;
+    let status = child.wait()?;
+    if status.code() != Some(130) {
+        bail!("an interrupted program ended with {status} instead of 130");
+    }
+    is_gone(&name)
+}
+
+fn killed_program() -> Result<()> {
+    let name = shared::name("killed");
+    let mut child = holder(&name)?;
+    child.kill()?;
+    child.wait()?;
+    wait(LIMIT, "the keeper to take the cluster down", || {
+        is_gone(&name).map(Some)
+    })
+}
+
+fn killed_keeper() -> Result<()> {
+    let name = shared::name("keeper");
+    let cluster = Cluster::up(plain(&name))?;
+    let keeper = fs::read_to_string(State::of(&name).keeper()).context("no keeper.pid")?;
+    let keeper = keeper
+        .trim()
+        .parse()
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("keeper.pid is no number")?;
+    kill_process(keeper, Signal::KILL)?;
+    drop(cluster);
+    let swept = cluster::sweep()?;
+    if !swept.contains(&name) {
+        bail!("the leftovers were not swept: {swept:?}");
+    }
+    is_gone(&name)
+}
+
+fn name_in_use() -> Result<()> {
+    let installed = shared::installed()?;
+    let error = Cluster::up(plain(&shared::name("shared")))
+        .err()
+        .context("a second cluster of the same name came up")?;
+    if !error.to_string().contains("is running: `make down` ends it") {
+        bail!("the error does not say what to do: {error:#}");
+    }
+    Kube::new(&installed.cluster, "default")
+        .run(&["get", "node", NODE])
+        .map(drop)
+}
+
+fn side_by_side() -> Result<()> {
+    let first = shared::installed()?;
+    let second = Cluster::up(plain(&shared::name("second")))?;
+    let uid = |cluster: &Cluster| {
+        Kube::new(cluster, "default").run(&["get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}"])
+    };
+    if uid(&first.cluster)? == uid(&second)? {
+        bail!("both KUBECONFIGs lead to one cluster");
+    }
+    second.down()?;
+    Kube::new(&first.cluster, "default")
+        .run(&["get", "node", NODE])
+        .map(drop)
+}

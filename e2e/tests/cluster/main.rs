@@ -1,0 +1,64 @@
+//! End-to-end tests: a real cluster with this project on it, brought up once and taken down in every case.
+//!
+//! ```text
+//! machine.rs    clusters of their own: side by side, beside decoys, killed in every way, nothing left
+//! example.rs    the documented examples
+//! bad_input.rs  what users get wrong, and where they read about it
+//! restarts.rs   kubelet and plugin restarted and killed under running pods
+//! ```
+//! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
+
+mod bad_input;
+mod example;
+mod machine;
+mod manifests;
+mod restarts;
+mod shared;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Trial};
+use vgpu_e2e::interrupt;
+use vgpu_e2e::prepared::Prepared;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    if arguments.list {
+        return libtest_mimic::run(&arguments, trials()).exit_code();
+    }
+    match prepare() {
+        Ok(prepared) => shared::provide(prepared),
+        Err(error) => {
+            eprintln!("the end-to-end tests cannot run: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials());
+    if let Err(error) = shared::end() {
+        eprintln!("the cluster could not be taken down: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn prepare() -> Result<Prepared> {
+    let prepared = match Prepared::inherited()? {
+        Some(prepared) => prepared,
+        None => Prepared::make(PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e")), &mut |text| {
+            println!("{text}")
+        })?
+        .as_root()?,
+    };
+    interrupt::handle()?;
+    Ok(prepared)
+}
+
+fn trials() -> Vec<Trial> {
+    let all: Vec<shared::Test> = [machine::TESTS, example::TESTS, bad_input::TESTS, restarts::TESTS].concat();
+    all.into_iter()
+        .map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
+        .collect()
+}

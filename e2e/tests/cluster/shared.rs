@@ -1,0 +1,114 @@
+//! The cluster that most tests share, and a namespace for each of them.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::install::{self, PublishedGpu};
+use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::{node, workload};
+
+/// A test: its name, and what it does.
+pub(crate) type Test = (&'static str, fn() -> Result<()>);
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+static PREPARED: OnceLock<Prepared> = OnceLock::new();
+static CLUSTER: Mutex<Option<Result<&'static Installed, String>>> = Mutex::new(None);
+
+/// A cluster with this project on it.
+pub(crate) struct Installed {
+    pub(crate) cluster: Cluster,
+    pub(crate) gpus: Vec<PublishedGpu>,
+}
+
+/// What was built, for every cluster of the tests.
+pub(crate) fn provide(prepared: Prepared) {
+    let _ = PREPARED.set(prepared);
+}
+
+pub(crate) fn prepared() -> &'static Prepared {
+    PREPARED.get().expect("main provides it before the first test")
+}
+
+/// A cluster name that no other run on this machine has.
+pub(crate) fn name(of: &str) -> String {
+    format!("test-{}-{of}", std::process::id())
+}
+
+/// The shared cluster, brought up by the first test that wants it. When that fails, it fails for all of them.
+pub(crate) fn installed() -> Result<&'static Installed> {
+    let mut slot = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    slot.get_or_insert_with(|| {
+        let cluster = Cluster::up(prepared().config(&name("shared"))).map_err(|error| format!("{error:#}"))?;
+        let gpus = install::install(&cluster, prepared()).map_err(|error| format!("{error:#}"))?;
+        // Lives until `end`, which takes the cluster down by its name.
+        Ok(Box::leak(Box::new(Installed { cluster, gpus })))
+    })
+    .clone()
+    .map_err(|error| anyhow!("no cluster: {error}"))
+}
+
+/// Takes the shared cluster down.
+pub(crate) fn end() -> Result<()> {
+    vgpu_e2e::cluster::down(&name("shared")).map(drop)
+}
+
+/// Runs a test in a namespace of its own on the shared cluster. A failure shows the state of the namespace and of the
+/// plugin; afterwards nothing of the namespace's claims may be left on the node.
+pub(crate) fn in_namespace(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>) -> Result<()> {
+    let installed = installed()?;
+    let kube = Kube::new(&installed.cluster, name);
+    kube.run(&["create", "namespace", name])?;
+    wait(LIMIT, "the namespace's service account", || {
+        kube.run(&["get", "serviceaccount", "default"]).map(Some)
+    })?;
+    let outcome = test(installed, &kube).map_err(|error| {
+        let plugin = Kube::new(&installed.cluster, install::NAME);
+        let logs = ["plugin", "controller"].map(|part| {
+            let selector = format!("app.kubernetes.io/component={part}");
+            plugin
+                .run(&["logs", "--tail=30", "-l", &selector])
+                .unwrap_or_else(|error| format!("{error:#}"))
+        });
+        anyhow!(
+            "{error:#}\n{}\nplugin:\n{}\ncontroller:\n{}",
+            kube.dump(),
+            logs[0],
+            logs[1]
+        )
+    });
+    let uids: Vec<String> = workload::shares(&kube)?
+        .into_iter()
+        .map(|share| share.claim_uid)
+        .collect();
+    let cleaned = clean(installed, &kube, name, &uids);
+    outcome.and(cleaned)
+}
+
+fn clean(installed: &Installed, kube: &Kube<'_>, name: &str, uids: &[String]) -> Result<()> {
+    kube.run(&["delete", "namespace", name, "--timeout=90s"])?;
+    wait(LIMIT, "the node to forget the namespace's claims", || {
+        let left = node::left_of(&installed.cluster, uids)?;
+        if left.is_empty() {
+            Ok(Some(()))
+        } else {
+            Err(anyhow!("left: {}", left.join(", ")))
+        }
+    })
+}
+
+/// The plugin's pod.
+pub(crate) fn plugin_pod(cluster: &Cluster) -> Result<String> {
+    let kube = Kube::new(cluster, install::NAME);
+    let pods = kube.get(&[
+        "pods",
+        "-l",
+        "app.kubernetes.io/component=plugin",
+        "--field-selector=status.phase=Running",
+    ])?;
+    let name = pods["items"][0]["metadata"]["name"].as_str().map(str::to_owned);
+    name.context("no plugin runs")
+}
