@@ -1,0 +1,140 @@
+//! Finds the built libraries and runs the test client against them.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The folder with libcuda.so.1 and libnvidia-ml.so.1.
+pub fn libraries() -> PathBuf {
+    let dist = std::env::var_os("VGPU_DIST").map(PathBuf::from);
+    let dist = dist.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"));
+    let folder = dist.join("soft-gpu");
+    assert!(
+        folder.join("libcuda.so.1").exists(),
+        "{} lacks libcuda.so.1: run `make dist`",
+        folder.display()
+    );
+    folder
+}
+
+/// A state folder that lasts as long as this value.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("soft-gpu-test-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A command that uses the software GPUs of a folder.
+pub fn on_gpus(program: impl AsRef<std::ffi::OsStr>, state: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", libraries()).env("SOFT_GPU_STATE", state);
+    command
+        .env_remove("SOFT_GPU_PROFILE")
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+pub const CLIENT: &str = env!("CARGO_BIN_EXE_soft-gpu-test-client");
+
+/// A running client.
+pub struct Client {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Client {
+    pub fn start(state: &Path) -> Self {
+        Self::spawn(on_gpus(CLIENT, state))
+    }
+
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client starts");
+        let (to, from) = (
+            child.stdin.take().unwrap(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        Self { child, to, from }
+    }
+
+    /// Started, initialised, with a context on GPU 0.
+    pub fn ready(state: &Path) -> Self {
+        let mut client = Self::start(state);
+        assert_eq!(
+            (client.say("init").as_str(), client.say("context 0").as_str()),
+            ("0", "0")
+        );
+        client
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn say(&mut self, command: &str) -> String {
+        writeln!(self.to, "{command}").expect("the client lives");
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("the client answers");
+        line.trim_end().to_owned()
+    }
+
+    pub fn look(&mut self, gpu: usize) -> View {
+        View::parse(&self.say(&format!("look {gpu}")))
+    }
+
+    /// SIGKILL, and gone.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it can be waited for");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What NVML says of a GPU.
+#[derive(Debug)]
+pub struct View {
+    pub used: u64,
+    pub free: u64,
+    pub busy: u64,
+    pub users: HashMap<u32, u64>,
+}
+
+impl View {
+    fn parse(line: &str) -> Self {
+        let fields: HashMap<&str, &str> = line.split(' ').filter_map(|field| field.split_once('=')).collect();
+        let number = |name: &str| fields[name].parse().unwrap_or_else(|_| panic!("{name} in {line}"));
+        let users = fields["pids"].split(',').filter_map(|user| user.split_once(':'));
+        let users = users
+            .map(|(pid, bytes)| (pid.parse().unwrap(), bytes.parse().unwrap()))
+            .collect();
+        Self {
+            used: number("used"),
+            free: number("free"),
+            busy: number("busy"),
+            users,
+        }
+    }
+}

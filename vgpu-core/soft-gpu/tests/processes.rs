@@ -1,0 +1,166 @@
+//! Several processes on the same GPUs: what they hold, what their death gives back, who sees whom.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{CLIENT, Client, Folder, on_gpus};
+
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn processes_share_a_gpu_and_nvml_names_them() {
+    let state = Folder::new("share");
+    let (mut one, mut two) = (Client::ready(&state.0), Client::ready(&state.0));
+    assert_eq!(one.say(&format!("alloc {}", 30 * GIB)), "0");
+    assert_eq!(two.say(&format!("alloc {}", 60 * GIB)), "2", "only 50 GiB are left");
+    assert_eq!(two.say(&format!("alloc {}", 50 * GIB)), "0", "to the last byte");
+    assert_eq!(two.say("alloc 1"), "2");
+    assert_eq!(one.say("info"), format!("0 0 {}", 80 * GIB));
+    let view = two.look(0);
+    assert_eq!((view.used, view.free), (80 * GIB, 0));
+    assert_eq!(view.users[&one.pid()], 30 * GIB);
+    assert_eq!(view.users[&two.pid()], 50 * GIB);
+    assert!(two.look(1).users.is_empty(), "the other GPU is idle");
+}
+
+#[test]
+fn what_a_killed_process_held_is_free_at_once() {
+    let state = Folder::new("kill");
+    let mut survivor = Client::ready(&state.0);
+    for _ in 0..50 {
+        let mut victim = Client::ready(&state.0);
+        assert_eq!(victim.say(&format!("alloc {}", 80 * GIB)), "0");
+        victim.kill();
+        assert_eq!(survivor.say(&format!("alloc {}", 80 * GIB)), "0", "no wait, no retry");
+        assert_eq!(survivor.say("free"), "0");
+    }
+    let view = survivor.look(0);
+    assert_eq!((view.used, view.users.len()), (0, 1), "{view:?}");
+}
+
+#[test]
+fn a_lock_outlives_closed_descriptors_and_dies_with_its_process_not_its_children() {
+    let state = Folder::new("closefrom");
+    let mut watcher = Client::ready(&state.0);
+    let mut user = Client::ready(&state.0);
+    assert_eq!(user.say(&format!("alloc {GIB}")), "0");
+    assert_eq!(user.say("closefrom"), "0");
+    assert_eq!(watcher.look(0).used, GIB, "still alive");
+    let orphan: i32 = user.say("orphan").parse().unwrap();
+    user.kill();
+    let view = watcher.look(0);
+    // The orphan is ours to end, whatever the answer.
+    std::process::Command::new("kill")
+        .arg(orphan.to_string())
+        .status()
+        .unwrap();
+    assert_eq!(view.used, 0, "a fork child must not keep its parent's memory: {view:?}");
+}
+
+#[test]
+fn a_forked_child_has_no_driver() {
+    let state = Folder::new("fork");
+    let mut client = Client::ready(&state.0);
+    assert_eq!(client.say("forked"), "3");
+    assert_eq!(client.say(&format!("alloc {GIB}")), "0", "the parent goes on");
+    assert_eq!(client.look(0).users.len(), 1);
+}
+
+/// Clients allocate and free as fast as they can and are killed at random; every picture adds up, none exceeds the
+/// GPU, no look takes long, and in the end nothing is left.
+#[test]
+fn a_storm_of_kills_leaves_a_true_picture() {
+    let state = Folder::new("storm");
+    let mut watcher = Client::ready(&state.0);
+    let mut storm: Vec<Client> = Vec::new();
+    let (mut looks, mut slowest) = (0, Duration::ZERO);
+    for round in 0..60 {
+        while storm.len() < 4 {
+            let mut client = Client::ready(&state.0);
+            assert_eq!(client.say("storm"), "0");
+            storm.push(client);
+        }
+        for _ in 0..5 {
+            let began = Instant::now();
+            let view = watcher.look(0);
+            slowest = slowest.max(began.elapsed());
+            looks += 1;
+            assert!(view.used <= 80 * GIB, "round {round}: {view:?}");
+            assert_eq!(view.used + view.free, 80 * GIB, "round {round}: {view:?}");
+        }
+        let victim = storm.remove(round % storm.len());
+        let pid = victim.pid();
+        victim.kill();
+        assert!(!watcher.look(0).users.contains_key(&pid), "round {round}: a ghost");
+    }
+    storm.into_iter().for_each(Client::kill);
+    let view = watcher.look(0);
+    assert_eq!((view.used, view.users.len()), (0, 1), "{view:?}");
+    assert_eq!(
+        watcher.say(&format!("alloc {}", 80 * GIB)),
+        "0",
+        "the whole GPU is free again"
+    );
+    println!("{looks} looks, slowest {slowest:?}");
+    assert!(slowest < Duration::from_secs(5), "a look hung: {slowest:?}");
+}
+
+/// The host sees host PIDs of processes in other PID namespaces; they see only themselves; memory counts everybody.
+#[test]
+fn pid_namespaces() {
+    let root = std::fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .contains("\nUid:\t0\t0\t0\t0\n");
+    if !root {
+        println!("SKIPPED pid_namespaces: needs root");
+        return;
+    }
+    let state = Folder::new("namespaces");
+    let mut host = Client::ready(&state.0);
+    assert_eq!(host.say(&format!("alloc {GIB}")), "0");
+    let mut inside: Vec<Client> = (0..2)
+        .map(|_| {
+            let mut command = on_gpus("unshare", &state.0);
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CLIENT]);
+            let mut client = Client::spawn(command);
+            assert_eq!(
+                (client.say("init").as_str(), client.say("context 0").as_str()),
+                ("0", "0")
+            );
+            assert_eq!(client.say(&format!("alloc {}", 2 * GIB)), "0");
+            client
+        })
+        .collect();
+    let view = host.look(0);
+    assert_eq!(view.used, 5 * GIB);
+    assert_eq!(view.users.len(), 3, "{view:?}");
+    for (pid, bytes) in view.users.iter().filter(|(pid, _)| **pid != host.pid()) {
+        assert_eq!(*bytes, 2 * GIB);
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("a host PID");
+        assert!(CLIENT.contains(name.trim()), "{pid} is {name}");
+    }
+    for client in &mut inside {
+        let view = client.look(0);
+        assert_eq!(view.used, 5 * GIB, "memory counts everybody");
+        assert_eq!(
+            view.users.into_iter().collect::<Vec<_>>(),
+            [(1, 2 * GIB)],
+            "but shows itself alone"
+        );
+    }
+}
+
+#[test]
+fn utilisation_follows_launches() {
+    let state = Folder::new("busy");
+    let mut client = Client::ready(&state.0);
+    assert_eq!(client.look(0).busy, 0);
+    assert_eq!(client.say("launch 900"), "0");
+    std::thread::sleep(Duration::from_millis(700));
+    let busy = client.look(0).busy;
+    assert!(busy >= 90, "{busy} % while a kernel runs");
+    assert_eq!(client.say("sync"), "0");
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(client.look(0).busy, 0, "idle again");
+}
