@@ -23,6 +23,7 @@ mod name;
 mod path;
 mod spec;
 pub mod store;
+mod strict;
 mod validate;
 mod version;
 

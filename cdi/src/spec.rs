@@ -3,9 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Serialize};
 
-use crate::{name::Kind, validate, version::Version};
+use crate::{
+    name::Kind,
+    strict::{Object, distinct_keys, object, objects, present, present_object, present_word, word},
+    validate,
+    version::Version,
+};
 
 /// One CDI spec file, without its version: that follows from what the spec uses ([`Version::required`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,7 @@ pub struct Device {
     )]
     pub annotations: BTreeMap<String, String>,
     /// Not empty: a device that changes nothing is an error to runtimes.
+    #[serde(deserialize_with = "object")]
     pub container_edits: ContainerEdits,
 }
 
@@ -38,20 +44,24 @@ pub struct ContainerEdits {
     /// `NAME=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Needs 1.1.0.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub net_devices: Vec<NetDevice>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
     /// Needs 0.7.0. Group 0 is refused: runtimes ignore it without a word.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
     /// Needs 0.7.0.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "present_object",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub intel_rdt: Option<IntelRdt>,
 }
 
@@ -66,7 +76,7 @@ pub struct DeviceNode {
     #[serde(
         default,
         rename = "type",
-        deserialize_with = "present",
+        deserialize_with = "present_word",
         skip_serializing_if = "Option::is_none"
     )]
     pub r#type: Option<DeviceType>,
@@ -126,6 +136,7 @@ pub struct Mount {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Hook {
+    #[serde(deserialize_with = "word")]
     pub hook_name: HookName,
     /// On the node: hooks run from there, and one whose interpreter is missing fails with a misleading ENOENT.
     pub path: String,
@@ -216,8 +227,9 @@ struct Incoming {
     kind: String,
     #[serde(default, deserialize_with = "distinct_keys")]
     annotations: BTreeMap<String, String>,
+    #[serde(deserialize_with = "objects")]
     devices: Vec<Device>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     container_edits: ContainerEdits,
 }
 
@@ -247,13 +259,14 @@ impl Spec {
 
     /// Reads a JSON document, and validates it against its own version too.
     pub fn parse(json: &[u8]) -> Result<Self, ReadError> {
+        let Object(incoming) = serde_json::from_slice(json)?;
         let Incoming {
             cdi_version: declared,
             kind,
             annotations,
             devices,
             container_edits,
-        } = serde_json::from_slice(json)?;
+        } = incoming;
         let kind = Kind::parse(&kind).ok_or(ReadError::Kind(kind))?;
         let spec = Self {
             kind,
@@ -310,33 +323,4 @@ impl IntelRdt {
     pub(crate) fn uses_fields_gone_in_1_1(&self) -> bool {
         self.enable_cmt.is_some() || self.enable_mbm.is_some()
     }
-}
-
-/// An optional field that is there has a value: `null` is refused.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(deserializer).map(Some)
-}
-
-/// A map in which no key occurs twice; serde's own takes the last one.
-fn distinct_keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
-    struct Visitor;
-    impl<'de> de::Visitor<'de> for Visitor {
-        type Value = BTreeMap<String, String>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an object of strings")
-        }
-
-        fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
-            let mut map = BTreeMap::new();
-            while let Some((key, value)) = access.next_entry::<String, String>()? {
-                if map.contains_key(&key) {
-                    return Err(de::Error::custom(format!("annotation {key:?} occurs twice")));
-                }
-                map.insert(key, value);
-            }
-            Ok(map)
-        }
-    }
-    deserializer.deserialize_map(Visitor)
 }

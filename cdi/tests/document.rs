@@ -304,6 +304,13 @@ fn reading_is_strict() {
         ("/containerEdits/hooks/0", "hookName", json!("CreateContainer")),
         ("/containerEdits/hooks/0", "timeout", json!(-1)),
         ("/containerEdits", "intelRdt", json!({"closId": "x"})),
+        // Spellings that serde's derived code takes for an empty object and for a word.
+        ("", "containerEdits", json!([])),
+        ("", "devices", json!([["d", {}, []]])),
+        ("/containerEdits", "mounts", json!([["/a", "/b"]])),
+        ("/containerEdits", "intelRdt", json!(["x"])),
+        ("/containerEdits/hooks/0", "hookName", json!({"createContainer": null})),
+        ("/devices/0/containerEdits/deviceNodes/0", "type", json!({"c": null})),
     ];
     for (object, field, value) in cases {
         let mut bad = good.clone();
@@ -312,6 +319,10 @@ fn reading_is_strict() {
         let error = Spec::parse(bad.to_string().as_bytes());
         assert!(error.is_err(), "{object}.{field} = {value}");
     }
+    assert!(matches!(
+        Spec::parse(br#"["0.5.0", "a/b", {}, [], {}]"#),
+        Err(ReadError::Syntax(_))
+    ));
     let text = good.to_string();
     let twice = text.replacen("{", "{\"annotations\":{\"a\":\"1\",\"a\":\"2\"},", 1);
     assert!(matches!(Spec::parse(twice.as_bytes()), Err(ReadError::Syntax(_))));

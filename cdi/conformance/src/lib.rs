@@ -1,0 +1,2 @@
+//! Nothing but its tests: see `tests/agreement.rs`.
+#![forbid(unsafe_code)]
