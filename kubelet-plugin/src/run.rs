@@ -21,6 +21,7 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::future::Future;
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,6 +42,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     let config = flags.validate()?;

@@ -12,6 +12,7 @@ use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
 use crate::stale::{Gone, PATIENCE};
 use k8s_openapi::api::core::v1::ObjectReference;
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tonic::transport::{Channel, Endpoint};
 use vgpu_proto::health;
@@ -257,7 +258,7 @@ async fn a_prepare_that_its_unprepare_overtook_is_refused() {
             .expect("an answer")
             .into_inner()
     });
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(served.unprepare(&["u1"]).await["u1"].error, "");
     *served.api.slow.lock().expect("lock") = None;
     gate.notify_one();
@@ -303,7 +304,7 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
         served.prepare(&[uid]).await;
     }
     served.api.drop_claim("u1");
-    for after in [PATIENCE * 0, PATIENCE / 2] {
+    for after in [Duration::ZERO, PATIENCE / 2] {
         chores::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
         assert_eq!(served.node.lock().claims().claims.len(), 2);
     }

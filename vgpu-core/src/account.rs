@@ -90,7 +90,7 @@ impl Account {
     ///
     /// # Errors
     /// Why not.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Charge, Refusal> {
         let [one] = self.shares.as_slice() else {
             return self.split(bytes);
@@ -107,12 +107,17 @@ impl Account {
     }
 
     /// Gives a charge back.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, charge: Charge) {
         self.give_back(&charge.first);
-        for part in charge.rest.iter().flatten() {
-            self.give_back(part);
+        if let Some(rest) = charge.rest {
+            self.give_back_all(&rest);
         }
+    }
+
+    #[cold]
+    fn give_back_all(&self, parts: &[Part]) {
+        parts.iter().for_each(|part| self.give_back(part));
     }
 
     /// Gives back all of a charge but its first `keep` bytes.
@@ -142,7 +147,7 @@ impl Account {
         sums.into_iter().collect()
     }
 
-    #[inline]
+    #[inline(always)]
     fn give_back(&self, part: &Part) {
         if let Some(share) = self.shares.get(usize::from(part.share)) {
             share.release(part.reservation, part.bytes);

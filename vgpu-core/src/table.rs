@@ -42,13 +42,13 @@ impl<V> Default for Table<V> {
 
 impl<V> Table<V> {
     /// Keeps `value` for `key`; the value it had.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&self, key: u64, value: V) -> Option<V> {
         self.shard(key).lock().insert(key, value)
     }
 
     /// Takes out the value of `key`.
-    #[inline]
+    #[inline(always)]
     pub fn remove(&self, key: u64) -> Option<V> {
         self.shard(key).lock().remove(key)
     }
@@ -97,6 +97,7 @@ impl<V> Table<V> {
 }
 
 impl<V> Shard<V> {
+    #[inline(always)]
     fn insert(&mut self, key: u64, value: V) -> Option<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             self.grow();
@@ -116,6 +117,7 @@ impl<V> Shard<V> {
         }
     }
 
+    #[inline(always)]
     fn find(&self, key: u64) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let mut at = home(key, mask);
@@ -128,6 +130,7 @@ impl<V> Shard<V> {
         }
     }
 
+    #[inline(always)]
     fn remove(&mut self, key: u64) -> Option<V> {
         let mut hole = self.find(key)?;
         let mask = self.slots.len() - 1;

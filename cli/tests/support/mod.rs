@@ -108,7 +108,12 @@ impl Scene {
 
     /// `vgpu ARGS...` with a bare environment.
     pub(crate) fn vgpu<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(self.path("release/vgpu"));
+        self.vgpu_in("release", args)
+    }
+
+    /// The same with the release in another folder of the scene.
+    pub(crate) fn vgpu_in<S: AsRef<OsStr>>(&self, release: &str, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(self.path(release).join("vgpu"));
         command.args(args).env_clear().stdin(Stdio::null());
         command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("XDG_RUNTIME_DIR", self.path("runtime"));

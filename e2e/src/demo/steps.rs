@@ -56,7 +56,7 @@ impl Demo<'_> {
         let mut text = workload::manifests(&install::example(EXAMPLE))?;
         if *gpu == Gpu::Nvidia {
             let quarter = format!("{}Mi", self.quarter() >> 20);
-            text = fit(&text, &quarter, self.gpus.len() * 4 + 1);
+            text = fit(&text, &quarter, self.gpus.len() * 4 + 1)?;
             progress.note(&format!("fitted to the GPUs of this machine: {quarter} each"));
         }
         self.kube.run(&["create", "namespace", NAMESPACE])?;
@@ -223,19 +223,25 @@ impl Demo<'_> {
     }
 }
 
-/// The example for GPUs of another size and number: the memory asked for, and how many pods.
-fn fit(manifests: &str, memory: &str, pods: usize) -> String {
-    let asked: String = manifests
-        .lines()
-        .map(|line| match line.trim() {
-            trimmed if trimmed.starts_with("memory:") => line.replace(ASKED, memory) + "\n",
-            trimmed if trimmed.starts_with("replicas:") => {
-                format!("{}replicas: {pods}\n", &line[..line.len() - line.trim_start().len()])
-            }
-            _ => format!("{line}\n"),
-        })
+/// The example for GPUs of another size and number: the memory asked for, and how many pods like its first one.
+fn fit(manifests: &str, memory: &str, pods: usize) -> Result<String> {
+    let documents: Vec<&str> = manifests
+        .split("\n---\n")
+        .filter(|document| !document.trim().is_empty())
         .collect();
-    asked
+    let is_pod = |document: &&&str| document.lines().any(|line| line == "kind: Pod");
+    let (first, rest): (Vec<&str>, Vec<&str>) = (
+        documents.iter().filter(is_pod).take(1).copied().collect(),
+        documents.iter().filter(|document| !is_pod(document)).copied().collect(),
+    );
+    let pod = first.first().context("the example has no pod")?;
+    let named = |number: usize| pod.replace(&format!("name: {EXAMPLE}-1\n"), &format!("name: {EXAMPLE}-{number}\n"));
+    let mut all: Vec<String> = rest
+        .iter()
+        .map(|document| document.replace(&format!("memory: {ASKED}"), &format!("memory: {memory}")))
+        .collect();
+    all.extend((1..=pods).map(named));
+    Ok(all.join("\n---\n"))
 }
 
 #[cfg(test)]
@@ -244,10 +250,10 @@ mod tests {
 
     #[test]
     fn the_example_is_fitted_to_other_gpus() {
-        let text = "a:\n  replicas: 9\n  memory: 20Gi\n  cores: \"25\"\n";
-        assert_eq!(
-            fit(text, "20389Mi", 5),
-            "a:\n  replicas: 5\n  memory: 20389Mi\n  cores: \"25\"\n"
-        );
+        let text = workload::manifests(&install::example(EXAMPLE)).unwrap();
+        let fitted = fit(&text, "20389Mi", 5).unwrap();
+        assert_eq!(fitted.matches("kind: Pod\n").count(), 5);
+        assert_eq!(fitted.matches("memory: 20389Mi").count(), 1);
+        assert!(fitted.contains("name: fraction-5\n") && !fitted.contains("fraction-6") && !fitted.contains("20Gi"));
     }
 }

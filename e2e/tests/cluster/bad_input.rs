@@ -49,8 +49,20 @@ fn wait_for_policies(kube: &Kube<'_>) -> Result<()> {
     })
 }
 
+/// Some cases ask for admin access, which Kubernetes itself refuses in other namespaces.
+fn allow_admin_access(kube: &Kube<'_>, namespace: &str) -> Result<()> {
+    kube.run(&[
+        "label",
+        "namespace",
+        namespace,
+        "resource.kubernetes.io/admin-access=true",
+    ])
+    .map(drop)
+}
+
 fn refused() -> Result<()> {
     shared::in_namespace("admission-refuses", |_, kube| {
+        allow_admin_access(kube, "admission-refuses")?;
         wait_for_policies(kube)?;
         let mut wrong = Vec::new();
         for (file, text) in cases("refuse")? {
@@ -82,6 +94,7 @@ fn refused() -> Result<()> {
 
 fn accepted() -> Result<()> {
     shared::in_namespace("admission-accepts", |_, kube| {
+        allow_admin_access(kube, "admission-accepts")?;
         let mut wrong = Vec::new();
         for (file, text) in cases("accept")? {
             let said = kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &text)?;

@@ -1,5 +1,8 @@
 //! The documented examples, as their README tells a user to run them.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use vgpu_e2e::{install, node, workload};
@@ -8,7 +11,9 @@ use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("example_fraction_four_a_gpu_and_the_ninth_waits", fraction),
-    ("example_fraction_has_a_readme_that_names_its_manifests", readme),
+    ("example_two_containers_hold_one_share_together", two_containers),
+    ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
+    ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
 
 fn fraction() -> Result<()> {
@@ -42,14 +47,100 @@ fn fraction() -> Result<()> {
     })
 }
 
-fn readme() -> Result<()> {
-    let folder = install::example("fraction");
-    let text =
-        std::fs::read_to_string(folder.join("README.md")).context("deploy/examples/fraction has no README.md")?;
-    for entry in std::fs::read_dir(&folder)?.flatten() {
+fn two_containers() -> Result<()> {
+    shared::in_namespace("example-two-containers", |_, kube| {
+        kube.apply(&workload::manifests(&install::example("two-containers"))?)?;
+        kube.wait_running("two-containers", LIMIT)?;
+        let total = |container: &str| -> Result<Value> {
+            let said = kube.run(&["exec", "two-containers", "-c", container, "--", "vgpu-client", "check"])?;
+            serde_json::from_str(&said).context("vgpu-client gave no JSON")
+        };
+        let (first, second) = (total("first")?, total("second")?);
+        if first["uuid"] != second["uuid"] || first["total"].as_u64() != install::bytes("20Gi") {
+            bail!("the containers see different things: {first} and {second}");
+        }
+        // What one holds the other no longer has.
+        let taken = 12u64 << 30;
+        let mut holder = kube.command([
+            "exec",
+            "two-containers",
+            "-c",
+            "first",
+            "--",
+            "vgpu-client",
+            "hold",
+            &taken.to_string(),
+        ])?;
+        let mut holder = holder.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?;
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().context("kubectl has no standard output")?).read_line(&mut line)?;
+        let refused = kube.try_run(&[
+            "exec",
+            "two-containers",
+            "-c",
+            "second",
+            "--",
+            "vgpu-client",
+            "alloc",
+            &taken.to_string(),
+        ]);
+        holder.kill()?;
+        holder.wait()?;
+        let refused = refused?;
+        if refused.status.success() || !refused.stderr.contains("CUDA_ERROR_OUT_OF_MEMORY") {
+            bail!(
+                "two containers allocated 24 of 20 GiB together: {}{}",
+                refused.stdout,
+                refused.stderr
+            );
+        }
+        Ok(())
+    })
+}
+
+fn whole_gpu() -> Result<()> {
+    shared::in_namespace("example-whole-gpu", |installed, kube| {
+        kube.apply(&workload::manifests(&install::example("whole-gpu"))?)?;
+        kube.wait_running("whole-gpu", LIMIT)?;
+        let line: Value = serde_json::from_str(&kube.exec("whole-gpu", &["vgpu-client", "check"])?)?;
+        let whole = installed.gpus.iter().map(|gpu| gpu.memory).max();
+        if line["total"].as_u64() != whole {
+            bail!("a whole GPU shows {} of {whole:?} bytes", line["total"]);
+        }
+        let shares = workload::shares(kube)?;
+        let device = shares
+            .first()
+            .and_then(|share| share.device.clone())
+            .context("the pod has no GPU")?;
+        // As many quarters as there are GPUs would fit on the others; one more than fits there must wait.
+        kube.apply(&workload::manifests(&install::example("fraction"))?)?;
+        workload::settle(
+            kube,
+            1 + (installed.gpus.len() - 1) * 4,
+            9 - (installed.gpus.len() - 1) * 4,
+            LIMIT,
+        )?;
+        match workload::by_device(&workload::shares(kube)?).get(&device) {
+            Some(pods) if pods.len() == 1 => Ok(()),
+            pods => bail!("{device} is shared after all: {pods:?}"),
+        }
+    })
+}
+
+fn every_example() -> Result<()> {
+    let folder = install::example("");
+    for entry in std::fs::read_dir(&folder)
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .flatten()
+    {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".yaml") && !text.contains(&name) && !text.contains("deploy/examples/fraction") {
-            bail!("README.md does not say what to do with {name}");
+        if !entry.path().is_dir() {
+            continue;
+        }
+        std::fs::read_to_string(entry.path().join("README.md")).with_context(|| format!("{name} has no README.md"))?;
+        let test = format!("example_{}_", name.replace('-', "_"));
+        if !TESTS.iter().any(|(known, _)| known.starts_with(&test)) {
+            bail!("no test runs the example {name}");
         }
     }
     Ok(())

@@ -16,10 +16,11 @@
 //! A batch writes the checkpoint once, after all of its claims.
 
 mod recover;
+pub mod room;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::arbitration::{self, Arbitration, SLOTS};
+use crate::arbitration::{self, Arbitration};
 use crate::checkpoint::{Checkpoint, Entry, Held, Stamp, Store};
 use crate::claim;
 use crate::claimdir::{self, ClaimDirs};
@@ -31,13 +32,13 @@ use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use crate::steps::{Steps, Stopped};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use room::Full;
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use vgpu_abi::limits::is_share_name;
-use vgpu_api::quantity::format_bytes;
 
 /// One device as kubelet is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,18 +59,8 @@ pub enum Error {
     NoInventory(String),
     #[error(transparent)]
     Claim(#[from] claim::Error),
-    #[error(
-        "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {holders}; \
-         kubelet asks again, and it works once their pods are gone"
-    )]
-    Full {
-        device: String,
-        what: &'static str,
-        wanted: String,
-        held: String,
-        total: String,
-        holders: String,
-    },
+    #[error(transparent)]
+    Full(#[from] Box<Full>),
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),
     #[error(transparent)]
@@ -203,6 +194,7 @@ impl Node {
 
     /// An entry with a slot for each share, if all fit beside what is prepared.
     fn admit(&self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
+        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let mut entry = Entry {
             namespace: id.namespace.clone(),
             name: id.name.clone(),
@@ -212,7 +204,18 @@ impl Node {
         for share in shares {
             let slot = match share.role {
                 Role::Monitor => None,
-                Role::Share => Some(self.slot_for(share, &entry)?),
+                Role::Share => {
+                    let gpu = inventory
+                        .gpu(&share.gpu)
+                        .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
+                    Some(room::slot(
+                        &self.checkpoint,
+                        &entry.shares,
+                        gpu,
+                        share,
+                        self.config.shares,
+                    )?)
+                }
             };
             entry.shares.push(Held {
                 share: share.clone(),
@@ -220,70 +223,6 @@ impl Node {
             });
         }
         Ok(entry)
-    }
-
-    /// A free slot on the share's GPU, if memory, cores and number of shares allow one more.
-    fn slot_for(&self, share: &Share, entry: &Entry) -> Result<u8, Error> {
-        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
-        let gpu = inventory
-            .gpu(&share.gpu)
-            .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
-        let own = entry.shares.iter().filter(|held| held.share.gpu == share.gpu);
-        let on_gpu = || {
-            self.checkpoint
-                .on_gpu(&share.gpu)
-                .map(|(_, held)| held)
-                .chain(own.clone())
-        };
-        let memory: u64 = on_gpu().map(|held| held.share.memory).sum();
-        let cores: u32 = on_gpu().map(|held| held.share.cores).sum();
-        let slots: Vec<u8> = on_gpu().filter_map(|held| held.slot).collect();
-        let full = |what, wanted, held, total| Error::Full {
-            device: share.device.clone(),
-            what,
-            wanted,
-            held,
-            total,
-            holders: self.holders(&share.gpu),
-        };
-        if memory.saturating_add(share.memory) > gpu.memory {
-            let (wanted, held) = (format_bytes(share.memory), format_bytes(memory));
-            return Err(full("memory", wanted, held, format_bytes(gpu.memory)));
-        }
-        if cores.saturating_add(share.cores) > 100 {
-            return Err(full("cores", share.cores.to_string(), cores.to_string(), "100".into()));
-        }
-        let limit = self.config.shares.min(u32::from(SLOTS));
-        let free = (0..SLOTS).find(|slot| !slots.contains(slot));
-        match free.filter(|_| slots.len() < limit as usize) {
-            Some(slot) => Ok(slot),
-            None => Err(full("shares", "1".into(), slots.len().to_string(), limit.to_string())),
-        }
-    }
-
-    /// Who holds shares of a GPU; enough names to find them by.
-    fn holders(&self, gpu: &str) -> String {
-        const NAMED: usize = 3;
-        let holding = |entry: &&Entry| entry.shares.iter().any(|held| held.share.gpu == gpu);
-        let claims = &self.checkpoint.claims;
-        let all: Vec<String> = claims
-            .iter()
-            .filter(|(_, entry)| holding(entry))
-            .map(|(uid, entry)| {
-                let (namespace, name) = (entry.namespace.clone(), entry.name.clone());
-                ClaimId {
-                    namespace,
-                    name,
-                    uid: uid.clone(),
-                }
-                .to_string()
-            })
-            .collect();
-        match all.len() {
-            0 => "other requests of the same claim".into(),
-            more if more > NAMED => format!("{} and {} more", all[..NAMED].join(", "), more - NAMED),
-            _ => all.join(", "),
-        }
     }
 
     /// Makes what is missing of a claim on the machine. `new`: its slots may hold others' demand.

@@ -1,5 +1,5 @@
-//! What every detour does around its handler: no unwinding into C, errno kept, refusal where this
-//! process has no share.
+//! What every detour does around its handler: no unwinding into C, refusal where this process has no
+//! share. errno is kept where the core makes system calls (`vgpu_core::os::errno`).
 
 use crate::real;
 use crate::state::{self, Ready};
@@ -59,14 +59,10 @@ fn run(slot: usize, refused: c_int, handle: impl FnOnce(&'static Ready, *const (
     .unwrap_or(UNKNOWN)
 }
 
-/// Runs `body` with errno kept; None: it panicked, which is said and goes no further.
+/// Runs `body`; None: it panicked, which is said and goes no further.
 #[inline(always)]
 pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
-    // SAFETY: the address of this thread's errno is valid as long as the thread.
-    let errno = unsafe { &mut *libc::__errno_location() };
-    let before = *errno;
     let outcome = catch_unwind(AssertUnwindSafe(body));
-    *errno = before;
     if outcome.is_err() {
         stderr::say("a call failed inside libvgpu.so; this is a bug, please report the lines above");
     }

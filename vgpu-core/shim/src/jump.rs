@@ -98,6 +98,7 @@ pub(crate) unsafe extern "C" fn bind() {
 
 extern "C" fn resolve(index: u32) -> *const () {
     let index = index as usize;
+    let _kept = vgpu_core::os::errno::keep();
     let found = crate::detour::guarded(|| crate::state::ready().map(|_| real::address(index)));
     match found.flatten() {
         Some(address) => address,

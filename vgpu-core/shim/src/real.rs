@@ -120,6 +120,7 @@ fn look_up(index: usize) -> *const () {
     if library.is_null() {
         return missing;
     }
+    let _kept = vgpu_core::os::errno::keep();
     // SAFETY: a handle from dlopen and a C string.
     let found = unsafe { libc::dlsym(library, NAMES[index].as_ptr()) }
         .cast_const()

@@ -114,15 +114,18 @@ impl Ready {
     }
 
     /// The devices, once the driver is initialised.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn devices(&self) -> Option<&Devices> {
         match self.devices.get() {
             Some(devices) => Some(devices),
-            None => {
-                let devices = Devices::enumerate(&self.gpus)?;
-                Some(self.devices.get_or_init(|| devices))
-            }
+            None => self.find_devices(),
         }
+    }
+
+    #[cold]
+    fn find_devices(&self) -> Option<&Devices> {
+        let devices = Devices::enumerate(&self.gpus)?;
+        Some(self.devices.get_or_init(|| devices))
     }
 
     /// The GPU of the calling thread's context; None: there is none, and the driver will say so.

@@ -122,6 +122,10 @@ impl<const NULL: i32> Text<NULL> {
 
 /// Exports functions under their C names. A body gives `Res`; C gets its code, by way of the crate's `call`.
 #[macro_export]
+#[allow(
+    clippy::crate_in_macro_def,
+    reason = "`crate::call::call` is the using crate's own: each library has its rules"
+)]
 macro_rules! api {
     ($( $(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block )*) => { $(
         $(#[$meta])*

@@ -80,7 +80,8 @@ fn main() {
         let line = line.expect("standard input");
         let mut words = line.split_whitespace();
         let command = words.next().unwrap_or_default();
-        let number: u64 = words.next().map_or(0, |word| word.parse().expect("a number"));
+        let argument = words.next().unwrap_or("0");
+        let number: u64 = argument.parse().unwrap_or(0);
         let answer = match command {
             "init" => cuda.call("cuInit", &[0]).to_string(),
             "context" => context(&cuda, number).to_string(),
@@ -117,6 +118,7 @@ fn main() {
                 cuda.call("cuLaunchKernel", &[function, grid, 1, 1, 1024, 1, 1, 0, 0, 0, 0])
                     .to_string()
             }
+            "call" => cuda.call(argument, &[]).to_string(),
             "sync" => cuda.call("cuCtxSynchronize", &[]).to_string(),
             // A child's answer to cuInit.
             // SAFETY: the child calls one function that takes no locks there, and _exit.
@@ -143,8 +145,10 @@ fn main() {
                 child.to_string()
             },
             "closefrom" => {
-                // SAFETY: no descriptor above 2 is used from here on.
-                (3..1024).for_each(|descriptor| drop(unsafe { libc::close(descriptor) }));
+                (3..1024).for_each(|descriptor| {
+                    // SAFETY: no descriptor above 2 is used from here on.
+                    unsafe { libc::close(descriptor) };
+                });
                 "0".into()
             }
             // Allocates and frees until killed.

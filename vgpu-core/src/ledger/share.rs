@@ -15,7 +15,7 @@ use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
 use crate::os::spin::{Spin, Word};
-use crate::os::{coarse_millis, file, fork, stderr};
+use crate::os::{coarse_millis, errno, file, fork, stderr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -140,7 +140,7 @@ impl Share {
     ///
     /// # Errors
     /// Why not.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, Refusal> {
         match self.attempt(bytes) {
             Ok(reservation) => Ok(reservation),
@@ -157,7 +157,7 @@ impl Share {
     }
 
     /// Gives back `bytes` of what `reservation` charged.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, reservation: Reservation, bytes: u64) {
         let Some(own) = self.own.get(usize::from(reservation.0)) else {
             return;
@@ -247,6 +247,7 @@ impl Share {
 
     /// Claims a free lane of `range` for slot `slot`; false: none is free.
     fn claim(&self, slot: usize, range: std::ops::Range<usize>) -> io::Result<bool> {
+        let _kept = errno::keep();
         let region = self.region();
         let start = std::process::id() as usize % range.len();
         let order = range.clone().skip(start).chain(range.take(start));
@@ -289,6 +290,7 @@ impl Share {
     /// Looks for the dead, waiting for at most `patience` for another who does; answers how many
     /// lanes were given back meanwhile, by whomever.
     fn reap(&self, sought: Sought, patience: Duration) -> usize {
+        let _kept = errno::keep();
         let end = Instant::now() + patience;
         let mut waited = 0;
         let lock = loop {

@@ -64,17 +64,18 @@ impl Total {
         let (low, high): (u64, u64);
         let done: u8;
         // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and shared memory is changed by
-        // this instruction alone; rbx, which LLVM keeps for itself, is restored. Without `nomem`
-        // the compiler moves no access over it; the lock prefix makes it a full barrier.
+        // this instruction alone; rbx, which LLVM may keep for itself, is restored. All operands have
+        // registers of their own: `reg` could be rbx, which the first instruction overwrites. Without
+        // `nomem` the compiler moves no access over it; the lock prefix makes it a full barrier.
         unsafe {
             std::arch::asm!(
-                "xchg {new_low}, rbx",
-                "lock cmpxchg16b [{at}]",
-                "sete {done}",
-                "mov rbx, {new_low}",
-                at = in(reg) std::ptr::from_ref(self),
-                new_low = inout(reg) new.charged => _,
-                done = out(reg_byte) done,
+                "xchg rsi, rbx",
+                "lock cmpxchg16b [rdi]",
+                "sete r8b",
+                "mov rbx, rsi",
+                in("rdi") std::ptr::from_ref(self),
+                inout("rsi") new.charged => _,
+                out("r8b") done,
                 inout("rax") old.charged => low,
                 inout("rdx") old.writer => high,
                 in("rcx") new.writer,

@@ -63,6 +63,7 @@ pub fn current<T: Sync + 'static>() -> Option<&'static T> {
 /// # Safety
 /// Every call of `start` and [`current`] in the process is for the same `T`.
 pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'static T> {
+    let _kept = super::errno::keep();
     let page = page()?;
     while !page.starting.lock_within(Duration::from_secs(60)) {}
     let state = match current::<T>() {

@@ -1,5 +1,6 @@
 //! What the library needs of the operating system, each in a file.
 
+pub mod errno;
 pub mod file;
 pub mod fork;
 pub mod pinned;

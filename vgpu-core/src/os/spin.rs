@@ -32,6 +32,7 @@ impl Word {
 
     #[cold]
     fn wait(&self, limit: Duration) -> bool {
+        let _kept = super::errno::keep();
         for _ in 0..64 {
             std::hint::spin_loop();
             if self.try_lock() {

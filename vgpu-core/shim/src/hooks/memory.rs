@@ -17,7 +17,7 @@ pub(crate) const GRANULE: u64 = 2 << 20;
 const PITCH: u64 = 512;
 
 /// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
-#[inline]
+#[inline(always)]
 pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
     let bytes = rounded(bytes, GRANULE)?;
     match gpu.account.reserve(bytes) {

@@ -1,0 +1,174 @@
+//! The release itself (dist/): a client that knows no limit meets it, as an ordinary user and as root.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Running, Scene, as_root, as_user, compile, is_root, printed, refused};
+
+const GIB: u64 = 1 << 30;
+const GRANULE: u64 = 2 << 20;
+
+/// The folder of `make dist`.
+fn dist() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
+    let dist = std::env::var_os("VGPU_DIST").map_or(workspace, PathBuf::from);
+    for name in [
+        "vgpu",
+        "libvgpu.so",
+        "libvgpu-preload.so",
+        "soft-gpu/libcuda.so.1",
+        "soft-gpu/libnvidia-ml.so.1",
+    ] {
+        assert!(
+            dist.join(name).is_file(),
+            "{}: missing; run `make dist`",
+            dist.join(name).display()
+        );
+    }
+    dist
+}
+
+/// In `scene` the release lies in dist/, and the client beside it.
+fn prepare(scene: &Scene) {
+    let status = Command::new("cp")
+        .arg("-rL")
+        .arg(dist())
+        .arg(scene.path("dist"))
+        .status()
+        .unwrap();
+    assert!(status.success());
+    compile(&scene.path("client"), include_str!("support/client.c"), &["-ldl"]);
+}
+
+/// `vgpu run --soft-gpu FLAGS -- WRAP... client ARGS`.
+fn client(scene: &Scene, flags: &[&str], wrap: &[&str], args: &[&str]) -> Command {
+    let client = scene.path("client").display().to_string();
+    let all = ["run", "--soft-gpu"].iter().chain(flags).chain(&["--"]).chain(wrap);
+    let all: Vec<_> = all.copied().chain([&*client]).chain(args.iter().copied()).collect();
+    scene.vgpu_in("dist", all)
+}
+
+fn both(body: fn(&Scene)) {
+    as_user(body);
+    if is_root() {
+        as_root("limits_hold", body);
+    }
+}
+
+#[test]
+fn a_client_sees_one_gpu_with_its_share_in_cuda_and_nvml() {
+    both(|scene| {
+        prepare(scene);
+        for gpu in ["0", "1"] {
+            let text = printed(&mut client(scene, &["--memory", "20Gi", "--gpu", gpu], &[], &["sizes"]));
+            let lines: Vec<_> = text.lines().collect();
+            let total = (20 * GIB).to_string();
+            assert_eq!(lines[..4], ["1 1", &total, &format!("{total} 1"), &total], "{text}");
+            assert!(lines[4].starts_with("GPU-") && lines[4] == lines[5], "{text}");
+        }
+    });
+}
+
+#[test]
+fn the_limit_is_reached_and_not_passed() {
+    both(|scene| {
+        prepare(scene);
+        let text = printed(&mut client(scene, &["--memory", "20Gi"], &[], &["fill"]));
+        assert_eq!(text, "2\n0\n0 2\n", "too much, all of it, one granule more");
+    });
+}
+
+#[test]
+fn commands_of_one_share_count_together_and_others_do_not() {
+    both(|scene| {
+        prepare(scene);
+        let bytes = (15 * GIB).to_string();
+        let shared = ["--share", "a", "--memory", "20Gi"];
+        let first = Running::start(&mut client(scene, &shared, &[], &["hold", &bytes]));
+        let beyond = support::output(&mut client(scene, &["--share", "a"], &[], &["hold", &bytes]));
+        assert_eq!(support::stdout(&beyond), "cuMemAlloc: 2\n");
+        let other = Running::start(&mut client(scene, &["--memory", "20Gi"], &[], &["hold", &bytes]));
+        assert_eq!((first.end().0, other.end().0), (Some(0), Some(0)));
+        // What the first held is free again.
+        let again = Running::start(&mut client(scene, &shared, &[], &["hold", &bytes]));
+        assert_eq!(again.end().0, Some(0));
+        assert_eq!(scene.shares(), [""; 0]);
+    });
+}
+
+#[test]
+fn nothing_asked_is_the_whole_gpu() {
+    both(|scene| {
+        prepare(scene);
+        let bytes = (60 * GIB / GRANULE * GRANULE).to_string();
+        assert_eq!(
+            Running::start(&mut client(scene, &[], &[], &["hold", &bytes])).end().0,
+            Some(0)
+        );
+    });
+}
+
+#[test]
+fn a_command_that_closes_its_descriptors_still_holds_its_share() {
+    both(|scene| {
+        prepare(scene);
+        let bytes = GIB.to_string();
+        let close = ["sh", "-c", "exec 100>&- \"$@\"", "sh"];
+        let mut first = Running::start(&mut client(
+            scene,
+            &["--share", "a", "--memory", "20Gi"],
+            &close,
+            &["hold", &bytes],
+        ));
+        // Without its parent only the ledger says that it is there.
+        first.signal(libc::SIGKILL);
+        first.0.wait().unwrap();
+        let line = refused(
+            &mut client(scene, &["--share", "a", "--memory", "10Gi"], &[], &["sizes"]),
+            2,
+        );
+        assert!(line.contains("20Gi"), "{line}");
+        drop(first.0.stdin.take());
+        support::eventually("the share goes with it", || {
+            support::output(&mut client(
+                scene,
+                &["--share", "a", "--memory", "10Gi"],
+                &[],
+                &["sizes"],
+            ))
+            .status
+            .success()
+        });
+    });
+}
+
+#[test]
+fn roots_run_holds_with_a_cleared_environment() {
+    as_root("roots_run_holds_with_a_cleared_environment", |scene| {
+        prepare(scene);
+        let text = printed(&mut client(scene, &["--memory", "20Gi"], &["env", "-i"], &["sizes"]));
+        assert!(text.starts_with(&format!("1 1\n{}\n", 20 * GIB)), "{text}");
+    });
+}
+
+#[test]
+fn a_bad_variable_of_the_software_gpu_is_named_in_one_line() {
+    as_user(|scene| {
+        prepare(scene);
+        let profile = scene.path("profile");
+        std::fs::write(&profile, "nonsense\n").unwrap();
+        for (variable, value) in [
+            ("SOFT_GPU_STATE", PathBuf::from("/dev/null")),
+            ("SOFT_GPU_STATE", PathBuf::from("/proc/nowhere")),
+            ("SOFT_GPU_PROFILE", PathBuf::from("/nowhere")),
+            ("SOFT_GPU_PROFILE", profile),
+        ] {
+            let line = refused(client(scene, &[], &[], &["sizes"]).env(variable, &value), 2);
+            assert!(
+                line.starts_with(&format!("vgpu run: {variable}={}: ", value.display())),
+                "{line}"
+            );
+        }
+    });
+}

@@ -1,0 +1,207 @@
+//! How long NodePrepareResources and NodeUnprepareResources take: a gRPC client of the plugin's own
+//! socket, beside the running plugin, against real claims.
+//!
+//! ```text
+//!  make N claims, allocate them by status writes ─► rounds of {Prepare, Unprepare} for 1 claim
+//!                                                ─► rounds of {Prepare, Unprepare} for all N in one call
+//!  ─► p50 and p99 of each, and the plugin's RSS before and after ─► the claims are deleted
+//! ```
+//!
+//! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set:
+//! `prepare_bench --node NODE [--claims 100] [--rounds 200]`. Prints one figure a line:
+//! `<name> <unit> <value>`. Units: microseconds, kibibytes.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use vgpu_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use vgpu_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+
+#[derive(Parser)]
+struct Flags {
+    /// The node whose GPUs the claims are given.
+    #[arg(long)]
+    node: String,
+    #[arg(long, default_value = "/var/lib/kubelet/plugins/dra.vgpu/dra.sock")]
+    socket: PathBuf,
+    #[arg(long, default_value = "default")]
+    namespace: String,
+    /// Claims in the call that prepares many.
+    #[arg(long, default_value_t = 100)]
+    claims: usize,
+    /// Rounds with one claim; a tenth as many with all.
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let flags = Flags::parse();
+    let client = kube::Client::try_default().await.context("KUBECONFIG")?;
+    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
+    let made = make_claims(&client, &claims, &flags).await;
+    let result = match &made {
+        Ok(made) => measure(&flags, made).await,
+        Err(error) => Err(anyhow::anyhow!("{error:#}")),
+    };
+    for index in 0..flags.claims {
+        release(&claims, &name(index)).await;
+    }
+    result
+}
+
+fn name(index: usize) -> String {
+    format!("prepare-bench-{index}")
+}
+
+/// Claims of 64Mi each, in turn over the node's GPUs, allocated as kube-scheduler would.
+async fn make_claims(client: &kube::Client, claims: &Api<ResourceClaim>, flags: &Flags) -> Result<Vec<Claim>> {
+    let slices = Api::<ResourceSlice>::all(client.clone());
+    let list = slices
+        .list(&ListParams::default().fields("spec.driver=dra.vgpu"))
+        .await?;
+    let devices: Vec<(String, String)> = list
+        .items
+        .iter()
+        .filter(|slice| slice.spec.node_name.as_deref() == Some(&flags.node))
+        .flat_map(|slice| {
+            let devices = slice.spec.devices.iter().flatten();
+            devices.map(move |device| (slice.spec.pool.name.clone(), device))
+        })
+        .filter(|(_, device)| device.allow_multiple_allocations == Some(true))
+        .map(|(pool, device)| (pool, device.name.clone()))
+        .collect();
+    ensure!(
+        !devices.is_empty(),
+        "node {} publishes no shared device of dra.vgpu",
+        flags.node
+    );
+    let mut made = Vec::new();
+    for index in 0..flags.claims {
+        let name = name(index);
+        let (pool, device) = &devices[index % devices.len()];
+        let claim: ResourceClaim = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu", "capacity": {"requests": {"memory": "64Mi"}}}}]}},
+        }))?;
+        let claim = claims
+            .create(&PostParams::default(), &claim)
+            .await
+            .with_context(|| format!("create {name}"))?;
+        let share = format!("00000000-0000-4000-8000-{index:012x}");
+        let status = json!({"status": {"allocation": {
+            "allocationTimestamp": "2026-01-01T00:00:00Z",
+            "devices": {"results": [{
+                "request": "gpu", "driver": "dra.vgpu", "pool": pool, "device": device,
+                "shareID": share, "consumedCapacity": {"memory": "64Mi", "cores": "0", "shares": "1"}}]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                {"key": "metadata.name", "operator": "In", "values": [flags.node]}]}]},
+        }}});
+        let patch = PatchParams::default();
+        claims
+            .patch_status(&name, &patch, &Patch::Merge(&status))
+            .await
+            .with_context(|| format!("allocate {name}"))?;
+        made.push(Claim {
+            namespace: flags.namespace.clone(),
+            uid: claim.metadata.uid.context("a claim without UID")?,
+            name,
+        });
+    }
+    Ok(made)
+}
+
+async fn release(claims: &Api<ResourceClaim>, name: &str) {
+    let none = json!({"status": {"allocation": null}});
+    // A claim that was never made, or never allocated, is as good as released.
+    let _ = claims
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(&none))
+        .await;
+    let _ = claims.delete(name, &DeleteParams::default()).await;
+}
+
+async fn measure(flags: &Flags, claims: &[Claim]) -> Result<()> {
+    let endpoint = Endpoint::try_from(format!("unix://{}", flags.socket.display()))?;
+    let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
+    let pid = plugin_pid()?;
+    println!("plugin_rss_before KiB {}", rss(pid)?);
+    rounds(&mut plugin, "1", &claims[..1], flags.rounds).await?;
+    println!("plugin_rss_after_{}_rounds KiB {}", flags.rounds, rss(pid)?);
+    rounds(
+        &mut plugin,
+        &claims.len().to_string(),
+        claims,
+        flags.rounds.div_ceil(10),
+    )
+    .await?;
+    println!("plugin_rss_after_all KiB {}", rss(pid)?);
+    Ok(())
+}
+
+async fn rounds(plugin: &mut DraPluginClient<Channel>, what: &str, claims: &[Claim], rounds: usize) -> Result<()> {
+    let (mut prepare, mut unprepare) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let request = NodePrepareResourcesRequest {
+            claims: claims.to_vec(),
+        };
+        let answer = plugin.node_prepare_resources(request).await?.into_inner();
+        prepare.push(start.elapsed().as_micros());
+        for (uid, claim) in &answer.claims {
+            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+        }
+        ensure!(
+            answer.claims.len() == claims.len(),
+            "{} answers for {} claims",
+            answer.claims.len(),
+            claims.len()
+        );
+        let start = Instant::now();
+        let request = NodeUnprepareResourcesRequest {
+            claims: claims.to_vec(),
+        };
+        let answer = plugin.node_unprepare_resources(request).await?.into_inner();
+        unprepare.push(start.elapsed().as_micros());
+        for (uid, claim) in &answer.claims {
+            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+        }
+    }
+    for (verb, mut times) in [("prepare", prepare), ("unprepare", unprepare)] {
+        times.sort_unstable();
+        for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
+            println!("{verb}_{what}_{quantile} us {}", times[at]);
+        }
+    }
+    Ok(())
+}
+
+/// The one process called vgpu-kubelet-plugin in this PID namespace.
+fn plugin_pid() -> Result<u32> {
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // comm is cut to 15 bytes.
+        if std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm.trim_end() == "vgpu-kubelet-pl") {
+            return Ok(pid);
+        }
+    }
+    bail!("no process vgpu-kubelet-plugin here: run inside the cluster's namespaces")
+}
+
+fn rss(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}

@@ -1,0 +1,86 @@
+//! Whether a share fits beside what is prepared on its GPU. Pure.
+//!
+//! The scheduler has counted already; this counts what the node really holds. They differ after a
+//! force-deleted pod, and with two writers of allocations, which nothing in the API server stops.
+
+use crate::arbitration::SLOTS;
+use crate::checkpoint::{Checkpoint, Entry, Held};
+use crate::inventory::Gpu;
+use crate::share::{ClaimId, Share};
+use vgpu_api::quantity::format_bytes;
+use vgpu_api::request::CORES_MAX;
+
+/// A GPU without room, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {holders}; \
+     kubelet asks again, and it works once their pods are gone"
+)]
+pub struct Full {
+    pub device: String,
+    pub what: &'static str,
+    pub wanted: String,
+    pub held: String,
+    pub total: String,
+    pub holders: String,
+}
+
+/// A free slot of `gpu`, if memory, cores and number of shares allow `share` beside those in the
+/// checkpoint and those of its own claim, `own`.
+///
+/// # Errors
+/// What there is no room for, and who holds it.
+pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max_shares: u32) -> Result<u8, Box<Full>> {
+    let own = own.iter().filter(|held| held.share.gpu == gpu.uuid);
+    let on_gpu = || checkpoint.on_gpu(&gpu.uuid).map(|(_, held)| held).chain(own.clone());
+    let memory: u64 = on_gpu().map(|held| held.share.memory).sum();
+    let cores: u32 = on_gpu().map(|held| held.share.cores).sum();
+    let slots: Vec<u8> = on_gpu().filter_map(|held| held.slot).collect();
+    let full = |what, wanted, held, total| {
+        Err(Box::new(Full {
+            device: share.device.clone(),
+            what,
+            wanted,
+            held,
+            total,
+            holders: holders(checkpoint, &gpu.uuid),
+        }))
+    };
+    if memory.saturating_add(share.memory) > gpu.memory {
+        let (wanted, held) = (format_bytes(share.memory), format_bytes(memory));
+        return full("memory", wanted, held, format_bytes(gpu.memory));
+    }
+    if cores.saturating_add(share.cores) > CORES_MAX {
+        let (wanted, held) = (format!("{} cores", share.cores), cores.to_string());
+        return full("cores", wanted, held, CORES_MAX.to_string());
+    }
+    let limit = max_shares.min(u32::from(SLOTS));
+    let free = (0..SLOTS).find(|slot| !slots.contains(slot));
+    match free.filter(|_| slots.len() < limit as usize) {
+        Some(slot) => Ok(slot),
+        None => full(
+            "shares",
+            "another share".into(),
+            slots.len().to_string(),
+            limit.to_string(),
+        ),
+    }
+}
+
+/// Who holds shares of a GPU; enough names to find them by.
+fn holders(checkpoint: &Checkpoint, gpu: &str) -> String {
+    const NAMED: usize = 3;
+    let holding = |entry: &&Entry| entry.shares.iter().any(|held| held.share.gpu == gpu);
+    let name = |uid: &String, entry: &Entry| {
+        let (namespace, name) = (entry.namespace.clone(), entry.name.clone());
+        let uid = uid.clone();
+        ClaimId { namespace, name, uid }.to_string()
+    };
+    let all = checkpoint.claims.iter().filter(|(_, entry)| holding(entry));
+    let all: Vec<String> = all.map(|(uid, entry)| name(uid, entry)).collect();
+    match all.len() {
+        0 => "other requests of the same claim".into(),
+        more if more > NAMED => format!("{} and {} more", all[..NAMED].join(", "), more - NAMED),
+        _ => all.join(", "),
+    }
+}
