@@ -69,6 +69,9 @@ pub fn install(cluster: &Cluster, prepared: &Prepared) -> Result<Vec<PublishedGp
             kube.run(&["describe", "pods"]).unwrap_or_default()
         ))
     })?;
+    // Helm calls a DaemonSet ready when all but the pods that an update may stop are: here, none.
+    kube.run(&["rollout", "status", "daemonset", "--timeout=60s"])
+        .with_context(|| kube.dump())?;
     wait(Duration::from_secs(60), "GPUs in a ResourceSlice", || {
         let gpus = published(&kube)?;
         Ok((!gpus.is_empty()).then_some(gpus))

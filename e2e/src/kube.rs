@@ -155,7 +155,13 @@ impl<'a> Kube<'a> {
         for arguments in [
             ["get", "pods,resourceclaims", "-o", "wide"].as_slice(),
             &["get", "events", "--sort-by=.lastTimestamp"],
-            &["describe", "resourceclaims"],
+            &[
+                "logs",
+                "--namespace=dra-driver-vgpu",
+                "--selector=app.kubernetes.io/name=dra-driver-vgpu",
+                "--prefix",
+                "--tail=40",
+            ],
         ] {
             let said = self.run(arguments).unwrap_or_else(|error| format!("{error:#}"));
             text.push_str(&format!("$ kubectl {}\n{said}\n", arguments.join(" ")));

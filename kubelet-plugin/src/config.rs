@@ -134,9 +134,12 @@ impl Flags {
         let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
+        // kubelet sends this path, percent-encoded, as the :authority of its calls, and a host name with
+        // `%2F` in it is refused by our server (h2). What stands before an `@` is user information, where
+        // the encoding is allowed, and kubelet leaves `@` as it is.
         let registration_socket = self
             .kubelet_root
-            .join(format!("plugins_registry/{DRIVER_NAME}-reg.sock"));
+            .join(format!("plugins_registry/registration@{DRIVER_NAME}.sock"));
         let dra_socket = plugin_dir.join("dra.sock");
         for socket in [&dra_socket, &registration_socket] {
             if socket.as_os_str().len() > 107 {
@@ -217,11 +220,24 @@ mod tests {
         );
         assert_eq!(
             config.registration_socket,
-            Path::new("/var/lib/kubelet/plugins_registry/dra.vgpu-reg.sock")
+            Path::new("/var/lib/kubelet/plugins_registry/registration@dra.vgpu.sock")
         );
         assert_eq!(config.driver_root_host, Path::new("/"));
         assert_eq!(config.pool(), "n1/vgpu");
         assert!(config.ledger_tmpfs);
+    }
+
+    #[test]
+    fn the_authority_that_kubelet_makes_of_the_registration_socket_is_one() {
+        let path = parse(&[]).expect("valid").registration_socket;
+        let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
+        let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
+        assert_eq!(authority.host(), "dra.vgpu.sock");
+        assert!(
+            "%2Fplugins_registry%2Fdra.vgpu-reg.sock"
+                .parse::<tonic::codegen::http::uri::Authority>()
+                .is_err()
+        );
     }
 
     #[test]

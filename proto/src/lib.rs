@@ -1,7 +1,7 @@
 //! The services between kubelet and a DRA plugin, client and server.
 //!
 //! ```text
-//!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/<driver>-reg.sock)
+//!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/registration@<driver>.sock)
 //!     │      "DRAPlugin dra.vgpu, at dra.sock, speaks v1.DRAPlugin, ..."
 //!     ├──NodePrepareResources, NodeUnprepareResources──► dra::v1, dra::v1beta1      (dra.sock)
 //!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra.sock)
