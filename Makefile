@@ -1,6 +1,6 @@
 # The entry points. Each is one script in build/, which says how it fails.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test dist lint bench clean
+.PHONY: help demo down test dist images lint bench clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
@@ -18,6 +18,9 @@ test: ## every test: formatting, lints, dist, unit, integration and end-to-end t
 
 dist: ## the release artefacts, built and checked, in dist/
 	@build/dist.sh
+
+images: dist ## the container images as OCI archives, whose names it prints
+	@build/e2e.sh images
 
 lint: ## formatting and lints alone
 	@build/lint.sh

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{demo, interrupt, layout, machine};
+use crate::{bench, demo, image, interrupt, layout, machine};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -52,6 +52,14 @@ enum Verb {
     },
     /// Build the tools that are not in the cache.
     Tools,
+    /// Build the images of this project, and name their archives.
+    Images,
+    /// Print how long nodes, pods and Prepare calls take here.
+    Bench {
+        /// The kubelet plugin's example program of that name.
+        #[arg(long)]
+        prepare_bench: PathBuf,
+    },
     #[command(hide = true)]
     Keeper { state: PathBuf },
     #[command(hide = true)]
@@ -71,6 +79,17 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 tools.kubernetes,
                 layout::cache()?.join("tools").display()
             );
+        }
+        Verb::Images => {
+            let images = image::all(&layout::dist()?, &mut |text| eprintln!("{text}"))?;
+            for archive in images.archives {
+                println!("{}", archive.display());
+            }
+        }
+        Verb::Bench { prepare_bench } => {
+            let prepared = build(&mut |text| eprintln!("{text}"))?;
+            interrupt::handle()?;
+            bench::run(&arguments.cluster, &prepared, &prepare_bench)?;
         }
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
         Verb::Up { hold } => up(&arguments.cluster, hold)?,
@@ -111,11 +130,16 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
+/// What a cluster is made of: as the caller when this is the first half, as root when it returns.
+fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
+    match Prepared::inherited()? {
+        Some(prepared) => Ok(prepared),
+        None => Prepared::make(own_program()?, say)?.as_root(),
+    }
+}
+
 fn up(name: &str, hold: bool) -> Result<()> {
-    let prepared = match Prepared::inherited()? {
-        Some(prepared) => prepared,
-        None => Prepared::make(own_program()?, &mut |text| println!("{text}"))?.as_root()?,
-    };
+    let prepared = build(&mut |text| println!("{text}"))?;
     interrupt::handle()?;
     println!(
         "a one-node Kubernetes {} with {}",

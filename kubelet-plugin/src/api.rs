@@ -147,7 +147,7 @@ impl Events for Cluster {
         let name = regarding.name.clone().unwrap_or_default();
         let event = Event {
             metadata: ObjectMeta {
-                generate_name: Some(format!("{name}.")),
+                generate_name: Some(format!("{name}-")), // a dot at its end is refused since 1.37
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },

@@ -1,7 +1,6 @@
 //! Removes what a cluster leaves on the host: its cgroup folders and its state folder. Works without its keeper.
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -20,13 +19,10 @@ pub(super) fn remove(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Init ends by itself when its keeper does; its namespaces go with it.
+/// Init ends by itself when its keeper does, its namespaces go with it, and `unshare`, its parent, after it.
 fn await_init(state: &State) -> Result<()> {
-    let Ok(pid) = fs::read_to_string(state.init()) else {
-        return Ok(());
-    };
     let deadline = Instant::now() + Duration::from_secs(10);
-    while is_init_of(&pid, state) {
+    while let Some(pid) = init_of(state) {
         if Instant::now() > deadline {
             bail!(
                 "process {pid}, the first of cluster {}, does not end: look at it with ps",
@@ -38,12 +34,18 @@ fn await_init(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Whether this process id still is that cluster's init, and not a later process with the same number.
-fn is_init_of(pid: &str, state: &State) -> bool {
-    let line = fs::read(Path::new("/proc").join(pid.trim()).join("cmdline")).unwrap_or_default();
-    let wanted = state.0.to_string_lossy();
-    line.split(|byte| *byte == 0)
-        .any(|argument| argument == wanted.as_bytes())
+/// A process that is, or started, that cluster's init. Found by its command line: a number may be a later process's.
+fn init_of(state: &State) -> Option<String> {
+    let wanted = [b"init", state.0.as_os_str().as_encoded_bytes()];
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter(|process| {
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            words.windows(2).any(|two| two == wanted)
+        })
+        .map(|process| process.file_name().to_string_lossy().into_owned())
+        .next()
 }
 
 /// Removes the leftovers of clusters whose keeper died. Those that run are left alone. Gives the names removed.

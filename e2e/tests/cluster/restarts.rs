@@ -31,6 +31,14 @@ fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
             Err(anyhow!("{} GPUs are published", gpus.len()))
         }
     })?;
+    // A pod that comes while kubelet does not know the plugin is tried again only after a minute or more: kubelet
+    // counts such a pod as synchronised (SyncPod returns no error when PrepareDynamicResources fails).
+    let project = Kube::new(&installed.cluster, install::NAME);
+    project.run(&["rollout", "status", "daemonset", "--timeout=60s"])?;
+    wait(LIMIT, "the plugin to be ready, which includes its registration", || {
+        let found = project.get(&["pod", &shared::plugin_pod(&installed.cluster)?])?;
+        Ok((found["status"]["containerStatuses"][0]["ready"] == true).then_some(()))
+    })?;
     kube.apply(&pod("after", "client", &HOLD, "t"))?;
     kube.wait_running("after", LIMIT)?;
     for name in ["before", "after"] {

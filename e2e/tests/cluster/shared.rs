@@ -56,8 +56,8 @@ pub(crate) fn end() -> Result<()> {
     vgpu_e2e::cluster::down(&name("shared")).map(drop)
 }
 
-/// Runs a test in a namespace of its own on the shared cluster. A failure shows the state of the namespace and of the
-/// plugin; afterwards nothing of the namespace's claims may be left on the node.
+/// Runs a test in a namespace of its own on the shared cluster. A failure shows the namespace's state and the
+/// driver's logs; afterwards nothing of the namespace's claims may be left on the node.
 pub(crate) fn in_namespace(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>) -> Result<()> {
     let installed = installed()?;
     let kube = Kube::new(&installed.cluster, name);
@@ -65,21 +65,7 @@ pub(crate) fn in_namespace(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) 
     wait(LIMIT, "the namespace's service account", || {
         kube.run(&["get", "serviceaccount", "default"]).map(Some)
     })?;
-    let outcome = test(installed, &kube).map_err(|error| {
-        let plugin = Kube::new(&installed.cluster, install::NAME);
-        let logs = ["plugin", "controller"].map(|part| {
-            let selector = format!("app.kubernetes.io/component={part}");
-            plugin
-                .run(&["logs", "--tail=30", "-l", &selector])
-                .unwrap_or_else(|error| format!("{error:#}"))
-        });
-        anyhow!(
-            "{error:#}\n{}\nplugin:\n{}\ncontroller:\n{}",
-            kube.dump(),
-            logs[0],
-            logs[1]
-        )
-    });
+    let outcome = test(installed, &kube).map_err(|error| anyhow!("{error:#}\n{}", kube.dump()));
     let uids: Vec<String> = workload::shares(&kube)?
         .into_iter()
         .map(|share| share.claim_uid)
