@@ -31,9 +31,15 @@ say() {
 }
 
 # `sudo make ...` in a clone of an ordinary user: go on as that user, so that no file in the clone
-# and in the cache comes to belong to root.
+# and in the cache comes to belong to root. sudo resets the environment; what the user set for us goes on.
 as_caller() {
   if [ "$(id -u)" = 0 ] && [ -n "${SUDO_UID:-}" ] && [ "$SUDO_UID" != 0 ] && [ "$(stat -c %u "$root")" = "$SUDO_UID" ]; then
-    exec sudo -H -u "#$SUDO_UID" env -u SUDO_UID PATH="$PATH" "$0" "$@"
+    local name keep=()
+    for name in $(compgen -e); do
+      case $name in
+        KEEP | CLUSTER | KUBERNETES_VERSION | VGPU_* | XDG_CACHE_HOME | CARGO_TARGET_DIR | RUSTUP_* | GO* | *_proxy | *_PROXY) keep+=("$name=${!name}") ;;
+      esac
+    done
+    exec sudo -H -u "#$SUDO_UID" env -u SUDO_UID PATH="$PATH" "${keep[@]}" "$0" "$@"
   fi
 }

@@ -93,6 +93,10 @@ if [ "$mode" = demo ]; then
   check_go
   check_root
   need iproute2 "ip" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v ip'
+  need util-linux "unshare and nsenter" sh -c 'command -v unshare && command -v nsenter'
+  need apt "apt-get, which brings the images' packages" sh -c 'command -v apt-get'
+  need dpkg "dpkg-deb" sh -c 'command -v dpkg-deb'
+  need python3-pip "pip for python3" python3 -m pip --version
   need pkg-config "pkg-config" sh -c 'command -v pkg-config'
   need libseccomp-dev "libseccomp's headers" runc_or_seccomp
 fi

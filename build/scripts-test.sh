@@ -70,6 +70,7 @@ missing_prerequisites_are_named() {
   expect 'rustc is 1.63.0' "$out"
   expect 'go is 1.19.8 with GOTOOLCHAIN=local' "$out"
   expect 'missing: readelf' "$out"
+  expect 'missing: dpkg-deb' "$out"
 }
 
 cd "$root"

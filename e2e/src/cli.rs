@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{bench, demo, image, interrupt, layout, machine};
+use crate::{bench, demo, image, interrupt, layout};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -72,7 +72,6 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
         Verb::Init { state } => cluster::run_init(state)?,
         Verb::Tools => {
-            machine::prepare(&mut |text| println!("{text}"))?;
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
                 "Kubernetes {} and the other tools are in {}",

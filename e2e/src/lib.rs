@@ -34,7 +34,6 @@ pub mod interrupt;
 pub mod kube;
 pub mod layout;
 pub mod lock;
-pub mod machine;
 pub mod node;
 pub mod prepared;
 pub mod progress;

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Config, Gpu};
 use crate::image::{self, Built};
+use crate::layout;
 use crate::toolchain::Toolchain;
-use crate::{layout, machine};
 
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
@@ -49,7 +49,6 @@ pub struct Prepared {
 impl Prepared {
     /// Builds everything. `program` is vgpu-e2e's own.
     pub fn make(program: PathBuf, say: &mut dyn FnMut(&str)) -> Result<Self> {
-        machine::prepare(say)?;
         let dist = layout::dist()?;
         let toolchain = Toolchain::build(say)?;
         let pause = image::pause()?;
@@ -83,7 +82,7 @@ impl Prepared {
 
     /// Goes on as root: at once when this is root, else by running this program again through sudo.
     pub fn as_root(self) -> Result<Self> {
-        if machine::is_root() {
+        if is_root() {
             return Ok(self);
         }
         let file = self.save()?;
@@ -114,9 +113,13 @@ impl Prepared {
     }
 }
 
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Runs this program again as root, with the same arguments. Returns only when that fails.
 pub fn rerun_as_root() -> Result<()> {
-    if machine::is_root() {
+    if is_root() {
         return Ok(());
     }
     if env::var_os(VARIABLE).is_some() {
