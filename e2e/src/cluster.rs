@@ -234,6 +234,8 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     }
     let state = State::of(name);
     let mut removed = Vec::new();
+    // Whoever starts a keeper holds the folder until the keeper holds its own lock: before that it cannot be seen.
+    drop(Lock::wait_for_folder(Path::new(layout::STATE))?);
     if Lock::is_held(&state.lock()) {
         let pid = fs::read_to_string(state.keeper()).context("cannot read keeper.pid")?;
         let pid = pid

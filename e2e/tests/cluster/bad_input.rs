@@ -195,10 +195,16 @@ fn too_much() -> Result<()> {
             LIMIT,
             "an event on the pod that names what it asked for and the largest GPU",
             || {
-                let events = kube.events("big", "")?;
+                let claim = workload::shares(kube)?
+                    .first()
+                    .context("the pod has no claim yet")?
+                    .claim
+                    .clone();
+                let wanted = [claim.as_str(), "request gpu", "memory 900Gi", "largest GPU: "];
+                let events = kube.events("big", "VgpuClaimPending")?;
                 let found = events
                     .iter()
-                    .any(|message| message.contains("900Gi") && message.contains("memory"));
+                    .any(|message| wanted.iter().all(|word| message.contains(word)));
                 if found {
                     Ok(Some(()))
                 } else {

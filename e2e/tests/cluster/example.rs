@@ -4,14 +4,17 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
+use vgpu_e2e::kube::wait;
 use vgpu_e2e::{install, node, workload};
 
+use crate::manifests::{HOLD, pod};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("example_fraction_four_a_gpu_and_the_ninth_waits", fraction),
     ("example_two_containers_hold_one_share_together", two_containers),
+    ("claim_of_two_pods_is_one_share_until_the_last_goes", two_pods),
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
@@ -95,6 +98,44 @@ fn two_containers() -> Result<()> {
             );
         }
         Ok(())
+    })
+}
+
+/// A ResourceClaim of its own, named by two pods: one share, prepared once, gone with the claim.
+fn two_pods() -> Result<()> {
+    shared::in_namespace("two-pods", |installed, kube| {
+        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "both"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu", "capacity": {"requests": {"memory": "4Gi"}}}}]}}});
+        let named = |name: &str, command: &[&str]| {
+            pod(name, "client", command, "both").replace("resourceClaimTemplateName", "resourceClaimName")
+        };
+        let hold = ["vgpu-client", "hold", "1073741824"];
+        kube.apply(&format!(
+            "{claim}\n---\n{}{}",
+            named("first", &hold),
+            named("second", &HOLD)
+        ))?;
+        kube.wait_running("first", LIMIT)?;
+        kube.wait_running("second", LIMIT)?;
+        let free = || -> Result<Option<u64>> {
+            let line: Value = serde_json::from_str(&kube.exec("second", &["vgpu-client", "check"])?)?;
+            Ok(line["free"].as_u64())
+        };
+        let seen = free()?;
+        if seen != install::bytes("3Gi") {
+            bail!("the second pod sees {seen:?} bytes free of 4Gi, of which the first holds 1Gi");
+        }
+        kube.run(&["delete", "pod", "first", "--timeout=60s"])?;
+        wait(LIMIT, "the first pod's memory to be free for the second", || {
+            Ok((free()? == install::bytes("4Gi")).then_some(()))
+        })?;
+        let uid = kube.run(&["get", "resourceclaim", "both", "-o", "jsonpath={.metadata.uid}"])?;
+        kube.run(&["delete", "pod", "second", "--timeout=60s"])?;
+        wait(LIMIT, "the node to forget the claim", || {
+            let left = node::left_of(&installed.cluster, std::slice::from_ref(&uid))?;
+            Ok(left.is_empty().then_some(()))
+        })
     })
 }
 
