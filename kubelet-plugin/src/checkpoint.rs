@@ -65,6 +65,9 @@ pub enum Damage {
     Checksum { said: String, found: String },
     #[error("cannot be read: {0}")]
     Unreadable(String),
+    /// Each start leaves one, so that nobody has to guess what its absence means.
+    #[error("is gone")]
+    Gone,
 }
 
 /// Tells one state of the file from the next: inode, time of change, size.

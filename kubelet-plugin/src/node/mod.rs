@@ -21,7 +21,7 @@ pub mod room;
 pub(crate) mod tests;
 
 use crate::arbitration::{self, Arbitration};
-use crate::checkpoint::{Checkpoint, Entry, Held, Stamp, Store};
+use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Stamp, Store};
 use crate::claim;
 use crate::claimdir::{self, ClaimDirs};
 use crate::config::Config;
@@ -320,7 +320,9 @@ impl Node {
         let locked = lock.map_err(|source| self.checkpoint_error(source))?;
         if self.stamp.is_none() || self.stamp != self.store.stamp() {
             match self.store.load() {
-                Ok(loaded) => self.checkpoint = loaded.unwrap_or_default(),
+                Ok(Some(loaded)) => self.checkpoint = loaded,
+                // It was there when this instance started; what it said is still held.
+                Ok(None) => self.rebuild(&Damage::Gone)?,
                 Err(damage) => self.rebuild(&damage)?,
             }
             self.stamp = self.store.stamp();

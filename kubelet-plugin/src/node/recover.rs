@@ -1,10 +1,11 @@
 //! Starting on a machine that a former instance left in any state.
 //!
-//! A checkpoint that is damaged, or gone while claims lie on the node, is moved aside and rebuilt
-//! from the claim directories: from each one's own copy of its entry, else from its limits files,
-//! which tell amounts and GPUs, so that no prepared share is forgotten and none is given twice.
-//! What lies around without an entry was never answered and is removed, but only if the
-//! checkpoint could be read.
+//! The first start writes an empty checkpoint, so that later its absence is damage: it is gone at a
+//! start while claims lie on the node, or at any call of a running instance. One that is damaged is
+//! moved aside. Either is rebuilt from what this instance knows and from the claim directories: from
+//! each one's own copy of its entry, else from its limits files, which tell amounts and GPUs, so
+//! that no prepared share is forgotten and none is given twice. What lies around without an entry
+//! was never answered and is removed, but only if the checkpoint could be read or there never was one.
 
 use super::{Error, Locked, Node};
 use crate::arbitration::{Arbitration, SLOTS};
@@ -76,8 +77,13 @@ impl Node {
                 self.checkpoint = checkpoint;
                 self.remove_orphans()?;
             }
-            Ok(None) if self.dirs.uids()?.is_empty() => {}
-            Ok(None) => self.rebuild(&Damage::Format("is gone, and claims lie on this node".into()))?,
+            Ok(None) if self.dirs.uids()?.is_empty() => {
+                let saved = self.store.save(&self.checkpoint);
+                saved.map_err(|source| self.checkpoint_error(source))?;
+                // CDI files outlive a kubelet folder that was wiped, where their folder is on disk.
+                self.remove_orphans()?;
+            }
+            Ok(None) => self.rebuild(&Damage::Gone)?,
             Err(damage) => self.rebuild(&damage)?,
         }
         let swept = self.cdi.sweep()?;

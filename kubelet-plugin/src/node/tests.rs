@@ -346,6 +346,52 @@ fn a_damaged_checkpoint_is_rebuilt_and_told() {
 }
 
 #[test]
+fn a_checkpoint_that_goes_while_running_forgets_nothing() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
+    let before = rig.checkpoint();
+    std::fs::remove_file(rig.config().checkpoint).expect("removed");
+    let error = prepare(&mut node, claim("u2", &[("s2", 60, 80)])).expect_err("u1 still holds 60");
+    assert!(matches!(error, Error::Full(_)), "{error}");
+    assert_eq!(rig.checkpoint(), before);
+    let damages = node.take_damages();
+    assert!(damages.len() == 1 && damages[0].contains("is gone"), "{damages:?}");
+    drop(node);
+    assert_eq!(rig.open().claims(), &before);
+    assert!(rig.path("cdi/dra.vgpu-claim_u1.json").exists() && rig.path("run/claims/u1/s1/limits").exists());
+}
+
+#[test]
+fn a_crash_in_the_very_first_prepare_is_no_damage() {
+    let rig = Rig::new(false);
+    for stop in 0..20 {
+        let mut node = rig.open_with(Box::new(StopAfter(stop))).expect("a node");
+        if prepare(&mut node, claim("u1", &[("s1", 20, 25)])).is_ok() {
+            assert!(stop > 4, "only {stop} steps");
+            return;
+        }
+        drop(node);
+        let mut node = rig.open();
+        assert_eq!(node.take_damages(), [""; 0], "stop {stop}");
+        unprepare(&mut node, "u1").expect("unprepared");
+    }
+    panic!("more than 20 steps");
+}
+
+#[test]
+fn cdi_files_of_a_wiped_kubelet_folder_are_removed() {
+    let rig = Rig::new(false);
+    prepare(&mut rig.open(), claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    for folder in ["kubelet", "run"] {
+        std::fs::remove_dir_all(rig.path(folder)).expect("removed");
+    }
+    let mut node = rig.open();
+    assert_eq!(node.take_damages(), [""; 0]);
+    assert_eq!(rig.leftovers(), [""; 0]);
+}
+
+#[test]
 fn limits_files_are_the_last_resort_of_a_rebuilding() {
     let rig = Rig::new(false);
     let mut node = rig.open();
