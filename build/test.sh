@@ -3,9 +3,9 @@
 # `N passed, N failed, N skipped` over all stages, and the exit status is 0 when none failed.
 #
 # What a test that cannot run does (no stage and no test skips silently):
-#   append one line, `<test's name>: <reason>`, to the file that the variable VGPU_SKIP_LOG names
-#   (opened for appending, one write), print the same line on stderr, and return. libtest calls such
-#   a test passed; here it is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
+#   call `vgpu_skip::skip(test, reason)` (build/skip), which appends a line to the file that
+#   VGPU_SKIP_LOG names and says it on stderr, and return. libtest calls such a test passed; here it
+#   is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
 #   With VGPU_SKIP_LOG unset the line on stderr is all.
 #
 # `test.sh STAGE...` runs only these stages: fmt clippy scripts dist unit conformance e2e.

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{as_user, output, refused, skipped, stdout};
+use support::{as_user, output, refused, stdout};
 
 #[test]
 fn nonsense_for_every_flag_is_one_line_that_names_it() {
@@ -46,7 +46,7 @@ fn a_machine_without_a_driver_is_told_of_soft_gpu() {
     .iter()
     .any(|path| std::fs::exists(path).unwrap_or(true))
     {
-        return skipped(
+        return vgpu_skip::skip(
             "a_machine_without_a_driver_is_told_of_soft_gpu",
             "this machine has an NVIDIA driver",
         );

@@ -83,7 +83,7 @@ pub(crate) mod tests {
         match ensure(folder.path(), size).and_then(|()| remove(folder.path())) {
             Ok(()) => true,
             Err(error) => {
-                eprintln!("SKIPPED {check}: a tmpfs cannot be mounted here: {error}");
+                vgpu_skip::skip(check, &format!("a tmpfs cannot be mounted here: {error}"));
                 false
             }
         }

@@ -4,7 +4,7 @@
 #![allow(dead_code)] // Each test program uses its part.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -35,21 +35,7 @@ pub(crate) fn as_root(name: &str, body: fn(&Scene)) {
     if is_root() {
         on_own_machine(move || body(&Scene::new(None)));
     } else {
-        skipped(name, "needs root for a mount namespace");
-    }
-}
-
-/// Says that a test cannot run (the convention of build/test.sh).
-pub(crate) fn skipped(name: &str, reason: &str) {
-    let line = format!("vgpu-cli {name}: {reason}\n");
-    eprint!("skipped: {line}");
-    if let Some(log) = std::env::var_os("VGPU_SKIP_LOG") {
-        let mut log = File::options()
-            .append(true)
-            .create(true)
-            .open(log)
-            .expect("VGPU_SKIP_LOG");
-        log.write_all(line.as_bytes()).expect("VGPU_SKIP_LOG");
+        vgpu_skip::skip(name, "needs root for a mount namespace");
     }
 }
 

@@ -402,7 +402,7 @@ fn in_namespace(test: &str, bundle: &Bundle, prepare: &str) -> Option<(bool, Str
         tried.is_ok_and(|output| output.status.success())
     };
     let Some(way) = ways.iter().find(works) else {
-        skip(test, "needs root or user namespaces, to mount");
+        vgpu_skip::skip(test, "needs root or user namespaces, to mount");
         return None;
     };
     let script = format!("set -e; cd \"$1\"; shift; {prepare}; exec \"$@\"");
@@ -417,20 +417,6 @@ fn in_namespace(test: &str, bundle: &Bundle, prepare: &str) -> Option<(bool, Str
         command.args(hook.get_args()),
         bundle.state().as_bytes(),
     )))
-}
-
-/// Says that a test could not run, and why, where `make test` counts it.
-fn skip(test: &str, reason: &str) {
-    eprintln!("{test}: {reason}");
-    if let Some(log) = std::env::var_os("VGPU_SKIP_LOG") {
-        let mut log = fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(log)
-            .expect("the log of skipped tests");
-        log.write_all(format!("{test}: {reason}\n").as_bytes())
-            .expect("one line");
-    }
 }
 
 fn reported(bundle: &Bundle, reason: &str) {

@@ -5,7 +5,8 @@ mod kit;
 
 use std::{fs, path::Path, process::Command};
 
-use kit::{Stage, answer, artefact, skip};
+use kit::{Stage, answer, artefact};
+use vgpu_skip::skip;
 
 struct Container {
     stage: Stage,

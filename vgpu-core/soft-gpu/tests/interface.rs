@@ -229,7 +229,7 @@ fn a_shared_folder_serves_several_users() {
         .unwrap()
         .contains("\nUid:\t0\t0\t0\t0\n");
     if !root {
-        println!("SKIPPED a second user: needs root");
+        vgpu_skip::skip("a second user of one state folder", "needs root");
         return;
     }
     let program = state.0.join("client");

@@ -113,7 +113,7 @@ fn pid_namespaces() {
         .unwrap()
         .contains("\nUid:\t0\t0\t0\t0\n");
     if !root {
-        println!("SKIPPED pid_namespaces: needs root");
+        vgpu_skip::skip("pid_namespaces", "needs root");
         return;
     }
     let state = Folder::new("namespaces");

@@ -115,18 +115,3 @@ pub(crate) fn answer(command: &mut Command) -> String {
     );
     String::from_utf8(output.stdout).expect("UTF-8").trim_end().to_owned()
 }
-
-/// Says that a test could not run, and why, where `make test` counts it.
-pub(crate) fn skip(test: &str, reason: &str) {
-    use std::io::Write;
-    eprintln!("{test}: {reason}");
-    if let Some(log) = env::var_os("VGPU_SKIP_LOG") {
-        let mut log = fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(log)
-            .expect("the log of skipped tests");
-        log.write_all(format!("{test}: {reason}\n").as_bytes())
-            .expect("one line");
-    }
-}

@@ -1,0 +1,20 @@
+//! For tests that cannot run where they are: said, logged and counted (`build/test.sh`).
+#![forbid(unsafe_code)]
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// Says on stderr that `test` is left out and why, and appends that line to the file that `VGPU_SKIP_LOG` names.
+/// The caller returns then.
+///
+/// # Panics
+/// The file cannot be written: a skip that nobody counts would pass for a success.
+pub fn skip(test: &str, reason: &str) {
+    let line = format!("{test}: {reason}\n");
+    eprint!("skipped: {line}");
+    if let Some(log) = std::env::var_os("VGPU_SKIP_LOG") {
+        let log = OpenOptions::new().append(true).create(true).open(log);
+        let written = log.and_then(|mut log| log.write_all(line.as_bytes()));
+        assert!(written.is_ok(), "VGPU_SKIP_LOG: {written:?}");
+    }
+}
