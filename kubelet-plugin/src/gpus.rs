@@ -2,11 +2,12 @@
 //!
 //! A GPU that falls off stays published, for a pod may hold it, and one whose memory is read anew
 //! keeps its published size; one that appears is added. While the driver is silent everything
-//! stays and is unhealthy.
+//! stays and is unhealthy. A node that never showed a driver has nothing to do, which is no failure:
+//! the DaemonSet runs on such nodes too.
 
 use crate::config::Config;
 use crate::health::Report;
-use crate::inventory::{Gpu, Gpus, Inventory};
+use crate::inventory::{self, Gpu, Gpus, Inventory};
 use crate::metrics::Metrics;
 use crate::publish::Wanted;
 use crate::ready::Readiness;
@@ -29,6 +30,23 @@ pub struct Tell {
     pub metrics: Metrics,
 }
 
+/// Why a look showed no GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Blind {
+    NoDriver(String),
+    Silent(String),
+}
+
+// === impl Blind ===
+
+impl Blind {
+    fn reason(self) -> String {
+        match self {
+            Self::NoDriver(reason) | Self::Silent(reason) => reason,
+        }
+    }
+}
+
 /// Looks for ever.
 pub async fn run<G: Gpus>(gpus: G, config: Config, tell: Tell) {
     let gpus = Arc::new(gpus);
@@ -39,32 +57,51 @@ pub async fn run<G: Gpus>(gpus: G, config: Config, tell: Tell) {
         let seen = tokio::task::spawn_blocking(move || looking.list()).await;
         let seen = match seen {
             Ok(Ok(seen)) => Ok(seen),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(format!("the look at the GPUs ended early: {error}")),
+            Ok(Err(error @ inventory::Error::NoLibrary(_))) => Err(Blind::NoDriver(error.to_string())),
+            Ok(Err(error)) => Err(Blind::Silent(error.to_string())),
+            Err(error) => Err(Blind::Silent(format!("the look at the GPUs ended early: {error}"))),
         };
         take(&mut known, seen, &config, &tell);
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-fn take(known: &mut Vec<Gpu>, seen: Result<Vec<Gpu>, String>, config: &Config, tell: &Tell) {
-    let state = seen.as_ref().map(drop).map_err(Clone::clone);
-    if tell.readiness.set(PART, state) {
-        match &seen {
-            Ok(gpus) => tracing::info!(count = gpus.len(), "the driver lists GPUs"),
-            Err(reason) => tracing::error!("no GPUs: {reason}; trying again every {} s", LOOK_EVERY.as_secs()),
+fn take(known: &mut Vec<Gpu>, seen: Result<Vec<Gpu>, Blind>, config: &Config, tell: &Tell) {
+    match &seen {
+        Ok(seen) => {
+            if tell.readiness.set(PART, Ok(())) {
+                tracing::info!(count = seen.len(), "the driver lists GPUs");
+            }
+            let merged = merge(known, seen);
+            if merged != *known {
+                *known = merged;
+                let inventory = Inventory::new(known.clone());
+                tell.metrics.gpus.set(known.len() as i64);
+                tell.wanted
+                    .send_replace(Wanted::Slices(slices(&inventory, config.shares)));
+                tell.node.lock().set_inventory(Ok(inventory));
+            }
+        }
+        Err(Blind::NoDriver(reason)) if known.is_empty() => {
+            if tell.readiness.idle(PART, reason.clone()) {
+                tracing::info!(
+                    "nothing to do on this node: {reason}; looking every {} s",
+                    LOOK_EVERY.as_secs()
+                );
+            }
+            tell.wanted.send_if_modified(|wanted| {
+                let changed = *wanted != Wanted::NoDriver;
+                *wanted = Wanted::NoDriver;
+                changed
+            });
+        }
+        Err(Blind::NoDriver(reason) | Blind::Silent(reason)) => {
+            if tell.readiness.set(PART, Err(reason.clone())) {
+                tracing::error!("no GPUs: {reason}; trying again every {} s", LOOK_EVERY.as_secs());
+            }
         }
     }
-    if let Ok(seen) = &seen {
-        let merged = merge(known, seen);
-        if merged != *known {
-            *known = merged;
-            let inventory = Inventory::new(known.clone());
-            tell.metrics.gpus.set(known.len() as i64);
-            tell.wanted.send_replace(Some(slices(&inventory, config.shares)));
-            tell.node.lock().set_inventory(Ok(inventory));
-        }
-    }
+    let seen = seen.map_err(Blind::reason);
     if let (true, Err(reason)) = (known.is_empty(), &seen) {
         tell.node.lock().set_inventory(Err(reason.clone()));
     }
@@ -117,10 +154,17 @@ mod tests {
         assert_eq!(merged[1], gpu(1));
     }
 
-    #[test]
-    fn a_silent_driver_is_told_and_publishes_nothing_until_it_speaks() {
+    /// What a look told.
+    struct Told {
+        rig: Rig,
+        tell: Tell,
+        published: watch::Receiver<Wanted>,
+        health: watch::Receiver<Report>,
+    }
+
+    fn told() -> Told {
         let rig = Rig::new(false);
-        let (wanted, published) = watch::channel(None);
+        let (wanted, published) = watch::channel(Wanted::Unknown);
         let (reports, health) = watch::channel(Report::default());
         let tell = Tell {
             node: SharedNode::new(rig.open()),
@@ -129,16 +173,49 @@ mod tests {
             readiness: Readiness::new(&[PART]),
             metrics: Metrics::default(),
         };
+        Told {
+            rig,
+            tell,
+            published,
+            health,
+        }
+    }
+
+    #[test]
+    fn a_silent_driver_is_told_and_publishes_nothing_until_it_speaks() {
+        let Told {
+            rig,
+            tell,
+            published,
+            health,
+        } = told();
+        let silent = |reason: &str| Err(Blind::Silent(reason.into()));
         let (config, mut known) = (rig.config(), Vec::new());
-        take(&mut known, Err("no driver here".into()), &config, &tell);
-        assert!(tell.readiness.look().1.contains("no driver here"));
-        assert!(published.borrow().is_none() && health.borrow().devices.is_empty());
+        take(&mut known, silent("does not load"), &config, &tell);
+        assert!(!tell.readiness.look().0 && tell.readiness.look().1.contains("does not load"));
+        assert!(*published.borrow() == Wanted::Unknown && health.borrow().devices.is_empty());
         take(&mut known, Ok(vec![gpu(0)]), &config, &tell);
         assert!(tell.readiness.look().0);
-        assert_eq!(published.borrow().as_ref().map(Vec::len), Some(1));
-        take(&mut known, Err("gone".into()), &config, &tell);
-        assert!(!tell.readiness.look().0);
-        assert!(published.borrow().is_some(), "still published");
-        assert!(health.borrow().devices.values().all(|ailment| ailment.contains("gone")));
+        let slices = slices(&Inventory::new(vec![gpu(0)]), config.shares);
+        assert_eq!(*published.borrow(), Wanted::Slices(slices.clone()));
+        for blind in [Blind::Silent("gone".into()), Blind::NoDriver("gone".into())] {
+            take(&mut known, Err(blind), &config, &tell);
+            assert!(!tell.readiness.look().0);
+            assert_eq!(*published.borrow(), Wanted::Slices(slices.clone()), "still published");
+            assert!(health.borrow().devices.values().all(|ailment| ailment.contains("gone")));
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_driver_is_ready_and_waits_for_one() {
+        let Told {
+            rig, tell, published, ..
+        } = told();
+        let (config, mut known) = (rig.config(), Vec::new());
+        take(&mut known, Err(Blind::NoDriver("none here".into())), &config, &tell);
+        assert!(tell.readiness.look().0 && tell.readiness.look().1.contains("none here"));
+        assert_eq!(*published.borrow(), Wanted::NoDriver);
+        take(&mut known, Ok(vec![gpu(0)]), &config, &tell);
+        assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
     }
 }

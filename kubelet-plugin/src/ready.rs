@@ -1,23 +1,43 @@
 //! Whether the plugin does its work, part by part, and what keeps it from doing so.
+//!
+//! A part that has nothing to do on this node is ready: a pod that is never ready holds up the
+//! update of every other node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Parts and their states; a part is not ready until it says so.
 #[derive(Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, Result<(), String>>>>);
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Works,
+    /// Nothing to do, and why.
+    Idle(String),
+    Fails(String),
+}
 
 // === impl Readiness ===
 
 impl Readiness {
     #[must_use]
     pub fn new(parts: &[&'static str]) -> Self {
-        let waiting = |part: &&'static str| (*part, Err("waiting".to_owned()));
+        let waiting = |part: &&'static str| (*part, State::Fails("waiting".to_owned()));
         Self(Arc::new(Mutex::new(parts.iter().map(waiting).collect())))
     }
 
     /// Sets a part's state, and says whether that is news.
     pub fn set(&self, part: &'static str, state: Result<(), String>) -> bool {
+        self.insert(part, state.map_or_else(State::Fails, |()| State::Works))
+    }
+
+    /// Sets a part ready for want of work, and says whether that is news.
+    pub fn idle(&self, part: &'static str, why: String) -> bool {
+        self.insert(part, State::Idle(why))
+    }
+
+    fn insert(&self, part: &'static str, state: State) -> bool {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.insert(part, state.clone()) != Some(state)
     }
@@ -26,11 +46,13 @@ impl Readiness {
     #[must_use]
     pub fn look(&self) -> (bool, String) {
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = |(part, state): (&&str, &Result<(), String>)| match state {
-            Ok(()) => format!("{part}: ok\n"),
-            Err(reason) => format!("{part}: {reason}\n"),
+        let line = |(part, state): (&&str, &State)| match state {
+            State::Works => format!("{part}: ok\n"),
+            State::Idle(why) => format!("{part}: ok, nothing to do: {why}\n"),
+            State::Fails(reason) => format!("{part}: {reason}\n"),
         };
-        (parts.values().all(Result::is_ok), parts.iter().map(line).collect())
+        let ready = parts.values().all(|state| !matches!(state, State::Fails(_)));
+        (ready, parts.iter().map(line).collect())
     }
 }
 
@@ -48,5 +70,11 @@ mod tests {
         assert!(readiness.look().0);
         assert!(readiness.set("a", Err("lost".into())));
         assert_eq!(readiness.look(), (false, "a: lost\nb: ok\n".into()));
+        assert!(readiness.idle("a", "no driver".into()));
+        assert!(!readiness.idle("a", "no driver".into()), "no news");
+        assert_eq!(
+            readiness.look(),
+            (true, "a: ok, nothing to do: no driver\nb: ok\n".into())
+        );
     }
 }

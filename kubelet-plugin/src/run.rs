@@ -60,7 +60,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let client = kube::Client::try_default().await.context("no way to the API server")?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
-    let (wanted, wants) = watch::channel(None);
+    let (wanted, wants) = watch::channel(Wanted::Unknown);
     let (reports, reported) = watch::channel(Report::default());
 
     let driver = Arc::new(Driver::new(node.clone(), cluster.clone(), metrics.clone()));

@@ -37,8 +37,17 @@ const LAST_DELAY: Duration = Duration::from_secs(60);
 /// How often a server without consumable capacity is asked again, and everything compared anew.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
 
-/// What is wanted: the devices of each slice; `None` before the first inventory.
-pub type Wanted = Option<Vec<Vec<Device>>>;
+/// What is to be published.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Wanted {
+    /// Nobody has seen the GPUs yet.
+    #[default]
+    Unknown,
+    /// The node has no driver. Slices that exist stay: a driver that is being replaced comes back.
+    NoDriver,
+    /// The devices of each slice.
+    Slices(Vec<Vec<Device>>),
+}
 
 /// What exists, by UID, and what was learnt of the server.
 #[derive(Default)]
@@ -197,8 +206,13 @@ pub async fn run<S: Slices>(
             }
         }
         let now = wanted.borrow_and_update().clone();
-        let Some(devices) = now.filter(|_| publisher.synced()) else {
-            continue;
+        let devices = match now {
+            Wanted::Slices(devices) if publisher.synced() => devices,
+            Wanted::NoDriver if publisher.synced() => {
+                readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
+                continue;
+            }
+            _ => continue,
         };
         // While the server refuses, events alone do not make it try more often.
         if failures > 0 && Instant::now() < wake {

@@ -200,7 +200,7 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     let api = Memory::default();
     api.with(|state| state.fail = true);
     let readiness = Readiness::new(&[PART]);
-    let (sender, receiver) = watch::channel(None);
+    let (sender, receiver) = watch::channel(Wanted::Unknown);
     let events = futures::stream::iter([Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)])
         .chain(futures::stream::pending());
     let running = tokio::spawn(run(
@@ -213,7 +213,10 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     ));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(readiness.look().1.contains("waiting"), "nothing is wanted yet");
-    sender.send(Some(wanted(1))).expect("running");
+    sender.send(Wanted::NoDriver).expect("running");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(readiness.look().0, "nothing to publish: {}", readiness.look().1);
+    sender.send(Wanted::Slices(wanted(1))).expect("running");
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(
         readiness.look().1.contains("API server: down"),
