@@ -31,9 +31,9 @@ check_rust() {
   local have
   have=$(cd "$root" && rustc --version 2>/dev/null | cut -d' ' -f2) || true
   if [ -z "$have" ] || ! command -v cargo >/dev/null; then
-    missing+=("Rust >= $RUST (rustc and cargo in PATH or ~/.cargo/bin): install it from https://rustup.rs")
+    missing+=("Rust >= $RUST (rustc and cargo in PATH or ~/.cargo/bin): install it with rustup")
   elif ! at_least "$have" "$RUST"; then
-    missing+=("Rust >= $RUST: $(command -v rustc) is $have; install a newer one from https://rustup.rs")
+    missing+=("Rust >= $RUST: $(command -v rustc) is $have; install a newer one with rustup")
   fi
 }
 
@@ -43,7 +43,7 @@ check_go() {
   have=${have#go}
   switching=$(cd / && go env GOTOOLCHAIN 2>/dev/null) || true
   if [ -z "$have" ]; then
-    missing+=("Go >= $GO (or >= $GO_SWITCHING with GOTOOLCHAIN=auto): install it from https://go.dev/dl")
+    missing+=("Go >= $GO (or >= $GO_SWITCHING with GOTOOLCHAIN=auto): install it from the Go project")
   elif ! at_least "$have" "$GO" && ! { at_least "$have" "$GO_SWITCHING" && [ "${switching#*+}" = auto ]; }; then
     missing+=("Go >= $GO (or >= $GO_SWITCHING with GOTOOLCHAIN=auto): $(command -v go) is $have with GOTOOLCHAIN=$switching")
   fi

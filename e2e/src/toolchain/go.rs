@@ -22,7 +22,7 @@ pub(super) fn command() -> Command {
 /// The version that will build (which may be one that Go fetches), or one clear line.
 pub(super) fn check() -> Result<String> {
     let installed = shell::output(command().env("GOTOOLCHAIN", "local").args(["env", "GOVERSION"]))
-        .context("Go is missing: install Go >= 1.21 from https://go.dev/dl or your distribution")?;
+        .context("Go is missing: install Go >= 1.21 from the Go project or your distribution")?;
     let toolchain = shell::output(command().args(["env", "GOTOOLCHAIN"]))?;
     choose(installed.trim(), toolchain.trim())
 }
