@@ -116,6 +116,6 @@ fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Resu
     progress.step("what the scheduler allocated and what the node wrote");
     demo.documents(progress)?;
     progress.step("a pod goes, the waiting one runs");
-    demo.release(&waiting, progress)?;
-    demo.clean(progress, Duration::from_secs(60))
+    let released = demo.release(&waiting, progress)?;
+    demo.clean(released, progress, Duration::from_secs(60))
 }

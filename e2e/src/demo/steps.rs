@@ -191,20 +191,24 @@ impl Demo<'_> {
         Ok(())
     }
 
-    pub(super) fn release(&self, waiting: &str, progress: &Progress) -> Result<()> {
+    /// Gives the UID of the claim that went with the pod.
+    pub(super) fn release(&self, waiting: &str, progress: &Progress) -> Result<String> {
         let (running, _) = workload::settle(&self.kube, self.gpus.len() * 4, 1, LIMIT)?;
         let gone = running.first().context("no pod runs")?;
+        let shares = workload::shares(&self.kube)?;
+        let share = shares.into_iter().find(|share| share.pod == *gone);
         self.kube.run(&["delete", "pod", gone, "--wait=false"])?;
         self.kube.wait_running(waiting, LIMIT)?;
         progress.note(&format!("{gone} was deleted, {waiting} runs"));
-        Ok(())
+        Ok(share.with_context(|| format!("{gone} had no claim"))?.claim_uid)
     }
 
     /// After the last pod nothing of the claims is on the node.
-    pub(super) fn clean(&self, progress: &Progress, limit: Duration) -> Result<()> {
+    pub(super) fn clean(&self, released: String, progress: &Progress, limit: Duration) -> Result<()> {
         let uids: Vec<String> = workload::shares(&self.kube)?
             .into_iter()
             .map(|share| share.claim_uid)
+            .chain([released])
             .collect();
         self.kube.run(&["delete", "namespace", NAMESPACE, "--timeout=90s"])?;
         wait(limit, "the node to forget the claims", || {
