@@ -13,6 +13,7 @@
 //! claim directory, as the second copy from which that rebuilding reads.
 
 use crate::files;
+use crate::inventory::Gpu;
 use crate::share::Share;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -31,6 +32,10 @@ const MAX_SIZE: usize = 64 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub claims: BTreeMap<String, Entry>,
+    /// By UUID, the GPUs of which claims hold shares, as they were published: one that is lost stays
+    /// published over a restart.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus: BTreeMap<String, Gpu>,
 }
 
 /// One prepared claim.
@@ -134,6 +139,7 @@ impl Checkpoint {
     pub fn of(uid: &str, entry: &Entry) -> Self {
         Self {
             claims: BTreeMap::from([(uid.to_owned(), entry.clone())]),
+            ..Self::default()
         }
     }
 

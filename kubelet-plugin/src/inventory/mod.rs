@@ -3,17 +3,20 @@
 //! The software GPU has no path of its own: it is a driver root whose libnvidia-ml.so.1 answers.
 //!
 //! Fails by having no driver (yet): the caller keeps running, says why, and asks again. A GPU that
-//! falls off the bus later is missing from the next list; the caller reports it as unhealthy and
-//! keeps its device published, for a running pod may hold it.
+//! falls off the bus, which NVML goes on counting, or that is cut into MIG instances is left out of
+//! the next list with the reason; the caller reports it as unhealthy and keeps its device published,
+//! for a running pod may hold it. The others are not touched by that.
 
 pub mod nvml;
 pub mod sysfs;
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One physical GPU, as its driver describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Gpu {
     /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`.
     pub uuid: String,
@@ -42,8 +45,16 @@ pub trait Gpus: Send + Sync + 'static {
     /// The node's GPUs, ordered by index. May block for seconds.
     ///
     /// # Errors
-    /// Why they cannot be listed.
-    fn list(&self) -> Result<Vec<Gpu>, Error>;
+    /// Why none can be listed.
+    fn list(&self) -> Result<List, Error>;
+}
+
+/// What a look at the node's GPUs shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List {
+    pub gpus: Vec<Gpu>,
+    /// Why others are not among them, a sentence each.
+    pub left_out: Vec<String>,
 }
 
 /// Why GPUs cannot be listed.
@@ -62,6 +73,10 @@ pub enum Error {
         field: &'static str,
         reason: String,
     },
+    #[error(
+        "GPU {0} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it"
+    )]
+    Mig(String),
     #[error("the NVIDIA driver lists no GPU; check nvidia-smi on the node")]
     NoGpu,
 }
@@ -83,6 +98,33 @@ pub enum Device<'a> {
 
 /// What is appended to a GPU's device name for its monitor device.
 pub const MONITOR_SUFFIX: &str = "-monitor";
+
+// === impl List ===
+
+impl List {
+    /// What could be read of each GPU; one that is lost does not hide the others.
+    ///
+    /// # Errors
+    /// Nothing could be read of any: the first reason.
+    pub fn new(read: impl IntoIterator<Item = Result<Gpu, Error>>) -> Result<Self, Error> {
+        let mut list = Self::default();
+        let mut first = None;
+        for gpu in read {
+            match gpu {
+                Ok(gpu) => list.gpus.push(gpu),
+                Err(error) => {
+                    list.left_out.push(error.to_string());
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        if list.gpus.is_empty() {
+            Err(first.unwrap_or(Error::NoGpu))
+        } else {
+            Ok(list)
+        }
+    }
+}
 
 // === impl Inventory ===
 
@@ -179,6 +221,20 @@ pub(crate) mod tests {
             pcie_root: Some("pci0000:3a".into()),
             numa_node: Some(0),
         }
+    }
+
+    #[test]
+    fn a_lost_gpu_does_not_hide_the_others() {
+        let lost = || Error::Field {
+            index: 0,
+            field: "memory",
+            reason: "GPU is lost".into(),
+        };
+        let list = List::new([Err(lost()), Ok(gpu(1))]).expect("one GPU");
+        assert_eq!(list.gpus, [gpu(1)]);
+        assert!(list.left_out[0].contains("GPU 0: memory cannot be read: GPU is lost"));
+        assert_eq!(List::new([Err(lost()), Err(Error::Mig("x".into()))]), Err(lost()));
+        assert_eq!(List::new([]), Err(Error::NoGpu));
     }
 
     #[test]

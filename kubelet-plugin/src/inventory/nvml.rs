@@ -3,7 +3,7 @@
 //! The library is started once and kept: starting it anew for every look costs seconds on a node
 //! without persistence mode. A failed start is tried again by the next look.
 
-use super::{Error, Gpu, Gpus, sysfs};
+use super::{Error, Gpu, Gpus, List, sysfs};
 use crate::driver;
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
@@ -35,16 +35,16 @@ impl NvmlGpus {
 }
 
 impl Gpus for NvmlGpus {
-    fn list(&self) -> Result<Vec<Gpu>, Error> {
+    fn list(&self) -> Result<List, Error> {
         let mut kept = self.nvml.lock().unwrap_or_else(PoisonError::into_inner);
         let nvml = match kept.take() {
             Some(nvml) => nvml,
             None => start(&self.driver_root)?,
         };
         // Kept only if it works: after a driver upgrade an old handle fails for ever.
-        let gpus = read_all(&nvml, &self.sys)?;
+        let list = read_all(&nvml, &self.sys)?;
         *kept = Some(nvml);
-        Ok(gpus)
+        Ok(list)
     }
 }
 
@@ -60,7 +60,7 @@ fn start(driver_root: &Path) -> Result<Nvml, Error> {
         })
 }
 
-fn read_all(nvml: &Nvml, sys: &Path) -> Result<Vec<Gpu>, Error> {
+fn read_all(nvml: &Nvml, sys: &Path) -> Result<List, Error> {
     let of_driver = |field| {
         move |error: NvmlError| Error::Field {
             index: 0,
@@ -72,22 +72,10 @@ fn read_all(nvml: &Nvml, sys: &Path) -> Result<Vec<Gpu>, Error> {
     let cuda = nvml.sys_cuda_driver_version().map_err(of_driver("CUDA version"))?;
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(of_driver("device count"))?;
-    let mut gpus = Vec::new();
-    for index in 0..count {
-        let gpu = read_one(nvml, sys, index, &driver_version, cuda_version)?;
-        gpus.extend(gpu);
-    }
-    if gpus.is_empty() { Err(Error::NoGpu) } else { Ok(gpus) }
+    List::new((0..count).map(|index| read_one(nvml, sys, index, &driver_version, cuda_version)))
 }
 
-/// `None` for a GPU that is cut into MIG instances: it cannot be shared as a whole.
-fn read_one(
-    nvml: &Nvml,
-    sys: &Path,
-    index: u32,
-    driver_version: &str,
-    cuda_version: (i32, i32),
-) -> Result<Option<Gpu>, Error> {
+fn read_one(nvml: &Nvml, sys: &Path, index: u32, driver_version: &str, cuda_version: (i32, i32)) -> Result<Gpu, Error> {
     let failed = |field| {
         move |error: NvmlError| Error::Field {
             index,
@@ -99,11 +87,7 @@ fn read_one(
     let uuid = device.uuid().map_err(failed("UUID"))?;
     // Drivers and GPUs without MIG answer with an error.
     if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        tracing::warn!(
-            uuid,
-            "GPU is in MIG mode and is not published; switch MIG off to share it"
-        );
-        return Ok(None);
+        return Err(Error::Mig(uuid));
     }
     let memory = device.memory_info().map_err(failed("memory"))?;
     let capability = device.cuda_compute_capability().map_err(failed("compute capability"))?;
@@ -111,7 +95,7 @@ fn read_one(
         .pci_info()
         .ok()
         .and_then(|pci| sysfs::kernel_spelling(&pci.bus_id));
-    Ok(Some(Gpu {
+    Ok(Gpu {
         index,
         minor: device.minor_number().ok(),
         name: device.name().map_err(failed("name"))?,
@@ -125,7 +109,7 @@ fn read_one(
         numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(sys, id)),
         pci_bus_id,
         uuid,
-    }))
+    })
 }
 
 /// The names that NVIDIA's DRA driver publishes.

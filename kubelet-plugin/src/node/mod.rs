@@ -27,13 +27,14 @@ use crate::claimdir::{self, ClaimDirs};
 use crate::config::Config;
 use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
-use crate::inventory::Inventory;
+use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use crate::steps::{Steps, Stopped};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use room::Full;
 use rustix::fs::FlockOperation;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -110,6 +111,14 @@ impl Node {
     #[must_use]
     pub fn claims(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+
+    /// GPUs of which claims hold shares, as they were published, be they still there or not.
+    #[must_use]
+    pub fn held_gpus(&self) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.checkpoint.gpus.values().cloned().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus
     }
 
     #[must_use]
@@ -308,10 +317,23 @@ impl Node {
     }
 
     fn save(&mut self) -> Result<(), Error> {
+        self.note_gpus();
         let saved = self.store.save(&self.checkpoint);
         saved.map_err(|source| self.checkpoint_error(source))?;
         self.stamp = self.store.stamp();
         Ok(self.steps.reached("checkpoint")?)
+    }
+
+    fn note_gpus(&mut self) {
+        let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
+        let held: BTreeSet<String> = shares.map(|held| held.share.gpu.clone()).collect();
+        let mut gpus = std::mem::take(&mut self.checkpoint.gpus);
+        gpus.retain(|uuid, _| held.contains(uuid));
+        if let Ok(inventory) = &self.inventory {
+            let known = held.iter().filter_map(|uuid| inventory.gpu(uuid));
+            gpus.extend(known.map(|gpu| (gpu.uuid.clone(), gpu.clone())));
+        }
+        self.checkpoint.gpus = gpus;
     }
 
     /// Takes the lock, and reads the checkpoint again if another instance wrote it.

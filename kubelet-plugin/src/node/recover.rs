@@ -132,7 +132,7 @@ impl Node {
         };
         let known = std::mem::take(&mut self.checkpoint.claims);
         let (claims, lost) = rebuilt(&self.dirs, known, self.library.digest())?;
-        self.checkpoint = Checkpoint { claims };
+        self.checkpoint.claims = claims;
         self.save()?;
         let count = self.checkpoint.claims.len();
         let lost = match lost.len() {
