@@ -1,5 +1,6 @@
 //! Clusters and the machine: two side by side, beside decoys of a kubelet, and whatever dies first.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
@@ -104,7 +105,37 @@ impl Drop for Decoys {
     }
 }
 
+/// The addresses on which the host's network namespace listens, as /proc/net writes them.
+fn listeners() -> Result<BTreeSet<String>> {
+    const LISTEN: &str = "0A";
+    let mut found = BTreeSet::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = fs::read_to_string(table).with_context(|| format!("cannot read {table}"))?;
+        let rows = text
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        found.extend(
+            rows.filter(|row| row.get(3) == Some(&LISTEN))
+                .map(|row| row[1].to_owned()),
+        );
+    }
+    Ok(found)
+}
+
+/// A cluster adds one listener to the host: the proxy, on 127.0.0.1.
+fn only_the_proxy_listens(before: &BTreeSet<String>) -> Result<()> {
+    const LOOPBACK: &str = "0100007F:";
+    let now = listeners()?;
+    let new: Vec<&String> = now.difference(before).collect();
+    match new[..] {
+        [one] if one.starts_with(LOOPBACK) => Ok(()),
+        _ => bail!("the cluster listens on {new:?} instead of one port of 127.0.0.1"),
+    }
+}
+
 fn decoys_survive() -> Result<()> {
+    let listening = listeners()?;
     let mut decoys = Decoys::place()?;
     let tools = layout::cache()?.join("tools");
     let before = Snapshot::take(&tools);
@@ -115,6 +146,7 @@ fn decoys_survive() -> Result<()> {
     kube.apply(&pod.to_string())?;
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
+    only_the_proxy_listens(&listening)?;
     cluster.restart("kubelet", true)?;
     wait(LIMIT, "the restarted kubelet to clean up what it does not know", || {
         let lines = cluster
