@@ -244,6 +244,29 @@ fn pools_are_charged_what_they_keep() {
 }
 
 #[test]
+fn a_lane_looks_dead_only_after_the_driver_let_go() {
+    let bench = Bench::new();
+    // Two shares, so that several files of ours are mapped.
+    bench.share("first", 0, 0, GIB);
+    bench.share("second", 1, 0, GIB);
+    let mut client = Waiting::new(bench.client(&["init", "alloc:1GiB", "wait"]));
+    assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", client.child.id())).expect("maps");
+    let start = |line: &str| u64::from_str_radix(line.split('-').next().unwrap_or_default(), 16).expect("an address");
+    // A lock's mapping holds its file and nothing else.
+    let (locks, others): (Vec<&str>, Vec<&str>) = maps
+        .lines()
+        .partition(|line| line.contains("---s") && line.ends_with("/ledger"));
+    let highest = locks.iter().map(|line| start(line)).max().expect("locks");
+    let lowest = others.iter().map(|line| start(line)).min().expect("mappings");
+    assert!(
+        locks.len() >= 2 && highest < lowest,
+        "a file is released before what lies below it: {maps}"
+    );
+    client.kill();
+}
+
+#[test]
 fn physical_memory_is_charged_until_its_last_reference() {
     let bench = Bench::with_share(4 * GIB);
     let shown = bench.run(&["init", "create:3GiB", "info", "create:2GiB", "release:0", "info"]);

@@ -93,7 +93,7 @@ impl Share {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
-            Mapping::new(&file, format::SIZE, true).map_err(failed)?
+            Mapping::new(&file, format::SIZE).map_err(failed)?
         };
         let share = Self {
             path: path.to_owned(),

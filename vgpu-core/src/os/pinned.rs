@@ -5,12 +5,15 @@
 //! no child keeps it; the kernel drops it when the last thread of the address space is gone, at
 //! any kind of death, after the last store. It needs no PID and so works across PID namespaces.
 //!
-//! The mapping asks for a low address. At exit the kernel unmaps upwards and runs the delayed
-//! releases of files last in, first out, so what lies low is released late: a driver's own hold on
-//! the memory (mapped high) is gone before the ledger's lane looks dead.
+//! The lock's page lies below all that a driver maps. At exit the kernel unmaps upwards and runs the
+//! delayed releases of files last in, first out, so what lies low is released late: a driver's own
+//! hold on the memory is gone before the ledger's lane looks dead. A hint does not do: where it is
+//! taken the kernel goes anywhere, so each lock asks for a free page of a range kept for locks.
 //!
 //! How it fails: a raw clone between open and close inherits the descriptor, and keeps the lane
 //! looking alive until it exits or execs; the bytes stay charged meanwhile, so no limit is broken.
+//! Where the range is full or refused (a seccomp filter, mmap_min_addr), a lock lies anywhere: a dead
+//! process's bytes may then be given back microseconds before its driver lets go of them.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
 use super::{file, fork};
@@ -18,10 +21,15 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-/// Far below where the kernel places mappings of its own choice.
-const LOW: usize = 0x1000_0000_0000;
+/// Where locks lie: above every usual mmap_min_addr, below programs that are linked to fixed addresses.
+const LOW: usize = 0x10_0000;
+/// Pages of that range; a process holds a few locks a share.
+const PLACES: usize = 512;
+/// The page that the next lock tries first.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// A shared mapping of the start of a file.
 #[derive(Debug)]
@@ -43,19 +51,34 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes, for reading and writing where `access`, else only to hold the file.
+    /// Maps `size` bytes for reading and writing.
     ///
     /// # Errors
     /// Those of mmap(2) and madvise(2).
-    pub fn new(file: &OwnedFd, size: usize, access: bool) -> io::Result<Self> {
-        let rights = if access {
-            libc::PROT_READ | libc::PROT_WRITE
-        } else {
-            libc::PROT_NONE
-        };
-        let hint = std::ptr::without_provenance_mut(LOW);
+    pub fn new(file: &OwnedFd, size: usize) -> io::Result<Self> {
+        Self::place(file, size, libc::PROT_READ | libc::PROT_WRITE, None)
+    }
+
+    /// Maps a page that only holds the file, below all else.
+    fn low(file: &OwnedFd) -> io::Result<Self> {
+        for _ in 0..PLACES {
+            let at = LOW + NEXT.fetch_add(1, Ordering::Relaxed) % PLACES * PAGE;
+            match Self::place(file, PAGE, libc::PROT_NONE, Some(at)) {
+                // A kernel before 4.17 takes the address for a hint.
+                Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(mapping),
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(_) => break,
+            }
+        }
+        Self::place(file, PAGE, libc::PROT_NONE, None)
+    }
+
+    fn place(file: &OwnedFd, size: usize, rights: libc::c_int, wanted: Option<usize>) -> io::Result<Self> {
+        let exactly = wanted.map_or(0, |_| libc::MAP_FIXED_NOREPLACE);
+        let wanted = std::ptr::without_provenance_mut(wanted.unwrap_or(0));
         // SAFETY: without MAP_FIXED nothing that exists is replaced; `file` is open.
-        let at = unsafe { libc::mmap(hint, size, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let at = unsafe { libc::mmap(wanted, size, rights, libc::MAP_SHARED | exactly, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -93,7 +116,7 @@ impl PinnedLock {
         if !file::try_lock(&file, offset)? {
             return Ok(None);
         }
-        let mapping = Mapping::new(&file, PAGE, false)?;
+        let mapping = Mapping::low(&file)?;
         Ok(Some(Self { _mapping: mapping }))
     }
 }
