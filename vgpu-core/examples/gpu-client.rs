@@ -16,6 +16,9 @@ struct Client {
     nvml: *mut c_void,
     pointers: Vec<u64>,
     handles: Vec<u64>,
+    arrays: Vec<usize>,
+    contexts: Vec<usize>,
+    pools: Vec<usize>,
 }
 
 fn open(name: &str) -> *mut c_void {
@@ -156,6 +159,60 @@ impl Client {
             "release" => {
                 let handle = self.handles.remove(number as usize);
                 call!(self.cuda(), "cuMemRelease"(u64)(handle)).to_string()
+            }
+            "array" => {
+                // CUDA_ARRAY_DESCRIPTOR: rows of 32 KiB, four floats an element.
+                let descriptor: [u64; 3] = [2048, number >> 15, 4 << 32 | 0x20];
+                let mut array = 0;
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuArrayCreate_v2" (*mut usize, *const u64) (&mut array, descriptor.as_ptr()));
+                if result == 0 {
+                    self.arrays.push(array);
+                }
+                result.to_string()
+            }
+            "arrayfree" => {
+                let array = self.arrays.remove(number as usize);
+                call!(self.cuda(), "cuArrayDestroy"(usize)(array)).to_string()
+            }
+            "ctx" => {
+                let mut context = 0;
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, number as c_int));
+                self.contexts.push(context);
+                result.to_string()
+            }
+            "ctxdestroy" => {
+                let context = self.contexts.remove(number as usize);
+                call!(self.cuda(), "cuCtxDestroy_v2"(usize)(context)).to_string()
+            }
+            "primary" => call!(self.cuda(), "cuDevicePrimaryCtxRelease_v2"(c_int)(number as c_int)).to_string(),
+            "pool" => {
+                // CUmemPoolProps: pinned, no export, device 0.
+                let properties: [u32; 22] = std::array::from_fn(|word| u32::from(word == 0 || word == 2));
+                let mut pool = 0;
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuMemPoolCreate" (*mut usize, *const u32) (&mut pool, properties.as_ptr()));
+                self.pools.push(pool);
+                result.to_string()
+            }
+            "from" => {
+                let (pool, mut pointer) = (self.pools[self.pools.len() - 1], 0);
+                let cuda = self.cuda();
+                let result = call!(cuda, "cuMemAllocFromPoolAsync" (*mut u64, usize, usize, usize)
+                    (&mut pointer, number as usize, pool, 0));
+                if result == 0 {
+                    self.pointers.push(pointer);
+                }
+                result.to_string()
+            }
+            "choose" => {
+                let pool = self.pools[number as usize];
+                call!(self.cuda(), "cuDeviceSetMemPool"(c_int, usize)(0, pool)).to_string()
+            }
+            "pooldestroy" => {
+                let pool = self.pools[number as usize];
+                call!(self.cuda(), "cuMemPoolDestroy"(usize)(pool)).to_string()
             }
             "memory" => self.memory(),
             "address" => self.address(value),
@@ -355,6 +412,9 @@ fn main() {
         nvml: std::ptr::null_mut(),
         pointers: Vec::new(),
         handles: Vec::new(),
+        arrays: Vec::new(),
+        contexts: Vec::new(),
+        pools: Vec::new(),
     };
     for argument in std::env::args().skip(1) {
         let (name, value) = argument.split_once(':').unwrap_or((&argument, ""));

@@ -244,6 +244,75 @@ fn pools_are_charged_what_they_keep() {
 }
 
 #[test]
+fn an_array_is_charged_until_its_own_context_goes() {
+    let bench = Bench::with_share(GIB);
+    let shown = bench.run(&[
+        "init",
+        "array:512MiB",
+        "ctx",
+        "array:256MiB",
+        "info",
+        "ctxdestroy:0",
+        "init",
+        "info",
+        "alloc:1GiB",
+        "arrayfree:0",
+        "info",
+    ]);
+    assert_eq!(shown[1..4], ["array 0", "ctx 0", "array 0"]);
+    assert_eq!(number(&shown[4], 2), GIB / 4);
+    assert_eq!(shown[5..7], ["ctxdestroy 0", "init 0"]);
+    assert_eq!(
+        number(&shown[7], 2),
+        GIB / 2,
+        "the other context's array went with it, this one stays"
+    );
+    assert_eq!(shown[8..10], ["alloc 2", "arrayfree 0"]);
+    assert_eq!(number(&shown[10], 2), GIB);
+    let shown = bench.run(&[
+        "init",
+        "array:512MiB",
+        "init",
+        "primary",
+        "info",
+        "primary",
+        "init",
+        "info",
+    ]);
+    assert_eq!(number(&shown[4], 2), GIB / 2, "retained once more: {shown:?}");
+    assert_eq!(number(&shown[7], 2), GIB, "the primary context went: {shown:?}");
+}
+
+#[test]
+fn a_context_reserve_comes_back_with_the_last_context() {
+    let bench = Bench::new();
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    limits.context_reserve = 100 << 20;
+    bench.put(&limits);
+    let shown = bench.run(&[
+        "init",
+        "info",
+        "ctx",
+        "ctxdestroy:0",
+        "ctx",
+        "ctxdestroy:0",
+        "ctx",
+        "ctxdestroy:0",
+        "init",
+        "info",
+    ]);
+    let with_reserve = GIB - (100 << 20);
+    assert_eq!(
+        [number(&shown[1], 2), number(&shown[9], 2)],
+        [with_reserve; 2],
+        "{shown:?}"
+    );
+    let shown = bench.run(&["init", "primary", "memory", "ctx", "info"]);
+    assert_eq!(number(&shown[2], 5), 0, "no context is left: {shown:?}");
+    assert_eq!(number(&shown[4], 2), with_reserve);
+}
+
+#[test]
 fn a_lane_looks_dead_only_after_the_driver_let_go() {
     let bench = Bench::new();
     // Two shares, so that several files of ours are mapped.

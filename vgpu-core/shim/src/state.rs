@@ -1,6 +1,8 @@
 //! What this process knows: its shares, its devices, what it has allocated. Made at the first call
 //! of any hooked function, made anew in a fork child.
 
+use crate::hooks::arrays::Array;
+use crate::hooks::contexts::Contexts;
 use crate::hooks::pools::Pool;
 use crate::hooks::vmm::Backing;
 use crate::real::{self, real};
@@ -18,8 +20,9 @@ struct State(Option<Ready>);
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
-    /// Live allocations by pointer or array handle.
+    /// Live allocations by pointer.
     pub(crate) live: Table<Live>,
+    pub(crate) arrays: Table<Array>,
     pub(crate) vmm_handles: Table<(Arc<Backing>, u32)>,
     pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
     /// Contexts made with cuCtxCreate, by handle: their GPU.
@@ -34,8 +37,7 @@ pub(crate) struct Gpu {
     pub(crate) uuid: String,
     pub(crate) account: Account,
     pub(crate) context_reserve: u64,
-    /// Primary retains and created contexts, and what they are charged together.
-    pub(crate) context: Spin<(u32, u32, Option<Charge>)>,
+    pub(crate) contexts: Spin<Contexts>,
     pub(crate) pools: Spin<Vec<Pool>>,
 }
 
@@ -98,13 +100,14 @@ impl Ready {
                 uuid: grant.gpu.clone(),
                 account,
                 context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
-                context: Spin::default(),
+                contexts: Spin::default(),
                 pools: Spin::default(),
             })
         };
         Ok(Self {
             gpus: grants.iter().map(open).collect::<Result<_, _>>()?,
             live: Table::default(),
+            arrays: Table::default(),
             vmm_handles: Table::default(),
             vmm_maps: Table::default(),
             contexts: Table::default(),

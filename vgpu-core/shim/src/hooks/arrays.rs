@@ -1,9 +1,20 @@
 //! Arrays: charged by their elements, rounded up like all memory. A height or depth of 0 means 1.
+//!
+//! A driver need not know a handle that it did not give, so what is left after a context's end cannot
+//! be asked, as it is for pointers: each array is kept with the context in which it was made.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::memory::{charged, released};
-use crate::state::Ready;
+use crate::hooks::memory::{charge, forget};
+use crate::real::real;
+use crate::state::{Live, Ready};
 use core::ffi::{c_int, c_uint};
+
+/// An array, and the handle of the context with which it goes.
+#[derive(Debug)]
+pub(crate) struct Array {
+    context: usize,
+    live: Live,
+}
 
 /// CUDA_ARRAY_DESCRIPTOR.
 #[repr(C)]
@@ -68,14 +79,43 @@ unsafe fn make(
     let (Some(shape), Some(gpu), false) = (shape, ready.current(), array.is_null()) else {
         return allocate();
     };
-    let Some(bytes) = shape.bytes(levels) else {
+    let (Some(bytes), Some(owner)) = (shape.bytes(levels), ready.gpus.get(gpu)) else {
         return OUT_OF_MEMORY;
     };
-    charged(ready, gpu, bytes, || match allocate() {
+    let Some(charge) = charge(owner, bytes) else {
+        return OUT_OF_MEMORY;
+    };
+    let live = Live {
+        gpu: gpu as u32,
+        charge,
+    };
+    let result = allocate();
+    if result == SUCCESS {
+        let context = current();
         // SAFETY: the driver has written it.
-        SUCCESS => Ok(unsafe { *array } as u64),
-        error => Err(error),
-    })
+        let stale = ready.arrays.insert(unsafe { *array } as u64, Array { context, live });
+        // A driver gives a handle again only after it was destroyed: by a context's end that we missed.
+        if let Some(stale) = stale {
+            forget(ready, stale.live);
+        }
+    } else {
+        forget(ready, live);
+    }
+    result
+}
+
+/// The calling thread's context; 0: none.
+fn current() -> usize {
+    let mut context = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuCtxGetCurrent(*mut usize))(&mut context) };
+    if result == SUCCESS { context } else { 0 }
+}
+
+/// Gives back the arrays that went with `context`.
+pub(crate) fn sweep(ready: &Ready, context: usize) {
+    let gone = ready.arrays.drain(|_, array| array.context == context);
+    gone.into_iter().for_each(|array| forget(ready, array.live));
 }
 
 pub(crate) unsafe fn create(
@@ -127,6 +167,16 @@ pub(crate) unsafe fn create_mipmapped(
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, array: usize) -> c_int {
+    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+    let known = ready.arrays.remove(array as u64);
     // SAFETY: passed on.
-    released(ready, array as u64, || unsafe { real(array) })
+    let result = unsafe { real(array) };
+    match known {
+        Some(known) if result == SUCCESS => forget(ready, known.live),
+        Some(known) => {
+            ready.arrays.insert(array as u64, known);
+        }
+        None => {}
+    }
+    result
 }

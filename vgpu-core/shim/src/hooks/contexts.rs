@@ -2,16 +2,29 @@
 //! What was allocated in a context goes with it.
 
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::arrays;
 use crate::hooks::memory::{charge, sweep};
+use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::account::Charge;
+
+/// The contexts of one GPU, and what they are charged together.
+#[derive(Debug, Default)]
+pub(crate) struct Contexts {
+    retains: u32,
+    created: u32,
+    /// Handle of the primary context; 0: not retained yet.
+    primary: usize,
+    reserve: Option<Charge>,
+}
 
 /// Makes a context through `make` (given the real device) with the reserve charged; `count` is told
 /// that there is one more.
 fn charged(
     ready: &'static Ready,
     device: c_int,
-    count: impl FnOnce(&mut (u32, u32, Option<vgpu_core::account::Charge>)),
+    count: impl FnOnce(&mut Contexts),
     make: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
     let Some(devices) = ready.devices() else {
@@ -23,24 +36,28 @@ fn charged(
     ) else {
         return INVALID_DEVICE;
     };
-    let mut context = gpu.context.lock();
-    if context.2.is_none() && gpu.context_reserve > 0 {
+    let mut contexts = gpu.contexts.lock();
+    if contexts.reserve.is_none() && gpu.context_reserve > 0 {
         let Some(reserve) = charge(gpu, gpu.context_reserve) else {
             return OUT_OF_MEMORY;
         };
-        context.2 = Some(reserve);
+        contexts.reserve = Some(reserve);
     }
     let result = make(real);
     if result == SUCCESS {
-        count(&mut context);
+        count(&mut contexts);
     } else {
-        give_back(gpu, &mut context);
+        give_back(gpu, &mut contexts);
     }
     result
 }
 
-fn give_back(gpu: &Gpu, context: &mut (u32, u32, Option<vgpu_core::account::Charge>)) {
-    if let (0, 0, Some(reserve)) = (context.0, context.1, context.2.take()) {
+fn give_back(gpu: &Gpu, contexts: &mut Contexts) {
+    // Taken only with the last: a charge that is dropped unreleased is lost until the process ends.
+    if contexts.retains == 0
+        && contexts.created == 0
+        && let Some(reserve) = contexts.reserve.take()
+    {
         gpu.account.release(reserve);
     }
 }
@@ -55,7 +72,11 @@ pub(crate) unsafe fn retain(
     charged(
         ready,
         device,
-        |counts| counts.0 += 1,
+        |contexts| {
+            contexts.retains += 1;
+            // SAFETY: the driver has written it.
+            contexts.primary = unsafe { context.as_ref() }.map_or(0, |primary| *primary);
+        },
         |device| unsafe { real(context, device) },
     )
 }
@@ -70,14 +91,26 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     };
     let result = call(real);
     if let (SUCCESS, Some(gpu)) = (result, ready.gpus.get(index)) {
-        let mut context = gpu.context.lock();
-        context.0 = if all { 0 } else { context.0.saturating_sub(1) };
-        if context.0 == 0 {
+        let mut contexts = gpu.contexts.lock();
+        contexts.retains = if all { 0 } else { contexts.retains.saturating_sub(1) };
+        if contexts.retains == 0 {
             sweep(ready, index);
-            give_back(gpu, &mut context);
+            // Others may hold it by ways that we do not see: then nothing has gone.
+            if !is_active(real) {
+                arrays::sweep(ready, contexts.primary);
+            }
+            give_back(gpu, &mut contexts);
         }
     }
     result
+}
+
+/// Whether the primary context of a real device lives.
+fn is_active(device: c_int) -> bool {
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: both are to be written.
+    unsafe { real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int))(device, &mut flags, &mut active) };
+    active != 0
 }
 
 pub(crate) unsafe fn release(
@@ -117,7 +150,7 @@ pub(crate) unsafe fn create(
         let result = charged(
             ready,
             device,
-            |counts| counts.1 += 1,
+            |contexts| contexts.created += 1,
             |device| real(context, flags, device),
         );
         created(ready, context, device, result);
@@ -137,7 +170,7 @@ pub(crate) unsafe fn create_v3(
     // SAFETY: passed on.
     unsafe {
         let make = |device| real(context, parameters, count, flags, device);
-        let result = charged(ready, device, |counts| counts.1 += 1, make);
+        let result = charged(ready, device, |contexts| contexts.created += 1, make);
         created(ready, context, device, result);
         result
     }
@@ -154,7 +187,7 @@ pub(crate) unsafe fn create_v4(
     // SAFETY: passed on.
     unsafe {
         let make = |device| real(context, parameters, flags, device);
-        let result = charged(ready, device, |counts| counts.1 += 1, make);
+        let result = charged(ready, device, |contexts| contexts.created += 1, make);
         created(ready, context, device, result);
         result
     }
@@ -173,10 +206,11 @@ pub(crate) unsafe fn destroy(
     if let Some(index) = ready.contexts.remove(context as u64)
         && let Some(gpu) = ready.gpus.get(index)
     {
-        let mut counts = gpu.context.lock();
-        counts.1 = counts.1.saturating_sub(1);
+        let mut contexts = gpu.contexts.lock();
+        contexts.created = contexts.created.saturating_sub(1);
         sweep(ready, index);
-        give_back(gpu, &mut counts);
+        arrays::sweep(ready, context);
+        give_back(gpu, &mut contexts);
     }
     result
 }

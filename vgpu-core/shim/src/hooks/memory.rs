@@ -234,7 +234,7 @@ pub(crate) unsafe fn free_v1(
     released(ready, u64::from(pointer), || unsafe { real(pointer) })
 }
 
-/// After contexts went: gives back what went with them. The driver knows which pointers are left.
+/// After contexts went: gives back the pointers that went with them. The driver knows which are left.
 pub(crate) fn sweep(ready: &Ready, gpu: usize) {
     const MEMORY_TYPE: c_int = 2;
     const INVALID_VALUE: c_int = 1;
