@@ -244,6 +244,64 @@ fn pools_are_charged_what_they_keep() {
 }
 
 #[test]
+fn a_pool_destroyed_in_use_is_charged_until_its_memory_is_freed() {
+    let bench = Bench::with_share(GIB);
+    let left = |line: &str| number(line, 2);
+    let shown = bench.run(&[
+        "init",
+        "pool",
+        "from:512MiB",
+        "pooldestroy:0",
+        "info",
+        "from:2MiB",
+        "pooldestroy:0",
+        "alloc:1GiB",
+        "freeasync:0",
+        "info",
+    ]);
+    assert_eq!(shown[2..4], ["from 0", "pooldestroy 0"]);
+    assert_eq!(left(&shown[4]), GIB / 2, "its memory is still in use");
+    assert_eq!(
+        shown[5..8],
+        ["from 1", "pooldestroy 1", "alloc 2"],
+        "for the program it is gone"
+    );
+    assert_eq!(shown[8], "freeasync 0 0");
+    assert_eq!(left(&shown[9]), GIB);
+    let round = ["pool", "from:600MiB", "pooldestroy:0", "freeasync:0"];
+    let rounds: Vec<&str> = (0..4)
+        .flat_map(|pool| {
+            [
+                round[0],
+                round[1],
+                ["pooldestroy:0", "pooldestroy:1", "pooldestroy:2", "pooldestroy:3"][pool],
+                round[3],
+            ]
+        })
+        .collect();
+    let shown = bench.run(&[&["init"], &rounds[..], &["alloc:1GiB"]].concat());
+    assert!(shown.iter().all(|line| line.ends_with(" 0")), "{shown:?}");
+}
+
+#[test]
+fn a_destroyed_pool_is_no_longer_the_devices() {
+    let bench = Bench::with_share(GIB);
+    let shown = bench.run(&[
+        "init",
+        "pool",
+        "choose:0",
+        "async:256MiB",
+        "pooldestroy:0",
+        "async:256MiB",
+        "freeasync:0",
+        "freeasync:0",
+        "info",
+    ]);
+    assert_eq!(shown[2..6], ["choose 0", "async 0", "pooldestroy 0", "async 0"]);
+    assert_eq!(number(&shown[8], 2), GIB);
+}
+
+#[test]
 fn an_array_is_charged_until_its_own_context_goes() {
     let bench = Bench::with_share(GIB);
     let shown = bench.run(&[

@@ -198,6 +198,11 @@ impl Devices {
         self.list.get(index).map(|(_, gpu)| *gpu)
     }
 
+    /// The real device that is GPU `gpu`.
+    pub(crate) fn of_gpu(&self, gpu: usize) -> Option<c_int> {
+        self.list.iter().find(|(_, known)| *known == gpu).map(|(real, _)| *real)
+    }
+
     /// The virtual ordinal of a real device.
     pub(crate) fn ordinal(&self, real: c_int) -> Option<c_int> {
         let index = self.list.iter().position(|(known, _)| *known == real)?;

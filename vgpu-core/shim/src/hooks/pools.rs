@@ -7,8 +7,15 @@
 //!
 //! A pool shrinks at moments that nobody tells us (a synchronisation), so it is asked again at each
 //! call about pools and each look at what is free; until then too much is charged, never too little.
+//!
+//! A destroyed pool lives on in the driver until its last allocation is freed, but can no longer be
+//! asked. So a pool that is destroyed while it reserves memory is only marked as doomed, keeps nothing
+//! that is unused, and is destroyed at the first look that finds it empty.
+//!
+//! How it fails: a driver that does not tell what a pool reserves (before 11.3) never finds it empty,
+//! and its charge stays until the process ends.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::GRANULE;
 use crate::hooks::vmm::Location;
 use crate::real::real;
@@ -17,6 +24,7 @@ use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::account::{Charge, rounded};
 
+const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_MEM_CURRENT: c_int = 5;
 const USED_MEM_CURRENT: c_int = 7;
 
@@ -29,6 +37,8 @@ pub(crate) struct Pool {
     handle: usize,
     charges: Vec<Charge>,
     charged: u64,
+    /// The program has destroyed it.
+    doomed: bool,
 }
 
 /// CUmemPoolProps: as the driver has it; only where the pool lies matters here.
@@ -111,6 +121,9 @@ fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, allocate: impl 
     };
     let mut pools = gpu.pools.lock();
     let index = entry(&mut pools, pool);
+    if pools[index].doomed {
+        return INVALID_VALUE;
+    }
     settle(gpu, &mut pools[index]);
     let ahead = match gpu.account.reserve(want) {
         Ok(charge) => Some(charge),
@@ -149,6 +162,7 @@ fn entry(pools: &mut Vec<Pool>, handle: usize) -> usize {
                 handle,
                 charges: Vec::new(),
                 charged: 0,
+                doomed: false,
             });
             pools.len() - 1
         }
@@ -209,18 +223,51 @@ pub(crate) fn trim_all(gpu: &Gpu) -> bool {
         return false;
     }
     let mut pools = gpu.pools.lock();
+    let any = !pools.is_empty();
     pools.iter_mut().for_each(|pool| trim_one(gpu, pool));
-    !pools.is_empty()
+    bury(gpu, &mut pools);
+    any
 }
 
 /// Charges the pools of `gpu` what they reserve now.
 #[inline(always)]
 pub(crate) fn refresh(gpu: &Gpu) {
     if USED.load(Ordering::Relaxed) {
-        gpu.pools.lock().iter_mut().for_each(|pool| {
+        let mut pools = gpu.pools.lock();
+        pools.iter_mut().for_each(|pool| {
             settle(gpu, pool);
         });
+        bury(gpu, &mut pools);
     }
+}
+
+/// Destroys the doomed pools that are empty now.
+fn bury(gpu: &Gpu, pools: &mut Vec<Pool>) {
+    if !pools.iter().any(|pool| pool.doomed) {
+        return;
+    }
+    for index in (0..pools.len())
+        .rev()
+        .filter(|index| pools[*index].doomed)
+        .collect::<Vec<_>>()
+    {
+        let pool = &mut pools[index];
+        trim_one(gpu, pool);
+        // SAFETY: a pool that the program has made, and only asked to be destroyed.
+        if is_empty(pool.handle) && unsafe { real!(cuMemPoolDestroy(usize))(pool.handle) } == SUCCESS {
+            drop_pool(gpu, pools.swap_remove(index));
+        }
+    }
+}
+
+fn is_empty(pool: usize) -> bool {
+    [RESERVED_MEM_CURRENT, USED_MEM_CURRENT]
+        .into_iter()
+        .all(|what| attribute(pool, what) == Some(0))
+}
+
+fn drop_pool(gpu: &Gpu, pool: Pool) {
+    pool.charges.into_iter().for_each(|charge| gpu.account.release(charge));
 }
 
 /// cuMemFree takes pointers of pools too.
@@ -275,25 +322,56 @@ pub(crate) unsafe fn create(
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, pool: usize) -> c_int {
-    for gpu in &ready.gpus {
+    for (index, gpu) in ready.gpus.iter().enumerate() {
         let mut pools = gpu.pools.lock();
-        let Some(index) = pools.iter().position(|known| known.handle == pool) else {
+        let Some(at) = pools.iter().position(|known| known.handle == pool) else {
             continue;
         };
-        // What is still in use outlives the pool, and can no longer be asked for: it stays charged.
-        let used = attribute(pool, USED_MEM_CURRENT).unwrap_or(0);
+        if pools[at].doomed {
+            return INVALID_VALUE;
+        }
+        trim_one(gpu, &mut pools[at]);
+        let device = ready.devices().and_then(|devices| devices.of_gpu(index));
+        if let (false, Some(device)) = (is_empty(pool), device)
+            && let Some(default) = default_pool(device)
+        {
+            if default == pool {
+                // SAFETY: passed on: the driver says that this one cannot be destroyed.
+                return unsafe { real(pool) };
+            }
+            pools[at].doomed = true;
+            doom(pool, device, default);
+            return SUCCESS;
+        }
         // SAFETY: passed on.
         let result = unsafe { real(pool) };
         if result == SUCCESS {
-            let gone = pools.swap_remove(index);
-            if used == 0 {
-                gone.charges.into_iter().for_each(|charge| gpu.account.release(charge));
-            }
+            drop_pool(gpu, pools.swap_remove(at));
         }
         return result;
     }
     // SAFETY: passed on.
     unsafe { real(pool) }
+}
+
+/// What else a program sees of a destruction: its device allocates from the default pool again.
+fn doom(pool: usize, device: c_int, default: usize) {
+    let (mut current, mut nothing) = (0, 0_u64);
+    let nothing: *mut u64 = &mut nothing;
+    // SAFETY: the attribute is 8 bytes, to be read; the pools and the device are the driver's.
+    unsafe {
+        real!(cuMemPoolSetAttribute(usize, c_int, *mut c_void))(pool, RELEASE_THRESHOLD, nothing.cast());
+        if real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut current, device) == SUCCESS && current == pool {
+            real!(cuDeviceSetMemPool(c_int, usize))(device, default);
+        }
+    }
+}
+
+fn default_pool(device: c_int) -> Option<usize> {
+    let mut pool = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuDeviceGetDefaultMemPool(*mut usize, c_int))(&mut pool, device) };
+    (result == SUCCESS).then_some(pool)
 }
 
 pub(crate) unsafe fn trim(
