@@ -27,8 +27,10 @@ pub trait Claims: Send + Sync + 'static {
     fn get(&self, namespace: &str, name: &str) -> impl Future<Output = Result<Option<ResourceClaim>, Error>> + Send;
 }
 
-/// Changes to ResourceSlices.
+/// Changes to ResourceSlices, and whose they are.
 pub trait Slices: Send + Sync + 'static {
+    /// UID of this node's object.
+    fn node_uid(&self) -> impl Future<Output = Result<String, Error>> + Send;
     /// `dry_run`: nothing is stored, and the answer is what would be.
     fn create(&self, slice: &ResourceSlice, dry_run: bool)
     -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
@@ -94,15 +96,6 @@ impl Cluster {
     pub fn slices(&self) -> Api<ResourceSlice> {
         Api::all(self.client.clone())
     }
-
-    /// UID of this node's object.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub async fn node_uid(&self) -> Result<String, Error> {
-        let node = Api::<Node>::all(self.client.clone()).get(&self.node_name).await?;
-        node.metadata.uid.ok_or_else(|| Error::Other("node without UID".into()))
-    }
 }
 
 impl Claims for Cluster {
@@ -113,6 +106,11 @@ impl Claims for Cluster {
 }
 
 impl Slices for Cluster {
+    async fn node_uid(&self) -> Result<String, Error> {
+        let node = Api::<Node>::all(self.client.clone()).get(&self.node_name).await?;
+        node.metadata.uid.ok_or_else(|| Error::Other("node without UID".into()))
+    }
+
     async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
         let parameters = PostParams {
             dry_run,

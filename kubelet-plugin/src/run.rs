@@ -5,6 +5,7 @@
 //! first. Slices stay: kubelet removes them if no instance comes back.
 
 use crate::api::Cluster;
+use crate::api::Slices as _;
 use crate::config::{Config, Flags};
 use crate::health::{Health, Report};
 use crate::inventory::nvml::NvmlGpus;

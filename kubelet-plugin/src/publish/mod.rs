@@ -9,6 +9,9 @@
 //! deletion is believed at once and answered by writing again. What an own write was answered with
 //! counts until the watch brings something newer, so that a slow watch does not cause doubles.
 //!
+//! A slice belongs to its Node object, and goes with it: before slices are created the object's UID
+//! is read again, for a node that was deleted and registered anew has another.
+//!
 //! An API server without consumable capacity drops the fields that make a GPU shareable and would
 //! then give it away whole. A dry run shows it before anything is stored; such a server gets the
 //! monitor devices only, until it is asked again.
@@ -94,15 +97,29 @@ impl Publisher {
     ///
     /// # Errors
     /// The first write that fails.
-    pub async fn reconcile<S: Slices>(&mut self, api: &S, owner: &Owner, wanted: &[Vec<Device>]) -> Result<(), Error> {
-        // A write's answer may show that the server drops fields: then once more, without them.
-        for _ in 0..2 {
+    pub async fn reconcile<S: Slices>(
+        &mut self,
+        api: &S,
+        owner: &mut Owner,
+        wanted: &[Vec<Device>],
+    ) -> Result<(), Error> {
+        // The owner may turn out to be another, and a write's answer may show that the server drops
+        // fields: then once more, with the one and without the others.
+        for _ in 0..3 {
             let reduced = (self.consumable == Some(false)).then(|| without_shared(wanted.to_vec()));
             let wanted = reduced.as_deref().unwrap_or(wanted);
             let existing: Vec<_> = self.existing.values().cloned().collect();
             let steps = plan(owner, wanted, &existing, &self.stored);
             if steps.is_empty() {
                 return Ok(());
+            }
+            if !steps.create.is_empty() {
+                let node_uid = api.node_uid().await?;
+                if node_uid != owner.node_uid {
+                    tracing::info!(node_uid, "this node's object was created anew; its slices are, too");
+                    owner.node_uid = node_uid;
+                    continue;
+                }
             }
             if self.consumable.is_none() && self.drops_capacity(api, &steps).await? {
                 continue;
@@ -182,7 +199,7 @@ impl Publisher {
 pub async fn run<S: Slices>(
     api: S,
     events: impl Stream<Item = watcher::Result<watcher::Event<ResourceSlice>>>,
-    owner: Owner,
+    mut owner: Owner,
     mut wanted: watch::Receiver<Wanted>,
     readiness: Readiness,
     metrics: Metrics,
@@ -219,7 +236,7 @@ pub async fn run<S: Slices>(
             continue;
         }
         let before = publisher.writes;
-        let result = publisher.reconcile(&api, &owner, &devices).await;
+        let result = publisher.reconcile(&api, &mut owner, &devices).await;
         metrics.slice_writes.inc_by(publisher.writes - before);
         match result {
             Ok(()) => {

@@ -16,6 +16,8 @@ struct State {
     /// Drops what belongs to consumable capacity.
     gate_off: bool,
     fail: bool,
+    /// Of the Node object; that of `owner()` if empty.
+    node_uid: String,
     dry_runs: usize,
 }
 
@@ -61,6 +63,11 @@ impl State {
 }
 
 impl Slices for Memory {
+    async fn node_uid(&self) -> Result<String, Error> {
+        let uid = self.with(|state| state.node_uid.clone());
+        Ok(if uid.is_empty() { owner().node_uid } else { uid })
+    }
+
     async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
         self.with(|state| state.store(slice, dry_run))
     }
@@ -96,21 +103,24 @@ fn synced() -> Publisher {
 async fn a_wipe_is_answered_and_an_old_event_is_not() {
     let (api, mut publisher) = (Memory::default(), synced());
     publisher
-        .reconcile(&api, &owner(), &wanted(1))
+        .reconcile(&api, &mut owner(), &wanted(1))
         .await
         .expect("published");
     let first = api.all();
     assert_eq!(first.len(), 1);
     publisher
-        .reconcile(&api, &owner(), &wanted(1))
+        .reconcile(&api, &mut owner(), &wanted(1))
         .await
         .expect("nothing to do");
     assert_eq!(publisher.writes, 1);
     // The watch is late: it brings the state before our update.
-    publisher.reconcile(&api, &owner(), &wanted(2)).await.expect("updated");
+    publisher
+        .reconcile(&api, &mut owner(), &wanted(2))
+        .await
+        .expect("updated");
     publisher.apply(watcher::Event::Apply(first[0].clone()));
     publisher
-        .reconcile(&api, &owner(), &wanted(2))
+        .reconcile(&api, &mut owner(), &wanted(2))
         .await
         .expect("nothing to do");
     assert_eq!(publisher.writes, 2);
@@ -119,10 +129,29 @@ async fn a_wipe_is_answered_and_an_old_event_is_not() {
     api.with(|state| state.slices.clear());
     publisher.apply(watcher::Event::Delete(wiped));
     publisher
-        .reconcile(&api, &owner(), &wanted(2))
+        .reconcile(&api, &mut owner(), &wanted(2))
         .await
         .expect("published again");
     assert_eq!(api.all()[0].spec.devices.as_ref().expect("devices").len(), 4);
+}
+
+#[tokio::test]
+async fn slices_of_a_node_that_was_created_anew_belong_to_the_new_object() {
+    let (api, mut publisher, mut owner) = (Memory::default(), synced(), owner());
+    let all = publisher.reconcile(&api, &mut owner, &wanted(1)).await;
+    all.expect("published");
+    // The garbage collector removes what the old object owned.
+    let old = api.all().remove(0);
+    api.with(|state| {
+        state.slices.clear();
+        state.node_uid = "another".into();
+    });
+    publisher.apply(watcher::Event::Delete(old));
+    let all = publisher.reconcile(&api, &mut owner, &wanted(1)).await;
+    all.expect("published again");
+    let owners = api.all().remove(0).metadata.owner_references.expect("an owner");
+    assert_eq!(owners[0].uid, "another");
+    assert_eq!(publisher.writes, 2, "no slice was written for the old object");
 }
 
 #[tokio::test]
@@ -130,12 +159,12 @@ async fn a_write_during_a_list_is_not_done_twice() {
     let (api, mut publisher) = (Memory::default(), synced());
     publisher.apply(watcher::Event::Init);
     publisher
-        .reconcile(&api, &owner(), &wanted(1))
+        .reconcile(&api, &mut owner(), &wanted(1))
         .await
         .expect("published");
     publisher.apply(watcher::Event::InitDone);
     publisher
-        .reconcile(&api, &owner(), &wanted(1))
+        .reconcile(&api, &mut owner(), &wanted(1))
         .await
         .expect("nothing to do");
     assert_eq!(api.all().len(), 1);
@@ -146,7 +175,7 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     let (api, mut publisher) = (Memory::default(), synced());
     api.with(|state| state.gate_off = true);
     publisher
-        .reconcile(&api, &owner(), &wanted(2))
+        .reconcile(&api, &mut owner(), &wanted(2))
         .await
         .expect("published");
     let devices = |api: &Memory| {
@@ -159,7 +188,7 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     assert_eq!(devices(&api), ["gpu-3f8a1c20-monitor", "gpu-3f8a1c21-monitor"]);
     for _ in 0..3 {
         publisher
-            .reconcile(&api, &owner(), &wanted(2))
+            .reconcile(&api, &mut owner(), &wanted(2))
             .await
             .expect("nothing to do");
     }
@@ -169,7 +198,7 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     api.with(|state| state.gate_off = false);
     publisher.consumable = None;
     publisher
-        .reconcile(&api, &owner(), &wanted(2))
+        .reconcile(&api, &mut owner(), &wanted(2))
         .await
         .expect("published");
     assert_eq!(devices(&api).len(), 4);
@@ -179,12 +208,12 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
 async fn a_gate_that_goes_off_later_is_seen_in_the_answer() {
     let (api, mut publisher) = (Memory::default(), synced());
     publisher
-        .reconcile(&api, &owner(), &wanted(1))
+        .reconcile(&api, &mut owner(), &wanted(1))
         .await
         .expect("published");
     api.with(|state| state.gate_off = true);
     publisher
-        .reconcile(&api, &owner(), &wanted(2))
+        .reconcile(&api, &mut owner(), &wanted(2))
         .await
         .expect("published");
     let shared = |slice: &ResourceSlice| {
