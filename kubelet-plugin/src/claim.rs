@@ -51,6 +51,8 @@ pub enum Error {
     NoCapacity { at: String, key: &'static str },
     #[error("{at}.shareID {name:?} is not a share's name ([a-z0-9-], at most 63); delete pod and claim")]
     ShareName { at: String, name: String },
+    #[error("{at} is share {name:?} a second time; delete pod and claim, so that it is allocated again")]
+    Repeated { at: String, name: String },
     #[error("{at}.consumedCapacity[{key}]: {reason}")]
     Quantity {
         at: String,
@@ -116,6 +118,11 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
         };
         if shares.first().is_some_and(|first| first.role != share.role) {
             return Err(Error::Mixed { at });
+        }
+        // A share's name is its directory and its limits. Monitors have neither: two requests may look
+        // at one GPU.
+        if share.role == Role::Share && shares.iter().any(|other| other.name == share.name) {
+            return Err(Error::Repeated { at, name: share.name });
         }
         shares.push(share);
     }

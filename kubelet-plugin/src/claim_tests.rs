@@ -88,6 +88,22 @@ fn what_the_api_server_let_through_is_refused_by_its_field() {
 }
 
 #[test]
+fn one_share_is_not_given_twice() {
+    let again = [result("gpu-3f8a1c20", "s1"), result("gpu-3f8a1c21", "s1")];
+    let error = shares(&claim_with(again.to_vec(), vec![]), POOL, &inventory()).expect_err("twice");
+    assert!(
+        error
+            .to_string()
+            .starts_with(&format!("{RESULTS}[1] is share \"s1\" a second time")),
+        "{error}"
+    );
+    let mut monitor = result("gpu-3f8a1c20-monitor", "s1");
+    monitor["adminAccess"] = true.into();
+    let both = shares(&claim_with(vec![monitor.clone(), monitor], vec![]), POOL, &inventory());
+    assert_eq!(both.expect("two looks at one GPU").len(), 2);
+}
+
+#[test]
 fn other_drivers_are_not_looked_at() {
     let mut foreign = result("gpu-nowhere", "x");
     foreign["driver"] = "gpu.example.com".into();
