@@ -179,7 +179,10 @@ impl Node {
                     (entry.namespace, entry.name) = (id.namespace.clone(), id.name.clone());
                     *dirty = true;
                 }
+                let library = entry.library.clone();
                 self.materialize(&id.uid, &mut entry, false)?;
+                // Bound anew, and the next start must not remove what it is bound to.
+                *dirty |= entry.library != library;
                 let answer = self.answer(&id.uid, &shares);
                 self.checkpoint.claims.insert(id.uid.clone(), entry);
                 return Ok(answer);

@@ -458,6 +458,40 @@ fn a_claim_stays_bound_to_its_library_and_a_reboot_takes_only_run() {
 }
 
 #[test]
+fn a_claim_whose_library_was_lost_is_bound_to_the_next_for_good() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    let lost = rig.checkpoint().claims["u1"].library.clone();
+    release(&rig.path("image"), "two");
+    std::fs::remove_dir_all(rig.path("store").join(&lost)).expect("lost");
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    let bound = rig.checkpoint().claims["u1"].library.clone();
+    assert_ne!(bound, lost);
+    let spec = std::fs::read_to_string(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("a CDI file");
+    assert!(spec.contains(&bound));
+    release(&rig.path("image"), "three");
+    rig.open();
+    assert!(rig.path("store").join(&bound).exists(), "the CDI spec names it");
+}
+
+#[test]
+fn a_claim_of_several_pods_is_prepared_for_each_and_unprepared_once() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    // kubelet prepares for each pod, and unprepares when the last one has gone.
+    let first = prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("for one pod");
+    let before = rig.checkpoint();
+    let second = prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("for the other");
+    assert_eq!(first, second);
+    assert_eq!(rig.checkpoint(), before, "counted once");
+    unprepare(&mut node, "u1").expect("unprepared");
+    assert_eq!(rig.leftovers(), [""; 0]);
+    assert!(rig.checkpoint().gpus.is_empty());
+}
+
+#[test]
 fn refusals_change_nothing() {
     let rig = Rig::new(false);
     let mut node = rig.open();
