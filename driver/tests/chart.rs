@@ -136,3 +136,56 @@ fn device_classes_select_a_type_that_exists() {
         assert!(known.iter().any(|end| expression.ends_with(end)), "{expression}");
     }
 }
+
+/// All rights of the chart's ClusterRole of this name, as `group/resource: verbs`.
+fn rights(rendered: &[Value], role: &str) -> Vec<String> {
+    let role = rendered
+        .iter()
+        .find(|object| object["kind"] == "ClusterRole" && object["metadata"]["name"] == role)
+        .expect("the role");
+    let words = |value: &Value| -> Vec<String> {
+        let list = value.as_array().expect("a list");
+        list.iter()
+            .map(|word| word.as_str().expect("a word").to_owned())
+            .collect()
+    };
+    let mut rights = Vec::new();
+    for rule in role["rules"].as_array().expect("rules") {
+        assert!(rule["resourceNames"].is_null(), "{rule}");
+        for group in words(&rule["apiGroups"]) {
+            for resource in words(&rule["resources"]) {
+                rights.push(format!("{group}/{resource}: {}", words(&rule["verbs"]).join(" ")));
+            }
+        }
+    }
+    rights
+}
+
+/// The rights that the code uses: kubelet-plugin/src/api.rs and run.rs, driver/src/watch.rs and publish.rs. A call
+/// that is new there belongs here and in the chart.
+#[test]
+fn the_programs_have_the_rights_that_they_use_and_no_other() {
+    let Some(helm) = helm("the_programs_have_the_rights_that_they_use_and_no_other") else {
+        return;
+    };
+    let rendered = render(&helm, &[]).expect("rendered");
+    assert_eq!(
+        rights(&rendered, "x-plugin"),
+        [
+            "resource.k8s.io/resourceslices: list watch create update delete",
+            "resource.k8s.io/resourceclaims: get",
+            "/nodes: get",
+            "events.k8s.io/events: create",
+        ]
+    );
+    assert_eq!(
+        rights(&rendered, "x-controller"),
+        [
+            "resource.k8s.io/resourceclaims: list watch",
+            "resource.k8s.io/resourceslices: list watch",
+            "resource.k8s.io/deviceclasses: list watch",
+            "/pods: list watch",
+            "events.k8s.io/events: create patch",
+        ]
+    );
+}
