@@ -19,6 +19,7 @@ pub mod driver;
 pub mod environment;
 pub mod flags;
 pub mod gpus;
+pub mod inhabitants;
 pub mod launch;
 pub mod loader_cache;
 pub mod namespace;

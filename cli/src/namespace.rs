@@ -13,8 +13,8 @@
 //!  /etc/ld.so.preload              if it exists: with libvgpu-preload.so before what it says
 //! ```
 //!
-//! Nothing is made on the host but the folder /run/vgpu while a share exists ([`HostFolder`]). Mounts
-//! of the host still arrive (slave propagation), ours never leave.
+//! Nothing is made on the host but the folder /run/vgpu while a share exists ([`HostFolder`]); what it
+//! holds says that the host is no container of ours. Mounts of the host still arrive (slave propagation), ours never leave.
 //!
 //! How it fails: any mount but one ends COMMAND before it starts, with a line that names it. The
 //! overlay may fail (no overlayfs, or mounts inside the folder, which it would hide): then programs
@@ -31,7 +31,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use vgpu_abi::paths::{CONTAINER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{
+    CONTAINER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+};
 
 const LOADERS_FILE: &str = "/etc/ld.so.preload";
 const LIBRARY_FOLDERS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
@@ -265,17 +267,25 @@ impl HostFolder {
     /// It cannot be made.
     pub fn ensure(&self, _locked: &Locked) -> Result<(), NamespaceError> {
         let path = Path::new(CONTAINER_DIR);
-        if path.is_dir() {
-            return Ok(());
+        if !path.is_dir() {
+            File::create(&self.mark).map_err(error("mark", &self.mark))?;
+            fs::create_dir(path).map_err(error("make", path))?;
         }
-        File::create(&self.mark).map_err(error("mark", &self.mark))?;
-        fs::create_dir(path).map_err(error("make", path))
+        let node = Path::new(NODE_MARK_DIR);
+        if self.mark.exists() && !node.is_dir() {
+            // An empty folder is a container whose shares are gone: every other user would be refused.
+            fs::create_dir(node).map_err(error("make", node))?;
+        }
+        Ok(())
     }
 
-    /// Removes it if it is ours and empty; no share is left.
+    /// Removes it if it is ours and holds nothing else; no share is left, so no namespace needs it.
     pub fn remove(&self) {
-        if self.mark.exists() && fs::remove_dir(CONTAINER_DIR).is_ok() {
-            let _ = fs::remove_file(&self.mark);
+        if self.mark.exists() {
+            let _ = fs::remove_dir(NODE_MARK_DIR);
+            if fs::remove_dir(CONTAINER_DIR).is_ok() {
+                let _ = fs::remove_file(&self.mark);
+            }
         }
     }
 }

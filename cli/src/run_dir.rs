@@ -20,7 +20,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const ROOT: &str = "/run/vgpu-run";
+/// The folder of runs with a mount namespace.
+pub const ROOT: &str = "/run/vgpu-run";
 /// A `vgpu run` holds the lock for milliseconds; a stopped one must not stop all others for good.
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -19,8 +19,9 @@
 
 use crate::driver::Driver;
 use crate::environment::{SOFT_GPU_PROFILE, SOFT_GPU_STATE, SoftGpu};
+use crate::inhabitants;
 use crate::plan::Existing;
-use crate::run_dir::{Locked, RunDir};
+use crate::run_dir::{self, Locked, RunDir};
 use rustix::fs::FlockOperation;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -111,7 +112,10 @@ impl ShareFolder {
 
     /// Whether anybody uses it; asked under the folder's lock.
     fn in_use(&self) -> bool {
-        self.is_locked() || self.ledgers().iter().any(|ledger| has_owners(ledger).unwrap_or(false))
+        let on_the_gpu = |ledger: &PathBuf| has_owners(ledger).unwrap_or(false);
+        self.is_locked()
+            || self.ledgers().iter().any(on_the_gpu)
+            || self.0.starts_with(run_dir::ROOT) && inhabitants::any(&self.0)
     }
 
     fn is_locked(&self) -> bool {

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{Running, Scene, as_root, as_user, compile, is_root, printed, refused};
@@ -114,7 +115,8 @@ fn a_command_that_closes_its_descriptors_still_holds_its_share() {
     both(|scene| {
         prepare(scene);
         let bytes = GIB.to_string();
-        let close = ["sh", "-c", "exec 100>&- \"$@\"", "sh"];
+        // Not every sh knows descriptors of two digits.
+        let close = ["bash", "-c", "exec 100>&- \"$@\"", "bash"];
         let mut first = Running::start(&mut client(
             scene,
             &["--share", "a", "--memory", "20Gi"],
@@ -122,6 +124,7 @@ fn a_command_that_closes_its_descriptors_still_holds_its_share() {
             &["hold", &bytes],
         ));
         // Without its parent only the ledger says that it is there.
+        let input = first.0.stdin.take(); // which wait() would close
         first.signal(libc::SIGKILL);
         first.0.wait().unwrap();
         let line = refused(
@@ -129,7 +132,7 @@ fn a_command_that_closes_its_descriptors_still_holds_its_share() {
             2,
         );
         assert!(line.contains("20Gi"), "{line}");
-        drop(first.0.stdin.take());
+        drop(input);
         support::eventually("the share goes with it", || {
             support::output(&mut client(
                 scene,
@@ -149,6 +152,32 @@ fn roots_run_holds_with_a_cleared_environment() {
         prepare(scene);
         let text = printed(&mut client(scene, &["--memory", "20Gi"], &["env", "-i"], &["sizes"]));
         assert!(text.starts_with(&format!("1 1\n{}\n", 20 * GIB)), "{text}");
+    });
+}
+
+#[test]
+fn a_users_run_holds_beside_roots_and_after_its_kill() {
+    as_root("a_users_run_holds_beside_roots_and_after_its_kill", |scene| {
+        prepare(scene);
+        let user = |what: &str| {
+            let mut command = client(scene, &["--memory", "20Gi"], &[], &["fill"]);
+            command
+                .env("XDG_RUNTIME_DIR", "/nowhere")
+                .env_remove("SOFT_GPU_STATE")
+                .uid(65534)
+                .gid(65534);
+            assert_eq!(printed(&mut command), "2\n0\n0 2\n", "{what}");
+        };
+        let mut root = Running::start(&mut client(scene, &[], &[], &["hold", "1"]));
+        user("beside root's");
+        root.signal(libc::SIGKILL);
+        root.0.wait().unwrap();
+        user("after it was killed");
+        printed(&mut client(scene, &[], &[], &["sizes"]));
+        support::eventually("nothing is left", || {
+            printed(&mut client(scene, &[], &[], &["sizes"]));
+            !std::fs::exists("/run/vgpu").unwrap()
+        });
     });
 }
 

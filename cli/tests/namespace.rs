@@ -70,11 +70,11 @@ fn the_host_sees_nothing_and_keeps_nothing() {
         let before = mounts();
         let running = Running::start(&mut scene.sh(&["--share", "a"], "echo ready; read line"));
         assert_eq!(mounts(), before);
-        assert_eq!(
-            fs::read_dir("/run/vgpu").unwrap().count(),
-            0,
-            "only an empty folder to mount on"
-        );
+        let inside: Vec<_> = fs::read_dir("/run/vgpu")
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(inside, [".node"], "a folder to mount on that says whose it is");
         let second = Running::start(&mut scene.sh(&["--share", "b"], "echo ready; read line"));
         running.end();
         assert!(fs::exists("/run/vgpu").unwrap(), "the second needs it");
@@ -82,6 +82,32 @@ fn the_host_sees_nothing_and_keeps_nothing() {
         assert!(!fs::exists("/run/vgpu").unwrap());
         assert_eq!(mounts(), before);
         assert_eq!(scene.shares(), [""; 0]);
+    });
+}
+
+#[test]
+fn what_outlives_command_keeps_its_namespace() {
+    as_root("what_outlives_command_keeps_its_namespace", |scene| {
+        let (go, seen) = (scene.path("state/go"), scene.path("state/seen"));
+        // All descriptors closed, and not on the GPU. Not every sh knows descriptors of two digits.
+        let script = format!(
+            "bash -c 'exec 100>&- >/dev/null 2>&1 </dev/null; until [ -e {0} ]; do sleep 0.02; done; \
+             ls -a /run/vgpu /run/vgpu/a >{1}.new; mv {1}.new {1}' & sleep 0.3",
+            go.display(),
+            seen.display()
+        );
+        printed(&mut scene.sh(&["--share", "a"], &script));
+        assert_eq!(scene.shares(), ["a"]);
+        printed(&mut scene.sh(&[], "true"));
+        fs::write(&go, "").unwrap();
+        support::eventually("it has looked", || seen.exists());
+        let listed = fs::read_to_string(&seen).unwrap();
+        assert!(listed.contains(".lib") && listed.contains("limits"), "{listed}");
+        support::eventually("the share goes with it", || {
+            printed(&mut scene.sh(&[], "true"));
+            scene.shares().is_empty()
+        });
+        assert!(!fs::exists("/run/vgpu").unwrap());
     });
 }
 

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 use vgpu_abi::limits::{self, Limits, ParseError};
-use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NODE_CLAIMS_DIR, NODE_GPUS_DIR, RUN_DIR_VARIABLE};
+use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR, RUN_DIR_VARIABLE};
 
 /// One share: its limits and its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +55,11 @@ pub fn directory(run_dir: Option<OsString>) -> Result<PathBuf, GrantError> {
         .ok_or(GrantError::Nowhere)
 }
 
-/// A node's own /run/vgpu holds claims and arbitration, and no share.
+/// A node's own /run/vgpu holds claims and arbitration, or the mark of root's `vgpu run`, and no share.
 fn is_node(directory: &Path) -> bool {
-    let owns = Path::new(NODE_CLAIMS_DIR).is_dir() || Path::new(NODE_GPUS_DIR).is_dir();
+    let owns = [NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR]
+        .iter()
+        .any(|path| Path::new(path).is_dir());
     let shares = fs::read_dir(directory).map(|entries| entries.flatten().any(|e| e.path().join(LIMITS).exists()));
     owns && matches!(shares, Ok(false))
 }

@@ -20,9 +20,11 @@ pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/us
 /// The names that libvgpu.so takes in each of [`CONTAINER_LIBRARY_DIRS`].
 pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// The node's directories of claims, and of arbitration.
+/// The node's directories of claims, and of arbitration. Where one of them is, /run/vgpu is a node's.
 pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
 pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
+/// Says the same of a node on which root's `vgpu run` made /run/vgpu.
+pub const NODE_MARK_DIR: &str = "/run/vgpu/.node";
 /// The node's releases of the library, one folder a digest.
 pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
 
