@@ -5,6 +5,8 @@
 //! ```
 //!
 //! Every claim gets an entry in the answer, for a missing one fails its pod without a reason.
+//! kubelet waits 45 s for a call and then shows no more than that it took too long; so a claim that
+//! cannot be read in less is answered with what is the matter.
 //! A Prepare that is still reading when its claim is unprepared is refused: its pod is gone, and
 //! nobody would unprepare it again.
 
@@ -16,12 +18,14 @@ use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
 
 /// Requests to the API server at a time: each may take a connection, and a connection a handshake.
 const CONCURRENT_GETS: usize = 8;
+/// For reading all claims of a call; preparing them takes milliseconds.
+const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The node's state, shared by everything that looks at it.
 #[derive(Clone)]
@@ -89,9 +93,17 @@ impl<C: Claims> Driver<C> {
     pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
         let started = Instant::now();
         let ticket = Ticket::new(&self.reading);
-        let gets = ids.into_iter().map(|id| async {
-            let read = self.read(&id).await;
-            (id, read)
+        let deadline = tokio::time::Instant::now() + GET_TIMEOUT;
+        let gets = ids.into_iter().map(|id| async move {
+            let read = tokio::time::timeout_at(deadline, self.read(&id)).await;
+            let late = || {
+                Err(format!(
+                    "the API server did not answer GET resourceclaims within {} s; check that it is healthy and that \
+                     this node reaches it; kubelet asks again",
+                    GET_TIMEOUT.as_secs()
+                ))
+            };
+            (id, read.unwrap_or_else(|_| late()))
         });
         let read: Vec<_> = futures::stream::iter(gets)
             .buffer_unordered(CONCURRENT_GETS)

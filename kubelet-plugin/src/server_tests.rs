@@ -272,6 +272,27 @@ async fn a_prepare_that_its_unprepare_overtook_is_refused() {
     assert_eq!(served.prepare(&["u1"]).await["u1"].error, "", "the next one works");
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_hangs_is_told_before_kubelet_gives_up() {
+    let rig = Rig::new(false);
+    let api = Memory::default();
+    *api.slow.lock().expect("lock") = Some(Arc::default());
+    let driver = Driver::new(SharedNode::new(rig.open()), api, Metrics::default());
+    // More than are read at a time: they share one deadline.
+    let ids: Vec<_> = (0..20).map(|n| id(&format!("u{n}"))).collect();
+    let started = tokio::time::Instant::now();
+    let answers = driver.prepare(ids).await;
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    assert_eq!(answers.len(), 20);
+    for answer in answers.values() {
+        let error = answer.as_ref().expect_err("not read");
+        assert!(
+            error.starts_with("ResourceClaim d/claim-u") && error.contains("did not answer GET"),
+            "{error}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn pods_without_glibc_are_told_once() {
     let served = Served::new().await;
