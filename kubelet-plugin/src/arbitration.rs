@@ -1,7 +1,7 @@
 //! Arbitration directories: one a GPU, one page a share, in which shares tell each other their
 //! demand.
 //!
-//! A tmpfs that is exactly full: 64 files of one page and no room for more, so that a tenant can
+//! Their folder is root's alone, as that of claims is. A tmpfs that is exactly full: 64 files of one page and no room for more, so that a tenant can
 //! write its own page and grow nothing. If it cuts its file and another takes the page, only those
 //! two lose; the next Prepare brings every file back to one page. Which share owns which slot is in
 //! the checkpoint.
@@ -50,11 +50,23 @@ impl Arbitration {
         self.root.join(gpu)
     }
 
+    /// Makes the folder of all, for root alone.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn ensure_root(&self) -> Result<(), Error> {
+        files::private_folder(&self.root).map_err(|source| Error {
+            path: self.root.clone(),
+            source,
+        })
+    }
+
     /// Makes what is missing of a GPU's directory.
     ///
     /// # Errors
     /// It cannot be made or mounted.
     pub fn ensure(&self, gpu: &str) -> Result<(), Error> {
+        self.ensure_root()?;
         let folder = self.of(gpu);
         let made = std::fs::create_dir_all(&folder)
             .and_then(|()| {

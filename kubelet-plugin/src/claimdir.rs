@@ -1,6 +1,7 @@
 //! Claim directories: what the node tells the library, and where the library keeps its ledger.
 //!
 //! ```text
+//! <claims>/                       0700: other users of the node do not reach the ledgers
 //! <claims>/<uid>/entry.json       this claim's part of the checkpoint, for root alone
 //! <claims>/<uid>/<share>/         a tmpfs of its own size, mounted read-only into containers
 //!                        limits   0444
@@ -90,11 +91,20 @@ impl ClaimDirs {
         self.root.join(uid).join(share)
     }
 
+    /// Makes the folder of all, for root alone.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn ensure_root(&self) -> Result<(), Error> {
+        files::private_folder(&self.root).map_err(failed("create", &self.root))
+    }
+
     /// Makes what is missing of a claim's directory.
     ///
     /// # Errors
     /// The first step that fails.
     pub fn ensure(&self, uid: &str, entry: &Entry, context_reserve: u64, steps: &mut dyn Steps) -> Result<(), Error> {
+        self.ensure_root()?;
         let folder = self.of(uid);
         create(&folder)?;
         steps.reached("claim directory")?;
@@ -172,6 +182,13 @@ impl ClaimDirs {
         let mut checkpoint = Checkpoint::parse(&bytes)?;
         let entry = checkpoint.claims.remove(uid);
         entry.ok_or_else(|| Damage::Format(format!("no claim {uid} in it")))
+    }
+
+    /// What is wrong with a claim's entry, if it has one.
+    #[must_use]
+    pub fn damaged_entry(&self, uid: &str) -> Option<Damage> {
+        let there = self.of(uid).join(ENTRY).symlink_metadata().is_ok();
+        self.read_entry(uid).err().filter(|_| there)
     }
 
     /// The shares of a claim by their limits files alone.
@@ -275,6 +292,7 @@ mod tests {
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
         assert_eq!(mode(&dirs.of("u").join(ENTRY)), 0o600);
+        assert_eq!(mode(&dirs.root), 0o700);
         assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
         assert_eq!(dirs.read_entry("u"), Ok(entry()));
         assert_eq!(dirs.uids().expect("listed"), ["u"]);

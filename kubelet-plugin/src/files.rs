@@ -28,6 +28,20 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     sync_folder_of(path)
 }
 
+/// Makes a folder that root alone can enter, whoever made it before. What lies in it reaches
+/// containers by bind mounts, which do not walk through it.
+///
+/// # Errors
+/// It cannot be made, or belongs to somebody else.
+pub fn private_folder(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(path)?;
+    let private = Permissions::from_mode(0o700);
+    if std::fs::metadata(path)?.permissions().mode() & 0o7777 != private.mode() {
+        std::fs::set_permissions(path, private)?;
+    }
+    Ok(())
+}
+
 /// Makes the entry of `path` in its folder durable.
 ///
 /// # Errors

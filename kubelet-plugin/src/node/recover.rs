@@ -72,6 +72,8 @@ impl Node {
     fn take_over(&mut self) -> Result<(), Error> {
         let lock = self.lock.try_clone().and_then(Locked::take);
         let _locked = lock.map_err(|source| self.checkpoint_error(source))?;
+        self.dirs.ensure_root()?;
+        self.arbitration.ensure_root()?;
         match self.store.load() {
             Ok(Some(checkpoint)) => {
                 self.checkpoint = checkpoint;
@@ -113,6 +115,15 @@ impl Node {
         found.dedup();
         found.retain(|uid| !self.checkpoint.claims.contains_key(uid));
         for uid in &found {
+            // A crash leaves an entry whole or none. One that cannot be read is of a claim that was
+            // prepared, by a later release perhaps, and a pod may run with it; kubelet unprepares it.
+            if let Some(damage) = self.dirs.damaged_entry(uid) {
+                tracing::warn!(
+                    uid,
+                    "the entry of a claim that may be in use {damage}; it is left alone"
+                );
+                continue;
+            }
             tracing::info!(uid, "removing what a crash left of a claim that was not prepared");
             self.remove_files(uid)?;
         }

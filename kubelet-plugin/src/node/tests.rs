@@ -422,6 +422,31 @@ fn limits_files_are_the_last_resort_of_a_rebuilding() {
 }
 
 #[test]
+fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    let (id, mut claim) = claim("u1", &[]);
+    let monitor = json!([{"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu",
+        "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
+    let status = claim.status.as_mut().and_then(|status| status.allocation.as_mut());
+    let devices = status.and_then(|allocation| allocation.devices.as_mut());
+    devices.expect("devices").results = serde_json::from_value(monitor).expect("results");
+    prepare(&mut node, (id, claim)).expect("prepared");
+    drop(node);
+    // As after going back from a release that writes version 2; a monitor has no limits files.
+    std::fs::write(rig.path("run/claims/u1/entry.json"), "{\"version\":2}").expect("written");
+    std::fs::write(rig.config().checkpoint, "{\"version\":2}").expect("written");
+    assert!(rig.open().take_damages()[0].contains("u1"));
+    let mut node = rig.open();
+    assert!(
+        rig.path("cdi/dra.vgpu-claim_u1.json").exists(),
+        "its pod can start containers"
+    );
+    unprepare(&mut node, "u1").expect("unprepared");
+    assert_eq!(rig.leftovers(), [""; 0]);
+}
+
+#[test]
 fn two_instances_do_not_lose_each_others_claims() {
     let rig = Rig::new(false);
     let (mut old, mut new) = (rig.open(), rig.open());
@@ -489,6 +514,25 @@ fn a_claim_of_several_pods_is_prepared_for_each_and_unprepared_once() {
     unprepare(&mut node, "u1").expect("unprepared");
     assert_eq!(rig.leftovers(), [""; 0]);
     assert!(rig.checkpoint().gpus.is_empty());
+}
+
+#[test]
+fn other_users_of_the_node_do_not_reach_a_ledger() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let rig = Rig::new(false);
+    for folder in ["run/claims", "run/gpus"] {
+        std::fs::create_dir_all(rig.path(folder)).expect("as an older release made it");
+        std::fs::set_permissions(rig.path(folder), std::fs::Permissions::from_mode(0o755)).expect("set");
+    }
+    let mut node = rig.open();
+    for round in ["at the start", "made anew"] {
+        for folder in ["run/claims", "run/gpus"] {
+            let found = std::fs::metadata(rig.path(folder)).expect("a folder");
+            assert_eq!(found.permissions().mode() & 0o777, 0o700, "{folder} {round}");
+        }
+        std::fs::remove_dir_all(rig.path("run")).expect("removed");
+        prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    }
 }
 
 #[test]
