@@ -12,7 +12,7 @@
 use crate::inventory::{Device, Gpu, Inventory};
 use crate::share::{Role, Share};
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceRequestAllocationResult as Allocated, ResourceClaim,
+    CapacityRequirements, DeviceAllocationConfiguration, DeviceRequestAllocationResult as Allocated, ResourceClaim,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
@@ -104,8 +104,9 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
                 expected: pool.to_owned(),
             });
         }
-        check_request(claim, &result.request)?;
-        let config = effective(configs, &result.request)?;
+        let ask = ask(claim, &result.request);
+        ask.as_ref().map_or(Ok(()), check_request)?;
+        let config = effective(configs, &result.request, ask.map(|ask| ask.class))?;
         let share = match inventory.device(&result.device) {
             None => {
                 return Err(Error::Device {
@@ -133,45 +134,56 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
     }
 }
 
-/// Units slip through Kubernetes unseen where the admission policy is absent.
-fn check_request(claim: &ResourceClaim, name: &str) -> Result<(), Error> {
+/// What a request of the claim's spec asks for, after a choice among alternatives.
+struct Ask<'a> {
+    at: String,
+    class: &'a str,
+    capacity: Option<&'a CapacityRequirements>,
+}
+
+/// The ask behind a result, by the result's `request` or `request/subrequest`.
+fn ask<'a>(claim: &'a ResourceClaim, name: &str) -> Option<Ask<'a>> {
     let (base, sub) = name
         .split_once('/')
         .map_or((name, None), |(base, sub)| (base, Some(sub)));
-    let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-    let requests = devices
-        .and_then(|devices| devices.requests.as_deref())
-        .unwrap_or_default();
-    let Some((index, request)) = requests.iter().enumerate().find(|(_, request)| request.name == base) else {
-        return Ok(());
-    };
+    let requests = claim.spec.as_ref()?.devices.as_ref()?.requests.as_deref()?;
+    let (index, request) = requests.iter().enumerate().find(|(_, request)| request.name == base)?;
     let at = format!("spec.devices.requests[{index}]");
-    let (at, class, wanted) = match (&request.exactly, sub) {
-        (Some(exactly), _) => (format!("{at}.exactly"), &exactly.device_class_name, &exactly.capacity),
-        (None, Some(sub)) => {
-            let all = request.first_available.as_deref().unwrap_or_default();
-            let Some((index, chosen)) = all.iter().enumerate().find(|(_, one)| one.name == sub) else {
-                return Ok(());
-            };
-            (
-                format!("{at}.firstAvailable[{index}]"),
-                &chosen.device_class_name,
-                &chosen.capacity,
-            )
-        }
-        (None, None) => return Ok(()),
-    };
-    let wanted = wanted.as_ref().and_then(|wanted| wanted.requests.as_ref());
+    if let Some(exactly) = &request.exactly {
+        return Some(Ask {
+            at: format!("{at}.exactly"),
+            class: &exactly.device_class_name,
+            capacity: exactly.capacity.as_ref(),
+        });
+    }
+    let alternatives = request.first_available.as_deref()?.iter().enumerate();
+    let (index, chosen) = alternatives
+        .into_iter()
+        .find(|(_, one)| Some(one.name.as_str()) == sub)?;
+    Some(Ask {
+        at: format!("{at}.firstAvailable[{index}]"),
+        class: &chosen.device_class_name,
+        capacity: chosen.capacity.as_ref(),
+    })
+}
+
+/// Units slip through Kubernetes unseen where the admission policy is absent.
+fn check_request(ask: &Ask<'_>) -> Result<(), Error> {
+    let wanted = ask.capacity.and_then(|wanted| wanted.requests.as_ref());
     let pairs = wanted
         .into_iter()
         .flatten()
         .map(|(key, value)| (key.as_str(), value.0.as_str()));
-    request::check(&format!("{at}.capacity.requests"), class, pairs)?;
+    request::check(&format!("{}.capacity.requests", ask.at), ask.class, pairs)?;
     Ok(())
 }
 
-/// What the configs of our driver say for a result.
-fn effective(configs: &[DeviceAllocationConfiguration], request: &str) -> Result<Effective, Error> {
+/// What the configs of our driver say for a result of a request of `class`.
+fn effective(
+    configs: &[DeviceAllocationConfiguration],
+    request: &str,
+    class_name: Option<&str>,
+) -> Result<Effective, Error> {
     let (mut class, mut claim) = (Vec::new(), Vec::new());
     for (index, entry) in configs.iter().enumerate() {
         let Some(opaque) = entry.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER_NAME) else {
@@ -180,11 +192,16 @@ fn effective(configs: &[DeviceAllocationConfiguration], request: &str) -> Result
         if !Entry::applies(entry.requests.as_deref().unwrap_or_default(), request) {
             continue;
         }
-        let parsed = Entry::parse(format!("{CONFIGS}[{index}].opaque.parameters"), &opaque.parameters.0)?;
+        let at = format!("{CONFIGS}[{index}].opaque.parameters");
         if entry.source == "FromClass" {
-            class.push(parsed);
+            // The claim has a copy; what is to be corrected is the class.
+            let at = format!(
+                "DeviceClass {} (FromClass), {at}",
+                class_name.unwrap_or("of the request")
+            );
+            class.push(Entry::parse(at, &opaque.parameters.0)?);
         } else {
-            claim.push(parsed);
+            claim.push(Entry::parse(at, &opaque.parameters.0)?);
         }
     }
     Ok(config::merge(&class, &claim)?)

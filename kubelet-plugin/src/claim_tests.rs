@@ -190,8 +190,13 @@ fn bad_configs_name_their_path() {
             vec![unrelated, config(source, &[], parameters)],
         );
         let error = error.expect_err(field).to_string();
+        let of_class = if source == "FromClass" {
+            "DeviceClass vgpu (FromClass), "
+        } else {
+            ""
+        };
         assert!(
-            error.starts_with(&format!("{CONFIGS}[1].opaque.parameters.{field}")),
+            error.starts_with(&format!("{of_class}{CONFIGS}[1].opaque.parameters.{field}")),
             "{error}"
         );
     }
