@@ -6,6 +6,8 @@ use crate::server::SharedNode;
 use crate::share::ClaimId;
 use crate::stale::{Gone, Look};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 const TELL_EVERY: Duration = Duration::from_secs(5);
@@ -27,48 +29,69 @@ pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics,
     }
 }
 
-/// A Warning on each pod that has a container without glibc, in which the library cannot work.
+/// A Warning on each pod that has a container without glibc, in which the library cannot work. A
+/// report says which claim, not which of the pods that share it; each of them is told once.
 pub async fn tell_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
     for id in lacking(node) {
-        let claim = match api.get(&id.namespace, &id.name).await {
-            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => claim,
-            Ok(_) => continue,
+        let holders = match api.get(&id.namespace, &id.name).await {
+            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => {
+                claim.status.and_then(|status| status.reserved_for).unwrap_or_default()
+            }
+            // It is gone, and nobody is left to be told.
+            Ok(_) => Vec::new(),
             Err(error) => {
-                tracing::warn!(%error, "cannot tell the pods of {id} that their image has no glibc; trying again");
+                tracing::warn!(%error, "cannot tell the pods of {id} that an image has no glibc; trying again");
                 continue;
             }
         };
-        let holders = claim.status.and_then(|status| status.reserved_for).unwrap_or_default();
-        let mut told = true;
+        let before = node.lock().dirs().told(&id.uid);
+        let mut told = BTreeSet::new();
+        let mut failed = false;
         for pod in holders.into_iter().filter(|holder| holder.resource == "pods") {
-            let regarding = ObjectReference {
-                api_version: Some("v1".into()),
-                kind: Some("Pod".into()),
-                namespace: Some(id.namespace.clone()),
-                name: Some(pod.name),
-                uid: Some(pod.uid),
-                ..ObjectReference::default()
-            };
-            let note = format!(
-                "a container of this pod uses ResourceClaim {} and its image has no glibc: no CUDA program can run in it; \
-                 use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
-                id.name
-            );
-            if let Err(error) = api.warn(regarding, "NoGlibc", note).await {
-                tracing::warn!(%error, "cannot tell the pods of {id} that their image has no glibc; trying again");
-                told = false;
+            if !before.contains(&pod.uid)
+                && let Err(error) = api.warn(pod_reference(&id, &pod), "NoGlibc", no_glibc(&id)).await
+            {
+                tracing::warn!(%error, "cannot tell pod {} of {id} that an image has no glibc; trying again", pod.name);
+                failed = true;
+                continue;
             }
+            told.insert(pod.uid);
         }
-        if told && let Err(error) = node.lock().dirs().mark_told(&id.uid) {
+        if failed {
+            // Those that were told stay so; the report stays for the others.
+            told.extend(before);
+        }
+        if let Err(error) = node.lock().dirs().mark_told(&id.uid, &told, !failed) {
             tracing::warn!(%error, "cannot remember that the pods of {id} were told; they are told again");
         }
     }
 }
 
+fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(id.namespace.clone()),
+        name: Some(pod.name.clone()),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+fn no_glibc(id: &ClaimId) -> String {
+    format!(
+        "a container of this pod, or of one that shares ResourceClaim {} with it, has an image without glibc: no CUDA \
+         program can run in it; use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
+        id.name
+    )
+}
+
+/// Claims with a report that is not told yet. One that was rebuilt from limits files has no name to
+/// look for, until it is prepared again.
 fn lacking(node: &SharedNode) -> Vec<ClaimId> {
     let node = node.lock();
     let all = node.claims().claims.iter();
-    all.filter(|(uid, _)| node.dirs().lacks_glibc(uid))
+    all.filter(|(uid, entry)| !entry.name.is_empty() && node.dirs().take_no_glibc(uid))
         .map(|(uid, entry)| ClaimId {
             namespace: entry.namespace.clone(),
             name: entry.name.clone(),

@@ -6,7 +6,9 @@
 //! <claims>/<uid>/<share>/         a tmpfs of its own size, mounted read-only into containers
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over itself
-//! <claims>/<uid>/no-glibc         put there by the hook
+//! <claims>/<uid>/no-glibc         put there by the hook, once until it is taken
+//!                 no-glibc.taken  while it is being told
+//!                 no-glibc.told   UIDs of the pods that were told, a line each
 //! ```
 //!
 //! Failure modes: a crash between two steps leaves a part, and the next call makes what is missing
@@ -19,6 +21,7 @@ use crate::files;
 use crate::share::{Role, Share};
 use crate::steps::{Steps, Stopped};
 use crate::tmpfs::{self, Size};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use vgpu_abi::ledger::{self, Usage};
@@ -28,8 +31,11 @@ use vgpu_abi::paths::{LEDGER, LIMITS};
 const ENTRY: &str = "entry.json";
 /// Written by `vgpu-cdi-hook` where the image has no glibc.
 pub const NO_GLIBC: &str = "no-glibc";
+const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
 const NO_GLIBC_TOLD: &str = "no-glibc.told";
 const MAX_ENTRY: usize = 1 << 20;
+/// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
+const MAX_TOLD: usize = 64 << 10;
 /// Ledger and limits, and one of them a second time while it is replaced.
 const SHARE_SIZE: Size = Size {
     bytes: ledger::SIZE as u64 + 8192,
@@ -213,19 +219,34 @@ impl ClaimDirs {
         Ok(ledger::read(&bytes)?)
     }
 
-    /// Whether the hook reported an image without glibc and nobody was told yet.
-    #[must_use]
-    pub fn lacks_glibc(&self, uid: &str) -> bool {
-        let folder = self.of(uid);
-        folder.join(NO_GLIBC).exists() && !folder.join(NO_GLIBC_TOLD).exists()
+    /// Whether the hook reported an image without glibc that is not told yet. The report is taken,
+    /// so that the next such container, of a later pod perhaps, is reported again.
+    pub fn take_no_glibc(&self, uid: &str) -> bool {
+        let (folder, taken) = (self.of(uid), self.of(uid).join(NO_GLIBC_TAKEN));
+        std::fs::rename(folder.join(NO_GLIBC), &taken).is_ok() || taken.exists()
     }
 
-    /// Remembers, over a restart too, that the pods were told.
+    /// UIDs of the pods that were told, by this instance or a former one.
+    #[must_use]
+    pub fn told(&self, uid: &str) -> BTreeSet<String> {
+        let bytes = files::read_bounded(&self.of(uid).join(NO_GLIBC_TOLD), MAX_TOLD).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Remembers, over a restart too, that these pods were told. `all`: and ends what
+    /// [`take_no_glibc`](Self::take_no_glibc) began.
     ///
     /// # Errors
-    /// The mark cannot be made.
-    pub fn mark_told(&self, uid: &str) -> io::Result<()> {
-        std::fs::write(self.of(uid).join(NO_GLIBC_TOLD), "")
+    /// A file that cannot be written or removed.
+    pub fn mark_told(&self, uid: &str, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
+        let folder = self.of(uid);
+        let lines: String = pods.iter().flat_map(|pod| [pod, "\n"]).collect();
+        files::replace(&folder.join(NO_GLIBC_TOLD), lines.as_bytes(), 0o600)?;
+        if all {
+            std::fs::remove_file(folder.join(NO_GLIBC_TAKEN))?;
+        }
+        Ok(())
     }
 }
 
@@ -360,15 +381,22 @@ mod tests {
     }
 
     #[test]
-    fn the_report_of_an_image_without_glibc_is_told_once() {
+    fn a_report_of_an_image_without_glibc_is_taken_once_told_and_comes_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
-        assert!(!dirs.lacks_glibc("u"));
-        std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
-        assert!(dirs.lacks_glibc("u"));
-        dirs.mark_told("u").expect("marked");
-        assert!(!dirs.lacks_glibc("u"));
+        let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
+        for _ in 0..2 {
+            assert!(!dirs.take_no_glibc("u"));
+            std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
+            assert!(dirs.take_no_glibc("u"));
+            assert!(dirs.take_no_glibc("u"), "not told yet");
+            dirs.mark_told("u", &pods, false).expect("marked");
+            assert!(dirs.take_no_glibc("u"), "not all are told yet");
+            dirs.mark_told("u", &pods, true).expect("marked");
+            assert_eq!(dirs.told("u"), pods);
+        }
         dirs.remove("u", &mut Always).expect("removed");
+        assert!(!dirs.take_no_glibc("u"));
     }
 }

@@ -300,14 +300,36 @@ async fn pods_without_glibc_are_told_once() {
     let holder = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"},
         {"resource": "holds", "apiGroup": "dra.vgpu", "name": "h", "uid": "x"}]);
     claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holder).expect("holders");
-    served.api.put((id, claim));
+    served.api.put((id.clone(), claim.clone()));
     served.prepare(&["u1"]).await;
-    std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
+    let report = || std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
+    report();
     for _ in 0..2 {
         chores::tell_glibc(&served.node, &served.api).await;
     }
+    assert_eq!(served.api.events.lock().expect("lock").len(), 1);
+    // A second pod shares the claim, and its container is reported too.
+    let holders = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"},
+        {"resource": "pods", "name": "p2", "uid": "pod-uid-2"}]);
+    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holders).expect("holders");
+    served.api.put((id, claim));
+    report();
+    for _ in 0..2 {
+        chores::tell_glibc(&served.node, &served.api).await;
+    }
+    {
+        let events = served.api.events.lock().expect("lock");
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[1].0.uid.as_deref(), Some("pod-uid-2"));
+    }
+    // The claim goes with a report that nobody is left to hear: it is not asked for again.
+    served.api.drop_claim("u1");
+    report();
+    chores::tell_glibc(&served.node, &served.api).await;
+    assert!(!served.rig.path("run/claims/u1/no-glibc").exists());
+    assert!(!served.rig.path("run/claims/u1/no-glibc.taken").exists());
     let events = served.api.events.lock().expect("lock");
-    assert_eq!(events.len(), 1);
+    assert_eq!(events.len(), 2);
     let (regarding, text) = &events[0];
     assert_eq!(
         (regarding.kind.as_deref(), regarding.uid.as_deref()),

@@ -4,7 +4,7 @@ use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use crate::merge::Reason;
 
-/// Writes the line. The first container's stays; one event is enough for a claim. A report that cannot
+/// Writes the line. The first container's stays until the plugin takes it. A report that cannot
 /// be written (in a user namespace the folder may not be ours) is no reason to keep the container from
 /// starting: then the line goes to stderr, into the runtime's log.
 pub(crate) fn write(file: Option<&Path>, id: &str, reason: &Reason) {
