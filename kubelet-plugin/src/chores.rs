@@ -7,7 +7,7 @@ use crate::share::ClaimId;
 use crate::stale::{Gone, Look};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 const TELL_EVERY: Duration = Duration::from_secs(5);
@@ -122,28 +122,37 @@ async fn tell_damages<A: Events>(
 
 /// Looks at every prepared claim, and unprepares those that are gone for good.
 pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
-    let entries: Vec<_> = {
+    let (pool, entries) = {
         let node = node.lock();
         let all = node.claims().claims.iter();
         // One that was rebuilt from limits files has no name to look for.
-        all.filter(|(_, entry)| !entry.name.is_empty())
-            .map(|(uid, entry)| (uid.clone(), entry.namespace.clone(), entry.name.clone()))
-            .collect()
+        let entries: BTreeMap<_, _> = all
+            .filter(|(_, entry)| !entry.name.is_empty())
+            .map(|(uid, entry)| (uid.clone(), entry.clone()))
+            .collect();
+        (node.pool(), entries)
     };
     let mut looks = Vec::new();
-    for (uid, namespace, name) in entries {
-        let look = match api.get(&namespace, &name).await {
-            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&uid) => Look::There,
-            Ok(_) => Look::Gone,
+    for (uid, entry) in &entries {
+        let look = match api.get(&entry.namespace, &entry.name).await {
+            Ok(found) => Look::at(found.as_ref(), uid, &pool),
             Err(_) => Look::Unknown,
         };
-        looks.push((uid, look));
+        looks.push((uid.clone(), look));
     }
     for uid in gone.round(&looks, now) {
-        match node.lock().unprepare(&[&uid]).remove(0) {
+        let mut node = node.lock();
+        // Allocated here again and prepared since the look.
+        if node.claims().claims.get(&uid) != entries.get(&uid) {
+            continue;
+        }
+        match node.unprepare(&[&uid]).remove(0) {
             Ok(()) => {
                 metrics.stale();
-                tracing::warn!(uid, "claim is gone and was never unprepared; its share is free again");
+                tracing::warn!(
+                    uid,
+                    "claim is gone or holds nothing of this node, and was never unprepared; its share is free again"
+                );
             }
             Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; trying again"),
         }

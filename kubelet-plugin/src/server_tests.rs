@@ -361,6 +361,18 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
     .await;
     let left: Vec<_> = served.node.lock().claims().claims.keys().cloned().collect();
     assert_eq!(left, ["u2"]);
+    // It exists, but the scheduler gave it to another node after kubelet forgot it.
+    let (id, mut moved) = claim("u2", &[("u2", 20, 25)]);
+    let status = moved.status.as_mut().and_then(|status| status.allocation.as_mut());
+    let devices = status.and_then(|allocation| allocation.devices.as_mut());
+    for result in devices.and_then(|devices| devices.results.as_mut()).expect("results") {
+        result.pool = "n2/vgpu".into();
+    }
+    served.api.put((id, moved));
+    for after in [PATIENCE, 2 * PATIENCE] {
+        chores::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
+    }
+    assert!(served.node.lock().claims().claims.is_empty());
 }
 
 #[tokio::test]

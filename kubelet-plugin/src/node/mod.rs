@@ -121,6 +121,12 @@ impl Node {
         gpus
     }
 
+    /// Name of this node's pool of devices.
+    #[must_use]
+    pub fn pool(&self) -> String {
+        self.config.pool()
+    }
+
     #[must_use]
     pub fn dirs(&self) -> &ClaimDirs {
         &self.dirs
