@@ -29,6 +29,8 @@ pub struct Tell {
     pub reports: watch::Sender<Report>,
     pub readiness: Readiness,
     pub metrics: Metrics,
+    /// Becomes true with the end of the first look.
+    pub looked: watch::Sender<bool>,
 }
 
 /// Why a look showed no GPUs.
@@ -75,6 +77,7 @@ pub async fn run<G: Gpus>(gpus: G, config: Config, tell: Tell) {
             Err(error) => Err(Blind::Silent(format!("the look at the GPUs ended early: {error}"))),
         };
         take(&mut known, seen, &config, &tell);
+        tell.looked.send_replace(true);
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
@@ -200,6 +203,7 @@ mod tests {
             reports,
             readiness: Readiness::new(&[PART]),
             metrics: Metrics::default(),
+            looked: watch::channel(false).0,
         };
         Told {
             rig,

@@ -1,8 +1,9 @@
 //! Wires everything together.
 //!
 //! Order: the library is installed and the state taken over before kubelet can reach the plugin;
-//! the DRA socket listens before the registration socket invites. At the end the invitation goes
-//! first. Slices stay: kubelet removes them if no instance comes back.
+//! the DRA socket listens before the registration socket invites, and that waits for the first look
+//! at the GPUs: a Prepare that came before it would fail, and kubelet's next try is up to a minute
+//! away. At the end the invitation goes first. Slices stay: kubelet removes them if no instance comes back.
 
 use crate::api::Cluster;
 use crate::api::Slices as _;
@@ -23,16 +24,22 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::future::Future;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use vgpu_api::DRIVER_NAME;
 use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
+
+/// How long a driver may take for its first answer. Loading it takes seconds without persistence mode.
+const FIRST_LOOK: Duration = Duration::from_secs(30);
 
 /// Runs the plugin until it is told to end.
 ///
@@ -49,7 +56,10 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let config = flags.validate()?;
     // One thread: the work is short, and a node's memory is for pods.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(config))
+    let ended = runtime.block_on(serve(config));
+    // A look at a driver that hangs does not end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
@@ -71,8 +81,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
     };
-    let (listener, registration_socket) = bind(&config.registration_socket)?;
-    let registration = serve_registration(listener, registrar, until(stopped.clone()));
+    let (looked, first_look) = watch::channel(false);
+    let registration = register(
+        config.registration_socket.clone(),
+        registrar,
+        first_look,
+        stopped.clone(),
+    );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
     let pages = http::router(readiness.clone(), metrics.registry(node.clone()));
@@ -84,6 +99,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         reports,
         readiness: readiness.clone(),
         metrics: metrics.clone(),
+        looked,
     };
     tokio::spawn(gpus::run(
         NvmlGpus::new(config.driver_root.clone()),
@@ -94,12 +110,35 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::spawn(async move {
         told_to_end().await;
         tracing::info!("told to end");
-        drop(registration_socket);
         stop.send_replace(true);
     });
-    let (dra, registration, http) = tokio::join!(dra, registration, async { http.await });
-    dra.and(registration).context("a gRPC server ended")?;
-    http.context("the HTTP server ended")
+    let dra = async { dra.await.context("the DRA server ended") };
+    let http = async { http.await.context("the HTTP server ended") };
+    tokio::try_join!(registration, dra, http)?;
+    Ok(())
+}
+
+/// Invites kubelet once the first look at the GPUs has ended, well or not.
+async fn register(
+    socket: PathBuf,
+    registrar: Registrar,
+    mut first_look: watch::Receiver<bool>,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        looked = timeout(FIRST_LOOK, first_look.wait_for(|looked| *looked)) => if looked.is_err() {
+            // What was prepared must be unprepared all the same.
+            tracing::error!("the driver has not answered for {} s; registering without GPUs", FIRST_LOOK.as_secs());
+        },
+        () = until(stopped.clone()) => return Ok(()),
+    }
+    let (listener, socket) = bind(&socket)?;
+    let invited = async move {
+        until(stopped).await;
+        drop(socket);
+    };
+    let served = serve_registration(listener, registrar, invited).await;
+    served.context("the registration server ended")
 }
 
 /// What needs the Node object's UID: slices belong to it, and events are about it.
@@ -197,5 +236,46 @@ async fn told_to_end() {
         }
         // Without handlers the signals end the process by themselves.
         _ => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether `condition` comes true soon; the clock of these tests jumps ahead.
+    async fn soon(condition: impl Fn() -> bool) -> bool {
+        for _ in 0..100 {
+            if condition() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kubelet_is_invited_after_the_first_look_or_a_while() {
+        for answers in [true, false] {
+            let dir = tempfile::tempdir().expect("a folder");
+            let path = dir.path().join("reg.sock");
+            let (looked, first_look) = watch::channel(false);
+            let (stop, stopped) = watch::channel(false);
+            let registrar = Registrar {
+                dra_socket: dir.path().join("dra.sock"),
+                readiness: Readiness::new(&[]),
+            };
+            let registering = tokio::spawn(register(path.clone(), registrar, first_look, stopped));
+            assert!(!soon(|| path.exists()).await, "before the first look");
+            if answers {
+                looked.send_replace(true);
+            } else {
+                tokio::time::sleep(FIRST_LOOK).await;
+            }
+            assert!(soon(|| path.exists()).await, "after it");
+            stop.send_replace(true);
+            registering.await.expect("no panic").expect("ended well");
+            assert!(!path.exists(), "the invitation goes with the plugin");
+        }
     }
 }
