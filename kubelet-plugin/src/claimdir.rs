@@ -197,17 +197,20 @@ impl ClaimDirs {
         self.read_entry(uid).err().filter(|_| there)
     }
 
-    /// The shares of a claim by their limits files alone.
+    /// The shares of a claim by their limits files alone, and the names of those whose file is missing
+    /// or says nothing.
     #[must_use]
-    pub fn read_shares(&self, uid: &str) -> Vec<Share> {
+    pub fn read_shares(&self, uid: &str) -> (Vec<Share>, Vec<String>) {
         let folder = self.of(uid);
-        let names = folders(&folder).unwrap_or_default();
-        let mut found: Vec<_> = names
-            .iter()
-            .filter_map(|name| read_limits(&folder.join(name).join(LIMITS)))
-            .collect();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for name in folders(&folder).unwrap_or_default() {
+            match read_limits(&folder.join(&name).join(LIMITS)) {
+                Some(limits) => found.push(limits),
+                None => missing.push(name),
+            }
+        }
         found.sort_by_key(|limits| limits.order);
-        found.iter().map(Share::from_limits).collect()
+        (found.iter().map(Share::from_limits).collect(), missing)
     }
 
     /// What the processes of a share hold.
@@ -325,7 +328,7 @@ mod tests {
             b"in use",
             "a ledger is never made anew"
         );
-        assert_eq!(dirs.read_shares("u").len(), 2);
+        assert_eq!(dirs.read_shares("u").0.len(), 2);
         dirs.remove("u", &mut Always).expect("removed");
         dirs.remove("u", &mut Always).expect("removed again");
         assert!(dirs.uids().expect("listed").is_empty());
@@ -378,6 +381,20 @@ mod tests {
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
         dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
         assert!(read_limits(&path).is_some());
+    }
+
+    #[test]
+    fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        let path = dirs.share("u", "s2").join(LIMITS);
+        std::fs::remove_file(&path).expect("removed");
+        let (shares, missing) = dirs.read_shares("u");
+        assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
+        std::fs::create_dir(&path).expect("in the way");
+        let error = dirs.ensure("u", &entry(), 0, &mut Always).expect_err("not made");
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
 
     #[test]

@@ -103,6 +103,13 @@ impl Library {
         }
     }
 
+    /// The release in which a file of the store lies.
+    #[must_use]
+    pub fn release_of(&self, file: &Path) -> Option<String> {
+        let below = file.strip_prefix(&self.store).ok()?;
+        Some(below.components().next()?.as_os_str().to_str()?.to_owned())
+    }
+
     /// Removes releases that neither new claims nor those in `used` need; what is no release stays.
     ///
     /// # Errors

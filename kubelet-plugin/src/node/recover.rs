@@ -19,6 +19,7 @@ use crate::share::Share;
 use crate::steps::Steps;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::path::Path;
 
 // === impl Node ===
 
@@ -130,6 +131,16 @@ impl Node {
         Ok(())
     }
 
+    /// The release that a claim's CDI spec names, which must stay as long as its pod; else the current one.
+    fn named_library(&self, uid: &str) -> String {
+        let spec = self.cdi.read(uid).ok().flatten();
+        let mounts = spec.map(|spec| spec.container_edits.mounts).unwrap_or_default();
+        let named = mounts
+            .iter()
+            .find_map(|mount| self.library.release_of(Path::new(&mount.host_path)));
+        named.unwrap_or_else(|| self.library.digest().to_owned())
+    }
+
     /// Moves the file aside and writes one from memory and claim directories.
     pub(super) fn rebuild(&mut self, damage: &Damage) -> Result<(), Error> {
         let path = self.store.path().display().to_string();
@@ -142,7 +153,7 @@ impl Node {
             }
         };
         let known = std::mem::take(&mut self.checkpoint.claims);
-        let (claims, lost) = rebuilt(&self.dirs, known, self.library.digest())?;
+        let (claims, lost) = rebuilt(&self.dirs, known, |uid| self.named_library(uid))?;
         self.checkpoint.claims = claims;
         self.save()?;
         let count = self.checkpoint.claims.len();
@@ -162,8 +173,9 @@ impl Node {
 
 type Claims = BTreeMap<String, Entry>;
 
-/// The entries of all claim directories beside those known, and the UIDs that tell nothing.
-fn rebuilt(dirs: &ClaimDirs, known: Claims, digest: &str) -> Result<(Claims, Vec<String>), Error> {
+/// The entries of all claim directories beside those known, and the UIDs and shares that tell nothing.
+/// `library`: to which release a claim is bound.
+fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) -> Result<(Claims, Vec<String>), Error> {
     let mut claims = known;
     let mut lost = Vec::new();
     let mut unslotted: Vec<(String, Vec<Share>)> = Vec::new();
@@ -173,10 +185,15 @@ fn rebuilt(dirs: &ClaimDirs, known: Claims, digest: &str) -> Result<(Claims, Vec
         }
         match dirs.read_entry(&uid) {
             Ok(entry) => drop(claims.insert(uid, entry)),
-            Err(_) => match dirs.read_shares(&uid) {
-                shares if shares.is_empty() => lost.push(uid),
-                shares => unslotted.push((uid, shares)),
-            },
+            Err(_) => {
+                let (shares, missing) = dirs.read_shares(&uid);
+                lost.extend(missing.iter().map(|share| format!("{uid}/{share}")));
+                if !shares.is_empty() {
+                    unslotted.push((uid, shares));
+                } else if missing.is_empty() {
+                    lost.push(uid);
+                }
+            }
         }
     }
     // After the others, so that no slot is given twice among those that are known. Which slot these
@@ -185,7 +202,7 @@ fn rebuilt(dirs: &ClaimDirs, known: Claims, digest: &str) -> Result<(Claims, Vec
         let mut entry = Entry {
             namespace: String::new(),
             name: String::new(),
-            library: digest.to_owned(),
+            library: library(&uid),
             shares: Vec::new(),
         };
         for share in shares {

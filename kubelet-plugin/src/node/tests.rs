@@ -422,6 +422,23 @@ fn limits_files_are_the_last_resort_of_a_rebuilding() {
 }
 
 #[test]
+fn a_claim_rebuilt_from_limits_files_keeps_its_library_and_names_what_is_missing() {
+    let rig = Rig::new(false);
+    let shares = [("s1", 20, 25), ("s2", 10, 0)];
+    prepare(&mut rig.open(), claim("u1", &shares)).expect("prepared");
+    let bound = rig.checkpoint().claims["u1"].library.clone();
+    release(&rig.path("image"), "two");
+    std::fs::write(rig.path("run/claims/u1/entry.json"), "garbage").expect("damaged");
+    std::fs::remove_file(rig.path("run/claims/u1/s2/limits")).expect("removed");
+    std::fs::remove_file(rig.config().checkpoint).expect("removed");
+    let damages = rig.open().take_damages();
+    assert!(damages[0].contains("nothing can be told of u1/s2"), "{damages:?}");
+    assert_eq!(rig.checkpoint().claims["u1"].library, bound);
+    rig.open();
+    assert!(rig.path("store").join(&bound).exists(), "the CDI spec names it");
+}
+
+#[test]
 fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
     let rig = Rig::new(false);
     let mut node = rig.open();
