@@ -215,6 +215,12 @@ impl Client {
                 call!(self.cuda(), "cuMemPoolDestroy"(usize)(pool)).to_string()
             }
             "memory" => self.memory(),
+            "getenv" => {
+                let name = CString::new(value).expect("a name");
+                // SAFETY: a C string in; null, or one out that lasts.
+                let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+                format!("{text:?}")
+            }
             "address" => self.address(value),
             "fork" => self.fork(),
             "exec" => exec(value),

@@ -12,3 +12,4 @@ pub mod grants;
 pub mod ledger;
 pub mod os;
 pub mod table;
+pub mod visible;

@@ -20,6 +20,55 @@ fn a_gpu_without_a_share_does_not_exist() {
     assert_eq!(shown[2], format!("memory 0 1 {} {} 0", bench.gpu(1), 7 * GIB));
 }
 
+/// UUIDs that CUDA shows a client with that CUDA_VISIBLE_DEVICES; cuInit's answer where it is not 0.
+fn visible(bench: &Bench, value: &str) -> Result<Vec<String>, String> {
+    let mut command = bench.client(&["cuinit", "devices", "getenv:CUDA_VISIBLE_DEVICES"]);
+    let output = command.env("CUDA_VISIBLE_DEVICES", value).output().expect("a client");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let shown = support::lines(&output);
+    assert_eq!(shown[2], format!("getenv Some({value:?})"), "the program's value stays");
+    if shown[0] != "cuinit 0" {
+        return Err(shown[0].clone());
+    }
+    let words: Vec<&str> = shown[1].split(' ').collect();
+    let count: usize = words[2].parse().expect("a count");
+    Ok((0..count).map(|index| words[4 + 3 * index].to_owned()).collect())
+}
+
+#[test]
+fn visible_devices_count_the_gpus_of_the_shares() {
+    let bench = Bench::new();
+    bench.share("share", 0, 1, GIB);
+    let hex = |index: usize| bench.gpu(index).trim_start_matches("GPU-").replace('-', "");
+    let gpu = bench.gpu(1);
+    for value in ["0", " 0", "0,1", gpu, &gpu.to_lowercase(), &gpu[..12], "0,nonsense"] {
+        assert_eq!(visible(&bench, value), Ok(vec![hex(1)]), "{value:?}");
+    }
+    for value in ["1", "", "-1", bench.gpu(0), "0,0", "nonsense"] {
+        assert_eq!(visible(&bench, value), Err("cuinit 100".into()), "{value:?}");
+    }
+    bench.share("other", 1, 0, GIB);
+    for (value, expected) in [
+        ("0,1", vec![hex(0), hex(1)]),
+        ("1", vec![hex(1)]),
+        ("1,0", vec![hex(1), hex(0)]),
+        (bench.gpu(1), vec![hex(1)]),
+        ("1,2,0", vec![hex(1)]),
+    ] {
+        assert_eq!(visible(&bench, value), Ok(expected), "{value:?}");
+    }
+    // Allocations go where the program's ordinals say, and children inherit what it has set.
+    let mut command = bench.client(&["init", "alloc:512MiB", "exec:init,alloc:1GiB,wait"]);
+    let mut client = Waiting::new({
+        command.env("CUDA_VISIBLE_DEVICES", "1");
+        command
+    });
+    let told = [client.line(), client.line(), client.line(), client.line()];
+    assert_eq!(told, ["init 0", "alloc 0", "init 0", "alloc 0"]);
+    assert_eq!([bench.usage("share").charged, bench.usage("other").charged], [GIB, 0]);
+    client.kill();
+}
+
 #[test]
 fn the_limit_holds_in_every_order_of_loading() {
     let bench = Bench::with_share(20 * GIB);

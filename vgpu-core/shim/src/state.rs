@@ -10,8 +10,10 @@ use core::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 use vgpu_core::account::{Account, Charge};
 use vgpu_core::grants;
-use vgpu_core::os::{fork, spin::Spin, stderr};
+use vgpu_core::os::spin::{Spin, Word};
+use vgpu_core::os::{fork, stderr};
 use vgpu_core::table::Table;
+use vgpu_core::visible::choose;
 
 /// Either, for good: a process that was refused stays refused.
 struct State(Option<Ready>);
@@ -28,6 +30,10 @@ pub(crate) struct Ready {
     /// Contexts made with cuCtxCreate, by handle: their GPU.
     pub(crate) contexts: Table<usize>,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
+    /// Held by the thread that is in the driver's cuInit.
+    pub(crate) initialising: Word,
+    /// CUDA_VISIBLE_DEVICES as it was then.
+    pub(crate) visible: Spin<Option<String>>,
     devices: OnceLock<Devices>,
 }
 
@@ -52,6 +58,8 @@ pub(crate) struct Live {
 #[derive(Debug)]
 pub(crate) struct Devices {
     pub(crate) list: Vec<(c_int, usize)>,
+    /// How many there would be without CUDA_VISIBLE_DEVICES.
+    pub(crate) shared: usize,
     only: Option<usize>,
 }
 
@@ -112,8 +120,14 @@ impl Ready {
             vmm_maps: Table::default(),
             contexts: Table::default(),
             nvml: Spin::default(),
+            initialising: Word::new(),
+            visible: Spin::default(),
             devices: OnceLock::new(),
         })
+    }
+
+    pub(crate) fn knows_devices(&self) -> bool {
+        self.devices.get().is_some()
     }
 
     /// The devices, once the driver is initialised.
@@ -127,7 +141,7 @@ impl Ready {
 
     #[cold]
     fn find_devices(&self) -> Option<&Devices> {
-        let devices = Devices::enumerate(&self.gpus)?;
+        let devices = Devices::enumerate(&self.gpus, self.visible.lock().as_deref())?;
         Some(self.devices.get_or_init(|| devices))
     }
 
@@ -151,19 +165,25 @@ impl Ready {
 }
 
 impl Devices {
-    /// None: the driver is not initialised.
-    fn enumerate(gpus: &[Gpu]) -> Option<Self> {
+    /// `visible`: those that CUDA_VISIBLE_DEVICES shows. None: the driver is not initialised.
+    fn enumerate(gpus: &[Gpu], visible: Option<&str>) -> Option<Self> {
         let mut count = 0;
         // SAFETY: `count` is to be written.
         if unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } != 0 {
             return None;
         }
-        let list: Vec<_> = (0..count).filter_map(|ordinal| Self::of(gpus, ordinal)).collect();
+        let all: Vec<_> = (0..count).filter_map(|ordinal| Self::of(gpus, ordinal)).collect();
+        let uuids: Vec<&str> = all.iter().map(|(_, gpu)| gpus[*gpu].uuid.as_str()).collect();
+        let shared = all.len();
+        let list: Vec<_> = match visible {
+            Some(value) => choose(&uuids, value).into_iter().map(|place| all[place]).collect(),
+            None => all,
+        };
         let only = match list.as_slice() {
             [(_, gpu)] => Some(*gpu),
             _ => None,
         };
-        Some(Self { list, only })
+        Some(Self { list, shared, only })
     }
 
     fn of(gpus: &[Gpu], ordinal: c_int) -> Option<(c_int, usize)> {

@@ -1,21 +1,24 @@
 //! cuInit: refused without a share, and without a device of which there is one.
 
 use crate::detour::{NO_DEVICE, SUCCESS};
+use crate::hooks::visible;
 use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::os::stderr;
 
 pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn(c_uint) -> c_int, flags: c_uint) -> c_int {
     // SAFETY: passed on.
-    let result = unsafe { real(flags) };
+    let result = visible::hidden(ready, || unsafe { real(flags) });
     if result != SUCCESS {
         return result;
     }
     match ready.devices() {
+        // As the program wants it.
+        Some(devices) if devices.list.is_empty() && devices.shared > 0 => NO_DEVICE,
         Some(devices) if devices.list.is_empty() => {
             let granted: Vec<&str> = ready.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
             stderr::say(&format!(
-                "the driver shows none of the GPUs of this process's shares ({}): check CUDA_VISIBLE_DEVICES and the driver",
+                "the driver shows none of the GPUs of this process's shares ({}): check the driver",
                 granted.join(", ")
             ));
             NO_DEVICE

@@ -12,4 +12,5 @@ pub(crate) mod nvml_devices;
 pub(crate) mod nvml_info;
 pub(crate) mod pools;
 pub(crate) mod proc_address;
+pub(crate) mod visible;
 pub(crate) mod vmm;
