@@ -9,6 +9,11 @@
 //! How it fails: anybody can make a name in /tmp first, or a symlink there. The folder is used only
 //! if it is a folder (no symlink), belongs to the user and is open to nobody else; then only the user
 //! can change what lies in it, and /tmp's sticky bit keeps others from moving it away.
+//!
+//! Root's COMMAND may become another user (gosu, su), who must still reach the libraries and the share:
+//! else the loader skips what it cannot open, and nothing is held. So without a mount namespace root's
+//! folder lets others through, though not look around; who knows a share's name reaches its ledger, as
+//! every user of a container does.
 #![forbid(unsafe_code)]
 
 use crate::environment::Environment;
@@ -16,7 +21,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -56,7 +61,7 @@ impl RunDir {
     /// It cannot be made, or it is somebody else's.
     pub fn open(environment: &Environment, namespace: bool) -> Result<Self, RunDirError> {
         let path = choose(environment, namespace);
-        ensure(&path, environment.uid)?;
+        ensure(&path, environment.uid, mode(environment, namespace))?;
         Ok(Self { path })
     }
 
@@ -95,10 +100,24 @@ fn choose(environment: &Environment, namespace: bool) -> PathBuf {
         return PathBuf::from(ROOT);
     }
     let runtime = environment.runtime_dir.as_deref();
-    match runtime.filter(|dir| is_plain(dir) && is_private(dir, environment.uid)) {
+    let lets_through = |dir: &Path| environment.uid != 0 || is_passable(dir);
+    match runtime.filter(|dir| is_plain(dir) && is_private(dir, environment.uid) && lets_through(dir)) {
         Some(dir) => dir.join("vgpu-run"),
         None => PathBuf::from(format!("/tmp/vgpu-run-{}", environment.uid)),
     }
+}
+
+/// What others may do with the folder: pass through root's, unless mounts lead around it.
+fn mode(environment: &Environment, namespace: bool) -> u32 {
+    if environment.uid == 0 && !namespace {
+        0o711
+    } else {
+        0o700
+    }
+}
+
+fn is_passable(dir: &Path) -> bool {
+    std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.mode() & 0o001 != 0)
 }
 
 /// LD_PRELOAD and LD_LIBRARY_PATH cannot hold every path: their separators, and `$` that the loader expands.
@@ -111,8 +130,8 @@ fn is_private(dir: &Path, uid: u32) -> bool {
     std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid && meta.mode() & 0o022 == 0)
 }
 
-fn ensure(path: &Path, uid: u32) -> Result<(), RunDirError> {
-    match DirBuilder::new().mode(0o700).create(path) {
+fn ensure(path: &Path, uid: u32, mode: u32) -> Result<(), RunDirError> {
+    match DirBuilder::new().mode(mode).create(path) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
             return Err(RunDirError::Make {
                 path: path.to_path_buf(),
@@ -125,8 +144,13 @@ fn ensure(path: &Path, uid: u32) -> Result<(), RunDirError> {
         path: path.to_path_buf(),
         source,
     })?;
-    if meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 {
-        Ok(())
+    if meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 & !mode == 0 {
+        // A umask, or an older release, may have made it with less.
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, permissions).map_err(|source| RunDirError::Make {
+            path: path.to_path_buf(),
+            source,
+        })
     } else {
         Err(RunDirError::Foreign {
             path: path.to_path_buf(),
@@ -139,7 +163,7 @@ fn ensure(path: &Path, uid: u32) -> Result<(), RunDirError> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     fn uid() -> u32 {
         rustix::process::geteuid().as_raw()
@@ -149,7 +173,7 @@ mod tests {
     fn hostile_folders_are_refused() {
         let tmp = tempfile::tempdir().unwrap();
         let path = tmp.path().join("vgpu-run");
-        let refused = |what: &str| match ensure(&path, uid()) {
+        let refused = |what: &str| match ensure(&path, uid(), 0o700) {
             Err(error @ RunDirError::Foreign { .. }) => assert!(error.to_string().contains("vgpu-run"), "{what}"),
             other => panic!("{what}: {other:?}"),
         };
@@ -167,10 +191,10 @@ mod tests {
             refused("a folder open to others");
             fs::remove_dir(&path).unwrap();
         }
-        assert!(ensure(&path, uid()).is_ok());
-        assert!(ensure(&path, uid()).is_ok(), "again");
+        assert!(ensure(&path, uid(), 0o700).is_ok());
+        assert!(ensure(&path, uid(), 0o700).is_ok(), "again");
         assert!(
-            matches!(ensure(&path, uid() + 1), Err(RunDirError::Foreign { .. })),
+            matches!(ensure(&path, uid() + 1, 0o700), Err(RunDirError::Foreign { .. })),
             "another user's"
         );
     }
@@ -178,6 +202,7 @@ mod tests {
     #[test]
     fn the_runtime_folder_is_used_only_if_it_is_the_users_and_fits_the_loaders_variables() {
         let tmp = tempfile::tempdir().unwrap();
+        fs::set_permissions(tmp.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let at = |dir: &Path| {
             let environment = Environment {
                 uid: uid(),
@@ -212,5 +237,26 @@ mod tests {
             drop(first);
             assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(true));
         });
+    }
+
+    #[test]
+    fn roots_folder_lets_others_through_where_no_mounts_lead_around_it() {
+        let root = Environment::default();
+        let user = Environment { uid: 1, ..root.clone() };
+        let modes = [mode(&root, false), mode(&root, true), mode(&user, false)];
+        assert_eq!(modes, [0o711, 0o700, 0o700]);
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("vgpu-run");
+        for mode in [0o700, 0o711, 0o711] {
+            ensure(&path, uid(), mode).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+        }
+        assert!(ensure(&path, uid(), 0o700).is_err(), "open to others");
+        fs::set_permissions(tmp.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let closed = Environment {
+            runtime_dir: Some(tmp.path().to_path_buf()),
+            ..root
+        };
+        assert_eq!(choose(&closed, false), Path::new("/tmp/vgpu-run-0"));
     }
 }
