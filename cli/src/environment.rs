@@ -2,11 +2,15 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The variables of the software GPU.
 pub const SOFT_GPU_STATE: &str = "SOFT_GPU_STATE";
 pub const SOFT_GPU_PROFILE: &str = "SOFT_GPU_PROFILE";
+
+/// Which GPUs CUDA programs of the caller's see.
+pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The software GPU's variables; a folder and a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +27,7 @@ pub struct Environment {
     pub runtime_dir: Option<PathBuf>,
     pub ld_preload: Option<OsString>,
     pub ld_library_path: Option<OsString>,
+    pub cuda_visible_devices: Option<OsString>,
     pub soft_gpu: SoftGpu,
     /// Set by an outer `vgpu run`.
     pub outer_run: Option<PathBuf>,
@@ -40,6 +45,17 @@ impl SoftGpu {
 }
 
 impl Environment {
+    /// The state folder of a software GPU whose variables are `soft_gpu`, as it chooses it itself.
+    #[must_use]
+    pub fn soft_gpu_state(&self, soft_gpu: &SoftGpu) -> PathBuf {
+        let is_own = |dir: &&PathBuf| std::fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == self.uid);
+        match (&soft_gpu.state, self.runtime_dir.as_ref().filter(is_own)) {
+            (Some(state), _) => state.clone(),
+            (None, Some(runtime)) => runtime.join("soft-gpu"),
+            (None, None) => PathBuf::from(format!("/tmp/soft-gpu-{}", self.uid)),
+        }
+    }
+
     #[must_use]
     pub fn read() -> Self {
         let value = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -48,6 +64,7 @@ impl Environment {
             runtime_dir: value("XDG_RUNTIME_DIR").map(PathBuf::from),
             ld_preload: value("LD_PRELOAD"),
             ld_library_path: value("LD_LIBRARY_PATH"),
+            cuda_visible_devices: value(CUDA_VISIBLE_DEVICES),
             // Absolute, because COMMAND may change its working directory before it opens the GPU.
             soft_gpu: SoftGpu {
                 state: value(SOFT_GPU_STATE).map(|value| absolute(&value)),

@@ -2,7 +2,7 @@
 //! same variables point into it.
 #![forbid(unsafe_code)]
 
-use crate::environment::{Environment, SoftGpu};
+use crate::environment::{CUDA_VISIBLE_DEVICES, Environment, SoftGpu};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::RUN_DIR_VARIABLE;
@@ -18,10 +18,11 @@ pub struct Places {
     pub libraries: PathBuf,
 }
 
-/// The variables that COMMAND gets beside those that are there already.
+/// The variables that COMMAND gets beside those that are there already; its share is of `gpu`.
 #[must_use]
 pub fn variables(
     places: &Places,
+    gpu: &str,
     soft_gpu: Option<&SoftGpu>,
     environment: &Environment,
 ) -> Vec<(&'static str, OsString)> {
@@ -35,10 +36,25 @@ pub fn variables(
     if let Some(shares) = &places.shares {
         variables.push((RUN_DIR_VARIABLE, shares.clone().into_os_string()));
     }
+    if environment
+        .cuda_visible_devices
+        .as_deref()
+        .is_some_and(shows_whole_gpus)
+    {
+        variables.push((CUDA_VISIBLE_DEVICES, gpu.into()));
+    }
     for (variable, value) in soft_gpu.into_iter().flat_map(SoftGpu::variables) {
         variables.extend(value.map(|value| (variable, value.as_os_str().to_owned())));
     }
     variables
+}
+
+/// Whether a CUDA_VISIBLE_DEVICES of the caller shows GPUs of the machine. COMMAND has one of another
+/// count; what hides all GPUs, or names a part of one, is left to say so.
+fn shows_whole_gpus(value: &OsStr) -> bool {
+    let value = value.to_string_lossy();
+    let first = value.split(',').next().unwrap_or_default().trim();
+    first.parse::<usize>().is_ok() || first.get(..4).is_some_and(|head| head.eq_ignore_ascii_case("GPU-"))
 }
 
 /// `first`, then what the caller had.
@@ -62,7 +78,7 @@ mod tests {
             preload: Some("/r/a/lib/libvgpu-preload.so".into()),
             libraries: "/r/a/lib".into(),
         };
-        let empty = variables(&places, None, &Environment::default());
+        let empty = variables(&places, "GPU-a", None, &Environment::default());
         assert_eq!(
             empty,
             [
@@ -80,10 +96,36 @@ mod tests {
             state: Some("/s".into()),
             profile: None,
         };
-        let kept = variables(&places, Some(&soft_gpu), &environment);
+        let kept = variables(&places, "GPU-a", Some(&soft_gpu), &environment);
         assert_eq!(kept[0].1, "/r/a/lib:/opt/lib::");
         assert_eq!(kept[1].1, "/r/a/lib/libvgpu-preload.so:/opt/x.so /opt/y.so");
         assert_eq!(kept[3], ("SOFT_GPU_STATE", "/s".into()));
         assert_eq!(kept.len(), 4);
+    }
+
+    #[test]
+    fn the_callers_visible_devices_become_the_shares() {
+        let places = Places {
+            shares: None,
+            preload: None,
+            libraries: "/r".into(),
+        };
+        let of = |value: &str| {
+            let environment = Environment {
+                cuda_visible_devices: Some(value.into()),
+                ..Environment::default()
+            };
+            let variables = variables(&places, "GPU-a", None, &environment);
+            variables
+                .into_iter()
+                .find(|(name, _)| *name == CUDA_VISIBLE_DEVICES)
+                .map(|(_, value)| value)
+        };
+        for value in ["0", "1", " 3,2", "GPU-bb,0", "gpu-b"] {
+            assert_eq!(of(value), Some("GPU-a".into()), "{value:?}");
+        }
+        for value in ["-1", "NoDevFiles", "MIG-1", ","] {
+            assert_eq!(of(value), None, "{value:?}");
+        }
     }
 }

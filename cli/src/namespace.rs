@@ -8,6 +8,7 @@
 //!                                  libcuda.so, libcuda.so.1, libnvidia-ml.so.1
 //!    .names/                       these symlinks alone
 //!    .driver/                      the real libraries, which the next line hides elsewhere
+//!    .soft-gpu/                    the software GPU's state, for programs with a cleared environment
 //!  the driver's libraries          each covered by libvgpu.so; where there are none, .names is laid
 //!                                  over the loader's library folder (overlay, read-only)
 //!  /etc/ld.so.preload              if it exists: with libvgpu-preload.so before what it says
@@ -47,6 +48,7 @@ pub struct Namespace {
     shim: PathBuf,
     preload: PathBuf,
     driver: Driver,
+    soft_gpu: Option<PathBuf>,
     cover: Vec<PathBuf>,
     overlay: Option<PathBuf>,
     loaders_file: Option<String>,
@@ -98,9 +100,9 @@ fn enter() -> Result<(), NamespaceError> {
 // === impl Namespace ===
 
 impl Namespace {
-    /// For a share, on the machine as it is.
+    /// For a share, on the machine as it is. `soft_gpu`: the state folder of a software one.
     #[must_use]
-    pub fn of(held: &Held, shim: &Path, preload: &Path, driver: Driver) -> Self {
+    pub fn of(held: &Held, shim: &Path, preload: &Path, driver: Driver, soft_gpu: Option<PathBuf>) -> Self {
         let loader = Loader::of_machine(None, shim);
         let overlay = if loader.knows_both() { None } else { overlay_folder() };
         let cover = loader.to_cover();
@@ -110,6 +112,7 @@ impl Namespace {
             shim: shim.to_path_buf(),
             preload: preload.to_path_buf(),
             driver,
+            soft_gpu: soft_gpu.filter(|folder| folder.is_dir()),
             cover: cover
                 .into_iter()
                 .filter(|file| overlay.as_ref().is_none_or(|dir| !file.starts_with(dir)))
@@ -140,6 +143,11 @@ impl Namespace {
         mount("vgpu-run", run, "tmpfs", flags, c"mode=0755,size=1m").map_err(errno("mount a tmpfs at", run))?;
         self.bind_share()?;
         self.bind_libraries()?;
+        if let Some(state) = &self.soft_gpu {
+            let target = at(".soft-gpu");
+            fs::create_dir(&target).map_err(error("make", &target))?;
+            bind(state, &target)?;
+        }
         if let Some(folder) = &self.overlay {
             self.lay_over(folder);
         }

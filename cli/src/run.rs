@@ -125,19 +125,25 @@ fn start(
     in_namespace: bool,
     held: &Held,
 ) -> Result<u8, RunError> {
+    let soft_gpu = held.folder.soft_gpu();
     let namespace = if in_namespace {
         let driver = driver_of(&held.folder)?;
-        Some(Namespace::of(held, &artefacts.shim, &artefacts.preload, driver))
+        let state = soft_gpu.as_ref().map(|soft_gpu| environment.soft_gpu_state(soft_gpu));
+        Some(Namespace::of(held, &artefacts.shim, &artefacts.preload, driver, state))
     } else {
         None
     };
     let places = namespace
         .as_ref()
         .map_or_else(|| plain_places(&held.folder), Namespace::places);
-    let soft_gpu = held.folder.soft_gpu();
     let mut command = Command::new(&request.command[0]);
     command.args(&request.command[1..]);
-    command.envs(launch::variables(&places, soft_gpu.as_ref(), environment));
+    command.envs(launch::variables(
+        &places,
+        &held.limits.gpu,
+        soft_gpu.as_ref(),
+        environment,
+    ));
     let prepare = move || match &namespace {
         Some(namespace) => namespace.apply().map_err(|error| error.to_string()),
         None => Ok(()),

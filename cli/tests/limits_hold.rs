@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -182,16 +183,64 @@ fn a_users_run_holds_beside_roots_and_after_its_kill() {
 }
 
 #[test]
+fn roots_run_without_mounts_holds_a_command_that_leaves_root() {
+    as_root("roots_run_without_mounts_holds_a_command_that_leaves_root", |scene| {
+        prepare(scene);
+        std::fs::set_permissions(scene.path("state"), PermissionsExt::from_mode(0o1777)).unwrap();
+        let leave = ["setpriv", "--reuid", "65534", "--clear-groups"];
+        let vgpu = client(scene, &["--memory", "20Gi"], &leave, &["fill"]);
+        let mut without_mounts = scene.around(&vgpu, "setpriv");
+        without_mounts
+            .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
+            .arg(vgpu.get_program())
+            .args(vgpu.get_args());
+        let output = support::output(&mut without_mounts);
+        assert_eq!(
+            (support::stdout(&output).as_str(), support::stderr(&output).as_str()),
+            ("2\n0\n0 2\n", "")
+        );
+    });
+}
+
+#[test]
+fn visible_devices_are_counted_from_the_shares_gpu() {
+    both(|scene| {
+        prepare(scene);
+        let flags = ["--memory", "20Gi", "--gpu", "1"];
+        for value in ["0", "1"] {
+            let mut command = client(scene, &flags, &[], &["fill"]);
+            assert_eq!(
+                printed(command.env("CUDA_VISIBLE_DEVICES", value)),
+                "2\n0\n0 2\n",
+                "the caller's {value}"
+            );
+        }
+        let own = ["env", "CUDA_VISIBLE_DEVICES=0"];
+        assert_eq!(printed(&mut client(scene, &flags, &own, &["fill"])), "2\n0\n0 2\n");
+        let none = ["env", "CUDA_VISIBLE_DEVICES=-1"];
+        let output = support::output(&mut client(scene, &flags, &none, &["fill"]));
+        assert_eq!(
+            (support::stdout(&output).as_str(), support::stderr(&output).as_str()),
+            ("cuInit: 100\n", "")
+        );
+    });
+}
+
+#[test]
 fn a_bad_variable_of_the_software_gpu_is_named_in_one_line() {
     as_user(|scene| {
         prepare(scene);
         let profile = scene.path("profile");
         std::fs::write(&profile, "nonsense\n").unwrap();
+        let fifo = scene.path("fifo");
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for (variable, value) in [
             ("SOFT_GPU_STATE", PathBuf::from("/dev/null")),
             ("SOFT_GPU_STATE", PathBuf::from("/proc/nowhere")),
             ("SOFT_GPU_PROFILE", PathBuf::from("/nowhere")),
             ("SOFT_GPU_PROFILE", profile),
+            ("SOFT_GPU_PROFILE", fifo),
+            ("SOFT_GPU_PROFILE", PathBuf::from("/dev/zero")),
         ] {
             let line = refused(client(scene, &[], &[], &["sizes"]).env(variable, &value), 2);
             assert!(

@@ -2,13 +2,16 @@
 
 #![allow(unsafe_code)] // getuid has no safe wrapper in std.
 
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 use crate::profile::Profile;
+
+/// Where root's `vgpu run` mounts the state for a program with a cleared environment.
+const OF_RUN: &str = "/run/vgpu/.soft-gpu";
 
 /// Where the state lies and, if a profile was named, what it says.
 pub struct Config {
@@ -22,16 +25,23 @@ impl Config {
     pub fn read() -> Result<Self, Error> {
         let (dir, origin) = match std::env::var_os("SOFT_GPU_STATE").filter(|value| !value.is_empty()) {
             Some(value) => (given(Path::new(&value))?, "SOFT_GPU_STATE"),
+            None if Path::new(OF_RUN).is_dir() => (OF_RUN.into(), OF_RUN),
             None => (default_dir()?, "the default state folder (SOFT_GPU_STATE is unset)"),
         };
         let profile = match std::env::var_os("SOFT_GPU_PROFILE").filter(|value| !value.is_empty()) {
             Some(value) => {
                 let path = PathBuf::from(value);
                 let read = |path: &Path| -> io::Result<String> {
-                    if fs::metadata(path)?.len() > crate::layout::PROFILE_BYTES as u64 / 2 {
+                    // Asked before it is opened: a FIFO without a writer would hold us for ever.
+                    if !fs::metadata(path)?.is_file() {
+                        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+                    }
+                    let (limit, mut text) = (crate::layout::PROFILE_BYTES as u64 / 2, String::new());
+                    File::open(path)?.take(limit + 1).read_to_string(&mut text)?;
+                    if text.len() as u64 > limit {
                         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 4 KiB"));
                     }
-                    fs::read_to_string(path)
+                    Ok(text)
                 };
                 let text = read(&path).map_err(|source| Error::ProfileFile {
                     path: path.clone(),
