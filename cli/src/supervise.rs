@@ -15,6 +15,7 @@ use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Signals that are not taken: faults of this process, those that stop a background job at the
 /// terminal, and what nobody can take.
@@ -169,7 +170,26 @@ fn inherit(lock: RawFd) -> io::Result<()> {
 struct Callers {
     mask: libc::sigset_t,
     child_ignored: bool,
+    pipe_ignored: bool,
 }
+
+/// Whether the caller ignored SIGPIPE. Rust's runtime ignores it before main, and `Command` undoes
+/// that in COMMAND, so it is asked before the runtime starts.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: run by the loader before main, as a function without arguments, in one thread.
+#[unsafe(link_section = ".init_array")]
+#[used]
+static ASK_PIPE: extern "C" fn() = {
+    extern "C" fn ask() {
+        // SAFETY: an all-zero action is a value of its type, to be written.
+        let mut action: libc::sigaction = unsafe { zeroed() };
+        // SAFETY: only asks.
+        let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) } == 0;
+        PIPE_IGNORED.store(asked && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    }
+    ask
+};
 
 impl Callers {
     /// Blocks `taken`, and makes sure that the end of a child is told.
@@ -180,6 +200,7 @@ impl Callers {
         Self {
             mask,
             child_ignored: before == libc::SIG_IGN,
+            pipe_ignored: PIPE_IGNORED.load(Ordering::Relaxed),
         }
     }
 
@@ -187,6 +208,10 @@ impl Callers {
         if self.child_ignored {
             // SAFETY: SIG_IGN is an action for SIGCHLD.
             unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        }
+        if self.pipe_ignored {
+            // SAFETY: SIG_IGN is an action for SIGPIPE.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         }
         change_mask(libc::SIG_SETMASK, &self.mask);
     }

@@ -8,6 +8,21 @@ use std::process::Stdio;
 use support::{Running, as_user, eventually, output, printed, refused, stderr, stdout};
 
 #[test]
+fn command_gets_the_callers_sigpipe() {
+    as_user(|scene| {
+        let vgpu = scene.sh(&[], "grep SigIgn /proc/self/status");
+        for (flag, ignored) in [("--ignore-signal=PIPE", true), ("--default-signal=PIPE", false)] {
+            let mut caller = scene.around(&vgpu, "env");
+            caller.arg(flag);
+            caller.arg(vgpu.get_program()).args(vgpu.get_args());
+            let line = printed(&mut caller);
+            let mask = u64::from_str_radix(line.trim().rsplit('\t').next().unwrap_or_default(), 16).unwrap();
+            assert_eq!(mask >> (libc::SIGPIPE - 1) & 1 == 1, ignored, "{line}");
+        }
+    });
+}
+
+#[test]
 fn exit_status_is_commands() {
     as_user(|scene| {
         for (script, code) in [
