@@ -137,6 +137,11 @@ impl Account {
         }
     }
 
+    /// Notes that this process has a context on the GPU.
+    pub fn note_context(&self) {
+        self.shares.iter().for_each(Share::note_context);
+    }
+
     /// The processes of this PID namespace and what they hold, over all shares, by PID.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {

@@ -67,6 +67,8 @@ pub mod lane {
     pub const PID_NAMESPACE: usize = 48;
     /// The owner's PID as it sees itself.
     pub const PID: usize = 56;
+    /// 1: the owner has had a context on the GPU. Lets lists tell it from one that only looks.
+    pub const CONTEXT: usize = 60;
 }
 
 const _: () = assert!(FIRST_LANE_AT + LANES * LINE + LINE == SIZE);

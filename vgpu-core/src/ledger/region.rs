@@ -33,7 +33,7 @@ pub struct Lane {
     pub process: AtomicU64,
     pub pid_namespace: AtomicU64,
     pub pid: AtomicU32,
-    _pid: u32,
+    pub context: AtomicU32,
     _line: [u8; 64],
 }
 
@@ -57,6 +57,7 @@ const _: () = {
     assert!(offset_of!(Lane, process) == format::lane::PROCESS);
     assert!(offset_of!(Lane, pid_namespace) == format::lane::PID_NAMESPACE);
     assert!(offset_of!(Lane, pid) == format::lane::PID);
+    assert!(offset_of!(Lane, context) == format::lane::CONTEXT);
 };
 
 /// Where lane `index` lies in the file: its first byte is what its owner holds locked.

@@ -184,7 +184,16 @@ impl Share {
         self.reap(Sought::Charged, Duration::ZERO);
     }
 
-    /// The processes of this PID namespace that have the share open, and what each holds.
+    /// Notes that this process has a context: it is on the GPU even while it holds nothing.
+    pub fn note_context(&self) {
+        let lane = self.region().lanes.get(self.own[0].index.load(Acquire));
+        if let Some(lane) = lane {
+            lane.context.store(1, Relaxed);
+        }
+    }
+
+    /// The processes of this PID namespace that hold something or have a context, and what each holds.
+    /// Who has the share open for a look alone is none of the GPU's.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {
         self.reap(Sought::All, START_PATIENCE);
@@ -193,7 +202,9 @@ impl Share {
         let ours = lanes.filter(|(_, lane)| {
             !lane.generation.load(Acquire).is_multiple_of(2) && lane.pid_namespace.load(Relaxed) == here
         });
-        ours.map(|(index, lane)| (lane.pid.load(Relaxed), held(self.region(), index, lane)))
+        ours.map(|(index, lane)| (lane, held(self.region(), index, lane)))
+            .filter(|(lane, held)| *held > 0 || lane.context.load(Relaxed) != 0)
+            .map(|(lane, held)| (lane.pid.load(Relaxed), held))
             .collect()
     }
 
@@ -281,6 +292,7 @@ impl Share {
         lane.process.store(first.err().unwrap_or(claim.pack()), Relaxed);
         lane.pid.store(std::process::id(), Relaxed);
         lane.pid_namespace.store(pid_namespace(), Relaxed);
+        lane.context.store(0, Relaxed);
         lane.charged[0].store(0, Relaxed);
         lane.charged[1].store(0, Relaxed);
         lane.applied.fetch_max(lane.sequence.load(Relaxed), AcqRel);

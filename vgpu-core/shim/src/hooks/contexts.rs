@@ -46,6 +46,7 @@ fn charged(
     let result = make(real);
     if result == SUCCESS {
         count(&mut contexts);
+        gpu.account.note_context();
     } else {
         give_back(gpu, &mut contexts);
     }
