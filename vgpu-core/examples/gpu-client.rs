@@ -215,6 +215,7 @@ impl Client {
                 call!(self.cuda(), "cuMemPoolDestroy"(usize)(pool)).to_string()
             }
             "memory" => self.memory(),
+            "running" => self.running(),
             "getenv" => {
                 let name = CString::new(value).expect("a name");
                 // SAFETY: a C string in; null, or one out that lasts.
@@ -278,6 +279,40 @@ impl Client {
             // SAFETY: NVML has written a C string.
             let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_string_lossy().into_owned();
             text += &format!(" {uuid} {} {}", memory[0], memory[2]);
+        }
+        text
+    }
+
+    /// NVML's compute processes of the first device as public calls and as nvidia-smi see them:
+    /// result, then PID and bytes of each.
+    fn running(&mut self) -> String {
+        /// An entry of nvidia-smi's, in words.
+        const ENTRY: usize = 4128 / 8;
+        let nvml = self.nvml();
+        let mut device = std::ptr::null_mut();
+        call!(nvml, "nvmlInit_v2"()());
+        call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut *mut c_void) (0, &mut device));
+        let (mut count, mut list) = (64_u32, vec![0_u64; 64 * 3]);
+        let result = call!(nvml, "nvmlDeviceGetComputeRunningProcesses_v3" (*mut c_void, *mut u32, *mut u64)
+            (device, &mut count, list.as_mut_ptr()));
+        let mut text = result.to_string();
+        for process in list.chunks(3).take(count as usize) {
+            text += &format!(" {} {}", process[0] as u32, process[1]);
+        }
+        let (mut table, id): (*const usize, [u8; 16]) = (std::ptr::null(), [0; 16]);
+        call!(nvml, "nvmlInternalGetExportTable" (*mut *const usize, *const u8) (&mut table, id.as_ptr()));
+        // SAFETY: the table has this function at this place, for drivers 535 and 550.
+        let list_of = unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut u32, *mut u64) -> c_int>(
+                *table.add(213),
+            )
+        };
+        let (mut count, mut list) = (64_u32, vec![0_u64; 64 * ENTRY]);
+        // SAFETY: room for as many as `count` says.
+        let result = unsafe { list_of(device, &mut count, list.as_mut_ptr()) };
+        text += &format!(" smi {result}");
+        for process in list.chunks(ENTRY).take(count as usize) {
+            text += &format!(" {} {}", process[0] as u32, process[1]);
         }
         text
     }

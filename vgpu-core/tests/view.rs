@@ -236,3 +236,22 @@ fn nvml_shows_what_is_charged() {
     assert_eq!(number(&shown[2], 4), 20 * GIB);
     assert_eq!(number(&shown[2], 5), 5 * GIB);
 }
+
+#[test]
+fn lists_of_processes_are_the_shares_own() {
+    let bench = Bench::with_share(20 * GIB);
+    // A neighbour on the same GPU, and one of the share that only looks.
+    let mut neighbour = Waiting::new(bench.bare(&["init", "alloc:2GiB", "wait"]));
+    assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "alloc 0"]);
+    let mut looking = Waiting::new(bench.client(&["memory", "wait"]));
+    assert!(looking.line().starts_with("memory 0 1"));
+    let mut idle = Waiting::new(bench.client(&["init", "wait"]));
+    assert_eq!(idle.line(), "init 0");
+    let mut holding = Waiting::new(bench.client(&["init", "alloc:5GiB", "running", "wait"]));
+    assert_eq!([holding.line(), holding.line()], ["init 0", "alloc 0"]);
+    let mut own = [(idle.child.id(), 0), (holding.child.id(), 5 * GIB)];
+    own.sort_unstable();
+    let own = own.map(|(pid, bytes)| format!("{pid} {bytes}")).join(" ");
+    assert_eq!(holding.line(), format!("running 0 {own} smi 0 {own}"));
+    [neighbour, looking, idle, holding].into_iter().for_each(Waiting::kill);
+}

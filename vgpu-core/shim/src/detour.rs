@@ -19,6 +19,7 @@ const UNKNOWN: c_int = 999;
 
 pub(crate) const NVML_SUCCESS: c_int = 0;
 pub(crate) const NVML_INVALID_ARGUMENT: c_int = 2;
+pub(crate) const NVML_NOT_SUPPORTED: c_int = 3;
 pub(crate) const NVML_NO_PERMISSION: c_int = 4;
 pub(crate) const NVML_NOT_FOUND: c_int = 6;
 pub(crate) const NVML_INSUFFICIENT_SIZE: c_int = 7;

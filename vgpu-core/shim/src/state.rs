@@ -30,6 +30,8 @@ pub(crate) struct Ready {
     /// Contexts made with cuCtxCreate, by handle: their GPU.
     pub(crate) contexts: Table<usize>,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
+    /// Our copies of NVML's export tables, by the address of the original.
+    pub(crate) export_tables: Spin<Vec<(usize, Box<[usize]>)>>,
     /// Held by the thread that is in the driver's cuInit.
     pub(crate) initialising: Word,
     /// CUDA_VISIBLE_DEVICES as it was then.
@@ -120,6 +122,7 @@ impl Ready {
             vmm_maps: Table::default(),
             contexts: Table::default(),
             nvml: Spin::default(),
+            export_tables: Spin::default(),
             initialising: Word::new(),
             visible: Spin::default(),
             devices: OnceLock::new(),

@@ -5,6 +5,7 @@ pub(crate) mod arrays;
 pub(crate) mod contexts;
 pub(crate) mod device_list;
 pub(crate) mod errors;
+pub(crate) mod export_table;
 pub(crate) mod info;
 pub(crate) mod init;
 pub(crate) mod memory;

@@ -2,12 +2,14 @@
 //!
 //! A list of processes names those of this PID namespace: a PID of another means nothing here.
 
-use crate::detour::{self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
+use crate::detour::{
+    self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
+};
 use crate::hooks::{info::put, nvml_devices, pools};
 use crate::names::slot;
 use crate::state::{Gpu, Ready};
 use crate::{real, state};
-use core::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// nvmlMemory_t.
 #[repr(C)]
@@ -46,6 +48,16 @@ pub(crate) struct Process {
     gpu_instance: c_uint,
     compute_instance: c_uint,
 }
+
+/// nvmlProcessUtilizationSample_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    pid: c_uint,
+    time: c_ulonglong,
+    rates: [c_uint; 4],
+}
+const _: () = assert!(size_of::<Sample>() == 32);
 
 fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
     let found = nvml_devices::list(ready)
@@ -106,7 +118,7 @@ pub(crate) unsafe fn memory_v2(
 ///
 /// # Safety
 /// `count` is null or readable and writable; `list` is null or has `*count` entries.
-unsafe fn fill<T>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int
+pub(crate) unsafe fn fill<T>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int
 where
     T: Copy,
 {
@@ -128,7 +140,7 @@ where
     NVML_SUCCESS
 }
 
-fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
+pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
     let gpu = gpu(ready, device)?;
     gpu.account.look();
     pools::refresh(gpu);
@@ -187,6 +199,76 @@ pub(crate) unsafe fn no_processes(
     }
     // SAFETY: the caller's promises to NVML.
     unsafe { fill(&[], count, list) }
+}
+
+/// Keeps of the entries that NVML has written those of the share's own processes.
+///
+/// # Safety
+/// `count` is null or was written; `list` is null or has that many entries.
+unsafe fn keep_own<T: Copy>(
+    ready: &'static Ready,
+    device: usize,
+    count: *mut c_uint,
+    list: *mut T,
+    pid: impl Fn(&T) -> c_uint,
+) {
+    // SAFETY: as promised.
+    if let (Some(count), false) = (unsafe { count.as_mut() }, list.is_null()) {
+        // SAFETY: as promised, and not null.
+        let entries = unsafe { core::slice::from_raw_parts_mut(list, *count as usize) };
+        let own = running(ready, device).unwrap_or_default();
+        let mut kept = 0;
+        for at in 0..entries.len() {
+            if own.iter().any(|(known, _)| *known == pid(&entries[at])) {
+                entries[kept] = entries[at];
+                kept += 1;
+            }
+        }
+        *count = kept as c_uint;
+    }
+}
+
+pub(crate) unsafe fn utilization(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut Sample, *mut c_uint, c_ulonglong) -> c_int,
+    device: usize,
+    samples: *mut Sample,
+    count: *mut c_uint,
+    since: c_ulonglong,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(device, samples, count, since) };
+    if result == NVML_SUCCESS {
+        // SAFETY: NVML has written both.
+        unsafe { keep_own(ready, device, count, samples, |sample| sample.pid) };
+    }
+    result
+}
+
+pub(crate) unsafe fn accounting_pids(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint, *mut c_uint) -> c_int,
+    device: usize,
+    count: *mut c_uint,
+    pids: *mut c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(device, count, pids) };
+    if result == NVML_SUCCESS {
+        // SAFETY: NVML has written both.
+        unsafe { keep_own(ready, device, count, pids, |pid| *pid) };
+    }
+    result
+}
+
+/// Lists of all processes of a GPU in forms that no share has.
+pub(crate) unsafe fn unsupported(
+    _ready: &'static Ready,
+    _real: unsafe extern "C" fn(usize, *mut c_void) -> c_int,
+    _device: usize,
+    _list: *mut c_void,
+) -> c_int {
+    NVML_NOT_SUPPORTED
 }
 
 /// NVML's own text, else ours for the refusal.

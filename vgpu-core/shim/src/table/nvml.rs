@@ -1,7 +1,7 @@
 //! Hooked names of NVML.
 
-use crate::hooks::{nvml_devices, nvml_info};
-use core::ffi::{c_char, c_int, c_uint};
+use crate::hooks::{export_table, nvml_devices, nvml_info};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
     limited nvmlInit, nvmlInit_v2: () => nvml_devices::init;
@@ -19,6 +19,10 @@ hooks! { nvml;
     virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_info::Process) => nvml_info::processes;
     virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
     virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
+    virtualised nvmlDeviceGetProcessUtilization: (device: usize, samples: *mut nvml_info::Sample, count: *mut c_uint, since: c_ulonglong) => nvml_info::utilization;
+    virtualised nvmlDeviceGetAccountingPids: (device: usize, count: *mut c_uint, pids: *mut c_uint) => nvml_info::accounting_pids;
+    virtualised nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetRunningProcessDetailList: (device: usize, list: *mut c_void) => nvml_info::unsupported;
+    virtualised nvmlInternalGetExportTable: (table: *mut *const c_void, id: *const c_void) => export_table::get;
 }
 
 // Answers without a share as well: it names the refusal.
