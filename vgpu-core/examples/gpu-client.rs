@@ -216,6 +216,28 @@ impl Client {
             }
             "memory" => self.memory(),
             "running" => self.running(),
+            "ordinal" => {
+                // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL by both calls.
+                let (pointer, cuda) = (self.pointers[number as usize], self.cuda());
+                let (mut one, mut all, mut attribute) = (-1, -1, 9);
+                let mut values: *mut c_int = &mut all;
+                let first = call!(cuda, "cuPointerGetAttribute" (*mut c_int, c_int, u64) (&mut one, 9, pointer));
+                let second = call!(cuda, "cuPointerGetAttributes" (u32, *mut c_int, *mut *mut c_int, u64)
+                    (1, &mut attribute, &mut values, pointer));
+                format!("{first} {one} {second} {all}")
+            }
+            "topology" => {
+                let (nvml, mut count, mut devices) = (self.nvml(), 8_u32, [0_usize; 8]);
+                let result = call!(nvml, "nvmlSystemGetTopologyGpuSet" (u32, *mut u32, *mut usize)
+                    (0, &mut count, devices.as_mut_ptr()));
+                format!("{result} {count}")
+            }
+            "shutdown" => {
+                let (nvml, mut device) = (self.nvml(), 0);
+                let result = call!(nvml, "nvmlShutdown"()());
+                let after = call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (0, &mut device));
+                format!("{result} {after}")
+            }
             "getenv" => {
                 let name = CString::new(value).expect("a name");
                 // SAFETY: a C string in; null, or one out that lasts.

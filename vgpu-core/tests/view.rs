@@ -18,6 +18,10 @@ fn a_gpu_without_a_share_does_not_exist() {
     assert_eq!(words[1..6], ["0", "1", "0", &bare, &(7 * GIB).to_string()]);
     assert_eq!(words[6], "101", "there is no second device");
     assert_eq!(shown[2], format!("memory 0 1 {} {} 0", bench.gpu(1), 7 * GIB));
+    let shown = bench.run(&["init", "alloc:1", "ordinal:0", "memory", "topology", "shutdown"]);
+    assert_eq!(shown[2], "ordinal 0 0 0 0");
+    assert_eq!(shown[4], "topology 0 1");
+    assert_eq!(shown[5], "shutdown 0 1", "uninitialised again");
 }
 
 /// UUIDs that CUDA shows a client with that CUDA_VISIBLE_DEVICES; cuInit's answer where it is not 0.

@@ -3,7 +3,7 @@
 use crate::detour::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
 use crate::hooks::info::put;
 use crate::state::Ready;
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 type Out = unsafe extern "C" fn(*mut c_int) -> c_int;
 
@@ -129,6 +129,9 @@ pub(crate) unsafe fn of_stream(
     unsafe { back(ready, real(stream, device), device) }
 }
 
+/// CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
+const DEVICE_ORDINAL: c_int = 9;
+
 pub(crate) unsafe fn of_pointer(
     ready: &'static Ready,
     real: unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int,
@@ -136,13 +139,36 @@ pub(crate) unsafe fn of_pointer(
     attribute: c_int,
     pointer: u64,
 ) -> c_int {
-    const DEVICE_ORDINAL: c_int = 9;
     // SAFETY: passed on.
     let result = unsafe { real(value, attribute, pointer) };
     if attribute == DEVICE_ORDINAL && result == SUCCESS {
         // SAFETY: for this attribute the driver has written an int. Host memory has no device.
         unsafe { back(ready, result, value.cast()) };
         return SUCCESS;
+    }
+    result
+}
+
+pub(crate) unsafe fn of_pointer_all(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint, *mut c_int, *mut *mut c_void, u64) -> c_int,
+    count: c_uint,
+    attributes: *mut c_int,
+    values: *mut *mut c_void,
+    pointer: u64,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(count, attributes, values, pointer) };
+    if result == SUCCESS {
+        for at in 0..count as usize {
+            // SAFETY: the driver has read `count` of both; for this attribute it has written an int, or
+            // -2 where the pointer has none, which is no device.
+            unsafe {
+                if *attributes.add(at) == DEVICE_ORDINAL {
+                    back(ready, result, (*values.add(at)).cast());
+                }
+            }
+        }
     }
     result
 }

@@ -2,6 +2,7 @@
 
 use crate::detour::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::info::put;
+use crate::hooks::nvml_info::keep;
 use crate::real::real;
 use crate::state::{NvmlDevice, Ready};
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -81,16 +82,15 @@ pub(crate) unsafe fn by_index(
     index: c_uint,
     device: *mut usize,
 ) -> c_int {
-    let devices = list(ready);
-    if devices.is_empty() {
-        // SAFETY: passed on: NVML says that it is not initialised.
-        let result = unsafe { real(index, device) };
-        return if result == NVML_SUCCESS {
-            NVML_INVALID_ARGUMENT
-        } else {
-            result
-        };
+    let mut count = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) };
+    if result != NVML_SUCCESS {
+        // What we know outlives nvmlShutdown, a handle does not: NVML says what is wrong.
+        // SAFETY: passed on.
+        return unsafe { real(index, device) };
     }
+    let devices = list(ready);
     match (devices.get(index as usize), device.is_null()) {
         (Some(found), false) => {
             // SAFETY: not null, the caller's to be written.
@@ -121,6 +121,42 @@ pub(crate) unsafe fn by_text(
         NVML_SUCCESS => NVML_NOT_FOUND,
         error => error,
     }
+}
+
+pub(crate) unsafe fn of_cpu(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint, *mut c_uint, *mut usize) -> c_int,
+    cpu: c_uint,
+    count: *mut c_uint,
+    devices: *mut usize,
+) -> c_int {
+    // SAFETY: passed on; on success NVML has written both.
+    unsafe { only_own(ready, real(cpu, count, devices), count, devices) }
+}
+
+pub(crate) unsafe fn nearest(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, c_int, *mut c_uint, *mut usize) -> c_int,
+    device: usize,
+    level: c_int,
+    count: *mut c_uint,
+    devices: *mut usize,
+) -> c_int {
+    // SAFETY: passed on; on success NVML has written both.
+    unsafe { only_own(ready, real(device, level, count, devices), count, devices) }
+}
+
+/// Takes the GPUs without a share out of a list that NVML has written.
+///
+/// # Safety
+/// As for [`keep`].
+unsafe fn only_own(ready: &'static Ready, result: c_int, count: *mut c_uint, devices: *mut usize) -> c_int {
+    if result == NVML_SUCCESS {
+        let own = list(ready);
+        // SAFETY: as promised.
+        unsafe { keep(count, devices, |device| own.iter().any(|known| known.handle == *device)) };
+    }
+    result
 }
 
 pub(crate) unsafe fn index(

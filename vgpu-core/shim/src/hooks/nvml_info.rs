@@ -201,31 +201,30 @@ pub(crate) unsafe fn no_processes(
     unsafe { fill(&[], count, list) }
 }
 
-/// Keeps of the entries that NVML has written those of the share's own processes.
+/// Keeps of the entries that NVML has written those that are the share's own.
 ///
 /// # Safety
 /// `count` is null or was written; `list` is null or has that many entries.
-unsafe fn keep_own<T: Copy>(
-    ready: &'static Ready,
-    device: usize,
-    count: *mut c_uint,
-    list: *mut T,
-    pid: impl Fn(&T) -> c_uint,
-) {
+pub(crate) unsafe fn keep<T: Copy>(count: *mut c_uint, list: *mut T, is_own: impl Fn(&T) -> bool) {
     // SAFETY: as promised.
     if let (Some(count), false) = (unsafe { count.as_mut() }, list.is_null()) {
         // SAFETY: as promised, and not null.
         let entries = unsafe { core::slice::from_raw_parts_mut(list, *count as usize) };
-        let own = running(ready, device).unwrap_or_default();
         let mut kept = 0;
         for at in 0..entries.len() {
-            if own.iter().any(|(known, _)| *known == pid(&entries[at])) {
+            if is_own(&entries[at]) {
                 entries[kept] = entries[at];
                 kept += 1;
             }
         }
         *count = kept as c_uint;
     }
+}
+
+/// Whether a PID is that of a process of the share.
+fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) -> bool {
+    let own = running(ready, device).unwrap_or_default();
+    move |pid| own.iter().any(|(known, _)| *known == pid)
 }
 
 pub(crate) unsafe fn utilization(
@@ -239,8 +238,9 @@ pub(crate) unsafe fn utilization(
     // SAFETY: passed on.
     let result = unsafe { real(device, samples, count, since) };
     if result == NVML_SUCCESS {
+        let is_own = own_pids(ready, device);
         // SAFETY: NVML has written both.
-        unsafe { keep_own(ready, device, count, samples, |sample| sample.pid) };
+        unsafe { keep(count, samples, |sample| is_own(sample.pid)) };
     }
     result
 }
@@ -255,8 +255,9 @@ pub(crate) unsafe fn accounting_pids(
     // SAFETY: passed on.
     let result = unsafe { real(device, count, pids) };
     if result == NVML_SUCCESS {
+        let is_own = own_pids(ready, device);
         // SAFETY: NVML has written both.
-        unsafe { keep_own(ready, device, count, pids, |pid| *pid) };
+        unsafe { keep(count, pids, |pid| is_own(*pid)) };
     }
     result
 }

@@ -4,7 +4,7 @@
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::charge;
 use crate::state::{Devices, Ready};
-use core::ffi::{c_int, c_ulonglong, c_void};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use vgpu_core::account::Charge;
 use vgpu_core::os::spin::Spin;
@@ -244,6 +244,37 @@ unsafe fn with_real(
     let translate = |one: &Access| one.location.real(devices).map(|location| Access { location, ..*one });
     match given.iter().map(translate).collect::<Option<Vec<_>>>() {
         Some(own) => pass(own.as_ptr()),
+        None => INVALID_DEVICE,
+    }
+}
+
+pub(crate) unsafe fn prefetch(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(u64, usize, Location, c_uint, usize) -> c_int,
+    pointer: u64,
+    bytes: usize,
+    location: Location,
+    flags: c_uint,
+    stream: usize,
+) -> c_int {
+    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
+        // SAFETY: passed on, with the real device.
+        Some(own) => unsafe { real(pointer, bytes, own, flags, stream) },
+        None => INVALID_DEVICE,
+    }
+}
+
+pub(crate) unsafe fn advise(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(u64, usize, c_int, Location) -> c_int,
+    pointer: u64,
+    bytes: usize,
+    advice: c_int,
+    location: Location,
+) -> c_int {
+    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
+        // SAFETY: passed on, with the real device.
+        Some(own) => unsafe { real(pointer, bytes, advice, own) },
         None => INVALID_DEVICE,
     }
 }

@@ -58,6 +58,9 @@ hooks! { cuda;
     virtualised cuCtxGetDevice: (device: *mut c_int) => device_list::of_context;
     virtualised cuCtxGetDevice_v2: (device: *mut c_int, context: usize) => device_list::of_that_context;
     virtualised cuStreamGetDevice, cuStreamGetDevice_ptsz: (stream: usize, device: *mut c_int) => device_list::of_stream;
+    virtualised cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz: (pointer: u64, bytes: usize, location: vmm::Location, flags: c_uint, stream: usize) => vmm::prefetch;
+    virtualised cuMemAdvise_v2: (pointer: u64, bytes: usize, advice: c_int, location: vmm::Location) => vmm::advise;
+    virtualised cuPointerGetAttributes: (count: c_uint, attributes: *mut c_int, values: *mut *mut c_void, pointer: u64) => device_list::of_pointer_all;
     virtualised cuPointerGetAttribute: (value: *mut c_void, attribute: c_int, pointer: u64) => device_list::of_pointer;
 }
 

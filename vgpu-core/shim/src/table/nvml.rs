@@ -11,6 +11,8 @@ hooks! { nvml;
     virtualised nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2: (index: c_uint, device: *mut usize) => nvml_devices::by_index;
     virtualised nvmlDeviceGetHandleByUUID, nvmlDeviceGetHandleBySerial: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
     virtualised nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
+    virtualised nvmlSystemGetTopologyGpuSet: (cpu: c_uint, count: *mut c_uint, devices: *mut usize) => nvml_devices::of_cpu;
+    virtualised nvmlDeviceGetTopologyNearestGpus: (device: usize, level: c_int, count: *mut c_uint, devices: *mut usize) => nvml_devices::nearest;
     virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml_devices::index;
 
     limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml_info::Memory) => nvml_info::memory;
