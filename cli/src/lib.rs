@@ -32,6 +32,7 @@ pub mod supervise;
 
 use flags::Parsed;
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// A mistake of the caller, or a machine that cannot do it.
@@ -43,11 +44,12 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Run(raw)) => run::main(raw),
         Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
         Ok(Parsed::Print(text)) => {
-            print!("{text}");
+            // Who closed the other end wants no more of it.
+            let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
         Err(line) => {
-            eprintln!("vgpu: {line}");
+            let _ = writeln!(std::io::stderr(), "vgpu: {line}");
             ExitCode::from(EXIT_USAGE)
         }
     }

@@ -14,6 +14,7 @@ use crate::request::{FlagError, Request};
 use crate::run_dir::{RunDir, RunDirError};
 use crate::share::{self, Held, Links, ShareError, ShareFolder};
 use crate::supervise::{self, StartError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE};
@@ -68,7 +69,8 @@ pub fn main(flags: RunFlags) -> ExitCode {
     match run(flags) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            eprintln!("vgpu run: {error}");
+            // A caller without stderr still gets the status.
+            let _ = writeln!(std::io::stderr(), "vgpu run: {error}");
             ExitCode::from(match error {
                 RunError::Start(StartError::NotFound { .. }) => EXIT_NOT_FOUND,
                 RunError::Start(StartError::NotExecutable { .. }) => EXIT_NOT_EXECUTABLE,

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{as_user, output, refused, stdout};
+use support::{as_user, output, refused, stderr, stdout};
 
 #[test]
 fn nonsense_for_every_flag_is_one_line_that_names_it() {
@@ -86,6 +86,19 @@ fn help_and_version_are_no_mistakes() {
         for args in [&["--help"][..], &["run", "--help"], &["--version"]] {
             let output = output(&mut scene.vgpu(args));
             assert!(output.status.success() && !stdout(&output).is_empty(), "{args:?}");
+        }
+    });
+}
+
+#[test]
+fn a_closed_stream_is_no_panic() {
+    as_user(|scene| {
+        let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let help = scene.vgpu(["run", "--help"]).stdout(full()).output().unwrap();
+        assert_eq!((help.status.code(), stderr(&help).as_str()), (Some(0), ""));
+        for mistake in [&["run", "--nonsense"][..], &["run", "--memory", "1", "--", "true"]] {
+            let status = scene.vgpu(mistake).stderr(full()).status().unwrap();
+            assert_eq!(status.code(), Some(2), "{mistake:?}");
         }
     });
 }
