@@ -3,6 +3,7 @@
 mod support;
 
 use support::{Bench, GIB, GRANULE, Waiting, lines, number};
+use vgpu_abi::ledger;
 
 #[test]
 fn the_limit_is_exact() {
@@ -121,6 +122,32 @@ fn an_allocation_that_would_fail_looks_for_the_dead_first() {
     waiting.go_on();
     assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
     waiting.child.wait().expect("it ends");
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_stopped_neighbour_in_a_reap_costs_one_wait() {
+    use std::os::fd::AsRawFd;
+    let bench = Bench::with_share(GIB);
+    let ledger = bench.directory("share").join(vgpu_abi::paths::LEDGER);
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(ledger)
+        .expect("a ledger");
+    // SAFETY: an all-zero flock is a value of its type.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_start = ledger::FIRST_LANE_AT as libc::off_t; // the reaper's lane
+    lock.l_len = 1;
+    // SAFETY: the command reads the flock that is given.
+    let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
+    assert_eq!(taken, 0);
+    let start = std::time::Instant::now();
+    let refused = ["alloc:2GiB"; 20];
+    let shown = bench.run(&[&["init"], &refused[..]].concat());
+    assert!(shown[1..].iter().all(|line| line == "alloc 2"), "{shown:?}");
+    assert!(start.elapsed().as_secs() < 5, "{:?} for 20 refusals", start.elapsed());
 }
 
 #[test]

@@ -29,6 +29,8 @@ use vgpu_abi::ledger::{self as format, Damage, LANES, REAPER, Stamp};
 pub const OWN_LANES: usize = 4;
 /// How long an allocation that would fail waits for another's reap.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long nobody waits again after a wait in vain: the other is stopped, or frozen with its container.
+const IN_VAIN: u64 = 10_000;
 /// How long a start waits for another's.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
@@ -45,6 +47,8 @@ pub struct Share {
     locks: Spin<Vec<PinnedLock>>,
     /// When this process last looked for dead neighbours.
     looked: AtomicU64,
+    /// When it last waited for another's reap in vain; 0: never.
+    in_vain: AtomicU64,
     damaged: AtomicBool,
 }
 
@@ -103,6 +107,7 @@ impl Share {
             own: Default::default(),
             locks: Spin::default(),
             looked: AtomicU64::new(0),
+            in_vain: AtomicU64::new(0),
             damaged: AtomicBool::new(false),
         };
         if share.charged() > 0 {
@@ -303,7 +308,9 @@ impl Share {
     /// lanes were given back meanwhile, by whomever.
     fn reap(&self, sought: Sought, patience: Duration) -> usize {
         let _kept = errno::keep();
-        let end = Instant::now() + patience;
+        let vain = self.in_vain.load(Relaxed);
+        let is_vain = vain != 0 && coarse_millis().saturating_sub(vain) < IN_VAIN;
+        let end = Instant::now() + if is_vain { Duration::ZERO } else { patience };
         let mut waited = 0;
         let lock = loop {
             match PinnedLock::take(&self.path, lane_offset(REAPER)) {
@@ -312,9 +319,16 @@ impl Share {
                     waited = 1;
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                Ok(None) | Err(_) => return waited,
+                Ok(None) => {
+                    if waited > 0 {
+                        self.in_vain.store(coarse_millis(), Relaxed);
+                    }
+                    return waited;
+                }
+                Err(_) => return waited,
             }
         };
+        self.in_vain.store(0, Relaxed);
         let region = self.region();
         let count = {
             let _no_fork = fork::guard();
