@@ -47,6 +47,8 @@ Variables:
   SOFT_GPU_STATE, SOFT_GPU_PROFILE   the software GPU's state folder and profile (with --soft-gpu)
   XDG_RUNTIME_DIR                    an ordinary user's shares lie in its folder vgpu-run,
                                      else in /tmp/vgpu-run-<uid>; root's lie in /run/vgpu-run
+  CUDA_VISIBLE_DEVICES               the caller's is replaced by the share's GPU; what COMMAND sets
+                                     itself counts from there: 0 is the GPU that it sees
 
 Exit status:
   COMMAND's; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be executed;
