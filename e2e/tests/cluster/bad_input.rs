@@ -229,18 +229,12 @@ fn without_glibc() -> Result<()> {
         let sleep = ["sh", "-c", "sleep 600"];
         kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("musl", "no-glibc", &sleep, "t")))?;
         kube.wait_running("musl", LIMIT)?;
-        let warned = |kube: &Kube<'_>| -> Result<Vec<String>> {
-            Ok(kube
-                .events("musl", "")?
-                .into_iter()
-                .filter(|message| message.contains("glibc"))
-                .collect())
-        };
+        let warned = || kube.events("musl", "NoGlibc");
         wait(LIMIT, "a warning on the pod that names glibc", || {
-            Ok((!warned(kube)?.is_empty()).then_some(()))
+            Ok(warned()?.iter().any(|message| message.contains("glibc")).then_some(()))
         })?;
         std::thread::sleep(std::time::Duration::from_secs(12)); // longer than the plugin's round
-        match warned(kube)?.len() {
+        match warned()?.len() {
             1 => Ok(()),
             more => bail!("{more} warnings instead of one"),
         }
