@@ -76,7 +76,7 @@ pub struct RunFlags {
     /// Device memory, a quantity of at least 64Mi [default: the share's, else the whole GPU]
     #[arg(long, value_name = "QUANTITY", allow_hyphen_values = true)]
     pub memory: Option<OsString>,
-    /// Guaranteed percent of the GPU's time, 0 to 100 [default: the share's, else 0]
+    /// Percent of the GPU's time, 0 to 100; recorded, not enforced yet [default: the share's, else 0]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub cores: Option<OsString>,
     /// Join the share NAME, or make it: [a-z0-9-], 63 at most [default: a share of its own]
