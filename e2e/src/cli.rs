@@ -102,12 +102,8 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         }
         Verb::Kubectl { arguments: words } => {
             let cluster = Cluster::attach(&arguments.cluster)?;
-            let mut command = crate::shell::command(cluster.toolchain().program("kubectl")?, words);
-            let status = command
-                .arg("--kubeconfig")
-                .arg(cluster.kubeconfig())
-                .stdin(Stdio::inherit())
-                .status();
+            let mut command = cluster.state().client(cluster.toolchain().program("kubectl")?);
+            let status = command.args(words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run kubectl")?));
         }
         Verb::Exec { command } => {

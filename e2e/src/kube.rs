@@ -33,15 +33,7 @@ impl<'a> Kube<'a> {
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
-        let mut command = shell::command(
-            self.cluster.toolchain().program("kubectl")?,
-            ["--namespace", self.namespace],
-        );
-        command
-            .arg("--kubeconfig")
-            .arg(self.cluster.kubeconfig())
-            .args(arguments);
-        Ok(command)
+        self.client("kubectl", arguments)
     }
 
     /// kubectl's standard output; an error when it fails.
@@ -171,18 +163,17 @@ impl<'a> Kube<'a> {
 
     /// helm in this namespace.
     pub fn helm(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = shell::command(
-            self.cluster.toolchain().program("helm")?,
-            ["--namespace", self.namespace],
-        );
-        command
-            .arg("--kubeconfig")
-            .arg(self.cluster.kubeconfig())
-            .args(arguments);
-        for folder in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            command.env(folder, self.cluster.state().0.join("tmp/helm")); // nothing of it stays in the caller's home
-        }
-        shell::output(&mut command)
+        shell::output(&mut self.client("helm", arguments)?)
+    }
+
+    fn client<I, S>(&self, program: &str, arguments: I) -> Result<Command>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = self.cluster.state().client(self.cluster.toolchain().program(program)?);
+        command.args(["--namespace", self.namespace]).args(arguments);
+        Ok(command)
     }
 }
 

@@ -40,9 +40,11 @@ impl Snapshot {
     #[must_use]
     pub fn take(tools: &Path) -> Self {
         let mut lines = BTreeSet::new();
-        for folder in FOLDERS {
-            for name in names(Path::new(folder)) {
-                lines.insert(format!("file {folder}/{name}"));
+        let home = std::env::var_os("HOME").unwrap_or_default();
+        let of_clients = Path::new(&home).join(".kube/cache/discovery"); // a folder a cluster
+        for folder in FOLDERS.map(Path::new).into_iter().chain([of_clients.as_path()]) {
+            for name in names(folder) {
+                lines.insert(format!("file {}/{name}", folder.display()));
             }
         }
         for file in FILES {

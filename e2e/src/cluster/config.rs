@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::layout;
 use crate::toolchain::Toolchain;
+use crate::{layout, shell};
 
 /// The one node.
 pub const NODE: &str = "node1";
@@ -139,6 +140,16 @@ impl State {
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.0.join("kubeconfig")
+    }
+
+    /// A client of the cluster, kubectl or helm, that leaves nothing in its caller's home.
+    pub(crate) fn client(&self, program: PathBuf) -> Command {
+        let mut command = shell::command(program, ["--kubeconfig"]);
+        command.arg(self.kubeconfig());
+        for folder in ["KUBECACHEDIR", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(folder, self.0.join("tmp").join(folder.to_lowercase()));
+        }
+        command
     }
 
     /// A component's kubeconfig, inside.

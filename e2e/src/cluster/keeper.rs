@@ -304,9 +304,8 @@ impl Keeper<'_> {
 
     fn kubectl(&self, arguments: &[&str]) -> Option<String> {
         let program = self.config.toolchain.program("kubectl").ok()?;
-        let mut command = shell::command(program, ["--request-timeout=5s", "--kubeconfig"]);
-        command.arg(self.state.kubeconfig()).args(arguments);
-        shell::output(&mut command).ok()
+        let mut command = self.state.client(program);
+        shell::output(command.arg("--request-timeout=5s").args(arguments)).ok()
     }
 
     fn end_of_log(&self, component: &str) -> String {
