@@ -17,6 +17,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 export VGPU_SKIP_LOG=$logs/skipped
 : >"$VGPU_SKIP_LOG"
+: >"$logs/ignored"
 passed=0 failed=0 skipped=0
 failures=()
 
@@ -79,7 +80,7 @@ for name in "${stages[@]}"; do
 done
 
 echo
-sort -u "$VGPU_SKIP_LOG" "$logs/ignored" 2>/dev/null | sed 's/^/skipped: /'
+sort -u "$VGPU_SKIP_LOG" "$logs/ignored" | sed 's/^/skipped: /'
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]
