@@ -2,7 +2,8 @@
 //! socket, beside the running plugin, against real claims.
 //!
 //! ```text
-//!  make N claims, allocate them by status writes ─► rounds of {Prepare, Unprepare} for 1 claim
+//!  make N claims, allocate them by status writes ─► rounds of one GET of a claim, what a Prepare cannot do without
+//!                                                ─► rounds of {Prepare, Unprepare} for 1 claim
 //!                                                ─► rounds of {Prepare, Unprepare} for all N in one call
 //!  ─► p50 and p99 of each, and the plugin's RSS before and after ─► the claims are deleted
 //! ```
@@ -47,7 +48,7 @@ async fn main() -> Result<()> {
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
     let made = make_claims(&client, &claims, &flags).await;
     let result = match &made {
-        Ok(made) => measure(&flags, made).await,
+        Ok(made) => measure(&flags, &claims, made).await,
         Err(error) => Err(anyhow::anyhow!("{error:#}")),
     };
     for index in 0..flags.claims {
@@ -127,11 +128,18 @@ async fn release(claims: &Api<ResourceClaim>, name: &str) {
     let _ = claims.delete(name, &DeleteParams::default()).await;
 }
 
-async fn measure(flags: &Flags, claims: &[Claim]) -> Result<()> {
+async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<()> {
     let endpoint = Endpoint::try_from(format!("unix://{}", flags.socket.display()))?;
     let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
     let pid = plugin_pid()?;
     println!("plugin_rss_before KiB {}", rss(pid)?);
+    let mut gets = Vec::new();
+    for _ in 0..flags.rounds {
+        let start = Instant::now();
+        api.get(&claims[0].name).await?;
+        gets.push(start.elapsed().as_micros());
+    }
+    print("get_1", gets);
     rounds(&mut plugin, "1", &claims[..1], flags.rounds).await?;
     println!("plugin_rss_after_{}_rounds KiB {}", flags.rounds, rss(pid)?);
     rounds(
@@ -173,13 +181,16 @@ async fn rounds(plugin: &mut DraPluginClient<Channel>, what: &str, claims: &[Cla
             ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
         }
     }
-    for (verb, mut times) in [("prepare", prepare), ("unprepare", unprepare)] {
-        times.sort_unstable();
-        for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
-            println!("{verb}_{what}_{quantile} us {}", times[at]);
-        }
-    }
+    print(&format!("prepare_{what}"), prepare);
+    print(&format!("unprepare_{what}"), unprepare);
     Ok(())
+}
+
+fn print(what: &str, mut times: Vec<u128>) {
+    times.sort_unstable();
+    for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
+        println!("{what}_{quantile} us {}", times[at]);
+    }
 }
 
 /// The one process called vgpu-kubelet-plugin in this PID namespace.

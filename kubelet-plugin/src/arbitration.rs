@@ -1,10 +1,10 @@
 //! Arbitration directories: one a GPU, one page a share, in which shares tell each other their
 //! demand.
 //!
-//! Their folder is root's alone, as that of claims is. A tmpfs that is exactly full: 64 files of one page and no room for more, so that a tenant can
-//! write its own page and grow nothing. If it cuts its file and another takes the page, only those
-//! two lose; the next Prepare brings every file back to one page. Which share owns which slot is in
-//! the checkpoint.
+//! Their folder is root's alone, as that of claims is. Each is a tmpfs that is exactly full: 64 files
+//! of one page and no room for more, so that a tenant can write its own page and grow nothing. If it
+//! cuts its file and another takes the page, only those two lose; the next Prepare brings every file
+//! back to one page. Which share owns which slot is in the checkpoint.
 
 use crate::files;
 use crate::tmpfs::{self, Size};

@@ -2,7 +2,7 @@
 
 use crate::api::{Claims, Events};
 use crate::metrics::Metrics;
-use crate::server::SharedNode;
+use crate::node::SharedNode;
 use crate::share::ClaimId;
 use crate::stale::{Gone, Look};
 use k8s_openapi::api::core::v1::ObjectReference;

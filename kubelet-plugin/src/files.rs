@@ -6,8 +6,10 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Replaces `path` by `bytes` in one step that survives a crash of the machine. `.new` is appended
-/// to the temporary file's name, so that a later call replaces what a crash left.
+/// Replaces `path` by `bytes` in one step: after a crash of the machine it is the old file or the
+/// new one. Which of them is not worth a wait for the folder: no container has survived either, and
+/// kubelet prepares again what it starts again. `.new` is appended to the temporary file's name, so
+/// that a later call replaces what a crash left.
 ///
 /// # Errors
 /// The first step that fails.
@@ -24,8 +26,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     // Not by the open: the umask would have its say.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.sync_all()?;
-    std::fs::rename(temporary, path)?;
-    sync_folder_of(path)
+    std::fs::rename(temporary, path)
 }
 
 /// Makes a folder that root alone can enter, whoever made it before. What lies in it reaches
@@ -40,14 +41,6 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
         std::fs::set_permissions(path, private)?;
     }
     Ok(())
-}
-
-/// Makes the entry of `path` in its folder durable.
-///
-/// # Errors
-/// The folder cannot be opened or synced.
-pub fn sync_folder_of(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 /// At most `limit + 1` bytes of a file that a tenant may have had its hands on: no link is

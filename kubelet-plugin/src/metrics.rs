@@ -1,6 +1,6 @@
 //! Figures for Prometheus. What shares use is read when it is asked for, see `usage`.
 
-use crate::server::SharedNode;
+use crate::node::SharedNode;
 use crate::usage::Usage;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;

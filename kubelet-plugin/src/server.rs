@@ -12,12 +12,12 @@
 
 use crate::api::Claims;
 use crate::metrics::Metrics;
-use crate::node::{Node, Prepared};
+use crate::node::{Prepared, SharedNode};
 use crate::share::ClaimId;
 use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
@@ -26,10 +26,6 @@ use vgpu_proto::dra::{v1, v1beta1};
 const CONCURRENT_GETS: usize = 8;
 /// For reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The node's state, shared by everything that looks at it.
-#[derive(Clone)]
-pub struct SharedNode(Arc<Mutex<Node>>);
 
 /// Prepares and unprepares for kubelet.
 pub struct Driver<C> {
@@ -51,29 +47,6 @@ struct Reading {
 struct Ticket<'a> {
     number: u64,
     reading: &'a Mutex<Reading>,
-}
-
-// === impl SharedNode ===
-
-impl SharedNode {
-    #[must_use]
-    pub fn new(node: Node) -> Self {
-        Self(Arc::new(Mutex::new(node)))
-    }
-
-    /// The state machine, for one turn without waiting.
-    pub fn lock(&self) -> MutexGuard<'_, Node> {
-        match self.0.lock() {
-            Ok(node) => node,
-            Err(poisoned) => {
-                // A turn ended in a panic; what is on disk is the truth.
-                self.0.clear_poison();
-                let mut node = poisoned.into_inner();
-                node.forget();
-                node
-            }
-        }
-    }
 }
 
 // === impl Driver ===

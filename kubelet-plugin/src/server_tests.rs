@@ -12,6 +12,7 @@ use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
 use crate::stale::{Gone, PATIENCE};
 use k8s_openapi::api::core::v1::ObjectReference;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tonic::transport::{Channel, Endpoint};

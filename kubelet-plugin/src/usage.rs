@@ -3,7 +3,7 @@
 //! A ledger is its tenant's to write: reads are bounded, numbers are what they are, and a ledger
 //! that says nothing is counted as damaged instead of being left out in silence.
 
-use crate::server::SharedNode;
+use crate::node::SharedNode;
 use crate::share::Role;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};

@@ -17,8 +17,10 @@
 
 mod recover;
 pub mod room;
+mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
+mod turn;
 
 use crate::arbitration::{self, Arbitration};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Stamp, Store};
@@ -33,12 +35,13 @@ use crate::share::{ClaimId, Role, Share};
 use crate::steps::{Steps, Stopped};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use room::Full;
-use rustix::fs::FlockOperation;
+pub use shared::SharedNode;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use turn::{Locked, Turn};
 use vgpu_abi::limits::is_share_name;
 
 /// One device as kubelet is told of it.
@@ -139,38 +142,28 @@ impl Node {
 
     /// Prepares claims that were just read from the API server, each for itself.
     pub fn prepare(&mut self, batch: &[(ClaimId, ResourceClaim)]) -> Vec<Result<Vec<Prepared>, Error>> {
-        let _locked = match self.enter() {
-            Ok(locked) => locked,
+        let mut turn = match self.enter() {
+            Ok(turn) => turn,
             Err(error) => return all_fail(batch.len(), error),
         };
-        let mut dirty = false;
-        let mut answers: Vec<_> = batch
+        let answers = batch
             .iter()
-            .map(|(id, claim)| self.prepare_one(id, claim, &mut dirty))
+            .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
-        if dirty && let Err(error) = self.save() {
-            self.stamp = None;
-            fail_rest(&mut answers, error);
-        }
-        answers
+        self.leave(&turn, answers)
     }
 
     /// Unprepares claims, each for itself; one that was never prepared is done at once.
     pub fn unprepare(&mut self, uids: &[&str]) -> Vec<Result<(), Error>> {
-        let _locked = match self.enter() {
-            Ok(locked) => locked,
+        let mut turn = match self.enter() {
+            Ok(turn) => turn,
             Err(error) => return all_fail(uids.len(), error),
         };
-        let mut dirty = false;
-        let mut answers: Vec<_> = uids.iter().map(|uid| self.remove(uid, &mut dirty)).collect();
-        if dirty && let Err(error) = self.save() {
-            self.stamp = None;
-            fail_rest(&mut answers, error);
-        }
-        answers
+        let answers = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
+        self.leave(&turn, answers)
     }
 
-    fn prepare_one(&mut self, id: &ClaimId, claim: &ResourceClaim, dirty: &mut bool) -> Result<Vec<Prepared>, Error> {
+    fn prepare_one(&mut self, id: &ClaimId, claim: &ResourceClaim, turn: &mut Turn) -> Result<Vec<Prepared>, Error> {
         check_uid(&id.uid)?;
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let shares = claim::shares(claim, &self.config.pool(), inventory)?;
@@ -183,21 +176,21 @@ impl Node {
                         held.share = share.clone();
                     }
                     (entry.namespace, entry.name) = (id.namespace.clone(), id.name.clone());
-                    *dirty = true;
+                    turn.dirty = true;
                 }
                 let library = entry.library.clone();
-                self.materialize(&id.uid, &mut entry, false)?;
+                self.materialize(&id.uid, &mut entry, false, turn)?;
                 // Bound anew, and the next start must not remove what it is bound to.
-                *dirty |= entry.library != library;
+                turn.dirty |= entry.library != library;
                 let answer = self.answer(&id.uid, &shares);
                 self.checkpoint.claims.insert(id.uid.clone(), entry);
                 return Ok(answer);
             }
             // The pod was force-deleted and another one got the claim: what it held before is gone.
-            self.remove(&id.uid, dirty)?;
+            self.remove(&id.uid, turn)?;
         }
         let mut entry = self.admit(id, &shares)?;
-        if let Err(error) = self.materialize(&id.uid, &mut entry, true) {
+        if let Err(error) = self.materialize(&id.uid, &mut entry, true, turn) {
             if !stopped(&error) {
                 // Best effort: kubelet unprepares a claim whose Prepare failed, too.
                 let _ = self.remove_files(&id.uid);
@@ -206,7 +199,7 @@ impl Node {
         }
         let answer = self.answer(&id.uid, &shares);
         self.checkpoint.claims.insert(id.uid.clone(), entry);
-        *dirty = true;
+        turn.dirty = true;
         Ok(answer)
     }
 
@@ -244,9 +237,9 @@ impl Node {
     }
 
     /// Makes what is missing of a claim on the machine. `new`: its slots may hold others' demand.
-    fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool) -> Result<(), Error> {
+    fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
-        let driver = self.root.read()?;
+        let driver = turn.driver(&self.root)?;
         let bound = self.library.bound(&entry.library).to_owned();
         if bound != entry.library {
             tracing::warn!(
@@ -274,7 +267,7 @@ impl Node {
             claim_dir: &claim_dir,
             gpus_dir: &self.config.gpus_dir,
             library: &library,
-            driver: &driver,
+            driver,
         };
         let spec = edits::spec(&node, uid, &placed);
 
@@ -282,7 +275,7 @@ impl Node {
             .ensure(uid, entry, self.config.context_reserve, self.steps.as_mut())?;
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
-            self.arbitration.ensure(&held.share.gpu)?;
+            turn.arbitration(&self.arbitration, &held.share.gpu)?;
             if new {
                 self.arbitration.clear(&held.share.gpu, slot)?;
             }
@@ -308,11 +301,11 @@ impl Node {
         shares.iter().map(device).collect()
     }
 
-    fn remove(&mut self, uid: &str, dirty: &mut bool) -> Result<(), Error> {
+    fn remove(&mut self, uid: &str, turn: &mut Turn) -> Result<(), Error> {
         check_uid(uid)?;
         self.remove_files(uid)?;
         if self.checkpoint.claims.remove(uid).is_some() {
-            *dirty = true;
+            turn.dirty = true;
         }
         Ok(())
     }
@@ -346,9 +339,9 @@ impl Node {
     }
 
     /// Takes the lock, and reads the checkpoint again if another instance wrote it.
-    fn enter(&mut self) -> Result<Locked, Error> {
+    fn enter(&mut self) -> Result<Turn, Error> {
         let lock = self.lock.try_clone().and_then(Locked::take);
-        let locked = lock.map_err(|source| self.checkpoint_error(source))?;
+        let turn = Turn::new(lock.map_err(|source| self.checkpoint_error(source))?);
         if self.stamp.is_none() || self.stamp != self.store.stamp() {
             match self.store.load() {
                 Ok(Some(loaded)) => self.checkpoint = loaded,
@@ -358,7 +351,18 @@ impl Node {
             }
             self.stamp = self.store.stamp();
         }
-        Ok(locked)
+        Ok(turn)
+    }
+
+    /// Saves what the turn changed; what cannot be saved was not done.
+    fn leave<T>(&mut self, turn: &Turn, mut answers: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
+        if turn.dirty
+            && let Err(error) = self.save()
+        {
+            self.stamp = None;
+            fail_rest(&mut answers, error);
+        }
+        answers
     }
 
     fn checkpoint_error(&self, source: io::Error) -> Error {
@@ -366,23 +370,6 @@ impl Node {
             path: self.store.path().to_path_buf(),
             source,
         }
-    }
-}
-
-/// The lock file, held until dropped.
-struct Locked(File);
-
-impl Locked {
-    fn take(file: File) -> io::Result<Self> {
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        Ok(Self(file))
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // Fails only for a file that is none; the process's end unlocks too.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 

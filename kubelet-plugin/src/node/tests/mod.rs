@@ -1,0 +1,138 @@
+//! The state machine on real folders, and on real mounts where the tests run as root: what its tests share.
+
+mod calls;
+mod crash;
+mod rebuild;
+
+use super::*;
+use crate::config::Flags;
+use crate::inventory::tests::gpu;
+use crate::library::tests::release;
+use crate::steps::{Always, StopAfter};
+use clap::Parser as _;
+use serde_json::json;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A node's folders, which outlive the plugins that run on them.
+pub(crate) struct Rig {
+    pub(crate) dir: TempDir,
+    tmpfs: bool,
+}
+
+impl Rig {
+    pub(crate) fn new(tmpfs: bool) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        release(&dir.path().join("image"), "one");
+        std::fs::create_dir(dir.path().join("driver")).expect("a folder");
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            std::fs::write(dir.path().join("driver").join(name), "").expect("written");
+        }
+        Self { dir, tmpfs }
+    }
+
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let mut arguments = vec![
+            "p".to_owned(),
+            "--node-name=n1".into(),
+            format!("--ledger-tmpfs={}", self.tmpfs),
+        ];
+        for (flag, folder) in [
+            ("driver-root", "driver"),
+            ("library-dir", "image"),
+            ("library-store", "store"),
+            ("kubelet-root", "kubelet"),
+            ("cdi-dir", "cdi"),
+            ("run-dir", "run"),
+        ] {
+            arguments.push(format!("--{flag}={}", self.path(folder).display()));
+        }
+        let flags = Flags::try_parse_from(arguments).expect("flags");
+        let mut config = flags.validate().expect("a config");
+        // As by --soft-gpu-state, without this process's environment.
+        config.soft_gpu_state = Some(self.path("soft"));
+        config
+    }
+
+    pub(crate) fn open_with(&self, steps: Box<dyn Steps>) -> Result<Node, Error> {
+        let config = self.config();
+        let library = Library::install(&config.library_dir, &config.library_store).expect("a library");
+        let mut node = Node::open(config, library, steps)?;
+        node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
+        Ok(node)
+    }
+
+    pub(crate) fn open(&self) -> Node {
+        self.open_with(Box::new(Always)).expect("a node")
+    }
+
+    fn checkpoint(&self) -> Checkpoint {
+        let store = Store::new(self.config().checkpoint);
+        store.load().expect("a checkpoint").unwrap_or_default()
+    }
+
+    /// Files of claims on the machine, entries included.
+    fn leftovers(&self) -> Vec<String> {
+        let list = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let names = list(self.path("run/claims")).chain(list(self.path("cdi")));
+        let files = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        files.chain(self.checkpoint().claims.into_keys()).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for uid in std::fs::read_dir(self.path("run/claims"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            for share in std::fs::read_dir(uid.path()).into_iter().flatten().flatten() {
+                let _ = crate::tmpfs::remove(&share.path());
+            }
+        }
+        for gpu in std::fs::read_dir(self.path("run/gpus")).into_iter().flatten().flatten() {
+            let _ = crate::tmpfs::remove(&gpu.path());
+        }
+    }
+}
+
+pub(crate) fn id(uid: &str) -> ClaimId {
+    ClaimId {
+        namespace: "d".into(),
+        name: format!("claim-{uid}"),
+        uid: uid.into(),
+    }
+}
+
+/// A claim with a share of GPU 0 for each (shareID, GiB, cores).
+pub(crate) fn claim(uid: &str, shares: &[(&str, u64, u32)]) -> (ClaimId, ResourceClaim) {
+    let result = |(share, memory, cores): &(&str, u64, u32)| {
+        json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu", "device": "gpu-3f8a1c20", "shareID": share,
+               "consumedCapacity": {"memory": format!("{memory}Gi"), "cores": cores.to_string(), "shares": "1"}})
+    };
+    let results: Vec<_> = shares.iter().map(result).collect();
+    let claim = json!({"metadata": {"name": format!("claim-{uid}"), "namespace": "d", "uid": uid}, "spec": {},
+        "status": {"allocation": {"devices": {"results": results}}}});
+    (id(uid), serde_json::from_value(claim).expect("a claim"))
+}
+
+fn prepare(node: &mut Node, claim: (ClaimId, ResourceClaim)) -> Result<Vec<Prepared>, Error> {
+    node.prepare(&[claim]).remove(0)
+}
+
+fn unprepare(node: &mut Node, uid: &str) -> Result<(), Error> {
+    node.unprepare(&[uid]).remove(0)
+}
+
+/// Folders always; mounts too where that is possible.
+fn on_each_file_system(check: &str, test: impl Fn(&Rig)) {
+    test(&Rig::new(false));
+    if crate::tmpfs::tests::can_mount(check) {
+        test(&Rig::new(true));
+    }
+}
