@@ -2,9 +2,9 @@
 //! socket, beside the running plugin, against real claims.
 //!
 //! ```text
-//!  make N claims, allocate them by status writes ─► rounds of one GET of a claim, what a Prepare cannot do without
-//!                                                ─► rounds of {Prepare, Unprepare} for 1 claim
+//!  make N claims, allocate them by status writes ─► rounds of {Prepare, Unprepare} for 1 claim
 //!                                                ─► rounds of {Prepare, Unprepare} for all N in one call
+//!                                                   (before each: the same claims only read, by GET)
 //!  ─► p50 and p99 of each, and the plugin's RSS before and after ─► the claims are deleted
 //! ```
 //!
@@ -15,12 +15,14 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 use tonic::transport::{Channel, Endpoint};
+use vgpu_kubelet_plugin::server::CONCURRENT_GETS;
 use vgpu_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use vgpu_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 
@@ -133,15 +135,10 @@ async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> R
     let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
     let pid = plugin_pid()?;
     println!("plugin_rss_before KiB {}", rss(pid)?);
-    let mut gets = Vec::new();
-    for _ in 0..flags.rounds {
-        let start = Instant::now();
-        api.get(&claims[0].name).await?;
-        gets.push(start.elapsed().as_micros());
-    }
-    print("get_1", gets);
+    floor(api, &claims[..1], flags.rounds).await?;
     rounds(&mut plugin, "1", &claims[..1], flags.rounds).await?;
     println!("plugin_rss_after_{}_rounds KiB {}", flags.rounds, rss(pid)?);
+    floor(api, claims, flags.rounds.div_ceil(10)).await?;
     rounds(
         &mut plugin,
         &claims.len().to_string(),
@@ -150,6 +147,25 @@ async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> R
     )
     .await?;
     println!("plugin_rss_after_all KiB {}", rss(pid)?);
+    Ok(())
+}
+
+/// What a Prepare cannot do without: a read of each claim, as many at a time as the plugin has.
+async fn floor(api: &Api<ResourceClaim>, claims: &[Claim], rounds: usize) -> Result<()> {
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let gets = claims.iter().map(|claim| api.get(&claim.name));
+        let read: Vec<_> = futures::stream::iter(gets)
+            .buffer_unordered(CONCURRENT_GETS)
+            .collect()
+            .await;
+        times.push(start.elapsed().as_micros());
+        for claim in read {
+            claim?;
+        }
+    }
+    print(&format!("get_{}", claims.len()), times);
     Ok(())
 }
 

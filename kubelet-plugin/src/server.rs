@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
 
 /// Requests to the API server at a time: each may take a connection, and a connection a handshake.
-const CONCURRENT_GETS: usize = 8;
+pub const CONCURRENT_GETS: usize = 8;
 /// For reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
