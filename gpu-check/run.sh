@@ -11,6 +11,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null;
   echo "gpu-check: $python is missing or older than 3.8: name another with PYTHON" >&2
   exit 2
 fi
+case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/check.py" --help ;; esac
 # First of all whether there is a GPU: nobody waits for a build to learn that there is none.
 "$python" "$here/check.py" "$@" --look
 if [ ! -e "$VGPU_DIST/vgpu" ]; then

@@ -35,7 +35,7 @@ class Bench:
         if side == "limited" and ended.note and not ended.hung:
             # Nothing is to be learned about limits from what does not work without them either.
             bare = converse(*self.sides.bare(command, **variables), self.patience())
-            if bare.note:
+            if bare.note and not bare.hung:
                 ended.note, ended.skip = "", "does not work without a share either: " + bare.note
         return ended
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from .probes.talk import MARK
+from .probes.talk import MARK, end_with_parent
 
 # From a probe's end to its `vgpu run`'s.
 LEAVE = 10
@@ -29,7 +29,10 @@ class Child:
         self.buffer = b""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         try:
-            self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+            # This program has one thread, so that its child may run Python before it becomes another program.
+            self.process = subprocess.Popen(
+                command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes
+            )
         except OSError:
             self.errors.close()
             raise

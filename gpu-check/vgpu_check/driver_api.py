@@ -6,7 +6,7 @@ from .rows import FAILED, OK, SKIPPED, TOLD, Row, cost, filled, freed, seen
 
 COSTS = ("contexts", "green", "small", "pieces", "shapes", "host", "virtual", "pools", "graphs", "modules", "hidden")
 # What only the silicon answers: the software GPU keeps no code, and its kernels have no memory of their own.
-SILICON = ("green", "hidden", "cuModuleLoadData")
+SILICON = ("hidden", "cuModuleLoadData")
 PATHS = (
     "cuMemAlloc",
     "cuMemAllocPitch",

@@ -1,6 +1,7 @@
 """From flags to exit status: 0 all held, 1 something failed, 2 there is nothing to check here."""
 
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -13,6 +14,7 @@ from .truth import WAYS, NoTruth, Watcher
 
 def main():
     flags = options.parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and so through every `finally`
     state = tempfile.mkdtemp(prefix="gpu-check-") if flags.soft_gpu else None
     try:
         return check(flags, state)

@@ -19,8 +19,8 @@ def parser():
     flags.add_argument("--only", metavar="GROUP,...", help="of " + ", ".join(GROUPS))
     flags.add_argument("--json", metavar="FILE", help="the rows as JSON too")
     flags.add_argument("--markdown", metavar="FILE", help="the rows as a Markdown table too")
-    flags.add_argument("--patience", type=float, default=60, metavar="S", help="how long a probe may be silent (60)")
-    flags.add_argument("--time", type=float, metavar="S", help="how long all of it may take (450; with --quick 165)")
+    flags.add_argument("--patience", type=float, default=90, metavar="S", help="how long a probe may be silent (90)")
+    flags.add_argument("--time", type=float, metavar="S", help="how long all of it may take (470; with --quick 175)")
     flags.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     return flags
 
@@ -36,7 +36,7 @@ def parse(arguments=None):
     if options.memory is not None and options.memory < 64:
         flags.error("--memory {}: less than the least share, 64 MiB".format(options.memory))
     if options.time is None:
-        options.time = 165 if options.quick else 450
+        options.time = 175 if options.quick else 470
     root = pathlib.Path(__file__).resolve().parent.parent
     options.probe = str(root / "probe.py")
     options.dist = pathlib.Path(os.environ.get("VGPU_DIST") or root.parent / "dist").resolve()

@@ -9,12 +9,12 @@ SIDES = ("bare", "limited")
 
 
 def run(bench):
-    rounds, samples = (3, 60) if bench.options.quick else (5, 200)
+    rounds, samples = (2, 60) if bench.options.quick else (5, 200)
     compare(bench, "calls of the driver API", rounds, "calls", samples)
     if bench.sides.soft:
         bench.add(Row("overhead", "PyTorch", SKIPPED, "CUDA's runtime library does not run on the software GPU"))
     else:
-        compare(bench, "PyTorch", 2 if bench.options.quick else 3, "torch_step", 5 if bench.options.quick else 10)
+        compare(bench, "PyTorch", 1 if bench.options.quick else 3, "torch_step", 10)
 
 
 def compare(bench, name, rounds, *probe):

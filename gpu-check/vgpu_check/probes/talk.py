@@ -50,6 +50,6 @@ def run(probe):
 
 
 def end_with_parent():
-    """No probe survives a check that was killed."""
+    """No child survives a check that was killed: a `vgpu run` ends with the check, its probe with it."""
     death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
