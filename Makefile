@@ -30,7 +30,7 @@ bench: dist ## the figures of docs/benchmarks.md, measured on this machine
 
 # dist/ is no prerequisite: it may come from another machine, and is built only where there is none.
 gpu-check: ## limits, coverage and cost on this machine's NVIDIA GPU; SOFT=1 takes the software GPU, ARGS="--quick --json F"
-	@gpu-check/run.sh $(if $(SOFT),--soft-gpu) $(ARGS)
+	@gpu-check/run.sh $(if $(filter-out 0,$(SOFT)),--soft-gpu) $(ARGS)
 
 clean: ## remove what was built (the cache outside the clone stays)
 	@build/clean.sh

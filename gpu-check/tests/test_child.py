@@ -24,8 +24,8 @@ class Children(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 60)
 
     def test_its_children_end_with_it(self):
-        sleeper = "import subprocess; child = subprocess.Popen(['sleep', '600']); say('{\"kind\": \"x\", \"pid\": %d}' % child.pid); "
-        ended = run(sleeper + "time.sleep(600)", 2)
+        sleeper = "import subprocess; child = subprocess.Popen(['sleep', '600']); "
+        ended = run(sleeper + "say('{\"kind\": \"x\", \"pid\": %d}' % child.pid); time.sleep(600)", 2)
         pid = ended.of("x")[0]["pid"]
         for _ in range(200):
             if not os.path.exists("/proc/{}/exe".format(pid)):
@@ -45,8 +45,9 @@ class Children(unittest.TestCase):
 
     def test_other_lines_are_not_messages_and_steps_wait(self):
         steps = []
-        code = "print('hello'); say('[1]'); say('{'); say('{\"kind\": \"step\", \"name\": \"a\"}'); sys.stdin.readline(); say('{\"kind\": \"end\"}')"
-        ended = run(code, at_step=lambda message: steps.append(message["name"]))
+        noise = "print('hello'); say('[1]'); say('{'); "
+        step = "say('{\"kind\": \"step\", \"name\": \"a\"}'); sys.stdin.readline(); "
+        ended = run(noise + step + "say('{\"kind\": \"end\"}')", at_step=lambda message: steps.append(message["name"]))
         self.assertEqual((ended.note, steps), ("", ["a"]))
 
     def test_a_skip_is_no_failure(self):

@@ -57,6 +57,12 @@ class Held(unittest.TestCase):
             self.assertEqual(row.outcome, outcome)
         self.assertIn("tolerance is 500 MiB", row.note)
 
+    def test_a_truth_that_misses_what_is_there_is_none(self):
+        row = filled(exact=True)
+        row.figures["truth"] = 0
+        rows.judge([context(0), row], LIMIT)
+        self.assertIn("it is no measure here", row.note)
+
 
 class Costs(unittest.TestCase):
     def test_a_step_is_told_relative_to_its_base(self):
@@ -89,7 +95,8 @@ class Report(unittest.TestCase):
     def test_table_markdown_and_counts_tell_the_same(self):
         found = [context(518 * MIB), rows.overhead("a call", 1000.0, 1060.0), filled(got=LIMIT + 2 * MIB, code=0)]
         text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
-        for part in ("tolerance of `Enforced`: 518 MiB (the first context)", "2 ok, 1 failed, 0 skipped", "FAILED: 4098 MiB"):
+        tolerance = "tolerance of `Enforced`: 518 MiB (the first context)"
+        for part in (tolerance, "2 ok, 1 failed, 0 skipped", "FAILED: 4098 MiB"):
             self.assertIn(part, text)
             self.assertIn(part, marked)
         self.assertRegex(text, r"a call +1\.00 +1\.06 +\+0\.06 +1\.060")

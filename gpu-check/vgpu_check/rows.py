@@ -87,7 +87,7 @@ def tolerance(rows):
 def filled(row, message, limit, exact=False):
     """What a path got until it was refused. `exact`: all of the share is to be had by it."""
     got, before = message["got"], message["before"]
-    row.figures.update(got=got, charged=message["charged"])
+    row.figures.update(got=got, charged=message["charged"], exact=exact)
     if got > limit:
         row.fail("{} MiB were allocated under a limit of {} MiB".format(mib(got), mib(limit)))
     elif message["code"] != OUT_OF_MEMORY:
@@ -118,6 +118,9 @@ def judge(rows, limit):
         if truth is not None and truth > most:
             over = mib(truth - limit)
             row.fail("the GPU holds {} MiB more than the limit; the tolerance is {} MiB".format(over, mib(measured[0])))
+        # A truth that misses what is certainly there would let every other row pass.
+        if truth is not None and row.figures.get("exact") and truth + rounding(limit) < row.figures["got"]:
+            row.fail("NVML shows only {} MiB of it: it is no measure here".format(mib(truth)))
 
 
 # === overhead ===
