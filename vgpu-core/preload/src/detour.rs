@@ -1,4 +1,4 @@
-//! The four exports. Each asks for a plan, puts the planned argument in place of its own, and jumps.
+//! The four exports and the constructor. Each export asks for a plan, puts the planned argument in place of its own, and jumps.
 //!
 //! A jump, because a call would put our address where the loader looks for its caller's. What the plan
 //! needs of the stack is gone again by then.
@@ -7,6 +7,7 @@
 use core::{arch::naked_asm, ffi::c_int};
 
 use crate::{
+    bound,
     loader::{Function, LinkMap},
     name::{self, Text},
     shim,
@@ -25,6 +26,11 @@ const RTLD_NOLOAD: c_int = 4;
 /// RTLD_DEFAULT and RTLD_NEXT, which mean the caller's place in the order of objects.
 const PSEUDO_HANDLES: [usize; 2] = [0, usize::MAX];
 
+/// Answers with what it is given in the handle's place.
+extern "C" fn given(answer: usize) -> usize {
+    answer
+}
+
 /// Stands in where no real function exists: all four answer null when they fail.
 extern "C" fn absent() -> usize {
     0
@@ -33,6 +39,11 @@ extern "C" fn absent() -> usize {
 fn real(function: Function) -> usize {
     function.find().unwrap_or(absent as *const () as usize)
 }
+
+/// Runs when the start-up objects are bound, before the program.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = bound::redirect_at_start;
 
 /// void *dlopen(const char *file, int mode)
 #[unsafe(naked)]
@@ -111,6 +122,7 @@ unsafe extern "C" fn dlvsym() {
 }
 
 extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
+    bound::redirect_new();
     Plan {
         function: real(Function::Open),
         argument: path_for(file, mode, caller),
@@ -118,6 +130,7 @@ extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
 }
 
 extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize) -> Plan {
+    bound::redirect_new();
     Plan {
         function: real(Function::OpenInNamespace),
         argument: path_for(file, mode, caller),
@@ -125,6 +138,13 @@ extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize
 }
 
 extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan {
+    look_again(handle);
+    if let Some(own) = own_for(handle, name) {
+        return Plan {
+            function: given as *const () as usize,
+            argument: own,
+        };
+    }
     Plan {
         function: real(Function::Symbol),
         argument: shim_for(handle, name, caller).unwrap_or(handle),
@@ -134,20 +154,62 @@ extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan
 /// The shim has no versions. So where the driver has what is asked for, its name alone is looked up there.
 extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *const u8, caller: usize) -> Plan {
     type Look = unsafe extern "C" fn(usize, *const u8, *const u8) -> usize;
+    look_again(handle);
     let function = real(Function::VersionedSymbol);
-    if let Some(shim) = shim_for(handle, name, caller) {
+    let plan = own_for(handle, name)
+        .map(|own| (given as *const () as usize, own))
+        .or_else(|| shim_for(handle, name, caller).map(|shim| (real(Function::Symbol), shim)));
+    if let Some((instead, argument)) = plan {
         // SAFETY: dlvsym has this type, and `absent` takes whatever it gets; the arguments are the caller's.
         let known = unsafe { core::mem::transmute::<usize, Look>(function)(handle, name, version) };
         if known != 0 {
             return Plan {
-                function: real(Function::Symbol),
-                argument: shim,
+                function: instead,
+                argument,
             };
         }
     }
     Plan {
         function,
         argument: handle,
+    }
+}
+
+/// What was loaded may be about to be used. Not for the pseudo handles: allocators and tracers look up there
+/// what is next to themselves, with locks held that must not meet the loader's.
+fn look_again(handle: usize) {
+    if !PSEUDO_HANDLES.contains(&handle) {
+        bound::redirect_new();
+    }
+}
+
+/// Our own function, where the one of that name is looked up to which ours would go on. Not another's: who
+/// stands behind us in the chain and asks for the next must not get the first.
+fn own_for(handle: usize, name: *const u8) -> Option<usize> {
+    // SAFETY: the caller passes a name, as dlsym demands.
+    let name = unsafe { Text::new(name)? };
+    let (function, own) = ours(name)?;
+    if PSEUDO_HANDLES.contains(&handle) {
+        return None;
+    }
+    // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
+    let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
+    (map.object()?.function(name)? == function.find()?).then_some(own)
+}
+
+/// The function of that name that we stand in front of, and ours. No table: each entry would be a relocation.
+fn ours(name: Text) -> Option<(Function, usize)> {
+    let is = |own| name.is(Text::literal(own));
+    if is(c"dlopen") {
+        Some((Function::Open, dlopen as *const () as usize))
+    } else if is(c"dlmopen") {
+        Some((Function::OpenInNamespace, dlmopen as *const () as usize))
+    } else if is(c"dlsym") {
+        Some((Function::Symbol, dlsym as *const () as usize))
+    } else if is(c"dlvsym") {
+        Some((Function::VersionedSymbol, dlvsym as *const () as usize))
+    } else {
+        None
     }
 }
 
@@ -177,7 +239,12 @@ fn shim_for(handle: usize, name: *const u8, caller: usize) -> Option<usize> {
     // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
     let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
     let object = map.object()?;
-    let driver = name::is_driver_library(map.name()?) && object.function(name).is_some();
+    // By its own name too: an image may keep a driver under another file name.
+    let named = [map.name(), object.own_name()]
+        .into_iter()
+        .flatten()
+        .any(name::is_driver_library);
+    let driver = named && object.function(name).is_some();
     if !driver || shim::is_shim(&object) || shim::may_pass(caller) {
         return None;
     }

@@ -1,4 +1,5 @@
-//! A loaded ELF object, as its dynamic section describes it: look-ups of defined symbols.
+//! A loaded ELF object, as its dynamic section describes it: look-ups of defined symbols, and the slots
+//! into which the loader wrote the functions that it imports.
 //!
 //! Only objects that the loader has accepted come here, so their tables are what it uses itself.
 #![allow(unsafe_code)] // Tables are reached through addresses that the loader has written.
@@ -23,14 +24,34 @@ struct Symbol {
     size: u64,
 }
 
-const _: () = assert!(size_of::<Dynamic>() == 16 && size_of::<Symbol>() == 24);
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Relocation {
+    offset: usize,
+    kind: u32,
+    symbol: u32,
+    addend: i64,
+}
+
+const _: () = assert!(size_of::<Dynamic>() == 16 && size_of::<Symbol>() == 24 && size_of::<Relocation>() == 24);
 
 const DT_NULL: i64 = 0;
+const DT_NEEDED: i64 = 1;
+const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_SONAME: i64 = 14;
+const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
+
+/// Relocations by which a function's address comes into a word: in data, in the table of addresses, for a call.
+const R_X86_64_64: u32 = 1;
+const R_X86_64_GLOB_DAT: u32 = 6;
+const R_X86_64_JUMP_SLOT: u32 = 7;
 
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
@@ -38,10 +59,34 @@ const STB_LOCAL: u8 = 0;
 /// In a version index: not the default version of this name.
 const VERSION_HIDDEN: u16 = 0x8000;
 
+/// The entries of a dynamic section.
+///
+/// # Safety
+/// `dynamic` is one, and stays.
+unsafe fn entries(dynamic: *const Dynamic) -> impl Iterator<Item = Dynamic> {
+    let mut next = dynamic;
+    core::iter::from_fn(move || {
+        // SAFETY: a dynamic section ends with DT_NULL, behind which `next` never moves.
+        let entry = unsafe { *next };
+        if entry.tag == DT_NULL {
+            return None;
+        }
+        // SAFETY: not at DT_NULL, so there is one more entry.
+        next = unsafe { next.add(1) };
+        Some(entry)
+    })
+}
+
+/// glibc turns these offsets into addresses in place, other loaders and the vDSO do not.
+fn address(base: usize, value: usize) -> usize {
+    if value < base { base + value } else { value }
+}
+
 /// Base address and tables of an object.
 #[derive(Clone, Copy)]
 pub(crate) struct Object {
     base: usize,
+    dynamic: *const Dynamic,
     strings: *const u8,
     symbols: *const Symbol,
     gnu_hash: *const u32,
@@ -55,17 +100,14 @@ impl Object {
     /// while the value is used.
     pub(crate) unsafe fn new(base: usize, dynamic: usize) -> Option<Self> {
         let (mut strings, mut symbols, mut gnu_hash, mut hash, mut versions) = (0, 0, 0, 0, 0);
-        let mut entry = core::ptr::with_exposed_provenance::<Dynamic>(dynamic);
-        if entry.is_null() {
+        let dynamic = core::ptr::with_exposed_provenance::<Dynamic>(dynamic);
+        if dynamic.is_null() {
             return None;
         }
-        loop {
-            // SAFETY: a dynamic section ends with DT_NULL, at which this loop stops.
-            let Dynamic { tag, value } = unsafe { *entry };
-            // glibc turns these offsets into addresses in place, other loaders and the vDSO do not.
-            let address = if value < base { base + value } else { value };
+        // SAFETY: as promised.
+        for Dynamic { tag, value } in unsafe { entries(dynamic) } {
+            let address = address(base, value);
             match tag {
-                DT_NULL => break,
                 DT_STRTAB => strings = address,
                 DT_SYMTAB => symbols = address,
                 DT_GNU_HASH => gnu_hash = address,
@@ -73,14 +115,13 @@ impl Object {
                 DT_VERSYM => versions = address,
                 _ => (),
             }
-            // SAFETY: not at DT_NULL, so there is one more entry.
-            entry = unsafe { entry.add(1) };
         }
         if strings == 0 || symbols == 0 {
             return None;
         }
         Some(Self {
             base,
+            dynamic,
             strings: core::ptr::with_exposed_provenance(strings),
             symbols: core::ptr::with_exposed_provenance(symbols),
             gnu_hash: core::ptr::with_exposed_provenance(gnu_hash),
@@ -99,6 +140,54 @@ impl Object {
         } else {
             None
         }
+    }
+
+    /// The name that it gives itself.
+    pub(crate) fn own_name(&self) -> Option<Text> {
+        self.words(DT_SONAME).next().and_then(|offset| self.string(offset))
+    }
+
+    /// Whether it is linked with a library whose name is `wanted`.
+    pub(crate) fn needs(&self, wanted: fn(Text) -> bool) -> bool {
+        self.words(DT_NEEDED)
+            .any(|offset| self.string(offset).is_some_and(wanted))
+    }
+
+    /// Shows `visitor` each word that holds, or will hold once it is called, the address of a function that
+    /// others define, and the function's name.
+    pub(crate) fn imports(&self, visitor: &mut dyn FnMut(Text, *mut usize)) {
+        for (table, size) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
+            let (Some(table), Some(size)) = (self.words(table).next(), self.words(size).next()) else {
+                continue;
+            };
+            let table = core::ptr::with_exposed_provenance::<Relocation>(address(self.base, table));
+            for index in 0..size / size_of::<Relocation>() {
+                // SAFETY: the table has `size` bytes; the loader has gone through it.
+                let relocation = unsafe { *table.add(index) };
+                let wanted = matches!(relocation.kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
+                if !wanted || relocation.symbol == 0 || relocation.addend != 0 {
+                    continue;
+                }
+                // SAFETY: a relocation's symbol is one of this object's table.
+                let symbol = unsafe { *self.symbols.add(relocation.symbol as usize) };
+                if let (0, Some(name)) = (symbol.section, self.string(symbol.name as usize)) {
+                    let slot = self.base.wrapping_add(relocation.offset);
+                    visitor(name, core::ptr::with_exposed_provenance_mut(slot));
+                }
+            }
+        }
+    }
+
+    /// The values of `tag`.
+    fn words(&self, tag: i64) -> impl Iterator<Item = usize> + use<> {
+        // SAFETY: by `new`, the dynamic section stays while the value is used.
+        let all = unsafe { entries(self.dynamic) };
+        all.filter(move |entry| entry.tag == tag).map(|entry| entry.value)
+    }
+
+    fn string(&self, offset: usize) -> Option<Text> {
+        // SAFETY: names are offsets into the string table, each ends with a NUL.
+        unsafe { Text::new(self.strings.add(offset)) }
     }
 
     fn in_gnu_hash(&self, name: Text) -> Option<usize> {

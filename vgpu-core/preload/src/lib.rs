@@ -13,8 +13,9 @@
 //! /etc/ld.so.preload (containers) or LD_PRELOAD (`vgpu run` of an ordinary user).
 //!
 //! Every program in the container loads it, so what it costs and what it can break come first:
-//! - no DT_NEEDED, no constructor, no thread-local, no allocation, no lock, no environment, no errno;
-//!   one weak import from the loader, `_r_debug`, from which all else is found when it is needed;
+//! - no DT_NEEDED, no thread-local, no allocation, no lock, no environment, no errno; one weak import
+//!   from the loader, `_r_debug`, from which all else is found when it is needed; one constructor, which
+//!   compares the names of the start-up objects and does nothing where none is a driver's;
 //! - detours end in a jump to the real function with the caller's return address still on the stack.
 //!   The loader reads namespace, RPATH and RTLD_NEXT off that address, so they mean what they meant;
 //! - whatever cannot be resolved goes to the real function as it came.
@@ -26,8 +27,10 @@
 //! | `dlopen`, `dlmopen` of a driver library, by any path or name | the shim |
 //! | the same by the shim, by a driver library, or for a path under /usr/lib/vgpu/driver | as asked |
 //! | `dlsym`, `dlvsym` of a driver function in a driver library that was reached all the same | the shim's |
+//! | libc's own four functions, by `dlsym` or `dlvsym` in its handle | ours |
+//! | calls that the loader bound to a driver, by DT_NEEDED with an RPATH or LD_LIBRARY_PATH | the shim's |
 //! | `RTLD_DEFAULT`, `RTLD_NEXT`, functions that the shim does not know | as asked |
-//! | libc's own `dlopen`, got past us; DT_NEEDED of a driver with an RPATH; a renamed driver | not seen |
+//! | libc's own `dlopen`, found by reading ELF files; static programs; another namespace's libc | not seen |
 //!
 //! The last row is why this is no security boundary: the node compares its own figures with the ledger.
 //!
@@ -36,6 +39,7 @@
 // Loops here stay loops: the compiler may not turn them into calls of a libc that we do not link.
 #![no_builtins]
 
+mod bound;
 mod detour;
 mod elf;
 mod loader;

@@ -44,13 +44,15 @@ struct Debug {
 
 const _: () = assert!(size_of::<LinkMap>() == 40 && size_of::<Debug>() == 40);
 
-/// One of `dl_iterate_phdr`'s reports: the part that every version has.
+/// One of `dl_iterate_phdr`'s reports: the part that every glibc since 2.4 has.
 #[repr(C)]
 pub(crate) struct Report {
     base: usize,
     name: *const u8,
     headers: *const ProgramHeader,
     count: u16,
+    /// How many objects were ever loaded.
+    pub(crate) loaded: u64,
 }
 
 #[repr(C)]
@@ -69,6 +71,8 @@ const _: () = assert!(size_of::<ProgramHeader>() == 56);
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const PT_GNU_RELRO: u32 = 0x6474_e552;
+const PAGE: usize = 4096;
 
 impl LinkMap {
     /// The path by which it was loaded; empty for the program itself.
@@ -99,6 +103,14 @@ impl Report {
         self.headers().any(|header| {
             header.kind == PT_LOAD && address.wrapping_sub(self.base.wrapping_add(header.address)) < header.size
         })
+    }
+
+    /// What the loader made read-only when it had written it: start and length, in whole pages.
+    pub(crate) fn sealed(&self) -> Option<(usize, usize)> {
+        let header = self.headers().find(|header| header.kind == PT_GNU_RELRO)?;
+        let start = self.base.wrapping_add(header.address);
+        let (start, end) = (start & !(PAGE - 1), (start + header.size) & !(PAGE - 1));
+        (start < end).then(|| (start, end - start))
     }
 
     fn headers(&self) -> impl Iterator<Item = &ProgramHeader> {
@@ -188,6 +200,23 @@ fn first_of(debug: &Debug, wanted: impl Fn(&mut bool, &LinkMap) -> bool, name: T
         next = map.next;
     }
     None
+}
+
+/// Whether one of the start-up objects has such a name.
+pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
+    // SAFETY: as in `next_definition`.
+    let Some(debug) = (unsafe { debug().and_then(|debug| debug.as_ref()) }) else {
+        return false;
+    };
+    let mut next = debug.first;
+    // SAFETY: as in `first_of`; no later object comes before the loader's own record.
+    while let Some(map) = unsafe { next.as_ref() } {
+        if map.name().is_some_and(wanted) {
+            return true;
+        }
+        next = map.next;
+    }
+    false
 }
 
 /// In a libdl.so.2 that came after the start, before glibc 2.34.

@@ -88,10 +88,11 @@ pub(crate) fn may_pass(address: usize) -> bool {
         if !report.holds(address) {
             return false;
         }
-        let shim = report.object().is_some_and(|object| is_shim(&object));
-        let driver = report
-            .name()
-            .is_some_and(|path| name::is_private(path) || name::is_driver_library(path));
+        let object = report.object();
+        let shim = object.is_some_and(|object| is_shim(&object));
+        let named =
+            |name: Option<Text>| name.is_some_and(|name| name::is_private(name) || name::is_driver_library(name));
+        let driver = named(report.name()) || named(object.and_then(|object| object.own_name()));
         passes = shim || driver;
         if shim {
             LAST.store(address, Ordering::Relaxed);

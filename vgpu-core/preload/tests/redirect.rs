@@ -123,6 +123,87 @@ fn look_ups_in_a_driver_that_was_reached_past_us() {
     assert_eq!(stage.ask(&["missing", &real, "cuNothing"]), "null named");
 }
 
+/// libc's own four functions, asked for in libc's handle, are ours. What else libc has is its own.
+#[test]
+fn libcs_own_functions_are_ours() {
+    let stage = Stage::new();
+    let ours = artefact().display().to_string();
+    let version = answer(stage.bare("probe").args(["own", "dlsym", "GLIBC_2.34"]));
+    let version = if version == "none none" {
+        "GLIBC_2.2.5"
+    } else {
+        "GLIBC_2.34"
+    };
+    for name in ["dlopen", "dlmopen", "dlsym", "dlvsym"] {
+        assert_eq!(stage.ask(&["own", name, version]), format!("{ours} {ours}"), "{name}");
+        assert_eq!(
+            stage.ask(&["own", name, "GLIBC_9.9"]),
+            "none none",
+            "{name} of another version"
+        );
+    }
+    let libc = stage.ask(&["own", "dlclose", version]);
+    assert!(libc.contains("libc.so") || libc.contains("libdl"), "{libc}");
+}
+
+/// Programs and plugins that are linked with a driver and find it by their RPATH: bound lazily and at once.
+#[test]
+fn calls_that_the_loader_bound_to_a_driver_lead_to_the_shim() {
+    let stage = Stage::new();
+    let rpath = format!("-Wl,-rpath,{}", stage.text("real"));
+    let folder = format!("-L{}", stage.text("real"));
+    let linked = [
+        "-Wl,--no-as-needed",
+        "-Wl,--disable-new-dtags",
+        &rpath,
+        &folder,
+        "-l:libcuda.so.1",
+        "-ldl",
+    ];
+    for binding in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
+        stage.cc("linked.c", "linked", linked.iter().chain(&[binding]));
+        assert_eq!(answer(&mut stage.bare("linked")), "2 2 2", "{binding}: without us");
+        // What the shim does not know stays the driver's.
+        assert_eq!(answer(&mut stage.guarded("linked")), "1 1 2", "{binding}");
+        stage.cc(
+            "linked.c",
+            "lib/linked.so",
+            linked.iter().chain(&[binding, "-shared", "-fPIC"]),
+        );
+        assert_eq!(
+            stage.ask(&["linked", &stage.text("lib/linked.so")]),
+            "1 1 2",
+            "{binding}: a plugin"
+        );
+    }
+}
+
+/// Another library's function of that name stands before the driver's in the order: it stays there.
+#[test]
+fn an_interposer_before_the_driver_keeps_its_place() {
+    let stage = Stage::new();
+    let (rpath, folder) = (
+        format!("-Wl,-rpath,{}", stage.text("real")),
+        format!("-L{}", stage.text("real")),
+    );
+    stage.cc("driver.c", "real/libtracer.so", ["-shared", "-fPIC", "-DWHO=3"]);
+    for binding in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
+        let linked = [
+            "-Wl,--no-as-needed",
+            "-Wl,--disable-new-dtags",
+            &rpath,
+            &folder,
+            binding,
+        ];
+        stage.cc(
+            "linked.c",
+            "linked",
+            linked.iter().chain(&["-l:libtracer.so", "-l:libcuda.so.1", "-ldl"]),
+        );
+        assert_eq!(answer(&mut stage.guarded("linked")), "3 3 2", "{binding}");
+    }
+}
+
 #[test]
 fn threads_open_and_close_at_once() {
     let stage = Stage::new();

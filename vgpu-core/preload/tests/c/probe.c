@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,21 @@ int cuInit = 42;
 static int call(void *handle, const char *name) {
     int (*function)(unsigned) = handle ? (int (*)(unsigned))dlsym(handle, name) : 0;
     return function ? function(0) : -1;
+}
+
+/* A function of libc's own, read off its tables: nobody is asked. */
+static void *own_function(const char *name) {
+    struct link_map *map = dlopen(LIBDL, RTLD_NOW);
+    const ElfW(Sym) *symbol = 0;
+    const char *strings = 0;
+    for (ElfW(Dyn) *entry = map ? map->l_ld : 0; entry && entry->d_tag; entry++) {
+        if (entry->d_tag == DT_SYMTAB) symbol = (void *)entry->d_un.d_ptr;
+        if (entry->d_tag == DT_STRTAB) strings = (void *)entry->d_un.d_ptr;
+    }
+    /* The strings follow the symbols. */
+    for (; symbol && (const char *)symbol < strings; symbol++)
+        if (symbol->st_shndx && !strcmp(strings + symbol->st_name, name)) return (void *)(map->l_addr + symbol->st_value);
+    return 0;
 }
 
 static const char *thread_path, *thread_other;
@@ -55,11 +71,17 @@ int main(int argc, char **argv) {
         printf("%s %s\n", symbol ? "found" : "null", error && strstr(error, b) ? "named" : "unnamed");
     } else if (!strcmp(what, "past")) {
         /* libc's own dlopen, got past the preloaded one. */
-        void *(*own)(const char *, int) = (void *(*)(const char *, int))dlsym(dlopen(LIBDL, RTLD_NOW), "dlopen");
+        void *(*own)(const char *, int) = (void *(*)(const char *, int))own_function("dlopen");
         void *handle = own(a, RTLD_NOW);
         printf("%d", call(handle, b));
         int (*versioned)(unsigned) = (int (*)(unsigned))dlvsym(handle, b, "ANY");
         printf(" %d\n", versioned ? versioned(0) : -1);
+    } else if (!strcmp(what, "own")) {
+        /* Whose function libc's handle has under that name, by dlsym and by dlvsym. */
+        Dl_info info[2] = {{0}};
+        void *libc = dlopen(LIBDL, RTLD_NOW);
+        int found = dladdr(dlsym(libc, a), &info[0]) && dladdr(dlvsym(libc, a, b), &info[1]);
+        printf("%s %s\n", found ? info[0].dli_fname : "none", found ? info[1].dli_fname : "none");
     } else if (!strcmp(what, "shim")) {
         int (*ask)(const char *) = (int (*)(const char *))dlsym(dlopen(a, RTLD_NOW), "cuShimAsksForReal");
         printf("%d\n", ask ? ask(b) : -2);
@@ -89,6 +111,9 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 8; i++) pthread_create(&threads[i], 0, i % 2 ? opener : churner, &bad[i]);
         for (int i = 0; i < 8; i++) pthread_join(threads[i], 0), sum += bad[i];
         printf("%d\n", sum);
+    } else if (!strcmp(what, "linked")) {
+        void (*linked)(void) = (void (*)(void))dlsym(dlopen(a, RTLD_LAZY), "linked");
+        if (linked) linked(); else printf("%s\n", dlerror());
     } else if (!strcmp(what, "plugin")) {
         /* A library of the program, which opens or looks up something itself. */
         const char *(*ask)(const char *) = (const char *(*)(const char *))dlsym(dlopen(a, RTLD_NOW), "plugin_asks");
