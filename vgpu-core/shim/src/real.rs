@@ -2,11 +2,11 @@
 //!
 //! The real file's DT_SONAME is `libcuda.so.1`: opened while nothing else holds that name, it would
 //! answer the program's next dlopen of it in our place. So both names are asked for first, with
-//! RTLD_NOLOAD, which makes the loader note them on our file (found through its default folders,
-//! LD_LIBRARY_PATH or our RUNPATH $ORIGIN). Handles are never closed.
+//! RTLD_NOLOAD, which makes the loader note them on our file (found through our DT_RPATH $ORIGIN, before
+//! any other place). Handles are never closed.
 //!
-//! How it fails: a real library was opened by its path before we were loaded and holds the name. It
-//! keeps it; the backstop library is there for that.
+//! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
+//! there for that, and leads what the loader binds to it to us.
 
 use crate::jump::{TABLE, bind};
 use crate::names::{CUDA, NAMES};
