@@ -1,0 +1,51 @@
+//! Compiles the programs of `c/`, for this machine's libc, or by zig for one as old as the artefacts'.
+
+use crate::run;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(name)
+}
+
+/// `c/SOURCE` to `output`.
+///
+/// # Panics
+/// It does not compile.
+pub fn build<S: AsRef<OsStr>>(from: &str, output: &Path, arguments: impl IntoIterator<Item = S>) {
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-pthread"])
+        .arg(source(from))
+        .arg("-o")
+        .arg(output)
+        .args(arguments)
+        .arg("-ldl");
+    run(&mut cc).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// The same for glibc 2.17, with the zig that built the artefacts.
+///
+/// # Errors
+/// There is no zig.
+pub fn build_old(from: &str, output: &Path) -> Result<(), String> {
+    let zig = zig().ok_or("no zig in the cache: run `make dist`")?;
+    let mut cc = Command::new(zig);
+    cc.args(["cc", "-target", "x86_64-linux-gnu.2.17", "-O1", "-pthread", "-ldl"])
+        .arg(source(from))
+        .arg("-o")
+        .arg(output);
+    run(&mut cc).map(|_| ())
+}
+
+fn zig() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("CARGO_ZIGBUILD_ZIG_PATH") {
+        return Some(named.into());
+    }
+    let cache = crate::cache::root().ok()?;
+    let folders = cache.read_dir().ok()?.flatten();
+    folders
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("zigbuild-"))
+        .map(|entry| entry.path().join("ziglang/zig"))
+        .find(|zig| zig.is_file())
+}

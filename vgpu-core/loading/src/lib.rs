@@ -1,0 +1,59 @@
+//! How programs come to the library: the kit of three matrices, which are this crate's tests.
+//!
+//! ```text
+//!  tests/loaders.rs   every way of loading x every order  ─┐
+//!  tests/libc.rs      every libc of the last decade       ─┼─► a place with a share ─► program ─► its answer
+//!  tests/clients.rs   real clients from their packages    ─┘        │                               │
+//!                                                              the ledger, read from outside ◄── compared
+//! ```
+//!
+//! - [`share`]: a share of a software GPU in a folder, and what its ledger says.
+//! - [`place`]: where a program runs under it. As in a container (a mount namespace with the CDI spec's
+//!   mounts and /etc/ld.so.preload, over this machine's root file system or another), or as an ordinary
+//!   user's `vgpu run` lets it (LD_LIBRARY_PATH and LD_PRELOAD).
+//! - [`cc`]: compiles `c/`.  [`cache`]: what is fetched once, and by whom.  [`apt`], [`pip`]: fetch.
+//!
+//! How it fails: what a machine cannot do (no root, no overlayfs, no network) is an `Err` that names it,
+//! which a test passes to `vgpu_skip`. A namespace and its mounts end with the process that holds them, which is
+//! killed when the place is dropped; nothing is ever mounted on the machine itself.
+#![forbid(unsafe_code)]
+
+pub mod apt;
+pub mod cache;
+pub mod cc;
+pub mod pip;
+pub mod place;
+pub mod share;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub const GIB: u64 = 1 << 30;
+/// What the software GPU's driver hands out at least.
+pub const GRANULE: u64 = 2 << 20;
+
+/// A file of the release artefacts.
+///
+/// # Panics
+/// It is missing.
+#[must_use]
+pub fn dist(file: &str) -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
+    let path = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from).join(file);
+    path.canonicalize()
+        .unwrap_or_else(|error| panic!("{}: {error}: run `make dist`", path.display()))
+}
+
+/// Runs a command to its end: what it printed.
+///
+/// # Errors
+/// All that it said, if it failed.
+pub fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    let said = text(&output.stdout) + &text(&output.stderr);
+    Err(format!("{command:?}: {}\n{said}", output.status))
+}

@@ -1,0 +1,97 @@
+//! A share of a software GPU, as Prepare and `vgpu run` make it: limits, ledger, the GPU's state.
+
+use crate::{dist, run};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use vgpu_abi::ledger;
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
+
+/// Name of the one share.
+pub const NAME: &str = "share";
+
+#[derive(Debug)]
+pub struct Share {
+    folder: tempfile::TempDir,
+    pub memory: u64,
+    pub gpu: String,
+}
+
+impl Share {
+    /// `memory` bytes of the first GPU. `probe`: the client of `c/client.c`, which names that GPU.
+    /// `driver`: the folder in which programs under the share find the real libraries.
+    ///
+    /// # Panics
+    /// The software GPU does not work.
+    #[must_use]
+    pub fn new(memory: u64, probe: &Path, driver: &Path) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+        open(folder.path(), 0o755);
+        for (name, mode) in [("state", 0o1777), ("shares", 0o755), ("shares/share", 0o755)] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+            open(&folder.path().join(name), mode);
+        }
+        let mut share = Self {
+            folder,
+            memory,
+            gpu: String::new(),
+        };
+        let mut bare = Command::new(probe);
+        bare.arg("uuid")
+            .env("LD_LIBRARY_PATH", dist("soft-gpu"))
+            .env("SOFT_GPU_STATE", share.state());
+        share.gpu = run(&mut bare)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .trim()
+            .to_owned();
+        let limits = Limits {
+            share: NAME.into(),
+            order: 0,
+            gpu: share.gpu.clone(),
+            memory,
+            cores: 0,
+            compute_policy: ComputePolicy::default(),
+            priority: Priority::default(),
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: driver.join(LIBCUDA),
+            libnvidia_ml: driver.join(LIBNVIDIA_ML),
+        };
+        let directory = share.shares().join(NAME);
+        fs::write(directory.join(LIMITS), limits.render()).expect("limits");
+        fs::write(directory.join(LEDGER), ledger::image(&limits)).expect("a ledger");
+        open(&directory.join(LEDGER), 0o666);
+        share
+    }
+
+    /// The folder of shares.
+    #[must_use]
+    pub fn shares(&self) -> PathBuf {
+        self.folder.path().join("shares")
+    }
+
+    /// The software GPU's state.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// What the ledger says, as the node reads it.
+    ///
+    /// # Panics
+    /// It is damaged.
+    #[must_use]
+    pub fn usage(&self) -> ledger::Usage {
+        let bytes = fs::read(self.shares().join(NAME).join(LEDGER)).expect("a ledger");
+        ledger::read(&bytes).expect("a sound ledger")
+    }
+
+    /// Bytes charged.
+    #[must_use]
+    pub fn charged(&self) -> u64 {
+        self.usage().charged
+    }
+}
