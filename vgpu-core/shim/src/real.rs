@@ -36,9 +36,13 @@ pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
     for name in [LIBCUDA, LIBNVIDIA_ML] {
         take(name);
     }
-    load(&HANDLES[0], libcuda)?;
+    let (cuda, nvml) = (
+        crate::table::cuda::cuInit as *const (),
+        crate::table::nvml::nvmlInit_v2 as *const (),
+    );
+    load(&HANDLES[0], libcuda, (c"cuInit", cuda))?;
     // A container may have the one without the other; who asks for it then hears "not found".
-    let nvml = load(&HANDLES[1], libnvidia_ml);
+    let nvml = load(&HANDLES[1], libnvidia_ml, (c"nvmlInit_v2", nvml));
     if libnvidia_ml.exists() { nvml } else { Ok(()) }
 }
 
@@ -50,7 +54,8 @@ fn take(name: &str) {
     }
 }
 
-fn load(handle: &AtomicPtr<c_void>, path: &Path) -> Result<(), String> {
+/// `own`: a function that the library has, and where it would be if that were us.
+fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Result<(), String> {
     if !handle.load(Ordering::Acquire).is_null() {
         return Ok(());
     }
@@ -66,7 +71,10 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path) -> Result<(), String> {
             path.display()
         ));
     }
-    if is_ours(library) {
+    // It has that function: before glibc 2.34 a look-up that fails ends a program in a dlmopen namespace.
+    // SAFETY: a handle from dlopen and a C string.
+    let found = unsafe { libc::dlsym(library, own.0.as_ptr()) };
+    if core::ptr::eq(found.cast_const().cast(), own.1) {
         return Err(format!(
             "driver library {} is libvgpu.so itself, not the driver: check the limits file",
             path.display()
@@ -74,18 +82,6 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path) -> Result<(), String> {
     }
     handle.store(library, Ordering::Release);
     Ok(())
-}
-
-fn is_ours(library: *mut c_void) -> bool {
-    // SAFETY: a handle from dlopen and C strings.
-    let found = unsafe { [c"cuInit", c"nvmlInit_v2"].map(|name| libc::dlsym(library, name.as_ptr())) };
-    let ours = [
-        crate::table::cuda::cuInit as *const (),
-        crate::table::nvml::nvmlInit_v2 as *const (),
-    ];
-    found
-        .into_iter()
-        .any(|address| ours.contains(&address.cast_const().cast()))
 }
 
 /// The real function of slot `index` as an `F`, a function pointer; calling it is what is unsafe: `F`
