@@ -16,5 +16,5 @@ check(cuda.cuCtxSetCurrent(check(cuda.cuDevicePrimaryCtxRetain(check(cuda.cuDevi
 check(cuda.cuMemAlloc(limit // 2))
 error = cuda.cuMemAlloc(limit // 2 + 1)[0]
 free, total = check(cuda.cuMemGetInfo())
-print(total, error.name, total - free, flush=True)
+print("answer", total, error.name, total - free, flush=True)
 sys.stdin.read()

@@ -13,5 +13,5 @@ try:
 except Exception as raised:
     error = f"{type(raised).__name__} {raised}".replace("\n", " ")
 free, total = context.get_memory_info()
-print(total, error, total - free, flush=True)
+print("answer", total, error, total - free, flush=True)
 sys.stdin.read()

@@ -12,5 +12,5 @@ try:
     error = "none"
 except RuntimeError as raised:
     error = f"RuntimeError {raised}".replace("\n", " ")
-print("-", error, "-", flush=True)
+print("answer", "-", error, "-", flush=True)
 sys.stdin.read()

@@ -16,5 +16,5 @@ except MemoryError as raised:
     error = f"MemoryError {raised}".replace("\n", " ")
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
 assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-print(total.value, error, total.value - free.value, flush=True)
+print("answer", total.value, error, total.value - free.value, flush=True)
 sys.stdin.read()

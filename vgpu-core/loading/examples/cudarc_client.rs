@@ -17,7 +17,7 @@ fn main() {
         Err(error) => format!("{:?}", error.0),
     };
     let (free, total) = result::mem_get_info().expect("sizes");
-    println!("{total} {error} {}", total - free);
+    println!("answer {total} {error} {}", total - free);
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     drop(kept);
 }

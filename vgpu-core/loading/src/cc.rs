@@ -28,14 +28,20 @@ pub fn build<S: AsRef<OsStr>>(from: &str, output: &Path, arguments: impl IntoIte
 ///
 /// # Errors
 /// There is no zig.
-pub fn build_old(from: &str, output: &Path) -> Result<(), String> {
+///
+/// # Panics
+/// It does not compile.
+pub fn build_old<S: AsRef<OsStr>>(
+    from: &str,
+    output: &Path,
+    arguments: impl IntoIterator<Item = S>,
+) -> Result<(), String> {
     let zig = zig().ok_or("no zig in the cache: run `make dist`")?;
     let mut cc = Command::new(zig);
-    cc.args(["cc", "-target", "x86_64-linux-gnu.2.17", "-O1", "-pthread", "-ldl"])
-        .arg(source(from))
-        .arg("-o")
-        .arg(output);
-    run(&mut cc).map(|_| ())
+    cc.args(["cc", "-target", "x86_64-linux-gnu.2.17", "-O1", "-pthread"]);
+    cc.arg(source(from)).arg("-o").arg(output).args(arguments).arg("-ldl");
+    run(&mut cc).unwrap_or_else(|error| panic!("{error}"));
+    Ok(())
 }
 
 fn zig() -> Option<PathBuf> {

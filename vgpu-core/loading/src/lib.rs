@@ -44,6 +44,27 @@ pub fn dist(file: &str) -> PathBuf {
         .unwrap_or_else(|error| panic!("{}: {error}: run `make dist`", path.display()))
 }
 
+/// A program of this crate's examples.
+///
+/// # Panics
+/// This is no test program.
+#[must_use]
+pub fn example(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().expect("a path");
+    let folder = tests.parent().and_then(Path::parent).expect("target/<profile>");
+    folder.join("examples").join(name)
+}
+
+/// This machine's Python, by its path.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn python() -> PathBuf {
+    let said = run(Command::new("python3").args(["-c", "import sys; print(sys.executable)"]));
+    said.unwrap_or_else(|error| panic!("{error}")).trim().into()
+}
+
 /// Runs a command to its end: what it printed.
 ///
 /// # Errors

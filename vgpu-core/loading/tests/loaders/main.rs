@@ -12,9 +12,9 @@ mod ways;
 use stage::Stage;
 use std::fs;
 use std::path::Path;
-use vgpu_loading::GIB;
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
+use vgpu_loading::{GIB, example};
 use vgpu_skip::skip;
 use ways::{Way, ways};
 
@@ -138,7 +138,7 @@ fn every_way_in_every_order_is_as_documented() {
     let user = column(&place, &stage, purego.as_deref(), &mut details);
     let container = possible().map(|()| {
         let mut visible = vec![stage.folder(), Path::new(env!("CARGO_MANIFEST_DIR"))];
-        let example = stage::example("");
+        let example = example("");
         visible.push(&example);
         visible.extend(purego.as_deref().and_then(Path::parent));
         let place = Place::container(share(Form::Container), Path::new("/"), &visible)

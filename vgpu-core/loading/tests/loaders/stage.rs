@@ -71,13 +71,6 @@ impl Stage {
     }
 }
 
-/// A program of this crate's examples.
-pub(crate) fn example(name: &str) -> PathBuf {
-    let tests = std::env::current_exe().expect("a path");
-    let folder = tests.parent().and_then(Path::parent).expect("target/<profile>");
-    folder.join("examples").join(name)
-}
-
 /// The Go client with purego, built in the cache.
 pub(crate) fn purego() -> Result<PathBuf, String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/purego");

@@ -1,8 +1,9 @@
 //! The rows of the table.
 
-use crate::stage::{Stage, example};
+use crate::stage::Stage;
 use std::path::{Path, PathBuf};
 use vgpu_loading::place::{Form, Place};
+use vgpu_loading::{example, python};
 
 /// A way of reaching libcuda and NVML.
 pub(crate) struct Way {
@@ -84,7 +85,7 @@ pub(crate) fn ways(stage: &Stage, place: &Place, purego: Option<&Path>) -> Vec<W
         client("libc's own `dlsym`, got through `dlvsym`", "libc-dlsym"),
         client("libc's own `dlopen` and `dlsym`, got through `dlsym`", "libc-both"),
         client("from a thread with a stack of its own", "thread"),
-        way("Python's `ctypes`", "", "").by("/usr/bin/env".into(), &["python3".into(), ctypes.display().to_string()]),
+        way("Python's `ctypes`", "", "").by(python(), &[ctypes.display().to_string()]),
         way("Rust's `libloading`", "", "").by(example("libloading_client"), &[]),
         client("by the path of the loader's folder", "dlopen").opens(&place.names(), cuda, nvml),
         client("by the path of the driver's own file", "dlopen").opens(&place.form.driver(), cuda, nvml),

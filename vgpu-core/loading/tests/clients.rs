@@ -1,0 +1,348 @@
+//! Real clients, unmodified, from their packages, under a share of the software GPU: each sees the share and no
+//! more, fails with its own out-of-memory error, and shows what the ledger says.
+//!
+//! Packages are fetched once (`vgpu_loading::cache`). A client that cannot be had here is skipped by its name.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use vgpu_loading::apt::{self, Distribution, Release, With};
+use vgpu_loading::place::{Form, Place, Running, possible};
+use vgpu_loading::share::Share;
+use vgpu_loading::{GIB, cc, example, pip, python};
+use vgpu_skip::skip;
+
+const LIMIT: u64 = 2 * GIB;
+
+/// The C client, in a folder that places see.
+fn stage() -> tempfile::TempDir {
+    let stage = tempfile::tempdir().expect("a folder");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(stage.path(), open).expect("a mode");
+    let none: [&str; 0] = [];
+    cc::build("client.c", &stage.path().join("client"), none);
+    stage
+}
+
+/// A container over this machine's root file system where one can be made, else what a user has.
+fn place(stage: &Path, visible: &[&Path]) -> Place {
+    let share = |form: Form| Share::new(LIMIT, &stage.join("client"), &form.driver());
+    if possible().is_err() {
+        return Place::user(share(Form::User));
+    }
+    let visible: Vec<&Path> = visible.iter().copied().chain([stage]).collect();
+    Place::container(share(Form::Container), Path::new("/"), &visible).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
+}
+
+/// Runs a client that prints `answer TOTAL ERROR USED`, after what it says of itself, and waits: it holds half of
+/// the share.
+fn allocates(place: &Place, mut command: Command, error: &str, shows_sizes: bool) {
+    command.arg(LIMIT.to_string());
+    let mut client = Running::start(command);
+    let line = loop {
+        let line = client.line();
+        if line.is_empty() || line.starts_with("answer ") {
+            break line;
+        }
+    };
+    let charged = place.share.charged();
+    let said = client.end();
+    assert!(said.is_ok(), "{line}: {said:?}");
+    assert!(line.contains(error), "{line}: not {error}; {said:?}");
+    assert!((LIMIT / 2..=LIMIT).contains(&charged), "{line}: charged {charged}");
+    if shows_sizes {
+        assert!(line.starts_with(&format!("answer {LIMIT} ")), "{line}");
+        assert!(line.ends_with(&format!(" {charged}")), "{line}: charged {charged}");
+    }
+}
+
+fn python_client(name: &str, packages: &[&str], file: &str, error: &str, shows_sizes: bool) {
+    let packages = match pip::folder(name, packages) {
+        Ok(folder) => folder,
+        Err(reason) => return skip(name, reason.lines().last().unwrap_or_default()),
+    };
+    let stage = stage();
+    let (script, python) = (script(file), python());
+    let place = place(stage.path(), &[&packages, script.parent().expect("a folder")]);
+    let path = packages.display().to_string();
+    let mut command = place.command(
+        &python,
+        &[("PYTHONPATH", &path), ("DEV", "CUDA"), ("PYTHONDONTWRITEBYTECODE", "1")],
+    );
+    command.arg(&script);
+    allocates(&place, command, error, shows_sizes);
+}
+
+const BINDINGS: [&str; 2] = ["cuda-bindings==13.5.0", "cuda-pathfinder==1.9.0"];
+
+#[test]
+fn cuda_bindings() {
+    python_client(
+        "cuda-bindings",
+        &BINDINGS,
+        "cuda_bindings.py",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        true,
+    );
+}
+
+#[test]
+fn cuda_core() {
+    let packages = [&BINDINGS[..], &["cuda-core==1.2.2", "numpy==2.4.6"]].concat();
+    python_client(
+        "cuda-core",
+        &packages,
+        "cuda_core.py",
+        "CUDAError CUDA_ERROR_OUT_OF_MEMORY",
+        true,
+    );
+}
+
+#[test]
+fn numba_cuda() {
+    let own = [
+        "numba-cuda==0.30.4",
+        "numba==0.68.1",
+        "llvmlite==0.50.0",
+        "numpy==2.4.6",
+        "cuda-core==1.2.2",
+        "packaging==26.3",
+    ];
+    let packages = [&BINDINGS[..], &own].concat();
+    python_client("numba-cuda", &packages, "numba_cuda.py", "OUT_OF_MEMORY", true);
+}
+
+#[test]
+fn tinygrad() {
+    python_client(
+        "tinygrad",
+        &["tinygrad==0.14.0"],
+        "tinygrad_cuda.py",
+        "MemoryError",
+        true,
+    );
+}
+
+#[test]
+fn taichi() {
+    let packages = [
+        "taichi==1.7.4",
+        "numpy==2.4.6",
+        "colorama==0.4.6",
+        "dill==0.4.1",
+        "rich==15.0.0",
+        "markdown-it-py==4.3.0",
+        "mdurl==0.1.2",
+        "pygments==2.21.0",
+    ];
+    python_client("taichi", &packages, "taichi_cuda.py", "CUDA_ERROR_OUT_OF_MEMORY", false);
+}
+
+#[test]
+fn cudarc() {
+    let stage = stage();
+    let place = place(stage.path(), &[example("cudarc_client").parent().expect("a folder")]);
+    allocates(
+        &place,
+        place.command(&example("cudarc_client"), &[]),
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        true,
+    );
+}
+
+// === Those that look ===
+
+/// A process that holds half of the share; the place then shows one GPU, with it.
+fn with_holder(place: &Place, stage: &Path) -> (Running, u32, u64) {
+    let mut command = place.command(&stage.join("client"), &[]);
+    command.args([
+        "dlopen",
+        "cuda",
+        &LIMIT.to_string(),
+        "libcuda.so.1",
+        "libnvidia-ml.so.1",
+        "-",
+        "-",
+    ]);
+    let mut holder = Running::start(command);
+    assert!(holder.line().starts_with("cuda 0 "));
+    let usage = place.share.usage();
+    let [process] = &usage.processes[..] else {
+        panic!("{usage:?}");
+    };
+    assert_eq!(usage.charged, LIMIT / 2);
+    (holder, process.pid, usage.charged)
+}
+
+fn looks(name: &str, packages: &[&str], arguments: &[&str], check: fn(&str, u32, u64)) {
+    let packages = match pip::folder(name, packages) {
+        Ok(folder) => folder,
+        Err(reason) => return skip(name, reason.lines().last().unwrap_or_default()),
+    };
+    let stage = stage();
+    let place = place(stage.path(), &[&packages, &script("")]);
+    let (holder, pid, bytes) = with_holder(&place, stage.path());
+    let path = packages.display().to_string();
+    let shown = place.run(
+        &python(),
+        &[("PYTHONPATH", &path), ("PYTHONDONTWRITEBYTECODE", "1")],
+        arguments,
+    );
+    check(&shown.unwrap_or_else(|error| panic!("{error}")), pid, bytes);
+    drop(holder);
+}
+
+fn is_one_gpu_with_its_process(shown: &str, pid: u32, bytes: u64) {
+    assert_eq!(shown.trim(), format!("1 {LIMIT} {bytes} {pid}:{bytes}"));
+}
+
+const NVML: &str = "nvidia-ml-py==13.615.71";
+
+#[test]
+fn pynvml() {
+    let file = script("pynvml_view.py").display().to_string();
+    looks("pynvml", &[NVML], &[&file], is_one_gpu_with_its_process);
+}
+
+#[test]
+fn nvitop() {
+    let file = script("nvitop_view.py").display().to_string();
+    let packages = ["nvitop==1.7.2", NVML, "psutil==7.2.2"];
+    looks("nvitop", &packages, &[&file], is_one_gpu_with_its_process);
+    looks("nvitop", &packages, &["-m", "nvitop", "--once"], |shown, pid, _| {
+        assert!(
+            shown.contains("1024MiB / 2048MiB")
+                || shown.contains("1.00GiB / 2.00GiB")
+                || shown.contains("1024.0MiB / 2048MiB"),
+            "{shown}"
+        );
+        assert!(shown.contains(&pid.to_string()), "{shown}");
+    });
+}
+
+#[test]
+fn gpustat() {
+    let packages = [
+        "gpustat==1.1.1",
+        NVML,
+        "psutil==7.2.2",
+        "blessed==1.52.0",
+        "wcwidth==0.9.4",
+        "jinxed==2.1.0",
+    ];
+    looks(
+        "gpustat",
+        &packages,
+        &["-m", "gpustat", "--no-color", "--show-pid"],
+        |shown, pid, bytes| {
+            let gpus: Vec<&str> = shown.lines().filter(|line| line.starts_with('[')).collect();
+            assert_eq!(gpus.len(), 1, "{shown}");
+            let mib = bytes >> 20;
+            assert!(gpus[0].contains(&format!("{mib} / {} MB", LIMIT >> 20)), "{shown}");
+            assert!(gpus[0].contains(&format!("/{pid}({mib}M)")), "{shown}");
+        },
+    );
+}
+
+#[test]
+fn nvidia_smi() {
+    let program = match nvidia_smi_program() {
+        Ok(program) => program,
+        Err(reason) => return skip("nvidia_smi", reason.lines().last().unwrap_or_default()),
+    };
+    let stage = stage();
+    let place = place(stage.path(), &[program.parent().expect("a folder")]);
+    let (holder, pid, bytes) = with_holder(&place, stage.path());
+    let smi = |arguments: &[&str]| {
+        place
+            .run(&program, &[], arguments)
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (mib, total) = (bytes >> 20, LIMIT >> 20);
+    assert_eq!(smi(&["-L"]).lines().count(), 1);
+    // Its columns are padded.
+    let table = smi(&[]).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        table.contains(&format!("{mib}MiB / {total}MiB")) && table.contains(&format!(" {pid} C ")),
+        "{table}"
+    );
+    let query = smi(&[
+        "--query-gpu=index,memory.total,memory.used,memory.free",
+        "--format=csv,noheader,nounits",
+    ]);
+    assert_eq!(query.trim(), format!("0, {total}, {mib}, {}", total - mib));
+    let apps = smi(&["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]);
+    assert_eq!(apps.trim(), format!("{pid}, {mib}"));
+    let all = smi(&["-q"]);
+    assert!(all.contains("Attached GPUs                             : 1"), "{all}");
+    assert!(
+        all.contains(&format!("Total                             : {total} MiB")),
+        "{all}"
+    );
+    drop(holder);
+}
+
+/// Packages of the release that this machine runs.
+fn packages(components: &str, names: &[&str], with: With) -> Result<PathBuf, String> {
+    let codename = apt::own_codename()?;
+    let release = Release {
+        distribution: Distribution::Debian,
+        codename: &codename,
+        components,
+        merged: true,
+    };
+    apt::root(release, names, with)
+}
+
+fn nvidia_smi_program() -> Result<PathBuf, String> {
+    let root = packages("non-free", &["nvidia-smi"], With::Nothing)?;
+    let program = root.join("usr/lib/nvidia/current/nvidia-smi");
+    program
+        .is_file()
+        .then_some(program)
+        .ok_or("the package nvidia-smi has no such program".into())
+}
+
+// === ffmpeg ===
+
+/// Frames of one colour through the GPU and back; the checksum of what came out.
+fn frames(place: &Place, size: &str, filters: &str) -> Result<String, String> {
+    let source = format!("testsrc=size={size}:rate=3:duration=1");
+    let gpu: &[&str] = match filters.is_empty() {
+        true => &[],
+        false => &["-init_hw_device", "cuda=gpu:0", "-filter_hw_device", "gpu"],
+    };
+    let chain = format!("format=nv12,{filters}format=nv12");
+    let libraries = "/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack";
+    let mut command = place.command(Path::new("/usr/bin/ffmpeg"), &[("LD_LIBRARY_PATH", libraries)]);
+    command.args(["-hide_banner", "-loglevel", "error"]).args(gpu);
+    command
+        .args(["-f", "lavfi", "-i", &source, "-vf", &chain, "-f", "md5", "-"])
+        .stdin(Stdio::null());
+    vgpu_loading::run(&mut command)
+}
+
+/// ffmpeg with all that it needs is an image of its own: nothing of this machine's is used.
+#[test]
+fn ffmpeg() {
+    let image = possible().and_then(|()| packages("main", &["ffmpeg", "dash"], With::AllThatTheyNeed));
+    let image = match image {
+        Ok(image) => image,
+        Err(reason) => return skip("ffmpeg", reason.lines().last().unwrap_or_default()),
+    };
+    let stage = stage();
+    let small = 64 << 20;
+    let of = |memory: u64| {
+        let share = Share::new(memory, &stage.path().join("client"), &Form::Container.driver());
+        Place::container(share, &image, &[stage.path()]).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let place = of(LIMIT);
+    let on_cpu = frames(&place, "640x360", "").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(frames(&place, "640x360", "hwupload_cuda,hwdownload,"), Ok(on_cpu));
+    let place = of(small);
+    let said = frames(&place, "8192x8192", "hwupload_cuda,hwdownload,").expect_err("a frame of 96 MiB in 64 MiB");
+    assert!(said.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+}
