@@ -4,9 +4,10 @@
 //! refuses. Else the directory that `vgpu run` names in VGPU_RUN_DIR (ignored where the program is
 //! setuid). Else there is nothing to hold this process to: refused, rather than unlimited.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fmt, fs, io};
 use vgpu_abi::limits::{self, Limits, ParseError};
 use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR, RUN_DIR_VARIABLE};
@@ -46,7 +47,7 @@ pub enum GrantError {
 /// [`GrantError::Nowhere`].
 pub fn directory(run_dir: Option<OsString>) -> Result<PathBuf, GrantError> {
     let container = Path::new(CONTAINER_DIR);
-    if container.is_dir() && !is_node(container) {
+    if is_container(container) {
         return Ok(container.to_owned());
     }
     run_dir
@@ -55,11 +56,36 @@ pub fn directory(run_dir: Option<OsString>) -> Result<PathBuf, GrantError> {
         .ok_or(GrantError::Nowhere)
 }
 
+/// How often, and how long each time, a folder that is neither a container's nor a node's is looked at again.
+const LOOKS: u32 = 20;
+const BETWEEN: Duration = Duration::from_millis(1);
+
+/// Root's `vgpu run` makes the node's folder and its mark in two steps, and removes them in two: in between the
+/// folder is empty or gone. One that stays empty is a container whose shares are gone.
+fn is_container(directory: &Path) -> bool {
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(BETWEEN);
+        }
+        if !directory.is_dir() || is_node(directory) {
+            return false;
+        }
+        let strange = |entry: fs::DirEntry| !node_names().any(|name| name == entry.file_name());
+        if fs::read_dir(directory).is_ok_and(|entries| entries.flatten().any(strange)) {
+            return true;
+        }
+    }
+    true
+}
+
+fn node_names() -> impl Iterator<Item = &'static OsStr> {
+    let paths = [NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR];
+    paths.into_iter().filter_map(|path| Path::new(path).file_name())
+}
+
 /// A node's own /run/vgpu holds claims and arbitration, or the mark of root's `vgpu run`, and no share.
 fn is_node(directory: &Path) -> bool {
-    let owns = [NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR]
-        .iter()
-        .any(|path| Path::new(path).is_dir());
+    let owns = node_names().any(|name| directory.join(name).is_dir());
     let shares = fs::read_dir(directory).map(|entries| entries.flatten().any(|e| e.path().join(LIMITS).exists()));
     owns && matches!(shares, Ok(false))
 }
@@ -228,6 +254,34 @@ mod tests {
         assert!(message().contains("other driver libraries"), "{}", message());
         put(directory.path(), "b", &"x".repeat(1 << 20));
         assert!(message().contains("b/limits"), "{}", message());
+    }
+
+    /// As root's `vgpu run` makes and removes it, again and again, while others look.
+    #[test]
+    fn a_nodes_folder_that_comes_and_goes_is_never_a_container() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let directory = parent.path().join("vgpu");
+        let mark = directory.join(Path::new(NODE_MARK_DIR).file_name().expect("a name"));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs::create_dir(&directory).expect("a directory");
+                    fs::create_dir(&mark).expect("a directory");
+                    fs::remove_dir(&mark).expect("removed");
+                    fs::remove_dir(&directory).expect("removed");
+                }
+            });
+            let container = (0..3000).filter(|_| is_container(&directory)).count();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(container, 0);
+        });
+        fs::create_dir(&directory).expect("a directory");
+        assert!(is_container(&directory), "one that stays empty");
+        put(&directory, "a", "");
+        assert!(is_container(&directory));
+        fs::create_dir(&mark).expect("a directory");
+        assert!(is_container(&directory), "a share counts more than a mark");
     }
 
     #[test]
