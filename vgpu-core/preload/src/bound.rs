@@ -44,15 +44,27 @@ pub(crate) extern "C" fn redirect_at_start() {
 
 /// Where objects were loaded since the last look: leads their calls of a driver to the shim.
 pub(crate) fn redirect_new() {
-    let (mut driver, mut importer, mut first) = (false, false, true);
+    let (mut driver, mut importer) = (false, false);
+    let (mut index, mut count, mut new) = (0_u64, 0, 0);
     objects(&mut |report| {
-        // Relaxed: a look too many does no harm, and the loader's lock orders the looks themselves.
-        if core::mem::take(&mut first) && SEEN.swap(report.loaded, Relaxed) == report.loaded {
-            return true;
+        if index == 0 {
+            // Relaxed: a look too many does no harm, and the loader's lock orders the looks themselves.
+            new = report.loaded.wrapping_sub(SEEN.swap(report.loaded, Relaxed));
+            if new == 0 {
+                return true;
+            }
+            objects(&mut |_| {
+                count += 1;
+                false
+            });
         }
-        let is_driver = is_driver(report);
-        driver |= is_driver && !is_shim(report);
-        importer |= !is_driver && imports_driver(report);
+        index += 1;
+        if is_driver(report) {
+            driver |= !is_shim(report);
+        } else if index.saturating_add(new) > count {
+            // One of the newest, which come last. What they need was loaded before them or with them.
+            importer |= imports_driver(report);
+        }
         false
     });
     // Opening the shim is not possible under the lock.

@@ -32,7 +32,10 @@ fn needs_no_library_and_has_no_name_and_one_constructor() {
         assert!(!dynamic.contains(tag), "{tag} in {dynamic}");
     }
     let constructors = dynamic.lines().find(|line| line.contains("(INIT_ARRAYSZ)"));
-    assert!(constructors.is_some_and(|line| line.ends_with(" 8 (bytes)")), "{dynamic}");
+    assert!(
+        constructors.is_some_and(|line| line.ends_with(" 8 (bytes)")),
+        "{dynamic}"
+    );
     assert!(
         dynamic.contains("(GNU_HASH)") && dynamic.contains("BIND_NOW"),
         "{dynamic}"
