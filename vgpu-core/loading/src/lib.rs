@@ -47,12 +47,18 @@ pub fn dist(file: &str) -> PathBuf {
 /// A program of this crate's examples.
 ///
 /// # Panics
-/// This is no test program.
+/// It was not built.
 #[must_use]
 pub fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a path");
     let folder = tests.parent().and_then(Path::parent).expect("target/<profile>");
-    folder.join("examples").join(name)
+    let path = folder.join("examples").join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo test -p vgpu-loading` without --test",
+        path.display()
+    );
+    path
 }
 
 /// This machine's Python, by its path.
