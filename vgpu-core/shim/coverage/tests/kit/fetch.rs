@@ -144,27 +144,10 @@ fn cache() -> PathBuf {
 
 fn install(pins: &Path, folder: &Path) -> Result<(), Unavailable> {
     let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ])
-    .args([
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-        "--retries",
-        "1",
-        "--timeout",
-        "20",
-        "--target",
-    ])
-    .arg(folder)
-    .arg("-r")
-    .arg(pins);
+    // The headers of every platform are the same, and the pins are of this one.
+    let options = "-m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+                   --platform manylinux2014_x86_64 --retries 1 --timeout 20 --target";
+    pip.args(options.split_whitespace()).arg(folder).arg("-r").arg(pins);
     let output = pip.output().map_err(|error| Unavailable(format!("python3: {error}")))?;
     if output.status.success() {
         return Ok(());
