@@ -42,7 +42,12 @@ devices! {
     virtualised cuDeviceRegisterAsyncNotification, cuDeviceUnregisterAsyncNotification: [0];
     virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute: [0];
     virtualised cuDeviceGetDevResource: [0];
-    virtualised cuMulticastAddDevice: [1];
+    virtualised cuDeviceGetHostAtomicCapabilities: [3];
+    virtualised cuDeviceGetP2PAtomicCapabilities: [3, 4];
+    virtualised cuDeviceGetFabricClusterUuid, cuDeviceGetCliqueCount: [1];
+    virtualised cuDeviceGetCliqueInfo: [2];
+    virtualised cuArrayGetMemoryRequirements, cuMipmappedArrayGetMemoryRequirements: [2];
+    virtualised cuMulticastAddDevice, cuLogicalEndpointAddDevice: [1];
     virtualised cuKernelGetAttribute, cuKernelSetAttribute: [3];
     virtualised cuKernelSetCacheConfig: [2];
     virtualised cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz: [2];
