@@ -170,7 +170,7 @@ fn whatever_names_a_gpu_is_hooked() {
     });
 }
 
-/// A renamed function that is hooked under one name only would be reached under the other.
+/// A hook of a name that no header has would never be called.
 #[test]
 fn what_is_hooked_is_declared() {
     each("what_is_hooked_is_declared", |releases| {
