@@ -78,6 +78,12 @@ impl Account {
         }
     }
 
+    /// What this process itself has charged.
+    #[must_use]
+    pub fn own(&self) -> u64 {
+        self.shares.iter().fold(0, |sum, share| sum.saturating_add(share.own()))
+    }
+
     /// Gives back what dead processes hold, unless that was done a moment ago.
     #[inline]
     pub fn look(&self) {
