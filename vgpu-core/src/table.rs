@@ -104,13 +104,19 @@ impl<V> Run<V> {
     /// The value of `key`.
     #[inline(always)]
     pub fn get(&mut self, key: u64) -> Option<&mut V> {
-        let at = self.find(key)?;
-        self.slots.get_mut(at)?.as_mut().map(|(_, value)| value)
+        let place = self.find(key)?;
+        self.at(place).map(|(_, value)| value)
     }
 
-    /// Keeps `value` for `key`; the value it had.
+    /// What is at a place that was found.
     #[inline(always)]
-    pub fn insert(&mut self, key: u64, value: V) -> Option<V> {
+    pub fn at(&mut self, place: usize) -> Option<&mut (u64, V)> {
+        self.slots.get_mut(place)?.as_mut()
+    }
+
+    /// Keeps `value` for `key`; if that has a value, `meet` makes one of both, and what is left over.
+    #[inline(always)]
+    pub fn meet(&mut self, key: u64, value: V, meet: impl FnOnce(&mut V, V) -> Option<V>) -> Option<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
@@ -118,7 +124,7 @@ impl<V> Run<V> {
         let mut at = home(key, mask);
         loop {
             match &mut self.slots[at] {
-                Some((known, old)) if *known == key => return Some(std::mem::replace(old, value)),
+                Some((known, old)) if *known == key => return meet(old, value),
                 Some(_) => at = (at + 1) & mask,
                 free => {
                     *free = Some((key, value));
@@ -129,13 +135,26 @@ impl<V> Run<V> {
         }
     }
 
+    /// Keeps `value` for `key`; the value it had.
     #[inline(always)]
-    fn find(&self, key: u64) -> Option<usize> {
+    pub fn insert(&mut self, key: u64, value: V) -> Option<V> {
+        self.meet(key, value, |old, value| Some(std::mem::replace(old, value)))
+    }
+
+    /// The place of `key`.
+    #[inline(always)]
+    pub fn find(&self, key: u64) -> Option<usize> {
+        self.find_either(key, key)
+    }
+
+    /// The place of one of two keys that differ in their lowest 9 bits alone.
+    #[inline(always)]
+    pub fn find_either(&self, one: u64, other: u64) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
-        let mut at = home(key, mask);
+        let mut at = home(one, mask);
         loop {
             match &self.slots[at] {
-                Some((known, _)) if *known == key => return Some(at),
+                Some((known, _)) if *known == one || *known == other => return Some(at),
                 Some(_) => at = (at + 1) & mask,
                 None => return None,
             }
@@ -145,9 +164,15 @@ impl<V> Run<V> {
     /// Takes out the value of `key`.
     #[inline(always)]
     pub fn remove(&mut self, key: u64) -> Option<V> {
-        let mut hole = self.find(key)?;
-        let mask = self.slots.len() - 1;
-        let (_, value) = self.slots[hole].take()?;
+        let place = self.find(key)?;
+        self.remove_at(place)
+    }
+
+    /// Takes out what is at a place that was found.
+    #[inline(always)]
+    pub fn remove_at(&mut self, mut hole: usize) -> Option<V> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let (_, value) = self.slots.get_mut(hole)?.take()?;
         self.used -= 1;
         // Whoever was pushed beyond the hole moves into it.
         let mut at = (hole + 1) & mask;

@@ -6,7 +6,7 @@
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
-use crate::hooks::memory::charge;
+use crate::hooks::memory::{charge, released};
 use crate::hooks::vmm::Backing;
 use crate::state::Ready;
 use core::ffi::{c_int, c_void};
@@ -101,18 +101,20 @@ pub(crate) unsafe fn destroy(
     result
 }
 
-/// cuMemFree takes mapped buffers too: what `pointer` held on to, to be dropped once it is freed.
+/// Whether this process has ever mapped a buffer.
 #[inline(always)]
-pub(crate) fn freeing(ready: &Ready, pointer: u64) -> Option<Arc<Backing>> {
-    if USED.load(Ordering::Relaxed) {
-        ready.buffers.remove(pointer)
-    } else {
-        None
-    }
+pub(crate) fn used() -> bool {
+    USED.load(Ordering::Relaxed)
 }
 
-/// The driver has not freed it.
+/// cuMemFree takes mapped buffers too.
 #[cold]
-pub(crate) fn kept(ready: &Ready, pointer: u64, backing: Arc<Backing>) {
-    ready.buffers.insert(pointer, backing);
+pub(crate) fn free(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the address to another thread.
+    let buffer = ready.buffers.remove(pointer);
+    let result = released(ready, pointer, free);
+    if let (Some(buffer), true) = (buffer, result != SUCCESS) {
+        ready.buffers.insert(pointer, buffer);
+    }
+    result
 }

@@ -31,18 +31,21 @@ use vgpu_core::account::Charge;
 
 /// Pointers are multiples of this.
 const STEP: u64 = 256;
+/// No place in a granule: it has its granules to itself.
+const OWN: u16 = u16::MAX;
 const WORDS: usize = (GRANULE / STEP / 64) as usize;
 
 /// One allocation, or a granule that several share.
 #[derive(Debug)]
 pub(crate) struct Live {
-    gpu: u32,
+    gpu: u16,
     /// Allocations in the granule, leaving ones included.
-    count: u32,
-    /// Which pointers are in a shared granule; None: the one that it was made for.
+    count: u16,
+    /// The one for which a shared granule was made, or [`OWN`].
+    first: u16,
+    /// Which pointers are in a shared granule; None: the first alone.
     places: Option<Box<Places>>,
     charge: Charge,
-    first: u32,
 }
 
 /// A bit a possible pointer.
@@ -50,10 +53,8 @@ type Places = [u64; WORDS];
 
 /// What [`take`] found.
 pub(crate) enum Taken {
-    /// It has its granules to itself.
-    Own(Live),
-    /// A granule, and it is alone in it.
-    Last(Live),
+    /// All of it: it has its granules to itself, or is alone in one.
+    Whole(Live),
     /// One of several in a granule.
     Leaving,
     Nothing,
@@ -63,11 +64,11 @@ fn key(pointer: u64) -> u64 {
     pointer & !(GRANULE - 1) | 1
 }
 
-fn place(pointer: u64) -> u32 {
-    (pointer % GRANULE / STEP) as u32
+fn place(pointer: u64) -> u16 {
+    (pointer % GRANULE / STEP) as u16
 }
 
-fn bit(place: u32) -> (usize, u64) {
+fn bit(place: u16) -> (usize, u64) {
     (place as usize / 64, 1 << (place % 64))
 }
 
@@ -75,11 +76,11 @@ impl Live {
     #[inline(always)]
     pub(crate) fn new(gpu: usize, charge: Charge) -> Self {
         Self {
-            gpu: gpu as u32,
+            gpu: gpu as u16,
             count: 1,
+            first: OWN,
             places: None,
             charge,
-            first: 0,
         }
     }
 
@@ -95,7 +96,7 @@ impl Live {
         self.charge.join(more);
     }
 
-    fn has(&self, place: u32) -> bool {
+    fn has(&self, place: u16) -> bool {
         match &self.places {
             None => self.first == place,
             Some(places) => {
@@ -106,7 +107,7 @@ impl Live {
     }
 
     /// Counts the allocation at `place`, unless it is known.
-    fn enter(&mut self, place: u32) {
+    fn enter(&mut self, place: u16) {
         let first = bit(self.first);
         let places = self.places.get_or_insert_with(|| {
             let mut places = Box::new([0; WORDS]);
@@ -122,7 +123,7 @@ impl Live {
     }
 
     /// Marks `place` as free, without counting it out.
-    fn leave(&mut self, place: u32) {
+    fn leave(&mut self, place: u16) {
         let (word, bit) = bit(place);
         if let Some(places) = &mut self.places {
             places[word] &= !bit;
@@ -138,12 +139,14 @@ pub(crate) fn join(ready: &Ready, pointer: u64, bytes: u64, mut live: Live) -> c
     }
     let (key, place) = (key(pointer), place(pointer));
     live.first = place;
-    let surplus = ready.live.run(key, |run| match run.get(key) {
-        Some(granule) if granule.gpu == live.gpu => {
+    let surplus = ready.live.run(key, |run| {
+        run.meet(key, live, |granule, live| {
+            if granule.gpu != live.gpu {
+                return Some(std::mem::replace(granule, live));
+            }
             granule.enter(place);
             Some(live)
-        }
-        _ => run.insert(key, live),
+        })
     });
     if let Some(surplus) = surplus {
         surplus.forget(ready);
@@ -169,20 +172,29 @@ fn straddle(ready: &Ready, pointer: u64, mut live: Live) -> c_int {
 /// Takes out what `pointer` is charged, before the driver frees it.
 #[inline(always)]
 pub(crate) fn take(ready: &Ready, pointer: u64) -> Taken {
+    let (key, place) = (key(pointer), place(pointer));
     ready.live.run(pointer, |run| {
-        if let Some(live) = run.remove(pointer) {
-            return Taken::Own(live);
-        }
-        let (key, place) = (key(pointer), place(pointer));
-        match run.get(key) {
-            Some(granule) if !granule.has(place) => Taken::Nothing,
-            Some(granule) if granule.count > 1 => {
-                granule.leave(place);
-                Taken::Leaving
+        // The first in a granule lies where one with granules of its own would.
+        let found = if place < 2 {
+            run.find_either(pointer, key)
+        } else {
+            run.find(key)
+        };
+        if let Some(at) = found
+            && let Some((known, granule)) = run.at(at)
+        {
+            if *known == pointer {
+                return run.remove_at(at).map_or(Taken::Nothing, Taken::Whole);
             }
-            Some(_) => run.remove(key).map_or(Taken::Nothing, Taken::Last),
-            None => Taken::Nothing,
+            if granule.has(place) {
+                if granule.count == 1 {
+                    return run.remove_at(at).map_or(Taken::Nothing, Taken::Whole);
+                }
+                granule.leave(place);
+                return Taken::Leaving;
+            }
         }
+        run.remove(pointer).map_or(Taken::Nothing, Taken::Whole)
     })
 }
 
@@ -190,7 +202,7 @@ pub(crate) fn take(ready: &Ready, pointer: u64) -> Taken {
 #[inline(always)]
 pub(crate) fn settle(ready: &Ready, pointer: u64, taken: Taken, freed: bool) {
     match taken {
-        Taken::Own(live) | Taken::Last(live) if freed => live.forget(ready),
+        Taken::Whole(live) if freed => live.forget(ready),
         Taken::Leaving if freed => {
             let key = key(pointer);
             let last = ready.live.run(key, |run| {
@@ -211,8 +223,8 @@ pub(crate) fn settle(ready: &Ready, pointer: u64, taken: Taken, freed: bool) {
 fn put_back(ready: &Ready, pointer: u64, kept: Taken) {
     let (key, place) = (key(pointer), place(pointer));
     let surplus = match kept {
-        Taken::Own(live) => ready.live.insert(pointer, live),
-        Taken::Last(live) => ready.live.run(key, |run| match run.get(key) {
+        Taken::Whole(live) if live.first == OWN => ready.live.insert(pointer, live),
+        Taken::Whole(live) => ready.live.run(key, |run| match run.get(key) {
             Some(granule) => {
                 granule.enter(place);
                 Some(live)
@@ -242,7 +254,7 @@ pub(crate) fn sweep(ready: &Ready, gpu: usize, is_gone: impl Fn(u64) -> bool) {
             return is_gone(key);
         }
         let start = key & !1;
-        for place in 0..(GRANULE / STEP) as u32 {
+        for place in 0..(GRANULE / STEP) as u16 {
             if live.has(place) && is_gone(start + u64::from(place) * STEP) {
                 live.leave(place);
                 live.count = live.count.saturating_sub(1);

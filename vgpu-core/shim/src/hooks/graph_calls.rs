@@ -1,5 +1,6 @@
 //! Calls about graphs: what a graph can need is counted when it is instantiated, and charged when it is
 //! launched (`graphs`); nodes that allocate carry devices, which are translated.
+#![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::detour::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::graphs::{Needs, enter, leave, mapped, settle_all, used};

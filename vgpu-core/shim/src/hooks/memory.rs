@@ -223,12 +223,13 @@ fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bo
 
 #[inline(always)]
 pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
-    let external = externals::freeing(ready, pointer);
     // SAFETY: passed on.
-    let result = released(ready, pointer, || unsafe { real(pointer) });
-    if let (Some(external), true) = (external, result != SUCCESS) {
-        externals::kept(ready, pointer, external);
-    }
+    let pass = || unsafe { real(pointer) };
+    let result = if externals::used() {
+        externals::free(ready, pointer, pass)
+    } else {
+        released(ready, pointer, pass)
+    };
     pools::after_free(ready);
     graphs::after_free(ready);
     result

@@ -1,5 +1,6 @@
 //! Modules, libraries and the limits of contexts: what their code, static variables, heaps and stacks
 //! take is measured ([`overhead`](super::overhead)); what cannot be charged is undone.
+#![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::detour::SUCCESS;
 use crate::hooks::overhead::{Change, measured};
