@@ -8,6 +8,7 @@
 //!  cuModuleLoadData >4 "..."                a pointer to text, \n and \s in it written so
 //!  get 1                          the value of slot 1
 //!  look 0                         NVML: bytes used on GPU 0, then PID:bytes of each process
+//!  storm SEED ROUNDS              4 threads allocate and free small ones, and keep some
 //!  raw 1, put 1 WORDS             eight words of slot 1, read and written
 //! ```
 #![allow(unsafe_code)] // Calls through dlsym.
@@ -163,6 +164,50 @@ impl Client {
         format!("{used} {}", users.join(" "))
     }
 
+    /// How many calls failed, in all threads.
+    fn storm(&mut self, seed: u64, rounds: u64) -> u64 {
+        // SAFETY: the signatures of these functions.
+        let (allocate, free, set) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, usize) -> c_int>(
+                    self.function("cuMemAlloc_v2"),
+                ),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(self.function("cuMemFree_v2")),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(
+                    self.function("cuCtxSetCurrent"),
+                ),
+            )
+        };
+        let context = self.slot(9001)[0];
+        let thread = move |thread: u64| {
+            let mut state = (seed * 4 + thread).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let mut next = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state >> 11
+            };
+            // SAFETY: the primary context.
+            let mut failed = u64::from(unsafe { set(context) } != 0);
+            let mut live = Vec::new();
+            for _ in 0..rounds {
+                if live.len() < 40 && (next() % 2 == 0 || live.is_empty()) {
+                    let (mut pointer, size) = (0_u64, 512_usize << (next() % 13));
+                    // SAFETY: a pointer to be written.
+                    failed += u64::from(unsafe { allocate(&mut pointer, size) } != 0);
+                    live.push(pointer);
+                } else {
+                    let pointer = live.swap_remove(next() as usize % live.len());
+                    // SAFETY: a pointer of the driver's.
+                    failed += u64::from(unsafe { free(pointer) } != 0);
+                }
+            }
+            failed
+        };
+        let threads: Vec<_> = (0..4).map(|index| std::thread::spawn(move || thread(index))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+    }
+
     fn line(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
@@ -183,6 +228,7 @@ impl Client {
                 "0".into()
             }
             ["look", gpu] => self.look(number(gpu)),
+            ["storm", seed, rounds] => self.storm(number(seed), number(rounds)).to_string(),
             [name, arguments @ ..] => self.call(name, arguments).to_string(),
             [] => String::new(),
         }

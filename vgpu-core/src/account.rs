@@ -205,7 +205,9 @@ impl Account {
         match parts.next() {
             Some(first) if left == 0 => Ok(Charge {
                 first,
-                rest: Some(parts.collect::<Vec<Part>>()).filter(|rest| !rest.is_empty()).map(Box::new),
+                rest: Some(parts.collect::<Vec<Part>>())
+                    .filter(|rest| !rest.is_empty())
+                    .map(Box::new),
             }),
             first => {
                 first

@@ -108,13 +108,17 @@ impl Actor {
     }
 }
 
-/// One random call: what it was, its code, and what it must have done.
-fn step(actor: &mut Actor, random: &mut Random) -> Option<(String, i32, Must)> {
+/// How many kinds of calls there are, and how many of them take nothing that is charged after the call.
+const KINDS: u64 = 34;
+const AHEAD: u64 = 30;
+
+/// One random call of the first `kinds`: what it was, its code, and what it must have done.
+fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option<(String, i32, Must)> {
     let (to, size) = (actor.slot, random.size());
     let granules = size.next_multiple_of(GRANULE);
     let takes = |line: String, kind| Some((line, Some(kind), None, Must::Take(granules)));
     let gives = |line: String, slot: u32| Some((line, None, Some(slot), Must::Succeed));
-    let (line, made, gone, must) = match random.below(34) {
+    let (line, made, gone, must) = match random.below(kinds) {
         0..=3 if size >= GRANULE => takes(format!("cuMemAlloc_v2 >{to} {size}"), Kind::Pointer),
         0..=3 => Some((
             format!("cuMemAlloc_v2 >{to} {size}"),
@@ -340,7 +344,7 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
     while done < steps && Instant::now() < end {
         let who = random.below(CLIENTS as u64) as usize;
         let before = bench.usage("share").charged;
-        let Some((line, code, must)) = step(&mut actors[who], &mut random) else {
+        let Some((line, code, must)) = step(&mut actors[who], &mut random, KINDS) else {
             continue;
         };
         done += 1;
@@ -378,6 +382,61 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
         "VGPU_SEED={seed}: what was left is given back"
     );
     done
+}
+
+/// While several processes call whatever they like, neither the ledger nor the GPU ever shows more than
+/// the limit, and in the end they agree.
+#[test]
+fn at_no_instant_is_there_more_than_the_limit() {
+    let bench = Bench::with_profile("memory = 1GiB\n");
+    bench.share("share", 0, 0, LIMIT);
+    let mut truth = bench.caller(false);
+    let end = Instant::now() + Duration::from_secs(variable("VGPU_SECONDS").unwrap_or(5));
+    std::thread::scope(|threads| {
+        let run = |seed: u64| {
+            let mut actor = Actor::new(&bench);
+            let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+            let mut calls = 0;
+            while Instant::now() < end {
+                calls += u64::from(step(&mut actor, &mut random, AHEAD).is_some());
+            }
+            (actor, calls)
+        };
+        let actors: Vec<_> = (1..4).map(|seed| threads.spawn(move || run(seed))).collect();
+        let mut looks = 0;
+        while Instant::now() < end {
+            let (charged, used) = (bench.usage("share").charged, truth.used(0));
+            assert!(
+                charged <= LIMIT && used <= LIMIT,
+                "{charged} charged, {used} used of {LIMIT}"
+            );
+            looks += 1;
+        }
+        let mut ended: Vec<_> = actors
+            .into_iter()
+            .map(|actor| actor.join().expect("no failure"))
+            .collect();
+        for (actor, calls) in &mut ended {
+            actor.caller.call("cuMemGetInfo_v2 >9010 >9011");
+            assert!(*calls > 50, "only {calls} calls");
+        }
+        assert!(looks > 10, "only {looks} looks");
+        assert_eq!(bench.usage("share").charged, truth.used(0));
+    });
+}
+
+#[test]
+fn threads_that_share_granules_agree_with_the_gpu() {
+    let bench = Bench::with_share(GRANULE * 200);
+    let (mut client, mut truth) = (bench.caller(true), bench.caller(false));
+    client.init();
+    for round in 1..4 {
+        let failed = client.call(&format!("storm {round} 20000"));
+        assert_eq!(failed, 0, "round {round}");
+        let (charged, used) = (bench.usage("share").charged, truth.used(0));
+        assert_eq!(charged, used, "round {round}");
+        assert!(used > 0, "round {round}: what the threads left is still there");
+    }
 }
 
 fn variable(name: &str) -> Option<u64> {
