@@ -1,11 +1,11 @@
 # The entry points. Each is one script in build/, which says how it fails.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test dist images lint bench clean
+.PHONY: help demo down test dist images lint bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: dist ## a local share, then a one-node cluster whose pods share its GPUs; KEEP=1 leaves the cluster up
 	@build/e2e.sh demo
@@ -27,6 +27,10 @@ lint: ## formatting and lints alone
 
 bench: dist ## the figures of docs/benchmarks.md, measured on this machine
 	@bench/run.sh
+
+# dist/ is no prerequisite: it may come from another machine, and is built only where there is none.
+gpu-check: ## limits, coverage and cost on this machine's NVIDIA GPU; SOFT=1 takes the software GPU, ARGS="--quick --json F"
+	@gpu-check/run.sh $(if $(filter-out 0,$(SOFT)),--soft-gpu) $(ARGS)
 
 clean: ## remove what was built (the cache outside the clone stays)
 	@build/clean.sh

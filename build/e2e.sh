@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# e2e.sh demo | down | images: the cluster's own program (crate vgpu-e2e), which asks for root where it needs it.
+# e2e.sh demo | down | images | tools: the cluster's own program (crate vgpu-e2e), which asks for root where it needs it.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 "$root/build/prerequisites.sh" demo

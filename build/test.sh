@@ -8,7 +8,7 @@
 #   is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
 #   With VGPU_SKIP_LOG unset the line on stderr is all.
 #
-# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist unit conformance e2e.
+# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist tools unit conformance e2e.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"
@@ -67,15 +67,17 @@ stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_clippy() { run_stage clippy plain build/lint.sh clippy; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_dist() { run_stage dist plain build/dist.sh; }
+# Kubernetes, Helm and the others: tests of the unit stage use them too.
+stage_tools() { run_stage tools plain build/e2e.sh tools; }
 stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
 stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist unit conformance e2e)
+[ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist tools unit conformance e2e)
 build/prerequisites.sh demo
 for name in "${stages[@]}"; do
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist unit conformance e2e"
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist tools unit conformance e2e"
   "stage_$name"
 done
 

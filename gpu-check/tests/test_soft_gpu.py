@@ -1,0 +1,161 @@
+"""The whole check on the software GPU (dist/), and on a `vgpu` that holds nothing or hangs: would it notice?"""
+
+import ast
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+DIST = pathlib.Path(os.environ.get("VGPU_DIST") or HERE.parent / "dist").resolve()
+MIB = 1 << 20
+CONTEXT = 518 * MIB
+PROFILE = "gpus = 2\nmemory = 16GiB\ncontext_cost = 518MiB\n"
+# Limits are held by nobody: the command runs on the bare software GPU.
+BARE = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\n{}LD_LIBRARY_PATH="${{0%/*}}/soft-gpu" exec "$@"\n'
+
+
+class Scene(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def check(self, *flags, dist=DIST, **variables):
+        """(exit status, rows as in --json, stdout, stderr)."""
+        found = self.folder / "rows.json"
+        profile = self.folder / "profile"
+        profile.write_text(PROFILE)
+        variables.update(VGPU_DIST=str(dist), SOFT_GPU_PROFILE=str(profile))
+        done = subprocess.run(
+            [str(HERE / "run.sh"), *flags, "--json", str(found)],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=400,
+        )
+        document = json.loads(found.read_text()) if found.exists() else None
+        return done.returncode, document, done.stdout, done.stderr
+
+    def fake(self, before=""):
+        """A dist/ whose `vgpu` is a script."""
+        dist = self.folder / "dist"
+        dist.mkdir()
+        (dist / "soft-gpu").symlink_to(DIST / "soft-gpu")
+        (dist / "vgpu").write_text(BARE.format(before))
+        (dist / "vgpu").chmod(0o755)
+        return dist
+
+
+class SoftwareGpu(Scene):
+    def test_all_that_it_can_answer_holds_and_is_exact(self):
+        status, found, out, err = self.check("--soft-gpu", "--quick", "--memory", "2048")
+        self.assertEqual(status, 0, out + err)
+        self.assertIn("SOFTWARE GPU", out)
+        rows = {(row["group"], row["name"]): row for row in found["rows"]}
+        context = rows["costs", "the first context of a process"]
+        self.assertEqual(context["truth"], CONTEXT)
+        # Charged or not: what is not is the tolerance.
+        self.assertIn(context["charged"], (0, CONTEXT))
+        self.assertEqual(found["tolerance"]["bytes"], CONTEXT - context["charged"])
+        for (group, name), row in rows.items():
+            if group == "costs" and "difference" in row and "context" not in name and not name.endswith("for memory"):
+                self.assertLessEqual(row["difference"], 0, name)
+                # What is smaller than a granule may be packed, and what two processes share be charged twice.
+                more = (" B", " KiB", "x 1 MiB", "array, 1,000 float4", "by a second process")
+                if not any(part in name for part in more):
+                    self.assertEqual(row["difference"], 0, name)
+        held = rows["held", "cuMemAlloc"]
+        self.assertEqual(held["got"] + context["charged"], 2048 * MIB)
+        self.assertEqual((held["charged"], held["truth"]), (2048 * MIB, 2048 * MIB + found["tolerance"]["bytes"]))
+        self.assertEqual(rows["seen", "nvmlDeviceGetMemoryInfo"]["outcome"], "ok")
+        self.assertIn("ratio", rows["overhead", "cuLaunchKernel of an empty kernel"])
+        for row in found["rows"]:
+            if row["outcome"] == "skipped":
+                self.assertTrue(row["note"], row)
+
+    def test_a_library_that_holds_nothing_is_found_out(self):
+        status, found, out, _ = self.check("--soft-gpu", "--only", "costs,seen,held", dist=self.fake())
+        self.assertEqual(status, 1, out)
+        rows = {(row["group"], row["name"]): row for row in found["rows"]}
+        for name, part in (("seen cuMemGetInfo", "the share has"), ("held cuMemAlloc", "were allocated under a limit")):
+            row = rows[tuple(name.split())]
+            self.assertEqual(row["outcome"], "FAILED")
+            self.assertIn(part, row["note"])
+
+    def test_what_hangs_is_a_row_and_no_hang(self):
+        hang = '[ "$1" = true ] || exec sleep 600\n'
+        flags = ("--soft-gpu", "--only", "seen", "--patience", "3")
+        status, found, out, _ = self.check(*flags, dist=self.fake(hang))
+        self.assertEqual(status, 1, out)
+        self.assertIn("FAILED: hung", out)
+        self.assertEqual([row["outcome"] for row in found["rows"] if row["name"] == "driver API and NVML"], ["FAILED"])
+
+    def test_when_the_time_is_up_the_rest_has_failed(self):
+        status, _, out, _ = self.check("--soft-gpu", "--only", "held", "--time", "0")
+        self.assertEqual(status, 1, out)
+        self.assertIn("FAILED: not run: the 0 s are over", out)
+
+    def test_a_vgpu_that_does_not_start_is_said_once(self):
+        status, found, _, err = self.check("--soft-gpu", dist=self.fake("echo broken >&2; exit 3\n"))
+        self.assertEqual((status, found), (2, None))
+        self.assertIn("`vgpu run` does not start a command here: exit status 3: broken", err)
+
+
+    def test_one_that_is_ended_leaves_nothing(self):
+        mark = self.folder / "started"
+        hang = '[ "$1" = true ] || {{ : >"{}"; exec sleep 613; }}\n'.format(mark)
+        command = [str(HERE / "run.sh"), "--soft-gpu", "--only", "seen"]
+        environment = {**os.environ, "VGPU_DIST": str(self.fake(hang)), "TMPDIR": str(self.folder)}
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            check = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.eventually(mark.exists)
+            check.send_signal(number)
+            check.wait(60)
+            mark.unlink()
+            self.eventually(lambda: not sleepers(str(self.folder)))
+            if number == signal.SIGTERM:
+                self.assertEqual(list(self.folder.glob("gpu-check-*")), [])
+
+    def eventually(self, holds):
+        end = time.monotonic() + 60
+        while not holds():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+
+
+def sleepers(mark):
+    """Processes `sleep 613` whose environment names this test's folder."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if process.joinpath("cmdline").read_bytes() == b"sleep\x00613\x00":
+                found += [process] if mark.encode() in process.joinpath("environ").read_bytes() else []
+        except OSError:
+            pass  # gone meanwhile
+    return found
+
+
+class Machine(Scene):
+    def test_without_a_driver_it_says_so_in_one_line(self):
+        (self.folder / "libnvidia-ml.so.1").write_text("no library")
+        status, _, out, err = self.check(LD_LIBRARY_PATH=str(self.folder))
+        self.assertEqual((status, out), (2, ""))
+        self.assertEqual(err.count("\n"), 1, err)
+        self.assertIn("no NVIDIA driver on this machine", err)
+        self.assertIn("SOFT=1", err)
+
+    def test_it_is_written_for_python_3_8(self):
+        files = [file for file in HERE.rglob("*.py")]
+        self.assertGreater(len(files), 20)
+        for file in files:
+            ast.parse(file.read_text(), str(file), feature_version=(3, 8))
+
+
+if __name__ == "__main__":
+    unittest.main()

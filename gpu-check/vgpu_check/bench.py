@@ -1,0 +1,58 @@
+"""The workbench of all groups: runs probes on either side, within the time, and turns what went wrong into rows."""
+
+import time
+
+from .child import Ended, converse, output
+from .rows import FAILED, SKIPPED, Row
+from .truth import Account
+
+
+class Bench:
+    def __init__(self, options, sides, watcher):
+        self.options, self.sides, self.watcher = options, sides, watcher
+        self.limit, self.rows = sides.limit, []
+        self.end = time.monotonic() + options.time
+
+    def add(self, row):
+        self.rows.append(row)
+        return row
+
+    def patience(self):
+        """How long the next probe may be silent; 0: the time is up."""
+        return max(0.0, min(self.options.patience, self.end - time.monotonic()))
+
+    def probe(self, side, name, *arguments, at_step=None, **variables):
+        """Runs a probe; `at_step` gets each step and what the driver says that its processes hold."""
+        patience = self.patience()
+        if not patience:
+            ended = Ended()
+            ended.note = "not run: the {:.0f} s are over".format(self.options.time)
+            return ended
+        account = Account(self.watcher) if at_step else None
+        command = self.sides.probe(name, *arguments)
+        run = getattr(self.sides, side)(command, **variables)
+        ended = converse(*run, patience, at_step and (lambda message: at_step(message, account.held(message["pids"]))))
+        if side == "limited" and ended.note and not ended.hung:
+            # Nothing is to be learned about limits from what does not work without them either.
+            bare = converse(*self.sides.bare(command, **variables), self.patience())
+            if bare.note and not bare.hung:
+                ended.note, ended.skip = "", "does not work without a share either: " + bare.note
+        return ended
+
+    def program(self, command):
+        """(stdout, note) of a program under the share."""
+        patience = self.patience()
+        if not patience:
+            return "", "not run: the {:.0f} s are over".format(self.options.time)
+        return output(*self.sides.limited(command), patience)
+
+    def close(self, group, name, ended, row=None):
+        """What the end of a probe means: a failure for its row (a new one if it has none yet), or a skip."""
+        if ended.note:
+            (row or self.add(Row(group, name))).fail(ended.note)
+        elif ended.skip is not None:
+            if row is None:
+                self.add(Row(group, name, SKIPPED, ended.skip))
+            elif row.outcome != FAILED:
+                row.outcome, row.note = SKIPPED, ended.skip
+        return row

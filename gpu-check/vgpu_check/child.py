@@ -1,0 +1,201 @@
+"""A process that may hang, crash or print anything, and the lines of JSON that it says.
+
+Its stderr goes to a file, so that it never waits for us to read. It gets a session of its own: what
+does not end when its probe is killed is killed with all of its group.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+
+from .probes.talk import MARK, end_with_parent
+
+# From a probe's end to its `vgpu run`'s.
+LEAVE = 10
+
+
+class Silent(Exception):
+    """It said nothing for too long."""
+
+
+class Child:
+    def __init__(self, command, environment):
+        self.errors = tempfile.TemporaryFile()
+        self.probe = None  # the probe's PID, once it has said so
+        self.buffer = b""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        try:
+            # This program has one thread, so that its child may run Python before it becomes another program.
+            self.process = subprocess.Popen(
+                command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes
+            )
+        except OSError:
+            self.errors.close()
+            raise
+
+    def message(self, patience):
+        """The next message, or None when there will be no more."""
+        end = time.monotonic() + patience
+        while True:
+            line, found, rest = self.buffer.partition(b"\n")
+            if found:
+                self.buffer = rest
+                message = parse(line)
+                if message is None:
+                    continue
+                if message.get("kind") == "hello":
+                    self.probe = message["pid"]
+                    continue
+                return message
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                raise Silent()
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                return None
+            self.buffer += more
+
+    def go_on(self):
+        try:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it is gone: the next message says so
+
+    def last_words(self):
+        """The last line on its stderr."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
+        lines = self.errors.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def status(self):
+        """How it ended, in words; empty: well."""
+        try:
+            code = self.process.wait(LEAVE)
+        except subprocess.TimeoutExpired:
+            return "does not end"
+        if code == 0:
+            return ""
+        return "signal {}".format(-code) if code < 0 else "exit status {}".format(code)
+
+    def end(self):
+        """Whatever is left of it goes; False: something cannot be killed."""
+        try:
+            self.process.stdin.close()
+        except OSError:
+            pass
+        # The probe first: its `vgpu run` then takes the share away.
+        if self.process.poll() is None and self.kill_probe():
+            self.is_gone()
+        self.kill_group()
+        gone = self.is_gone()
+        self.process.stdout.close()
+        self.errors.close()
+        return gone
+
+    def is_gone(self):
+        try:
+            self.process.wait(LEAVE)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill_probe(self):
+        """Whether there was one to kill. Its session is ours: the number is not another's by now."""
+        try:
+            if self.probe and os.getsid(self.probe) == self.process.pid:
+                os.kill(self.probe, signal.SIGKILL)
+                return True
+        except OSError:
+            pass
+        return False
+
+    def kill_group(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def parse(line):
+    """A line's message, or None for what is not one."""
+    text = line.decode(errors="replace")
+    if not text.startswith(MARK):
+        return None
+    try:
+        message = json.loads(text[len(MARK) :])
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+class Ended:
+    """What a probe said, and how it ended: `note` says what went wrong, `skip` why it did nothing."""
+
+    def __init__(self):
+        self.messages, self.note, self.skip, self.hung = [], "", None, False
+
+    def of(self, kind):
+        return [message for message in self.messages if message["kind"] == kind]
+
+
+def converse(command, environment, patience, at_step=None):
+    """Runs a probe to its end; `at_step` is told of each step while the probe waits."""
+    ended = Ended()
+    try:
+        child = Child(command, environment)
+    except OSError as error:
+        ended.note = "cannot start {}: {}".format(command[0], error)
+        return ended
+    finished = False
+    try:
+        while True:
+            message = child.message(patience)
+            if message is None:
+                break
+            ended.messages.append(message)
+            kind = message["kind"]
+            finished = finished or kind in ("end", "skip")
+            if kind == "skip":
+                ended.skip = message["reason"]
+            if kind == "step":
+                if at_step:
+                    at_step(message)
+                child.go_on()
+        status = child.status()
+        if status or not finished:
+            words = child.last_words()
+            ended.note = ": ".join(part for part in (status or "ended early", words) if part)
+    except Silent:
+        ended.hung = True
+        ended.note = "hung: silent for {:.0f} s".format(patience)
+    finally:
+        if not child.end():
+            ended.note += " (and cannot be killed: process {} is left)".format(child.process.pid)
+    return ended
+
+
+def output(command, environment, patience):
+    """(stdout, note) of a program that knows nothing of us."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    try:
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    except OSError as error:
+        return "", "cannot start {}: {}".format(command[0], error)
+    try:
+        out, words = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except OSError:
+            pass
+        return "", "hung: silent for {:.0f} s".format(patience)
+    text = out.decode(errors="replace")
+    if process.returncode:
+        lines = (words.decode(errors="replace") or text).strip().splitlines()
+        return text, "exit status {}: {}".format(process.returncode, lines[-1] if lines else "")
+    return text, ""

@@ -1,0 +1,73 @@
+"""Which GPU and how much of it, and what this machine is."""
+
+import os
+import platform
+
+from .child import converse
+
+MIB = 1 << 20
+# Enough for every probe, small enough to be filled in a moment.
+USUAL, LEAST = 4096 * MIB, 256 * MIB
+
+
+class Unusable(Exception):
+    """There is nothing to check here; one line that says why."""
+
+
+def gpus(sides, patience):
+    """(driver's version, GPUs) as NVML lists them."""
+    ended = converse(*sides.bare(sides.probe("gpus")), patience)
+    if ended.skip is not None:
+        raise Unusable("no NVIDIA driver on this machine ({})".format(ended.skip))
+    found = ended.of("gpus")
+    if ended.note or not found:
+        raise Unusable("the NVIDIA driver cannot be asked: {}".format(ended.note))
+    if not found[0]["gpus"]:
+        raise Unusable("the NVIDIA driver has no GPU here")
+    return found[0]["driver"], found[0]["gpus"]
+
+
+def choose(found, wanted):
+    """The GPU that was asked for, else the first without MIG."""
+    if wanted is None:
+        whole = [gpu for gpu in found if not gpu["mig"]]
+        if not whole:
+            raise Unusable("MIG is enabled on every GPU, and MIG instances are not shared (yet)")
+        return whole[0]
+    named = [gpu for gpu in found if gpu["index"] == wanted]
+    if not named:
+        raise Unusable("--gpu {}: there are {} GPUs".format(wanted, len(found)))
+    if named[0]["mig"]:
+        raise Unusable("--gpu {}: MIG is enabled on it, and MIG instances are not shared (yet)".format(wanted))
+    return named[0]
+
+
+def share(free, wanted):
+    """The share's bytes for a GPU with `free` ones; `wanted`: in MiB, or None.
+
+    A quarter of what is free: contexts and other overhead lie beside the share, and a probe that finds
+    no limit stops a little beyond it.
+    """
+    if wanted is not None:
+        if wanted * MIB * 2 > free:
+            text = "--memory {}: only {} MiB are free, and twice the share must be"
+            raise Unusable(text.format(wanted, free // MIB))
+        return wanted * MIB
+    limit = min(USUAL, free // 4) // (64 * MIB) * (64 * MIB)
+    if limit < LEAST:
+        raise Unusable("only {} MiB of the GPU are free; {} are needed".format(free // MIB, 4 * LEAST // MIB))
+    return limit
+
+
+def describe(driver, gpu, soft):
+    """One line about where this was measured."""
+    glibc = " ".join(platform.libc_ver())
+    host = "{} CPUs, load {:.1f}, Linux {}, {}, Python {}".format(
+        os.cpu_count(), os.getloadavg()[0], platform.release(), glibc, platform.python_version()
+    )
+    kind = "SOFTWARE GPU, no hardware: {}".format(gpu["name"]) if soft else gpu["name"]
+    user = "root" if os.geteuid() == 0 else "an ordinary user"
+    others = ", {} other processes on it".format(gpu["others"]) if gpu["others"] else ""
+    return "{}, driver {}, {} MiB free of {}{}; {}; as {}".format(
+        kind, driver, gpu["free"] // MIB, gpu["total"] // MIB, others, host, user
+    )

@@ -1,0 +1,46 @@
+"""The group overhead: the same calls bare and limited, in turns, so that a machine that changes its pace
+meets both alike. Medians over rounds, never judged."""
+
+import statistics
+
+from .rows import FAILED, SKIPPED, Row, overhead
+
+SIDES = ("bare", "limited")
+
+
+def run(bench):
+    rounds, samples = (2, 60) if bench.options.quick else (5, 200)
+    compare(bench, "calls of the driver API", rounds, "calls", samples)
+    if bench.sides.soft:
+        bench.add(Row("overhead", "PyTorch", SKIPPED, "CUDA's runtime library does not run on the software GPU"))
+    else:
+        compare(bench, "PyTorch", 1 if bench.options.quick else 3, "torch_step", 10)
+
+
+def compare(bench, name, rounds, *probe):
+    samples, absent = {}, {}
+    for number in range(rounds):
+        # The second of a round finds caches as the first left them: each side is first in turn.
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+            ended = bench.probe(side, *probe)
+            if ended.note or ended.skip is not None:
+                report_end(bench, name, side, ended)
+                return
+            for time in ended.of("time"):
+                samples.setdefault(time["name"], {one: [] for one in SIDES})[side].append(time["ns"])
+            for missing in ended.of("absent"):
+                absent[(side, missing["name"])] = missing["reason"]
+    for what, by_side in samples.items():
+        if all(by_side[side] for side in SIDES):
+            bench.add(overhead(what, *[statistics.median(by_side[side]) for side in SIDES]))
+    for (side, what), reason in absent.items():
+        # Only what a bare program can do is the library's to keep.
+        works_bare = side == "limited" and ("bare", what) not in absent
+        if side == "bare" or works_bare:
+            bench.add(Row("overhead", what, FAILED if works_bare else SKIPPED, "{}: {}".format(side, reason)))
+
+
+def report_end(bench, name, side, ended):
+    if ended.note and side == "bare" and not ended.note.startswith("not run"):
+        ended.skip, ended.note = "bare: " + ended.note, ""
+    bench.close("overhead", name, ended)

@@ -1,0 +1,12 @@
+"""Holds memory without a share, so that the check learns how NVML tells of a process here."""
+
+from . import talk
+from .cuda import Cuda
+
+SIZE = 256 << 20
+
+
+def main():
+    cuda = Cuda()
+    cuda.alloc(SIZE)
+    talk.step("held", size=SIZE)

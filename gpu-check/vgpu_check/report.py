@@ -1,0 +1,101 @@
+"""The rows as text, Markdown and JSON. Pure."""
+
+import json
+
+from .rows import TOLD, counts, mib, tolerance
+
+TITLES = {
+    "costs": "What is charged, and what the driver says is held, in MiB",
+    "seen": "What programs are told of their GPU",
+    "held": "What programs get until they are refused, in MiB",
+    "overhead": "What calls take, in us (medians, bare and limited in turns)",
+}
+COLUMNS = {
+    "costs": (("charged", "charged"), ("truth", "truth"), ("difference", "difference")),
+    "seen": (("seen", "seen"),),
+    "held": (("got", "got"), ("charged", "charged"), ("truth", "truth")),
+    "overhead": (("bare", "bare"), ("limited", "limited"), ("more", "more"), ("ratio", "ratio")),
+}
+SIGNED = ("difference", "more")
+
+
+def cell(group, key, value):
+    """A figure as text; empty for what was not measured."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if key == "ratio":
+        return "{:.3f}".format(value)
+    sign = "+" if key in SIGNED and value >= 0 else ""
+    if group == "overhead":
+        return sign + "{:.2f}".format(value / 1000)
+    if value < 0:
+        return "-" + mib(-value)
+    return sign + mib(value)
+
+
+def lines(rows, group):
+    """(header, [cells]) of one group's table."""
+    keys = COLUMNS[group]
+    body = []
+    for row in rows:
+        figures = [cell(group, key, row.figures.get(key)) for key, _ in keys]
+        outcome = "" if row.outcome == TOLD else row.outcome
+        body.append([row.name, *figures, ": ".join(part for part in (outcome, row.note) if part)])
+    return [TITLES[group], *[title for _, title in keys], ""], body
+
+
+def summary(rows):
+    """The last lines."""
+    text = []
+    measured = tolerance(rows)
+    if measured:
+        text.append("tolerance of `Enforced`: {} MiB ({})".format(mib(measured[0]), measured[1]))
+    text.append("{} ok, {} failed, {} skipped".format(*counts(rows)))
+    return text
+
+
+def table(rows, heading):
+    text = list(heading)
+    for group, cells in grouped(rows):
+        header, body = cells
+        width = max(len(line[0]) for line in [header] + body)
+        widths = [max(9, *[len(line[at]) for line in [header] + body]) for at in range(1, len(header) - 1)]
+        text.append("")
+        for line in [header] + body:
+            figures = "".join("  {:>{}}".format(figure, size) for figure, size in zip(line[1:-1], widths))
+            text.append("{:{}}{}  {}".format(line[0], width, figures, line[-1]).rstrip())
+    return "\n".join(text + [""] + summary(rows)) + "\n"
+
+
+def markdown(rows, heading):
+    text = ["{}  ".format(line) for line in heading]
+    for group, (header, body) in grouped(rows):
+        text += ["", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 2) + "|---|"]
+        text += ["| " + " | ".join(part.replace("|", "\\|") for part in line) + " |" for line in body]
+    return "\n".join(text + [""] + summary(rows)) + "\n"
+
+
+def as_json(rows, heading, limit, soft):
+    measured = tolerance(rows)
+    ok, failed, skipped = counts(rows)
+    document = {
+        "machine": list(heading),
+        "software_gpu": soft,
+        "limit": limit,
+        "tolerance": measured and {"bytes": measured[0], "row": measured[1]},
+        "ok": ok,
+        "failed": failed,
+        "skipped": skipped,
+        "rows": [row.as_dict() for row in rows],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def grouped(rows):
+    """(group, its table), in the order of the titles."""
+    for group in TITLES:
+        own = [row for row in rows if row.group == group]
+        if own:
+            yield group, lines(own, group)

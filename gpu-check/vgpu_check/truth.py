@@ -1,0 +1,101 @@
+"""What the driver says that processes hold, from outside the share.
+
+Three ways, the first that works here (`learn` finds out with a process of known size):
+
+    pid     NVML lists the probe by its PID
+    entry   NVML lists it by a PID of another PID namespace (containers): the entries that are new
+    device  NVML lists nothing: the growth of what is used on the GPU; others' memory is in it then
+"""
+
+import time
+
+from .child import Child, Silent, converse
+
+MIB = 1 << 20
+WAYS = {
+    "pid": "NVML's account of the process",
+    "entry": "NVML's account of the process (its PID is that of another namespace)",
+    "device": "the growth of what NVML calls used: other users of this GPU must be quiet",
+}
+
+
+class NoTruth(Exception):
+    """NVML cannot be asked; the text says why."""
+
+
+class Watcher:
+    """NVML in a process of its own, that lives as long as the check."""
+
+    def __init__(self, sides, patience):
+        self.patience, self.way = patience, None
+        self.child = Child(*sides.bare(sides.probe("watch", sides.gpu)))
+
+    def message(self):
+        try:
+            message = self.child.message(self.patience)
+        except Silent:
+            raise NoTruth("NVML hangs: silent for {:.0f} s".format(self.patience))
+        if message is None:
+            raise NoTruth("NVML: " + (self.child.last_words() or "its process has ended"))
+        return message
+
+    def picture(self):
+        self.child.go_on()
+        return self.message()
+
+    def quiet(self):
+        """The picture once it stays the same: what an ended process held goes a moment later."""
+        last, end = self.picture(), time.monotonic() + 3
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            now = self.picture()
+            if now == last:
+                break
+            last = now
+        return last
+
+    def learn(self, sides):
+        """Finds out which way works, with a bare process; what went wrong with it, or ''."""
+        self.message()  # it watches
+        before = self.quiet()
+        pictures = []
+
+        def look(message):
+            pictures.append((self.picture(), message))
+
+        ended = converse(*sides.bare(sides.probe("hold")), self.patience, look)
+        if ended.note or ended.skip is not None or not pictures:
+            return ended.note or ended.skip or "the probe ended early"
+        picture, message = pictures[0]
+        for way in ("pid", "entry", "device"):
+            held = figure(way, message["pids"], before, picture)
+            if held is not None and held >= message["size"]:
+                self.way = way
+                return ""
+        return "NVML shows nothing of a process that holds {} MiB".format(message["size"] // MIB)
+
+    def end(self):
+        self.child.end()
+
+
+class Account:
+    """What the processes of one probe hold; made before it starts."""
+
+    def __init__(self, watcher):
+        self.watcher, self.before = watcher, watcher.quiet()
+
+    def held(self, pids):
+        picture = self.watcher.picture()
+        return figure(self.watcher.way, pids, self.before, picture) or 0
+
+
+def figure(way, pids, before, now):
+    """Bytes, or None when this way tells nothing."""
+    if way == "device":
+        return max(0, now["used"] - before["used"])
+    if way == "pid":
+        known = [now["processes"].get(str(pid)) for pid in pids]
+    else:
+        known = [used for pid, used in now["processes"].items() if pid not in before["processes"]]
+    known = [used for used in known if used is not None]
+    return sum(known) if known else None
