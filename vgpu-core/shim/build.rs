@@ -5,8 +5,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::{env, fs, path::Path};
 
-const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
-const TABLES: [&str; 3] = ["src/table/cuda.rs", "src/table/devices.rs", "src/table/nvml.rs"];
+/// One reader of the tables: the crate that documents them has it.
+#[path = "coverage/src/hooks.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod hooks;
+use hooks::TABLES;
 
 fn lines(path: &str) -> Vec<String> {
     println!("cargo:rerun-if-changed={path}");
@@ -18,23 +21,15 @@ fn lines(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// The names that a table declares: `class name, name: (...) => handler;`.
+/// The names that a table declares.
 fn hooked(path: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for line in lines(path) {
-        let Some((class, rest)) = line.split_once(' ') else {
-            continue;
-        };
-        if CLASSES.contains(&class) {
-            let end = rest.find(':').unwrap_or(rest.len());
-            names.extend(rest[..end].split(',').map(|name| name.trim().to_owned()));
-        }
-    }
-    names
+    let table = lines(path).join("\n");
+    hooks::hooks(&table).into_iter().map(|hook| hook.name).collect()
 }
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=coverage/src/hooks.rs");
     // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them, by DT_RPATH, which
     // comes before an LD_LIBRARY_PATH that leads to a driver of the image's.
     for argument in ["-Bsymbolic", "-z,nodelete", "-rpath,$ORIGIN", "--disable-new-dtags"] {

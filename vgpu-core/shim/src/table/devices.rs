@@ -40,11 +40,14 @@ devices! {
     virtualised cuDeviceCanAccessPeer: [1, 2];
     virtualised cuDeviceGetP2PAttribute: [2, 3];
     virtualised cuDeviceRegisterAsyncNotification, cuDeviceUnregisterAsyncNotification: [0];
-    virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute, cuDeviceGraphMemTrim: [0];
+    virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute: [0];
     virtualised cuDeviceGetDevResource: [0];
-    virtualised cuGreenCtxCreate: [2];
-    virtualised cuMulticastAddDevice: [1];
-    virtualised cuMulticastUnbind: [1];
+    virtualised cuDeviceGetHostAtomicCapabilities: [3];
+    virtualised cuDeviceGetP2PAtomicCapabilities: [3, 4];
+    virtualised cuDeviceGetFabricClusterUuid, cuDeviceGetCliqueCount: [1];
+    virtualised cuDeviceGetCliqueInfo: [2];
+    virtualised cuArrayGetMemoryRequirements, cuMipmappedArrayGetMemoryRequirements: [2];
+    virtualised cuMulticastAddDevice, cuLogicalEndpointAddDevice: [1];
     virtualised cuKernelGetAttribute, cuKernelSetAttribute: [3];
     virtualised cuKernelSetCacheConfig: [2];
     virtualised cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz: [2];

@@ -1,0 +1,33 @@
+//! What the tables of the shim declare. build.rs of the shim compiles this file too, so that there is
+//! one reader of the tables.
+
+/// The tables, in the shim's folder.
+pub const TABLES: [&str; 3] = ["src/table/cuda.rs", "src/table/devices.rs", "src/table/nvml.rs"];
+const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
+
+/// One hooked name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hook {
+    pub class: String,
+    pub name: String,
+    /// `(name: type, ...)`, or `[place, ...]` of the devices among the arguments; empty: not said.
+    pub takes: String,
+}
+
+/// The names that a table declares: `class name, name: (...) => handler;`.
+pub fn hooks(table: &str) -> Vec<Hook> {
+    table
+        .lines()
+        .filter_map(|line| line.trim().split_once(' '))
+        .filter(|(class, _)| CLASSES.contains(class))
+        .flat_map(|(class, rest)| {
+            let (names, takes) = rest.split_once(':').unwrap_or((rest, ""));
+            let takes = takes.split(" =>").next().unwrap_or(takes).trim().trim_end_matches(';');
+            names.split(',').map(move |name| Hook {
+                class: class.to_owned(),
+                name: name.trim().to_owned(),
+                takes: takes.to_owned(),
+            })
+        })
+        .collect()
+}
