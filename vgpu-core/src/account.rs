@@ -24,7 +24,9 @@ pub struct Account {
 #[must_use = "bytes stay charged until this is released"]
 pub struct Charge {
     first: Part,
-    rest: Option<Box<[Part]>>,
+    /// Boxed twice: a charge is moved often, and has one part nearly always.
+    #[allow(clippy::box_collection)]
+    rest: Option<Box<Vec<Part>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +78,12 @@ impl Account {
             [one] => charged(one),
             many => many.iter().fold(0, |sum, share| sum.saturating_add(charged(share))),
         }
+    }
+
+    /// What this process itself has charged.
+    #[must_use]
+    pub fn own(&self) -> u64 {
+        self.shares.iter().fold(0, |sum, share| sum.saturating_add(share.own()))
     }
 
     /// Gives back what dead processes hold, unless that was done a moment ago.
@@ -197,7 +205,9 @@ impl Account {
         match parts.next() {
             Some(first) if left == 0 => Ok(Charge {
                 first,
-                rest: Some(parts.collect::<Box<[Part]>>()).filter(|rest| !rest.is_empty()),
+                rest: Some(parts.collect::<Vec<Part>>())
+                    .filter(|rest| !rest.is_empty())
+                    .map(Box::new),
             }),
             first => {
                 first
@@ -213,9 +223,9 @@ impl Account {
 impl Charge {
     /// Takes `other`, of the same account, in.
     pub fn join(&mut self, other: Self) {
-        let rest = self.rest.take().unwrap_or_default().into_vec();
-        let more = other.rest.unwrap_or_default().into_vec();
-        self.rest = Some(rest.into_iter().chain([other.first]).chain(more).collect());
+        let rest = self.rest.get_or_insert_default();
+        rest.push(other.first);
+        rest.extend(other.rest.into_iter().flat_map(|more| *more));
     }
 
     /// Its bytes.
@@ -223,7 +233,7 @@ impl Charge {
     pub fn bytes(&self) -> u64 {
         self.rest
             .iter()
-            .flatten()
+            .flat_map(|rest| rest.iter())
             .fold(self.first.bytes, |sum, part| sum.saturating_add(part.bytes))
     }
 }

@@ -13,17 +13,18 @@ const FIRST: usize = 64;
 /// A map from non-zero handles to values.
 #[derive(Debug)]
 pub struct Table<V> {
-    shards: Box<[Spin<Shard<V>>]>,
+    shards: Box<[Spin<Run<V>>]>,
 }
 
+/// The entries that share a lock: those of whole runs of addresses.
 #[derive(Debug)]
-struct Shard<V> {
+pub struct Run<V> {
     /// A power of two long, or empty.
     slots: Vec<Option<(u64, V)>>,
     used: usize,
 }
 
-impl<V> Default for Shard<V> {
+impl<V> Default for Run<V> {
     fn default() -> Self {
         Self {
             slots: Vec::new(),
@@ -56,22 +57,25 @@ impl<V> Table<V> {
     /// Looks at the value of `key`, and may change it.
     #[inline]
     pub fn with<T>(&self, key: u64, look: impl FnOnce(&mut V) -> T) -> Option<T> {
-        let mut shard = self.shard(key).lock();
-        let at = shard.find(key)?;
-        shard.slots.get_mut(at)?.as_mut().map(|(_, value)| look(value))
+        self.run(key, |run| run.get(key).map(look))
     }
 
-    /// Takes out every value that `pick` chooses.
-    pub fn drain(&self, mut pick: impl FnMut(u64, &V) -> bool) -> Vec<V> {
+    /// Looks at the entries of the run of `key` (128 MiB of addresses) as one, and may change them.
+    #[inline(always)]
+    pub fn run<T>(&self, key: u64, act: impl FnOnce(&mut Run<V>) -> T) -> T {
+        act(&mut self.shard(key).lock())
+    }
+
+    /// Takes out every value that `pick` chooses, which may change the others.
+    pub fn drain(&self, mut pick: impl FnMut(u64, &mut V) -> bool) -> Vec<V> {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
             let keys: Vec<u64> = shard
                 .slots
-                .iter()
+                .iter_mut()
                 .flatten()
-                .filter(|(k, v)| pick(*k, v))
-                .map(|(k, _)| *k)
+                .filter_map(|(k, v)| pick(*k, v).then_some(*k))
                 .collect();
             taken.extend(keys.into_iter().filter_map(|key| shard.remove(key)));
         }
@@ -90,15 +94,29 @@ impl<V> Table<V> {
     }
 
     #[inline(always)]
-    fn shard(&self, key: u64) -> &Spin<Shard<V>> {
+    fn shard(&self, key: u64) -> &Spin<Run<V>> {
         // A shard has whole runs of 64 granules, so that a run's entries share cache lines.
         &self.shards[(mix(key >> 27) >> 59) as usize % SHARDS]
     }
 }
 
-impl<V> Shard<V> {
+impl<V> Run<V> {
+    /// The value of `key`.
     #[inline(always)]
-    fn insert(&mut self, key: u64, value: V) -> Option<V> {
+    pub fn get(&mut self, key: u64) -> Option<&mut V> {
+        let place = self.find(key)?;
+        self.at(place).map(|(_, value)| value)
+    }
+
+    /// What is at a place that was found.
+    #[inline(always)]
+    pub fn at(&mut self, place: usize) -> Option<&mut (u64, V)> {
+        self.slots.get_mut(place)?.as_mut()
+    }
+
+    /// Keeps `value` for `key`; if that has a value, `meet` makes one of both, and what is left over.
+    #[inline(always)]
+    pub fn meet(&mut self, key: u64, value: V, meet: impl FnOnce(&mut V, V) -> Option<V>) -> Option<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
@@ -106,7 +124,7 @@ impl<V> Shard<V> {
         let mut at = home(key, mask);
         loop {
             match &mut self.slots[at] {
-                Some((known, old)) if *known == key => return Some(std::mem::replace(old, value)),
+                Some((known, old)) if *known == key => return meet(old, value),
                 Some(_) => at = (at + 1) & mask,
                 free => {
                     *free = Some((key, value));
@@ -117,24 +135,44 @@ impl<V> Shard<V> {
         }
     }
 
+    /// Keeps `value` for `key`; the value it had.
     #[inline(always)]
-    fn find(&self, key: u64) -> Option<usize> {
+    pub fn insert(&mut self, key: u64, value: V) -> Option<V> {
+        self.meet(key, value, |old, value| Some(std::mem::replace(old, value)))
+    }
+
+    /// The place of `key`.
+    #[inline(always)]
+    pub fn find(&self, key: u64) -> Option<usize> {
+        self.find_either(key, key)
+    }
+
+    /// The place of one of two keys that differ in their lowest 9 bits alone.
+    #[inline(always)]
+    pub fn find_either(&self, one: u64, other: u64) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
-        let mut at = home(key, mask);
+        let mut at = home(one, mask);
         loop {
             match &self.slots[at] {
-                Some((known, _)) if *known == key => return Some(at),
+                Some((known, _)) if *known == one || *known == other => return Some(at),
                 Some(_) => at = (at + 1) & mask,
                 None => return None,
             }
         }
     }
 
+    /// Takes out the value of `key`.
     #[inline(always)]
-    fn remove(&mut self, key: u64) -> Option<V> {
-        let mut hole = self.find(key)?;
-        let mask = self.slots.len() - 1;
-        let (_, value) = self.slots[hole].take()?;
+    pub fn remove(&mut self, key: u64) -> Option<V> {
+        let place = self.find(key)?;
+        self.remove_at(place)
+    }
+
+    /// Takes out what is at a place that was found.
+    #[inline(always)]
+    pub fn remove_at(&mut self, mut hole: usize) -> Option<V> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let (_, value) = self.slots.get_mut(hole)?.take()?;
         self.used -= 1;
         // Whoever was pushed beyond the hole moves into it.
         let mut at = (hole + 1) & mask;

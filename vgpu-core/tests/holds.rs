@@ -370,7 +370,7 @@ fn an_array_is_charged_until_its_own_context_goes() {
 
 #[test]
 fn a_context_reserve_comes_back_with_the_last_context() {
-    let bench = Bench::new();
+    let bench = Bench::with_profile("context_cost = 100MiB\n");
     let mut limits = bench.limits("share", 0, 0, GIB);
     limits.context_reserve = 100 << 20;
     bench.put(&limits);

@@ -1,6 +1,7 @@
 //! What every detour does around its handler: no unwinding into C, refusal where this process has no
 //! share. errno is kept where the core makes system calls (`vgpu_core::os::errno`).
 
+use crate::names::slot;
 use crate::real;
 use crate::state::{self, Ready};
 use core::ffi::c_int;
@@ -18,6 +19,7 @@ const NOT_SUPPORTED: c_int = 801;
 const UNKNOWN: c_int = 999;
 
 pub(crate) const NVML_SUCCESS: c_int = 0;
+const NVML_UNINITIALIZED: c_int = 1;
 pub(crate) const NVML_INVALID_ARGUMENT: c_int = 2;
 pub(crate) const NVML_NOT_SUPPORTED: c_int = 3;
 pub(crate) const NVML_NO_PERMISSION: c_int = 4;
@@ -48,7 +50,13 @@ pub(crate) fn cuda(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -
 /// A hook of NVML.
 #[inline(always)]
 pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    run(slot, NVML_NO_PERMISSION, handle)
+    const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
+    run(slot, NVML_NO_PERMISSION, |ready, address| {
+        if ready.hides_nvml() && !INIT.contains(&slot) {
+            return NVML_UNINITIALIZED;
+        }
+        handle(ready, address)
+    })
 }
 
 #[inline(always)]

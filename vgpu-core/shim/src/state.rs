@@ -3,12 +3,17 @@
 
 use crate::hooks::arrays::Array;
 use crate::hooks::contexts::Contexts;
+use crate::hooks::granules::Live;
+use crate::hooks::graphs;
+use crate::hooks::imports::Import;
+use crate::hooks::overhead::Overhead;
 use crate::hooks::pools::Pool;
 use crate::hooks::vmm::Backing;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use vgpu_core::account::{Account, Charge};
+use vgpu_core::account::Account;
 use vgpu_core::grants;
 use vgpu_core::os::spin::{Spin, Word};
 use vgpu_core::os::{fork, stderr};
@@ -22,14 +27,26 @@ struct State(Option<Ready>);
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
-    /// Live allocations by pointer.
+    /// Live allocations by pointer, and granules that small ones share.
     pub(crate) live: Table<Live>,
     pub(crate) arrays: Table<Array>,
     pub(crate) vmm_handles: Table<(Arc<Backing>, u32)>,
     pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
+    pub(crate) imports: Table<Import>,
+    /// External memory by handle, and the buffers that are mapped of it.
+    pub(crate) externals: Table<Arc<Backing>>,
+    pub(crate) buffers: Table<Arc<Backing>>,
     /// Contexts made with cuCtxCreate, by handle: their GPU.
     pub(crate) contexts: Table<usize>,
+    /// Executable graphs that allocate, by handle: what they need.
+    pub(crate) graphs: Table<graphs::Needs>,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
+    /// How often the program has initialised NVML, less how often it has shut it down.
+    pub(crate) nvml_users: AtomicU32,
+    /// Whether we have initialised it ourselves.
+    pub(crate) nvml_own: Spin<bool>,
+    /// What NVML calls this process; 0: not known yet.
+    pub(crate) nvml_pid: AtomicU32,
     /// Our copies of NVML's export tables, by the address of the original.
     pub(crate) export_tables: Spin<Vec<(usize, Box<[usize]>)>>,
     /// Held by the thread that is in the driver's cuInit.
@@ -46,14 +63,9 @@ pub(crate) struct Gpu {
     pub(crate) account: Account,
     pub(crate) context_reserve: u64,
     pub(crate) contexts: Spin<Contexts>,
+    pub(crate) overhead: Spin<Overhead>,
     pub(crate) pools: Spin<Vec<Pool>>,
-}
-
-/// One allocation.
-#[derive(Debug)]
-pub(crate) struct Live {
-    pub(crate) gpu: u32,
-    pub(crate) charge: Charge,
+    pub(crate) graphs: Spin<graphs::Memory>,
 }
 
 /// The CUDA devices that exist for this process: virtual ordinal -> real device and GPU.
@@ -111,7 +123,9 @@ impl Ready {
                 account,
                 context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
                 contexts: Spin::default(),
+                overhead: Spin::default(),
                 pools: Spin::default(),
+                graphs: Spin::default(),
             })
         };
         Ok(Self {
@@ -120,13 +134,25 @@ impl Ready {
             arrays: Table::default(),
             vmm_handles: Table::default(),
             vmm_maps: Table::default(),
+            imports: Table::default(),
+            externals: Table::default(),
+            buffers: Table::default(),
             contexts: Table::default(),
+            graphs: Table::default(),
             nvml: Spin::default(),
+            nvml_users: AtomicU32::new(0),
+            nvml_own: Spin::default(),
+            nvml_pid: AtomicU32::new(0),
             export_tables: Spin::default(),
             initialising: Word::new(),
             visible: Spin::default(),
             devices: OnceLock::new(),
         })
+    }
+
+    /// Whether NVML is initialised by us alone, so that the program must not find it so.
+    pub(crate) fn hides_nvml(&self) -> bool {
+        self.nvml_users.load(Ordering::Relaxed) == 0 && *self.nvml_own.lock()
     }
 
     pub(crate) fn knows_devices(&self) -> bool {
@@ -224,6 +250,18 @@ impl Devices {
     /// The real device that is GPU `gpu`.
     pub(crate) fn of_gpu(&self, gpu: usize) -> Option<c_int> {
         self.list.iter().find(|(_, known)| *known == gpu).map(|(real, _)| *real)
+    }
+
+    /// The real devices of a mask of virtual ordinals.
+    pub(crate) fn real_mask(&self, mask: u32) -> u32 {
+        let bits = self
+            .list
+            .iter()
+            .enumerate()
+            .filter(|(ordinal, _)| *ordinal < 32 && mask & (1 << ordinal) != 0);
+        bits.fold(0, |sum, (_, (real, _))| {
+            sum | 1_u32.checked_shl(*real as u32).unwrap_or(0)
+        })
     }
 
     /// The virtual ordinal of a real device.

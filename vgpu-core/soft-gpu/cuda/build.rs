@@ -22,6 +22,7 @@ const SAME: &[(&str, &str)] = &[
     ("cuEventElapsedTime", "cuEventElapsedTime_v2"),
     ("cuStreamBeginCapture", "cuStreamBeginCapture_v2"),
     ("cuMemHostRegister", "cuMemHostRegister_v2"),
+    ("cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"),
     ("cuGraphAddKernelNode", "cuGraphAddKernelNode_v2"),
 ];
 

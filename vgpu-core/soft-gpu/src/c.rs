@@ -44,6 +44,14 @@ impl<T: Copy, const NULL: i32> Out<T, NULL> {
         Ok(())
     }
 
+    /// A place of another type some bytes further on in the same structure.
+    pub fn inside<U>(self, offset: usize) -> Out<U, NULL> {
+        if self.0.is_null() {
+            return Out(std::ptr::null_mut());
+        }
+        Out(self.0.cast::<u8>().wrapping_add(offset).cast())
+    }
+
     /// For results that a caller may not want.
     pub fn offer(self, value: T) {
         let _ = self.set(value);

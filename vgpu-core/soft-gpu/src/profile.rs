@@ -8,6 +8,7 @@
 //! | `reserved` | what the driver keeps; NVML's total is memory + reserved | `512MiB` |
 //! | `granularity` | a power of two from 4KiB to 1GiB; memory is a multiple of it | `2MiB` |
 //! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
+//! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -60,6 +61,7 @@ pub struct Profile {
     pub reserved: u64,
     pub granularity: u64,
     pub context_cost: u64,
+    pub module_cost: u64,
     pub sms: u32,
     pub compute_capability: (u32, u32),
     pub driver_version: String,
@@ -129,6 +131,7 @@ impl Default for Profile {
             reserved: 512 << 20,
             granularity: 2 << 20,
             context_cost: 0,
+            module_cost: 0,
             sms: 132,
             compute_capability: (9, 0),
             driver_version: "550.163.01".into(),
@@ -268,6 +271,7 @@ impl Profile {
                 (put(&mut self.granularity, good), "a power of two from 4KiB to 1GiB")
             }
             "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
+            "module_cost" => (put(&mut self.module_cost, size(value)), "a size such as 6MiB"),
             "sms" => {
                 let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
                 (put(&mut self.sms, count), "a number from 1 to 1024")
@@ -349,6 +353,7 @@ impl Profile {
             );
         }
         self.context_cost = self.context_cost.next_multiple_of(self.granularity);
+        self.module_cost = self.module_cost.next_multiple_of(self.granularity);
         Ok(self)
     }
 
@@ -356,7 +361,7 @@ impl Profile {
     pub fn to_text(&self) -> String {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\nsms = {}\n\
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\nmodule_cost = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n",
             self.name,
             self.gpus,
@@ -364,6 +369,7 @@ impl Profile {
             self.reserved,
             self.granularity,
             self.context_cost,
+            self.module_cost,
             self.sms,
             self.compute_capability.0,
             self.compute_capability.1,

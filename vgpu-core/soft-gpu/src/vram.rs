@@ -15,7 +15,9 @@ const LANE: u32 = 48;
 pub const RESERVED_LANE: usize = MAX_GPUS;
 /// The lane of GPU 0's memory pools; the others follow.
 pub const POOL_LANE: usize = MAX_GPUS + 1;
-pub const LANES: usize = POOL_LANE + MAX_GPUS;
+/// The lane of addresses that GPU 0's graphs allocate; the others follow.
+pub const GRAPH_LANE: usize = POOL_LANE + MAX_GPUS;
+pub const LANES: usize = GRAPH_LANE + MAX_GPUS;
 const FIRST_CLASS: u32 = 9;
 const LAST_CLASS: u32 = 40;
 const REGION: u32 = 43;

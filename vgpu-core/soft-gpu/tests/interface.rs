@@ -195,8 +195,8 @@ fn exactly_the_public_names_are_exported() {
 fn calls_of_what_is_not_modelled_are_counted() {
     let state = Folder::new("calls");
     let mut client = Client::ready(&state.0);
-    assert_eq!(client.say("call cuIpcGetMemHandle"), "801");
-    assert_eq!(client.say("call cuIpcGetMemHandle"), "801");
+    assert_eq!(client.say("call cuGraphDebugDotPrint"), "801");
+    assert_eq!(client.say("call cuGraphDebugDotPrint"), "801");
     let config = soft_gpu::env::Config {
         dir: state.0.clone(),
         origin: "the test",
@@ -205,7 +205,7 @@ fn calls_of_what_is_not_modelled_are_counted() {
     let calls = soft_gpu::state::State::open(&config).unwrap().calls(false);
     let index = names::CUDA
         .lines()
-        .position(|name| name == "cuIpcGetMemHandle")
+        .position(|name| name == "cuGraphDebugDotPrint")
         .unwrap();
     assert_eq!((calls[index], calls.iter().sum::<u32>()), (2, 2));
 }

@@ -141,6 +141,18 @@ impl Share {
         self.region().total.charged()
     }
 
+    /// Bytes that this very process has charged, at this moment.
+    #[must_use]
+    pub fn own(&self) -> u64 {
+        let indices = self.own.iter().map(|own| own.index.load(Acquire));
+        let lanes = indices.filter_map(|index| Some((index, self.region().lanes.get(index)?)));
+        lanes
+            .filter(|(index, _)| *index != REAPER)
+            .fold(0, |sum, (index, lane)| {
+                sum.saturating_add(held(self.region(), index, lane))
+            })
+    }
+
     /// Charges `bytes`, or nothing. When they do not fit, the dead are looked for first.
     ///
     /// # Errors

@@ -33,6 +33,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Self {
+        Self::with_profile("")
+    }
+
+    /// A bench whose GPUs are what `profile` says.
+    pub(crate) fn with_profile(profile: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for name in ["state", "run", "lib"] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
@@ -45,7 +50,11 @@ impl Bench {
             folder,
             gpus: Vec::new(),
         };
-        let shown = lines(&bench.bare(&["cuinit", "devices"]).output().expect("a client"));
+        let text = bench.folder.path().join("profile");
+        std::fs::write(&text, profile).expect("a profile");
+        let mut first = bench.bare(&["cuinit", "devices"]);
+        first.env("SOFT_GPU_PROFILE", text);
+        let shown = lines(&first.output().expect("a client"));
         let words: Vec<&str> = shown[1].split(' ').collect();
         let count: usize = words[2].parse().expect("a count");
         bench.gpus = (0..count).map(|index| uuid(words[4 + 3 * index])).collect();
@@ -122,6 +131,19 @@ impl Bench {
         command
     }
 
+    /// A client that is told its calls one by one, under the shares or on the bare GPU.
+    pub(crate) fn caller(&self, limited: bool) -> Caller {
+        let told = if limited { self.client(&[]) } else { self.bare(&[]) };
+        let mut command = Command::new(Path::new(told.get_program()).with_file_name("call-client"));
+        for (name, value) in told.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Caller(Waiting::new(command))
+    }
+
     /// Runs a client to its end; its lines.
     pub(crate) fn run(&self, steps: &[&str]) -> Vec<String> {
         let output = self.client(steps).output().expect("a client");
@@ -188,6 +210,45 @@ impl Waiting {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it lives");
         self.child.wait().expect("it ends");
+    }
+}
+
+/// A client that is told its calls one by one.
+pub(crate) struct Caller(pub(crate) Waiting);
+
+impl Caller {
+    /// What came of a call, as the client prints it.
+    pub(crate) fn say(&mut self, line: &str) -> String {
+        let stdin = self.0.child.stdin.as_mut().expect("a pipe");
+        writeln!(stdin, "{line}").expect("it reads");
+        let answer = self.0.line();
+        assert!(!answer.is_empty(), "{line}: the client is gone");
+        answer
+    }
+
+    /// The code of a call.
+    pub(crate) fn call(&mut self, line: &str) -> i32 {
+        self.say(line).parse().unwrap_or_else(|_| panic!("{line}: no code"))
+    }
+
+    pub(crate) fn get(&mut self, slot: u32) -> u64 {
+        self.say(&format!("get {slot}")).parse().expect("a number")
+    }
+
+    /// Makes device 0's primary context current.
+    pub(crate) fn init(&mut self) {
+        assert_eq!(self.call("cuInit 0"), 0);
+        assert_eq!(self.call("cuDevicePrimaryCtxRetain >9001 0"), 0);
+        assert_eq!(self.call("cuCtxSetCurrent @9001"), 0);
+    }
+
+    /// Bytes in use on a GPU, by NVML.
+    pub(crate) fn used(&mut self, gpu: usize) -> u64 {
+        number(&self.say(&format!("look {gpu}")), 0)
+    }
+
+    pub(crate) fn kill(self) {
+        self.0.kill();
     }
 }
 

@@ -1,67 +1,36 @@
-//! Arrays: charged by their elements, rounded up like all memory. A height or depth of 0 means 1.
+//! Arrays: charged by their elements, each array in granules of its own. A height or depth of 0 means 1.
 //!
 //! A driver need not know a handle that it did not give, so what is left after a context's end cannot
 //! be asked, as it is for pointers: each array is kept with the context in which it was made.
+//!
+//! Arrays whose memory comes later (sparse, or of deferred mapping) are charged nothing: what is mapped
+//! into them is physical memory, which [`vmm`] charges and which they hold on to.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::memory::{charge, forget};
+use crate::hooks::memory::charge;
+use crate::hooks::shapes::Solid;
+use crate::hooks::vmm::{self, Backing};
 use crate::real::real;
-use crate::state::{Live, Ready};
+use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
+use std::sync::Arc;
+use vgpu_core::account::Charge;
 
 /// An array, and the handle of the context with which it goes.
 #[derive(Debug)]
 pub(crate) struct Array {
     context: usize,
-    live: Live,
+    gpu: usize,
+    charge: Option<Charge>,
+    /// What is mapped into it, and where.
+    tiles: Vec<(vmm::Tile, Arc<Backing>)>,
 }
 
-/// CUDA_ARRAY_DESCRIPTOR.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Flat {
-    width: usize,
-    height: usize,
-    format: c_uint,
-    channels: c_uint,
-}
-
-/// CUDA_ARRAY3D_DESCRIPTOR.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Solid {
-    width: usize,
-    height: usize,
-    depth: usize,
-    format: c_uint,
-    channels: c_uint,
-    flags: c_uint,
-}
-const _: () = assert!(size_of::<Flat>() == 24 && size_of::<Solid>() == 40);
-
-/// Bytes of one channel. Formats that we do not know are taken for the widest.
-fn channel(format: c_uint) -> u64 {
-    match format {
-        0x01 | 0x08 | 0xb0 | 0xc0 | 0xc1 | 0xc2 | 0xc3 | 0xc4 | 0xc5 => 1,
-        0x02 | 0x09 | 0x10 | 0xc6 | 0xc7 | 0xc8 | 0xc9 | 0xca | 0xcb => 2,
-        0x03 | 0x0a | 0x20 => 4,
-        _ => 8,
-    }
-}
-
-impl Solid {
-    fn bytes(&self, levels: c_uint) -> Option<u64> {
-        let element = channel(self.format).checked_mul(u64::from(self.channels.max(1)))?;
-        let mut sum = 0_u64;
-        let mut side = [self.width, self.height, self.depth].map(|side| side.max(1) as u64);
-        for _ in 0..levels.clamp(1, 32) {
-            let level = side
-                .iter()
-                .try_fold(element, |product, side| product.checked_mul(*side))?;
-            sum = sum.checked_add(level)?;
-            side = side.map(|side| (side / 2).max(1));
+impl Array {
+    fn forget(self, ready: &Ready) {
+        if let (Some(gpu), Some(charge)) = (ready.gpus.get(self.gpu), self.charge) {
+            gpu.account.release(charge);
         }
-        Some(sum)
     }
 }
 
@@ -82,24 +51,30 @@ unsafe fn make(
     let (Some(bytes), Some(owner)) = (shape.bytes(levels), ready.gpus.get(gpu)) else {
         return OUT_OF_MEMORY;
     };
-    let Some(charge) = charge(owner, bytes) else {
-        return OUT_OF_MEMORY;
-    };
-    let live = Live {
-        gpu: gpu as u32,
-        charge,
+    let charge = if bytes > 0 {
+        let Some(charge) = charge(owner, bytes) else {
+            return OUT_OF_MEMORY;
+        };
+        Some(charge)
+    } else {
+        None
     };
     let result = allocate();
+    let made = Array {
+        context: current(),
+        gpu,
+        charge,
+        tiles: Vec::new(),
+    };
     if result == SUCCESS {
-        let context = current();
         // SAFETY: the driver has written it.
-        let stale = ready.arrays.insert(unsafe { *array } as u64, Array { context, live });
+        let stale = ready.arrays.insert(unsafe { *array } as u64, made);
         // A driver gives a handle again only after it was destroyed: by a context's end that we missed.
         if let Some(stale) = stale {
-            forget(ready, stale.live);
+            stale.forget(ready);
         }
     } else {
-        forget(ready, live);
+        made.forget(ready);
     }
     result
 }
@@ -115,40 +90,22 @@ fn current() -> usize {
 /// Gives back the arrays that went with `context`.
 pub(crate) fn sweep(ready: &Ready, context: usize) {
     let gone = ready.arrays.drain(|_, array| array.context == context);
-    gone.into_iter().for_each(|array| forget(ready, array.live));
+    gone.into_iter().for_each(|array| array.forget(ready));
 }
 
-pub(crate) unsafe fn create(
+type Create<D> = unsafe extern "C" fn(*mut usize, *const D) -> c_int;
+
+/// cuArrayCreate and cuArray3DCreate, of either width.
+pub(crate) unsafe fn create<D: Copy + Into<Solid>>(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, *const Flat) -> c_int,
+    real: Create<D>,
     array: *mut usize,
-    descriptor: *const Flat,
+    descriptor: *const D,
 ) -> c_int {
     // SAFETY: null, or the caller's.
-    let shape = unsafe { descriptor.as_ref() }.map(|flat| Solid {
-        width: flat.width,
-        height: flat.height,
-        depth: 0,
-        format: flat.format,
-        channels: flat.channels,
-        flags: 0,
-    });
+    let shape = unsafe { descriptor.as_ref() }.map(|shape| (*shape).into());
     // SAFETY: passed on.
     unsafe { make(ready, array, shape, 1, || real(array, descriptor)) }
-}
-
-pub(crate) unsafe fn create_3d(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, *const Solid) -> c_int,
-    array: *mut usize,
-    descriptor: *const Solid,
-) -> c_int {
-    // SAFETY: null, or the caller's; passed on.
-    unsafe {
-        make(ready, array, descriptor.as_ref().copied(), 1, || {
-            real(array, descriptor)
-        })
-    }
 }
 
 pub(crate) unsafe fn create_mipmapped(
@@ -172,11 +129,32 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
     // SAFETY: passed on.
     let result = unsafe { real(array) };
     match known {
-        Some(known) if result == SUCCESS => forget(ready, known.live),
+        Some(known) if result == SUCCESS => known.forget(ready),
         Some(known) => {
             ready.arrays.insert(array as u64, known);
         }
         None => {}
     }
     result
+}
+
+/// Notes what a call maps into arrays and takes out of them; the driver has done it.
+pub(crate) fn mapped(ready: &Ready, array: usize, tile: vmm::Tile, backing: Option<Arc<Backing>>) {
+    ready.arrays.with(array as u64, |array| {
+        array.tiles.retain(|(known, _)| *known != tile);
+        array.tiles.extend(backing.map(|backing| (tile, backing)));
+    });
+}
+
+/// An array in memory that is charged already.
+pub(crate) fn adopt(ready: &Ready, array: usize, backing: Arc<Backing>) {
+    let adopted = Array {
+        context: current(),
+        gpu: backing.gpu,
+        charge: None,
+        tiles: vec![(vmm::Tile::default(), backing)],
+    };
+    if let Some(stale) = ready.arrays.insert(array as u64, adopted) {
+        stale.forget(ready);
+    }
 }

@@ -1,31 +1,38 @@
-//! Contexts: a process's first on a GPU is charged the share's reserve, and given back with its last.
-//! What was allocated in a context goes with it.
+//! Contexts: what each takes is measured ([`overhead`](super::overhead)); a process's first on a GPU is
+//! charged the share's reserve before. What was allocated in a context goes with it.
 
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
-use crate::hooks::memory::{charge, sweep};
+use crate::hooks::memory::sweep;
+use crate::hooks::overhead::Change;
+use crate::hooks::{arrays, graphs, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::account::Charge;
 
-/// The contexts of one GPU, and what they are charged together.
+/// The contexts of one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Contexts {
     retains: u32,
     created: u32,
     /// Handle of the primary context; 0: not retained yet.
     primary: usize,
-    reserve: Option<Charge>,
 }
 
-/// Makes a context through `make` (given the real device) with the reserve charged; `count` is told
-/// that there is one more.
+impl Contexts {
+    fn any(&self) -> bool {
+        self.retains > 0 || self.created > 0
+    }
+}
+
+/// Makes a context through `make` (given the real device) with what it takes charged; `count` is told
+/// that there is one more; `undo` (given the real device) takes it back.
 fn charged(
     ready: &'static Ready,
     device: c_int,
+    is_new: impl FnOnce(&Contexts) -> bool,
     count: impl FnOnce(&mut Contexts),
     make: impl FnOnce(c_int) -> c_int,
+    undo: impl FnOnce(c_int),
 ) -> c_int {
     let Some(devices) = ready.devices() else {
         return make(device);
@@ -37,30 +44,66 @@ fn charged(
         return INVALID_DEVICE;
     };
     let mut contexts = gpu.contexts.lock();
-    if contexts.reserve.is_none() && gpu.context_reserve > 0 {
-        let Some(reserve) = charge(gpu, gpu.context_reserve) else {
-            return OUT_OF_MEMORY;
-        };
-        contexts.reserve = Some(reserve);
+    let (result, fits) = if is_new(&contexts) {
+        let ahead = if contexts.any() { 0 } else { gpu.context_reserve };
+        let mut overhead = gpu.overhead.lock();
+        let (result, fits) = overhead.around(ready, gpu, ahead, Change::Takes, || make(real));
+        if !fits {
+            overhead.around(ready, gpu, 0, Change::GivesBack, || {
+                undo(real);
+                SUCCESS
+            });
+        }
+        (result, fits)
+    } else {
+        (make(real), true)
+    };
+    if !fits {
+        return OUT_OF_MEMORY;
     }
-    let result = make(real);
     if result == SUCCESS {
         count(&mut contexts);
         gpu.account.note_context();
-    } else {
-        give_back(gpu, &mut contexts);
     }
     result
 }
 
-fn give_back(gpu: &Gpu, contexts: &mut Contexts) {
-    // Taken only with the last: a charge that is dropped unreleased is lost until the process ends.
-    if contexts.retains == 0
-        && contexts.created == 0
-        && let Some(reserve) = contexts.reserve.take()
-    {
-        gpu.account.release(reserve);
+/// Ends a context through `end`, and gives back what it took; `count` is told that there is one less.
+fn ended(
+    ready: &'static Ready,
+    index: usize,
+    end: impl FnOnce() -> c_int,
+    count: impl FnOnce(&mut Contexts),
+    sweep_more: impl FnOnce(&Contexts),
+) -> c_int {
+    let Some(gpu) = ready.gpus.get(index) else {
+        return end();
+    };
+    let mut contexts = gpu.contexts.lock();
+    let mut overhead = gpu.overhead.lock();
+    let (result, _) = overhead.around(ready, gpu, 0, Change::GivesBack, || {
+        let result = end();
+        if result == SUCCESS {
+            count(&mut contexts);
+            // What went with the context is given back before the second look.
+            sweep(ready, index);
+            sweep_more(&contexts);
+            refresh(gpu);
+        }
+        result
+    });
+    if result == SUCCESS && !contexts.any() {
+        overhead.clear(gpu);
+        if graphs::used() {
+            graphs::forget(ready, index);
+        }
     }
+    result
+}
+
+fn refresh(gpu: &Gpu) {
+    pools::refresh(gpu);
+    graphs::refresh(gpu);
 }
 
 pub(crate) unsafe fn retain(
@@ -69,16 +112,21 @@ pub(crate) unsafe fn retain(
     context: *mut usize,
     device: c_int,
 ) -> c_int {
-    // SAFETY: passed on.
     charged(
         ready,
         device,
+        |contexts| contexts.retains == 0,
         |contexts| {
             contexts.retains += 1;
             // SAFETY: the driver has written it.
             contexts.primary = unsafe { context.as_ref() }.map_or(0, |primary| *primary);
         },
+        // SAFETY: passed on.
         |device| unsafe { real(context, device) },
+        |device| {
+            // SAFETY: what was just retained.
+            unsafe { real!(cuDevicePrimaryCtxRelease_v2(c_int))(device) };
+        },
     )
 }
 
@@ -90,20 +138,30 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let (Some(index), Some(real)) = (devices.gpu(device), devices.real(device)) else {
         return INVALID_DEVICE;
     };
-    let result = call(real);
-    if let (SUCCESS, Some(gpu)) = (result, ready.gpus.get(index)) {
-        let mut contexts = gpu.contexts.lock();
-        contexts.retains = if all { 0 } else { contexts.retains.saturating_sub(1) };
-        if contexts.retains == 0 {
-            sweep(ready, index);
+    let last = ready.gpus.get(index).is_some_and(|gpu| {
+        let contexts = gpu.contexts.lock();
+        all || contexts.retains <= 1
+    });
+    if !last {
+        let result = call(real);
+        if let (SUCCESS, Some(gpu)) = (result, ready.gpus.get(index)) {
+            let mut contexts = gpu.contexts.lock();
+            contexts.retains = contexts.retains.saturating_sub(1);
+        }
+        return result;
+    }
+    ended(
+        ready,
+        index,
+        || call(real),
+        |contexts| contexts.retains = 0,
+        |contexts| {
             // Others may hold it by ways that we do not see: then nothing has gone.
             if !is_active(real) {
                 arrays::sweep(ready, contexts.primary);
             }
-            give_back(gpu, &mut contexts);
-        }
-    }
-    result
+        },
+    )
 }
 
 /// Whether the primary context of a real device lives.
@@ -128,15 +186,21 @@ pub(crate) unsafe fn reset(ready: &'static Ready, real: unsafe extern "C" fn(c_i
     primary_gone(ready, device, true, |device| unsafe { real(device) })
 }
 
-/// Notes a created context.
+/// Makes a context that is not the primary one.
 ///
 /// # Safety
-/// `context` is null or the driver has written it if `result` is success.
-unsafe fn created(ready: &'static Ready, context: *mut usize, device: c_int, result: c_int) {
+/// `context` is null or written when `make` succeeds.
+unsafe fn made(ready: &'static Ready, context: *mut usize, device: c_int, make: impl FnOnce(c_int) -> c_int) -> c_int {
+    let undo = |_| {
+        // SAFETY: as promised; the driver has just made it.
+        unsafe { context.as_ref().map(|context| real!(cuCtxDestroy_v2(usize))(*context)) };
+    };
+    let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
     if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
         // SAFETY: as promised.
         ready.contexts.insert(unsafe { *context } as u64, gpu);
     }
+    result
 }
 
 pub(crate) unsafe fn create(
@@ -147,16 +211,7 @@ pub(crate) unsafe fn create(
     device: c_int,
 ) -> c_int {
     // SAFETY: passed on.
-    unsafe {
-        let result = charged(
-            ready,
-            device,
-            |contexts| contexts.created += 1,
-            |device| real(context, flags, device),
-        );
-        created(ready, context, device, result);
-        result
-    }
+    unsafe { made(ready, context, device, |device| real(context, flags, device)) }
 }
 
 pub(crate) unsafe fn create_v3(
@@ -170,10 +225,9 @@ pub(crate) unsafe fn create_v3(
 ) -> c_int {
     // SAFETY: passed on.
     unsafe {
-        let make = |device| real(context, parameters, count, flags, device);
-        let result = charged(ready, device, |contexts| contexts.created += 1, make);
-        created(ready, context, device, result);
-        result
+        made(ready, context, device, |device| {
+            real(context, parameters, count, flags, device)
+        })
     }
 }
 
@@ -187,10 +241,9 @@ pub(crate) unsafe fn create_v4(
 ) -> c_int {
     // SAFETY: passed on.
     unsafe {
-        let make = |device| real(context, parameters, flags, device);
-        let result = charged(ready, device, |contexts| contexts.created += 1, make);
-        created(ready, context, device, result);
-        result
+        made(ready, context, device, |device| {
+            real(context, parameters, flags, device)
+        })
     }
 }
 
@@ -200,18 +253,47 @@ pub(crate) unsafe fn destroy(
     context: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    let result = unsafe { real(context) };
+    let end = || unsafe { real(context) };
+    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+    let Some(index) = ready.contexts.remove(context as u64) else {
+        return end();
+    };
+    let result = ended(
+        ready,
+        index,
+        end,
+        |contexts| contexts.created = contexts.created.saturating_sub(1),
+        |_| arrays::sweep(ready, context),
+    );
     if result != SUCCESS {
-        return result;
+        ready.contexts.insert(context as u64, index);
     }
-    if let Some(index) = ready.contexts.remove(context as u64)
-        && let Some(gpu) = ready.gpus.get(index)
-    {
-        let mut contexts = gpu.contexts.lock();
-        contexts.created = contexts.created.saturating_sub(1);
-        sweep(ready, index);
-        arrays::sweep(ready, context);
-        give_back(gpu, &mut contexts);
+    result
+}
+
+/// A green context: resources of the primary one, by a handle of its own.
+pub(crate) unsafe fn create_green(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize, c_int, c_uint) -> c_int,
+    context: *mut usize,
+    resources: usize,
+    device: c_int,
+    flags: c_uint,
+) -> c_int {
+    let undo = |_| {
+        // SAFETY: null, or the driver has just made it.
+        unsafe {
+            context
+                .as_ref()
+                .map(|context| real!(cuGreenCtxDestroy(usize))(*context))
+        };
+    };
+    // SAFETY: passed on.
+    let make = |device| unsafe { real(context, resources, device, flags) };
+    let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
+    if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
+        // SAFETY: the driver has written it.
+        ready.contexts.insert(unsafe { *context } as u64, gpu);
     }
     result
 }

@@ -1,7 +1,7 @@
 //! What a program is told about memory: the share, never more than the GPU has.
 
 use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::pools;
+use crate::hooks::{graphs, pools};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 
@@ -12,6 +12,7 @@ type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
 fn share(gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.look();
     pools::refresh(gpu);
+    graphs::refresh(gpu);
     let limit = gpu.account.limit();
     (limit.saturating_sub(gpu.account.charged()).min(physical), limit)
 }

@@ -1,12 +1,13 @@
 //! cuMemAlloc and its kin: charged before the driver is asked, what the driver takes.
 //!
-//! A charge is the size rounded up to the driver's granule of 2 MiB. The driver packs smaller
-//! allocations together, so that the sum of charges is never below what it takes.
+//! A charge is the size rounded up to the driver's granule of 2 MiB; what is smaller shares a granule
+//! with its neighbours ([`granules`]).
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::pools;
+use crate::hooks::granules::{self, Live};
+use crate::hooks::{externals, graphs, pools};
 use crate::real::real;
-use crate::state::{Gpu, Live, Ready};
+use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::{Charge, rounded};
 use vgpu_core::ledger::Refusal;
@@ -22,14 +23,28 @@ pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
     let bytes = rounded(bytes, GRANULE)?;
     match gpu.account.reserve(bytes) {
         Ok(charge) => Some(charge),
-        Err(Refusal::Limit) if pools::trim_all(gpu) => gpu.account.reserve(bytes).ok(),
+        Err(Refusal::Limit) if make_room(gpu) => gpu.account.reserve(bytes).ok(),
         Err(_) => None,
     }
 }
 
-/// Charges, calls the driver, and keeps the charge with the handle that `allocate` answers.
+/// Has the driver give back what it keeps unused; whether that may have been anything.
+#[cold]
+pub(crate) fn make_room(gpu: &Gpu) -> bool {
+    let pools = pools::trim_all(gpu);
+    graphs::trim_all(gpu) || pools
+}
+
+/// Charges, calls the driver, and keeps the charge with the pointer that `allocate` answers. `packed`:
+/// the driver may put it into a granule with others.
 #[inline(always)]
-pub(crate) fn charged(ready: &Ready, gpu: usize, bytes: u64, allocate: impl FnOnce() -> Result<u64, c_int>) -> c_int {
+fn charged(
+    ready: &Ready,
+    gpu: usize,
+    bytes: u64,
+    packed: bool,
+    allocate: impl FnOnce() -> Result<u64, c_int>,
+) -> c_int {
     let Some(owner) = ready.gpus.get(gpu) else {
         return OUT_OF_MEMORY;
     };
@@ -37,8 +52,12 @@ pub(crate) fn charged(ready: &Ready, gpu: usize, bytes: u64, allocate: impl FnOn
         return OUT_OF_MEMORY;
     };
     match allocate() {
-        Ok(handle) => {
-            keep(ready, gpu, handle, charge);
+        Ok(pointer) => {
+            let live = Live::new(gpu, charge);
+            if packed && bytes < GRANULE {
+                return granules::join(ready, pointer, bytes, live);
+            }
+            keep(ready, pointer, live);
             SUCCESS
         }
         Err(error) => {
@@ -49,35 +68,20 @@ pub(crate) fn charged(ready: &Ready, gpu: usize, bytes: u64, allocate: impl FnOn
 }
 
 #[inline(always)]
-fn keep(ready: &Ready, gpu: usize, handle: u64, charge: Charge) {
-    let gpu = gpu as u32;
-    // A driver gives a handle again only after it was freed: by a context's end that we missed.
-    if let Some(stale) = ready.live.insert(handle, Live { gpu, charge }) {
-        forget(ready, stale);
-    }
-}
-
-/// Gives back what an allocation was charged.
-#[inline(always)]
-pub(crate) fn forget(ready: &Ready, live: Live) {
-    if let Some(gpu) = ready.gpus.get(live.gpu as usize) {
-        gpu.account.release(live.charge);
+pub(crate) fn keep(ready: &Ready, pointer: u64, live: Live) {
+    // A driver gives a pointer again only after it was freed: by a context's end that we missed.
+    if let Some(stale) = ready.live.insert(pointer, live) {
+        stale.forget(ready);
     }
 }
 
 /// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
 #[inline(always)]
-pub(crate) fn released(ready: &Ready, handle: u64, free: impl FnOnce() -> c_int) -> c_int {
-    // Out of the table first: once freed, the driver may give the handle to another thread.
-    let live = ready.live.remove(handle);
+pub(crate) fn released(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the pointer to another thread.
+    let taken = granules::take(ready, pointer);
     let result = free();
-    match live {
-        Some(live) if result == SUCCESS => forget(ready, live),
-        Some(live) => {
-            ready.live.insert(handle, live);
-        }
-        None => {}
-    }
+    granules::settle(ready, pointer, taken, result == SUCCESS);
     result
 }
 
@@ -105,7 +109,7 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
         // SAFETY: passed on: the driver says what is wrong.
         _ => return unsafe { real(pointer, bytes) },
     };
-    charged(ready, gpu, bytes as u64, || {
+    charged(ready, gpu, bytes as u64, true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     })
@@ -122,7 +126,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes) },
     };
-    charged(ready, gpu, u64::from(bytes), || {
+    charged(ready, gpu, u64::from(bytes), true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     })
@@ -140,7 +144,7 @@ pub(crate) unsafe fn managed(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes, flags) },
     };
-    charged(ready, gpu, bytes as u64, || {
+    charged(ready, gpu, bytes as u64, false, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes, flags), pointer) }
     })
@@ -164,7 +168,7 @@ pub(crate) unsafe fn pitch(
     let Some(bytes) = size(width as u64) else {
         return OUT_OF_MEMORY;
     };
-    let result = charged(ready, gpu, bytes, || {
+    let result = charged(ready, gpu, bytes, true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, pitch, width, height, element), pointer) }
     });
@@ -197,7 +201,7 @@ pub(crate) unsafe fn pitch_v1(
         _ => return unsafe { real(pointer, pitch, width, height, element) },
     };
     let row = rounded(u64::from(width), PITCH).unwrap_or(u64::MAX);
-    charged(ready, gpu, row.saturating_mul(u64::from(height)), || {
+    charged(ready, gpu, row.saturating_mul(u64::from(height)), true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, pitch, width, height, element), pointer) }
     })
@@ -214,14 +218,20 @@ fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bo
     let Some(more) = ready.gpus.get(gpu).and_then(|gpu| charge(gpu, taken - expected)) else {
         return false;
     };
-    ready.live.with(handle, |live| live.charge.join(more)).is_some()
+    ready.live.with(handle, |live| live.join_charge(more)).is_some()
 }
 
 #[inline(always)]
 pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
     // SAFETY: passed on.
-    let result = released(ready, pointer, || unsafe { real(pointer) });
+    let pass = || unsafe { real(pointer) };
+    let result = if externals::used() {
+        externals::free(ready, pointer, pass)
+    } else {
+        released(ready, pointer, pass)
+    };
     pools::after_free(ready);
+    graphs::after_free(ready);
     result
 }
 
@@ -238,13 +248,13 @@ pub(crate) unsafe fn free_v1(
 pub(crate) fn sweep(ready: &Ready, gpu: usize) {
     const MEMORY_TYPE: c_int = 2;
     const INVALID_VALUE: c_int = 1;
-    let gone = ready.live.drain(|pointer, live| {
+    granules::sweep(ready, gpu, |pointer| {
         let mut kind: c_uint = 0;
         let at: *mut c_uint = &mut kind;
-        live.gpu as usize == gpu
-            // SAFETY: `kind` is to be written; the driver validates the pointer.
-            && unsafe { real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer) }
-                == INVALID_VALUE
+        // SAFETY: `kind` is to be written; the driver validates the pointer.
+        let result = unsafe {
+            real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer)
+        };
+        result == INVALID_VALUE
     });
-    gone.into_iter().for_each(|live| forget(ready, live));
 }

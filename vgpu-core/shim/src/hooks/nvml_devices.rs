@@ -6,6 +6,7 @@ use crate::hooks::nvml_info::keep;
 use crate::real::real;
 use crate::state::{NvmlDevice, Ready};
 use core::ffi::{CStr, c_char, c_int, c_uint};
+use std::sync::atomic::Ordering;
 
 pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
     // SAFETY: passed on.
@@ -23,9 +24,38 @@ pub(crate) unsafe fn init_with(
 
 fn listed(ready: &'static Ready, result: c_int) -> c_int {
     if result == NVML_SUCCESS {
+        ready.nvml_users.fetch_add(1, Ordering::Relaxed);
         *ready.nvml.lock() = enumerate(ready);
     }
     result
+}
+
+pub(crate) unsafe fn shutdown(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real() };
+    if result == NVML_SUCCESS {
+        let less = |users: u32| Some(users.saturating_sub(1));
+        let _ = ready
+            .nvml_users
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+    result
+}
+
+/// Initialises NVML for ourselves, once: it costs milliseconds. The program does not see that.
+pub(crate) fn keep_open(ready: &'static Ready) -> bool {
+    let mut own = ready.nvml_own.lock();
+    if !*own {
+        let mut count = 0;
+        // A fork child inherits what its parent has initialised.
+        // SAFETY: to be written.
+        if unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } == NVML_SUCCESS {
+            ready.nvml_users.fetch_max(1, Ordering::Relaxed);
+        }
+        // SAFETY: takes nothing.
+        *own = unsafe { real!(nvmlInit_v2())() } == NVML_SUCCESS;
+    }
+    *own
 }
 
 /// The devices of this process; in a fork child they are looked for again.

@@ -5,7 +5,7 @@
 use crate::detour::{
     self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
 };
-use crate::hooks::{info::put, nvml_devices, pools};
+use crate::hooks::{graphs, info::put, nvml_devices, pools};
 use crate::names::slot;
 use crate::state::{Gpu, Ready};
 use crate::{real, state};
@@ -41,10 +41,10 @@ pub(crate) struct ProcessV1 {
 
 /// nvmlProcessInfo_t.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Process {
-    pid: c_uint,
-    used: c_ulonglong,
+    pub(crate) pid: c_uint,
+    pub(crate) used: c_ulonglong,
     gpu_instance: c_uint,
     compute_instance: c_uint,
 }
@@ -70,6 +70,7 @@ fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
 fn figures(gpu: &Gpu) -> (u64, u64) {
     gpu.account.look();
     pools::refresh(gpu);
+    graphs::refresh(gpu);
     (gpu.account.limit(), gpu.account.charged())
 }
 

@@ -16,13 +16,15 @@
 //! and its charge stays until the process ends.
 
 use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::graphs;
+use crate::hooks::level::Level;
+use crate::hooks::locations::Location;
 use crate::hooks::memory::GRANULE;
-use crate::hooks::vmm::Location;
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use vgpu_core::account::{Charge, rounded};
+use vgpu_core::account::rounded;
 
 const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_MEM_CURRENT: c_int = 5;
@@ -35,8 +37,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 pub(crate) struct Pool {
     handle: usize,
-    charges: Vec<Charge>,
-    charged: u64,
+    level: Level,
     /// The program has destroyed it.
     doomed: bool,
 }
@@ -47,7 +48,7 @@ pub(crate) struct Pool {
 pub(crate) struct Properties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    pub(crate) location: Location,
     security: *mut c_void,
     max_size: usize,
     usage: u16,
@@ -67,11 +68,11 @@ pub(crate) unsafe fn alloc(
 ) -> c_int {
     // SAFETY: passed on, here and below.
     let pass = || unsafe { real(pointer, bytes, stream) };
-    let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) else {
+    let Some((gpu, device)) = place_of(ready, stream) else {
         return pass();
     };
-    match current_pool() {
-        Some(pool) => grow(gpu, pool, pointer, bytes, pass),
+    match chosen_pool(device) {
+        Some(pool) => grow(gpu, pool, pointer, bytes, stream, pass),
         None => pass(),
     }
 }
@@ -91,27 +92,54 @@ pub(crate) unsafe fn alloc_from(
         .iter()
         .find(|gpu| gpu.pools.lock().iter().any(|known| known.handle == pool));
     // A default pool is known to us only here.
-    match owner.or_else(|| ready.gpus.get(ready.current()?)) {
-        Some(gpu) => grow(gpu, pool, pointer, bytes, pass),
+    let owner = owner.or_else(|| {
+        let devices = ready.devices()?;
+        let default = devices
+            .list
+            .iter()
+            .find(|(device, _)| default_pool(*device) == Some(pool));
+        ready
+            .gpus
+            .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
+    });
+    match owner {
+        Some(gpu) => grow(gpu, pool, pointer, bytes, stream, pass),
         None => pass(),
     }
 }
 
-/// The pool from which the calling thread's device allocates.
-fn current_pool() -> Option<usize> {
-    let (mut device, mut pool) = (0, 0);
-    // SAFETY: both are to be written.
-    let result = unsafe {
-        match real!(cuCtxGetDevice(*mut c_int))(&mut device) {
-            SUCCESS => real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device),
-            error => error,
+/// The GPU and the device of a stream: memory comes from its pool, whatever context is current.
+fn place_of(ready: &'static Ready, stream: usize) -> Option<(&'static Gpu, c_int)> {
+    let devices = ready.devices()?;
+    let (device, gpu) = match devices.list.as_slice() {
+        [one] => *one,
+        several => {
+            let (mut device, mut context) = (-1, 0);
+            // SAFETY: all are to be written; the context that was pushed is popped.
+            unsafe {
+                if real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) == SUCCESS
+                    && real!(cuCtxPushCurrent_v2(usize))(context) == SUCCESS
+                {
+                    real!(cuCtxGetDevice(*mut c_int))(&mut device);
+                    real!(cuCtxPopCurrent_v2(*mut usize))(&mut context);
+                }
+            }
+            *several.iter().find(|(known, _)| *known == device)?
         }
     };
+    Some((ready.gpus.get(gpu)?, device))
+}
+
+/// The pool from which a device allocates.
+fn chosen_pool(device: c_int) -> Option<usize> {
+    let mut pool = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
     (result == SUCCESS && pool != 0).then_some(pool)
 }
 
 /// Allocates from `pool` with its growth charged.
-fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, allocate: impl Fn() -> c_int) -> c_int {
+fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, stream: usize, allocate: impl Fn() -> c_int) -> c_int {
     if bytes == 0 || pointer.is_null() {
         return allocate();
     }
@@ -120,16 +148,21 @@ fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, allocate: impl 
         return OUT_OF_MEMORY;
     };
     let mut pools = gpu.pools.lock();
-    let index = entry(&mut pools, pool);
+    let mut index = entry(&mut pools, pool);
     if pools[index].doomed {
         return INVALID_VALUE;
     }
     settle(gpu, &mut pools[index]);
     let ahead = match gpu.account.reserve(want) {
         Ok(charge) => Some(charge),
-        Err(_) if has_room(pool, want) => None,
+        Err(_) if has_room(pool, want) || is_captured(stream) => None,
         Err(_) => {
             pools.iter_mut().for_each(|pool| trim_one(gpu, pool));
+            // Who trims graphs holds their lock and takes that of pools: never the other way round.
+            drop(pools);
+            graphs::trim_all(gpu);
+            pools = gpu.pools.lock();
+            index = entry(&mut pools, pool);
             match gpu.account.reserve(want) {
                 Ok(charge) => Some(charge),
                 Err(_) => return OUT_OF_MEMORY,
@@ -139,8 +172,7 @@ fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, allocate: impl 
     let result = allocate();
     let pool = &mut pools[index];
     if let Some(ahead) = ahead {
-        pool.charged += ahead.bytes();
-        pool.charges.push(ahead);
+        pool.level.add(ahead);
     }
     if settle(gpu, pool) || result != SUCCESS {
         return result;
@@ -160,8 +192,7 @@ fn entry(pools: &mut Vec<Pool>, handle: usize) -> usize {
         None => {
             pools.push(Pool {
                 handle,
-                charges: Vec::new(),
-                charged: 0,
+                level: Level::default(),
                 doomed: false,
             });
             pools.len() - 1
@@ -182,32 +213,22 @@ fn has_room(pool: usize, bytes: u64) -> bool {
     free.is_some_and(|(reserved, used)| reserved.saturating_sub(used) >= bytes)
 }
 
+/// Whether an allocation in `stream` becomes a node of a graph, and takes nothing yet.
+pub(crate) fn is_captured(stream: usize) -> bool {
+    /// The default stream that can be captured: the thread's own.
+    const PER_THREAD: usize = 2;
+    let (stream, mut status) = (if stream == 0 { PER_THREAD } else { stream }, 0);
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuStreamIsCapturing(usize, *mut c_int))(stream, &mut status) };
+    result == SUCCESS && status != 0
+}
+
 /// Charges a pool what it reserves now; false: that much is not free, and it is charged less.
 fn settle(gpu: &Gpu, pool: &mut Pool) -> bool {
-    let Some(reserved) = attribute(pool.handle, RESERVED_MEM_CURRENT) else {
-        return true;
-    };
-    while pool.charged > reserved {
-        let Some(mut last) = pool.charges.pop() else { break };
-        let whole = last.bytes();
-        let surplus = pool.charged - reserved;
-        if surplus < whole {
-            gpu.account.shrink(&mut last, whole - surplus);
-            pool.charges.push(last);
-            pool.charged = reserved;
-        } else {
-            gpu.account.release(last);
-            pool.charged -= whole;
-        }
+    match attribute(pool.handle, RESERVED_MEM_CURRENT) {
+        Some(reserved) => pool.level.set(gpu, reserved),
+        None => true,
     }
-    if pool.charged < reserved {
-        match gpu.account.reserve(reserved - pool.charged) {
-            Ok(more) => pool.charges.push(more),
-            Err(_) => return false,
-        }
-        pool.charged = reserved;
-    }
-    true
 }
 
 fn trim_one(gpu: &Gpu, pool: &mut Pool) {
@@ -266,8 +287,8 @@ fn is_empty(pool: usize) -> bool {
         .all(|what| attribute(pool, what) == Some(0))
 }
 
-fn drop_pool(gpu: &Gpu, pool: Pool) {
-    pool.charges.into_iter().for_each(|charge| gpu.account.release(charge));
+fn drop_pool(gpu: &Gpu, mut pool: Pool) {
+    pool.level.set(gpu, 0);
 }
 
 /// cuMemFree takes pointers of pools too.
@@ -287,6 +308,7 @@ pub(crate) unsafe fn free(
     // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
     let result = super::memory::released(ready, pointer, || unsafe { real(pointer, stream) });
     after_free(ready);
+    graphs::after_free(ready);
     result
 }
 

@@ -1,23 +1,27 @@
-//! Physical memory by handle: charged to the device that it lies on, until the last handle and the
-//! last mapping are gone. Also translates the locations that these calls carry.
+//! Physical memory by handle: charged to the device that it lies on, until the last handle, the last
+//! mapping and the last binding are gone.
+//!
+//! ```text
+//!  handle (counted) ──┐
+//!  mapping ───────────┼─► Backing ─► its charge
+//!  tile of an array ──┤      │
+//!  multicast object ──┘      └─► imported: charged by what is mapped of it
+//! ```
+//!
+//! What another process has made is charged here as well, by what is mapped of it: who made it may die
+//! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
+//! processes share counts twice while both have it. The driver does not tell how large it is before.
 
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::memory::charge;
-use crate::state::{Devices, Ready};
+use crate::hooks::arrays;
+use crate::hooks::locations::Location;
+use crate::hooks::memory::{GRANULE, charge};
+use crate::real::real;
+use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
-use vgpu_core::account::Charge;
+use vgpu_core::account::{Charge, rounded};
 use vgpu_core::os::spin::Spin;
-
-const DEVICE: c_int = 1;
-
-/// CUmemLocation.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Location {
-    kind: c_int,
-    id: c_int,
-}
 
 /// CUmemAllocationProp.
 #[repr(C)]
@@ -30,22 +34,22 @@ pub(crate) struct Properties {
     flags: [u8; 8],
 }
 
-/// CUmemAccessDesc.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Access {
-    location: Location,
-    flags: c_int,
-}
-const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
+const _: () = assert!(size_of::<Properties>() == 32);
 
-/// Physical memory: charged as long as a handle or a mapping refers to it.
+/// Physical memory: charged as long as something refers to it.
 #[derive(Debug)]
 pub(crate) struct Backing {
     ready: &'static Ready,
-    gpu: usize,
+    pub(crate) gpu: usize,
     charge: Spin<Option<Charge>>,
+    /// Made by another process: charged by what is mapped of it.
+    imported: bool,
+    /// What is bound to it, and where: a multicast object's.
+    pub(crate) bound: Spin<Vec<(Tile, Arc<Backing>)>>,
 }
+
+/// Where something is bound to or mapped into something else, as the caller says it.
+pub(crate) type Tile = [u64; 5];
 
 impl Drop for Backing {
     fn drop(&mut self) {
@@ -55,21 +59,54 @@ impl Drop for Backing {
     }
 }
 
-impl Location {
-    /// The GPU of a virtual location; None: host memory, or no such device.
-    pub(crate) fn gpu(self, devices: &Devices) -> Option<usize> {
-        (self.kind == DEVICE).then(|| devices.gpu(self.id)).flatten()
+impl Backing {
+    pub(crate) fn new(ready: &'static Ready, gpu: usize, charge: Option<Charge>) -> Self {
+        Self {
+            ready,
+            gpu,
+            charge: Spin::new(charge),
+            imported: false,
+            bound: Spin::default(),
+        }
     }
 
-    /// The real location; None: no such device.
-    pub(crate) fn real(self, devices: &Devices) -> Option<Self> {
-        let id = if self.kind == DEVICE {
-            devices.real(self.id)?
-        } else {
-            self.id
+    /// Charges imported memory up to `end`; false: that is not free.
+    fn reach(&self, end: u64) -> bool {
+        if !self.imported {
+            return true;
+        }
+        let mut held = self.charge.lock();
+        let have = held.as_ref().map_or(0, Charge::bytes);
+        let (Some(end), Some(gpu)) = (rounded(end, GRANULE), self.ready.gpus.get(self.gpu)) else {
+            return false;
         };
-        Some(Self { id, ..self })
+        if end <= have {
+            return true;
+        }
+        let Some(more) = charge(gpu, end - have) else {
+            return false;
+        };
+        match held.as_mut() {
+            Some(charge) => charge.join(more),
+            None => *held = Some(more),
+        }
+        true
     }
+}
+
+/// What lies at `address`, inside a mapping or at its start.
+pub(crate) fn at(ready: &Ready, address: u64) -> Option<Arc<Backing>> {
+    let exact = ready.vmm_maps.with(address, |(backing, _)| backing.clone());
+    exact.or_else(|| {
+        let mut found = None;
+        ready.vmm_maps.drain(|start, (backing, size)| {
+            if address >= start && address - start < *size {
+                found = Some(backing.clone());
+            }
+            false
+        });
+        found
+    })
 }
 
 pub(crate) unsafe fn create(
@@ -97,11 +134,7 @@ pub(crate) unsafe fn create(
     let Some(charge) = ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes as u64)) else {
         return OUT_OF_MEMORY;
     };
-    let backing = Arc::new(Backing {
-        ready,
-        gpu,
-        charge: Spin::new(Some(charge)),
-    });
+    let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
     let result = create();
     if result == SUCCESS {
         // SAFETY: the driver has written it.
@@ -144,10 +177,41 @@ pub(crate) unsafe fn retain(
         let handle = unsafe { *handle };
         let known = ready.vmm_handles.with(handle, |(_, count)| *count += 1);
         if known.is_none()
-            && let Some(backing) = ready.vmm_maps.with(address as u64, |(backing, _)| backing.clone())
+            && let Some(backing) = at(ready, address as u64)
         {
             ready.vmm_handles.insert(handle, (backing, 1));
         }
+    }
+    result
+}
+
+pub(crate) unsafe fn import(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut u64, *mut c_void, c_int) -> c_int,
+    handle: *mut u64,
+    from: *mut c_void,
+    kind: c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(handle, from, kind) };
+    if result != SUCCESS || handle.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has written it.
+    let handle = unsafe { *handle };
+    if ready.vmm_handles.with(handle, |(_, count)| *count += 1).is_some() {
+        return result;
+    }
+    let mut properties = core::mem::MaybeUninit::<Properties>::zeroed();
+    // SAFETY: to be written; all-zero is a value, of no location.
+    let location = unsafe {
+        real!(cuMemGetAllocationPropertiesFromHandle(*mut Properties, u64))(properties.as_mut_ptr(), handle);
+        properties.assume_init().location
+    };
+    if let Some(gpu) = ready.devices().and_then(|devices| location.real_gpu(devices)) {
+        let mut backing = Backing::new(ready, gpu, None);
+        backing.imported = true;
+        ready.vmm_handles.insert(handle, (Arc::new(backing), 1));
     }
     result
 }
@@ -162,6 +226,10 @@ pub(crate) unsafe fn map(
     flags: c_ulonglong,
 ) -> c_int {
     let backing = ready.vmm_handles.with(handle, |(backing, _)| backing.clone());
+    let end = (offset as u64).saturating_add(bytes as u64);
+    if backing.as_ref().is_some_and(|backing| !backing.reach(end)) {
+        return OUT_OF_MEMORY;
+    }
     // SAFETY: passed on.
     let result = unsafe { real(pointer, bytes, offset, handle, flags) };
     if let (SUCCESS, Some(backing)) = (result, backing) {
@@ -226,116 +294,55 @@ pub(crate) unsafe fn granularity(
     unsafe { real(granularity, &own, option) }
 }
 
-/// Calls `pass` with real devices in a copy of the caller's `count` descriptions.
-///
-/// # Safety
-/// `access` is null or has `count` entries.
-unsafe fn with_real(
-    ready: &'static Ready,
-    access: *const Access,
-    count: usize,
-    pass: impl FnOnce(*const Access) -> c_int,
-) -> c_int {
-    let (Some(devices), false) = (ready.devices(), access.is_null() || count == 0 || count > 1024) else {
-        return pass(access);
-    };
-    // SAFETY: as promised, and not null.
-    let given = unsafe { std::slice::from_raw_parts(access, count) };
-    let translate = |one: &Access| one.location.real(devices).map(|location| Access { location, ..*one });
-    match given.iter().map(translate).collect::<Option<Vec<_>>>() {
-        Some(own) => pass(own.as_ptr()),
-        None => INVALID_DEVICE,
-    }
-}
-
-pub(crate) unsafe fn prefetch(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, Location, c_uint, usize) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    location: Location,
+/// CUarrayMapInfo.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ArrayMap {
+    resource_kind: c_int,
+    array: usize,
+    part_kind: c_int,
+    part: [u64; 4],
+    operation: c_int,
+    handle_kind: c_int,
+    handle: u64,
+    offset: u64,
+    devices: c_uint,
     flags: c_uint,
+    reserved: [c_uint; 2],
+}
+const _: () = assert!(size_of::<ArrayMap>() == 96);
+
+pub(crate) unsafe fn map_array(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut ArrayMap, c_uint, usize) -> c_int,
+    list: *mut ArrayMap,
+    count: c_uint,
     stream: usize,
 ) -> c_int {
-    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
-        // SAFETY: passed on, with the real device.
-        Some(own) => unsafe { real(pointer, bytes, own, flags, stream) },
-        None => INVALID_DEVICE,
-    }
-}
-
-pub(crate) unsafe fn advise(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, c_int, Location) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    advice: c_int,
-    location: Location,
-) -> c_int {
-    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
-        // SAFETY: passed on, with the real device.
-        Some(own) => unsafe { real(pointer, bytes, advice, own) },
-        None => INVALID_DEVICE,
-    }
-}
-
-pub(crate) unsafe fn set_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, *const Access, usize) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    access: *const Access,
-    count: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { with_real(ready, access, count, |access| real(pointer, bytes, access, count)) }
-}
-
-pub(crate) unsafe fn set_pool_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *const Access, usize) -> c_int,
-    pool: usize,
-    access: *const Access,
-    count: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { with_real(ready, access, count, |access| real(pool, access, count)) }
-}
-
-pub(crate) unsafe fn get_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_ulonglong, *const Location, u64) -> c_int,
-    flags: *mut c_ulonglong,
-    location: *const Location,
-    pointer: u64,
-) -> c_int {
-    // SAFETY: null, or the caller's.
-    match (unsafe { location.as_ref() }, ready.devices()) {
-        (Some(given), Some(devices)) => match given.real(devices) {
-            // SAFETY: passed on, with the real device in a copy.
-            Some(own) => unsafe { real(flags, &own, pointer) },
-            None => INVALID_DEVICE,
-        },
+    const MAP: c_int = 1;
+    if list.is_null() {
         // SAFETY: passed on.
-        _ => unsafe { real(flags, location, pointer) },
+        return unsafe { real(list, count, stream) };
     }
-}
-
-pub(crate) unsafe fn get_pool_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_int, usize, *mut Location) -> c_int,
-    flags: *mut c_int,
-    pool: usize,
-    location: *mut Location,
-) -> c_int {
-    // SAFETY: null, or the caller's.
-    match (unsafe { location.as_ref() }, ready.devices()) {
-        (Some(given), Some(devices)) => match given.real(devices) {
-            // SAFETY: passed on, with the real device in a copy.
-            Some(mut own) => unsafe { real(flags, pool, &mut own) },
-            None => INVALID_DEVICE,
-        },
-        // SAFETY: passed on.
-        _ => unsafe { real(flags, pool, location) },
+    // SAFETY: the caller's list.
+    let mut own = unsafe { core::slice::from_raw_parts(list, count as usize) }.to_vec();
+    let backings: Vec<_> = own
+        .iter()
+        .map(|one| ready.vmm_handles.with(one.handle, |(backing, _)| backing.clone()))
+        .collect();
+    if let Some(devices) = ready.devices() {
+        for one in &mut own {
+            one.devices = devices.real_mask(one.devices);
+        }
     }
+    // SAFETY: passed on, with real devices in a copy.
+    let result = unsafe { real(own.as_mut_ptr(), count, stream) };
+    if result == SUCCESS {
+        for (one, backing) in own.iter().zip(backings) {
+            let [a, b, c, d] = one.part;
+            let tile = [one.part_kind as u64, a, b, c, d];
+            arrays::mapped(ready, one.array, tile, backing.filter(|_| one.operation == MAP));
+        }
+    }
+    result
 }

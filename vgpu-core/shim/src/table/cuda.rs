@@ -1,6 +1,9 @@
 //! Hooked names of the driver API, apart from those that only take a device.
 
-use crate::hooks::{arrays, contexts, device_list, errors, info, init, memory, pools, proc_address, vmm};
+use crate::hooks::{
+    arrays, contexts, device_list, errors, externals, graph_calls, imports, info, init, locations, memory, modules,
+    multicast, pools, proc_address, shapes, vmm,
+};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { cuda;
@@ -28,20 +31,51 @@ hooks! { cuda;
     released cuMemPoolDestroy: (pool: usize) => pools::destroy;
     released cuMemPoolTrimTo: (pool: usize, keep: usize) => pools::trim;
 
+    virtualised cuGraphAddMemAllocNode: (node: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut graph_calls::AllocNode) => graph_calls::add_alloc;
+    virtualised cuGraphAddNode: (node: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut graph_calls::NodeParams) => graph_calls::add;
+    virtualised cuGraphAddNode_v2, cuGraphAddNode_v3: (node: *mut usize, graph: usize, after: *const usize, edges: *const c_void, count: usize, params: *mut graph_calls::NodeParams) => graph_calls::add_v2;
+    virtualised cuGraphMemAllocNodeGetParams: (node: usize, params: *mut graph_calls::AllocNode) => graph_calls::alloc_params;
+    limited cuGraphInstantiate, cuGraphInstantiate_v2: (exec: *mut usize, graph: usize, bad: *mut usize, log: *mut c_char, room: usize) => graph_calls::instantiate;
+    limited cuGraphInstantiateWithFlags: (exec: *mut usize, graph: usize, flags: c_ulonglong) => graph_calls::instantiate_with_flags;
+    charged cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz: (exec: *mut usize, graph: usize, params: *mut graph_calls::InstantiateParams) => graph_calls::instantiate_with_params;
+    charged cuGraphUpload, cuGraphUpload_ptsz, cuGraphLaunch, cuGraphLaunch_ptsz: (exec: usize, stream: usize) => graph_calls::launch;
+    limited cuGraphExecUpdate: (exec: usize, graph: usize, bad: *mut usize, outcome: *mut c_int) => graph_calls::update;
+    limited cuGraphExecUpdate_v2: (exec: usize, graph: usize, outcome: *mut c_void) => graph_calls::update_v2;
+    released cuGraphExecDestroy: (exec: usize) => graph_calls::destroy;
+    released cuDeviceGraphMemTrim: (device: c_int) => graph_calls::trim;
+
     charged cuMemCreate: (handle: *mut u64, bytes: usize, properties: *const vmm::Properties, flags: c_ulonglong) => vmm::create;
     released cuMemRelease: (handle: u64) => vmm::release;
     limited cuMemRetainAllocationHandle: (handle: *mut u64, address: *mut c_void) => vmm::retain;
     limited cuMemMap: (pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) => vmm::map;
+    charged cuMemImportFromShareableHandle: (handle: *mut u64, from: *mut c_void, kind: c_int) => vmm::import;
+    limited cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz: (list: *mut vmm::ArrayMap, count: c_uint, stream: usize) => vmm::map_array;
+    limited cuMulticastCreate: (handle: *mut u64, properties: *const c_void) => multicast::create;
+    limited cuMulticastBindMem: (object: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory;
+    limited cuMulticastBindMem_v2: (object: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory_v2;
+    limited cuMulticastBindAddr: (object: u64, offset: usize, address: u64, bytes: usize, flags: c_ulonglong) => multicast::bind_address;
+    limited cuMulticastBindAddr_v2: (object: u64, device: c_int, offset: usize, address: u64, bytes: usize, flags: c_ulonglong) => multicast::bind_address_v2;
+    released cuMulticastUnbind: (object: u64, device: c_int, offset: usize, bytes: usize) => multicast::unbind;
+
+    charged cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2: (pointer: *mut u64, handle: imports::Handle, flags: c_uint) => imports::open;
+    released cuIpcCloseMemHandle: (pointer: u64) => imports::close;
+    charged cuMemPoolImportPointer: (pointer: *mut u64, pool: usize, data: *mut c_void) => imports::pool_pointer;
+    charged cuImportExternalMemory: (memory: *mut usize, descriptor: *const externals::Descriptor) => externals::import;
+    limited cuExternalMemoryGetMappedBuffer: (pointer: *mut u64, memory: usize, descriptor: *const c_void) => externals::buffer;
+    limited cuExternalMemoryGetMappedMipmappedArray: (array: *mut usize, memory: usize, descriptor: *const c_void) => externals::array;
+    released cuDestroyExternalMemory: (memory: usize) => externals::destroy;
     released cuMemUnmap: (pointer: u64, bytes: usize) => vmm::unmap;
     virtualised cuMemGetAllocationGranularity: (granularity: *mut usize, properties: *const vmm::Properties, option: c_int) => vmm::granularity;
-    virtualised cuMemSetAccess: (pointer: u64, bytes: usize, access: *const vmm::Access, count: usize) => vmm::set_access;
-    virtualised cuMemGetAccess: (flags: *mut c_ulonglong, location: *const vmm::Location, pointer: u64) => vmm::get_access;
-    virtualised cuMemPoolSetAccess: (pool: usize, access: *const vmm::Access, count: usize) => vmm::set_pool_access;
-    virtualised cuMemPoolGetAccess: (flags: *mut c_int, pool: usize, location: *mut vmm::Location) => vmm::get_pool_access;
+    virtualised cuMemSetAccess: (pointer: u64, bytes: usize, access: *const locations::Access, count: usize) => locations::set_access;
+    virtualised cuMemGetAccess: (flags: *mut c_ulonglong, location: *const locations::Location, pointer: u64) => locations::get_access;
+    virtualised cuMemPoolSetAccess: (pool: usize, access: *const locations::Access, count: usize) => locations::set_pool_access;
+    virtualised cuMemPoolGetAccess: (flags: *mut c_int, pool: usize, location: *mut locations::Location) => locations::get_pool_access;
 
-    charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const arrays::Flat) => arrays::create;
-    charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const arrays::Solid) => arrays::create_3d;
-    charged cuMipmappedArrayCreate: (array: *mut usize, descriptor: *const arrays::Solid, levels: c_uint) => arrays::create_mipmapped;
+    charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const shapes::Flat) => arrays::create;
+    charged cuArrayCreate: (array: *mut usize, descriptor: *const shapes::FlatV1) => arrays::create;
+    charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const shapes::Solid) => arrays::create;
+    charged cuArray3DCreate: (array: *mut usize, descriptor: *const shapes::SolidV1) => arrays::create;
+    charged cuMipmappedArrayCreate: (array: *mut usize, descriptor: *const shapes::Solid, levels: c_uint) => arrays::create_mipmapped;
     released cuArrayDestroy, cuMipmappedArrayDestroy: (array: usize) => arrays::destroy;
 
     charged cuDevicePrimaryCtxRetain: (context: *mut usize, device: c_int) => contexts::retain;
@@ -50,7 +84,14 @@ hooks! { cuda;
     charged cuCtxCreate, cuCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
     charged cuCtxCreate_v3: (context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int) => contexts::create_v3;
     charged cuCtxCreate_v4: (context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int) => contexts::create_v4;
-    released cuCtxDestroy, cuCtxDestroy_v2: (context: usize) => contexts::destroy;
+    released cuCtxDestroy, cuCtxDestroy_v2, cuGreenCtxDestroy: (context: usize) => contexts::destroy;
+    charged cuGreenCtxCreate: (context: *mut usize, resources: usize, device: c_int, flags: c_uint) => contexts::create_green;
+    charged cuCtxSetLimit: (limit: c_int, value: usize) => modules::set_limit;
+    charged cuModuleLoad, cuModuleLoadData, cuModuleLoadFatBinary: (module: *mut usize, image: *const c_void) => modules::load;
+    charged cuModuleLoadDataEx: (module: *mut usize, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) => modules::load_ex;
+    released cuModuleUnload, cuLibraryUnload: (module: usize) => modules::unload;
+    charged cuLibraryLoadData, cuLibraryLoadFromFile: (library: *mut usize, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => modules::load_library;
+    charged cuFuncLoad: (function: usize) => modules::load_function;
 
     virtualised cuDeviceGetCount: (count: *mut c_int) => device_list::count;
     virtualised cuDeviceGet: (device: *mut c_int, ordinal: c_int) => device_list::get;
@@ -58,8 +99,8 @@ hooks! { cuda;
     virtualised cuCtxGetDevice: (device: *mut c_int) => device_list::of_context;
     virtualised cuCtxGetDevice_v2: (device: *mut c_int, context: usize) => device_list::of_that_context;
     virtualised cuStreamGetDevice, cuStreamGetDevice_ptsz: (stream: usize, device: *mut c_int) => device_list::of_stream;
-    virtualised cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz: (pointer: u64, bytes: usize, location: vmm::Location, flags: c_uint, stream: usize) => vmm::prefetch;
-    virtualised cuMemAdvise_v2: (pointer: u64, bytes: usize, advice: c_int, location: vmm::Location) => vmm::advise;
+    virtualised cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz: (pointer: u64, bytes: usize, location: locations::Location, flags: c_uint, stream: usize) => locations::prefetch;
+    virtualised cuMemAdvise_v2: (pointer: u64, bytes: usize, advice: c_int, location: locations::Location) => locations::advise;
     virtualised cuPointerGetAttributes: (count: c_uint, attributes: *mut c_int, values: *mut *mut c_void, pointer: u64) => device_list::of_pointer_all;
     virtualised cuPointerGetAttribute: (value: *mut c_void, attribute: c_int, pointer: u64) => device_list::of_pointer;
 }

@@ -40,11 +40,9 @@ devices! {
     virtualised cuDeviceCanAccessPeer: [1, 2];
     virtualised cuDeviceGetP2PAttribute: [2, 3];
     virtualised cuDeviceRegisterAsyncNotification, cuDeviceUnregisterAsyncNotification: [0];
-    virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute, cuDeviceGraphMemTrim: [0];
+    virtualised cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute: [0];
     virtualised cuDeviceGetDevResource: [0];
-    virtualised cuGreenCtxCreate: [2];
     virtualised cuMulticastAddDevice: [1];
-    virtualised cuMulticastUnbind: [1];
     virtualised cuKernelGetAttribute, cuKernelSetAttribute: [3];
     virtualised cuKernelSetCacheConfig: [2];
     virtualised cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz: [2];

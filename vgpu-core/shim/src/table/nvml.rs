@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
     limited nvmlInit, nvmlInit_v2: () => nvml_devices::init;
+    virtualised nvmlShutdown: () => nvml_devices::shutdown;
     limited nvmlInitWithFlags: (flags: c_uint) => nvml_devices::init_with;
 
     virtualised nvmlDeviceGetCount, nvmlDeviceGetCount_v2: (count: *mut c_uint) => nvml_devices::count;

@@ -1,11 +1,12 @@
-//! CUDA arrays: device memory with a shape, stored row by row.
+//! CUDA arrays: device memory with a shape, stored row by row, each in granules of its own. A mipmapped array is its
+//! levels one after the other, which can be looked at as arrays. Sparse arrays have no memory but what is mapped.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, Res};
-use crate::context::here;
-use crate::driver;
+use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
+use crate::context::{Context, here};
+use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 
 /// CUDA_ARRAY_DESCRIPTOR_v2.
@@ -30,13 +31,33 @@ pub(crate) struct Solid {
     flags: u32,
 }
 
+/// The descriptors of the first API, 32 bits wide.
+type OldPlane = [u32; 4];
+type OldSolid = [u32; 6];
+
 #[derive(Clone, Copy)]
 pub(crate) struct Array {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
     pub(crate) height: u64,
     shape: Solid,
+    context: &'static Context,
+    kind: Kind,
 }
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Its memory is its own.
+    Whole,
+    Mipmapped,
+    /// A level of another's, or memory that came from elsewhere.
+    Part,
+}
+
+const LAYERED: u32 = 0x01;
+const CUBEMAP: u32 = 0x04;
+/// Its memory is mapped later.
+const LATER: u32 = 0x40 | 0x80;
 
 static ARRAYS: Mutex<Option<HashMap<u64, Array>>> = Mutex::new(None);
 
@@ -54,60 +75,214 @@ pub(crate) fn find(handle: u64) -> Result<Array, Code> {
 /// Bytes of a channel, by CUarray_format.
 fn element(format: u32) -> Option<u64> {
     match format {
-        0x01 | 0x08 => Some(1),
-        0x02 | 0x09 | 0x10 => Some(2),
+        0x01 | 0x08 | 0xc0 | 0xc1 | 0xc2 | 0xc6 | 0xc7 | 0xc8 => Some(1),
+        0x02 | 0x09 | 0x10 | 0xc3 | 0xc4 | 0xc5 | 0xc9 | 0xca | 0xcb => Some(2),
         0x03 | 0x0a | 0x20 => Some(4),
         _ => None,
     }
 }
 
+/// Bytes of a 4 x 4 block of a compressed format.
+fn block(format: u32) -> Option<u64> {
+    match format {
+        0x91 | 0x92 | 0x97 | 0x98 => Some(8),
+        0x93..=0x9e => Some(16),
+        _ => None,
+    }
+}
+
+impl Solid {
+    /// Bytes of a row, and rows of a slice.
+    fn rows(&self) -> Result<(u64, u64), Code> {
+        let height = self.height.max(1);
+        match (element(self.format), block(self.format)) {
+            (Some(element), _) => {
+                let row = self.width.checked_mul(element * u64::from(self.channels));
+                Ok((row.ok_or(OUT_OF_MEMORY)?, height))
+            }
+            (None, Some(block)) => {
+                let row = self.width.div_ceil(4).checked_mul(block);
+                Ok((row.ok_or(OUT_OF_MEMORY)?, height.div_ceil(4)))
+            }
+            (None, None) => Err(INVALID_VALUE),
+        }
+    }
+
+    fn bytes(&self) -> Result<u64, Code> {
+        let (row, rows) = self.rows()?;
+        let slices = rows.checked_mul(self.depth.max(1)).ok_or(OUT_OF_MEMORY)?;
+        row.checked_mul(slices).ok_or(OUT_OF_MEMORY)
+    }
+
+    fn half(&self) -> Self {
+        let less = |side: u64| if side == 0 { 0 } else { (side / 2).max(1) };
+        // Layers and faces stay as many as they are.
+        let keeps = self.flags & (LAYERED | CUBEMAP) != 0;
+        Self {
+            width: less(self.width),
+            height: less(self.height),
+            depth: if keeps { self.depth } else { less(self.depth) },
+            ..*self
+        }
+    }
+}
+
+fn add(driver: &Driver, context: &'static Context, kind: Kind, address: u64, shape: Solid) -> Result<u64, Code> {
+    let (pitch, height) = shape.rows()?;
+    let handle = driver.handle();
+    let array = Array {
+        address,
+        pitch,
+        height,
+        shape,
+        context,
+        kind,
+    };
+    with(|arrays| arrays.insert(handle, array));
+    Ok(handle)
+}
+
 /// Height 0 is a one-dimensional array, depth 0 a two-dimensional one.
-fn create(out: Out<u64>, shape: Solid) -> Res {
+fn create(out: Out<u64>, shape: Solid, kind: Kind, bytes: u64) -> Res {
     let (driver, context) = here()?;
-    let element = element(shape.format).ok_or(INVALID_VALUE)?;
     if !out.given() || shape.width == 0 || ![1, 2, 4].contains(&shape.channels) {
         return Err(INVALID_VALUE);
     }
-    let pitch = shape
-        .width
-        .checked_mul(element * u64::from(shape.channels))
-        .ok_or(OUT_OF_MEMORY)?;
-    let rows = shape
-        .height
-        .max(1)
-        .checked_mul(shape.depth.max(1))
-        .ok_or(OUT_OF_MEMORY)?;
-    let size = pitch.checked_mul(rows).ok_or(OUT_OF_MEMORY)?;
-    let address = driver.memory.allocate(driver, context, size)?;
-    let handle = driver.handle();
-    with(|arrays| {
-        arrays.insert(
-            handle,
-            Array {
-                address,
-                pitch,
-                height: shape.height.max(1),
-                shape,
-            },
-        )
+    let cube = shape.flags & CUBEMAP != 0;
+    if cube && (shape.width != shape.height || !shape.depth.is_multiple_of(6)) {
+        return Err(INVALID_VALUE);
+    }
+    let address = if shape.flags & LATER != 0 {
+        0
+    } else {
+        let granules = driver.memory.units(bytes) * driver.state().profile().granularity;
+        driver.memory.allocate(driver, context, granules)?
+    };
+    out.set(add(driver, context, kind, address, shape)?)
+}
+
+fn destroy(handle: u64, kind: Kind) -> Res {
+    let driver = driver::get()?;
+    let array = with(|arrays| {
+        let found = arrays
+            .get(&handle)
+            .filter(|array| array.kind == kind || array.kind == Kind::Part);
+        found.copied().inspect(|_| {
+            arrays.remove(&handle);
+        })
     });
-    out.set(handle)
+    let array = array.ok_or(INVALID_HANDLE)?;
+    driver.memory.vmm.unmap_array(driver, handle);
+    if array.kind == Kind::Part {
+        return driver.memory.externals.let_go(driver, handle);
+    }
+    if array.address == 0 {
+        return Ok(());
+    }
+    driver.memory.free(driver, array.address)
+}
+
+/// Forgets the arrays of a dying context; their memory goes with it.
+pub(crate) fn forget(driver: &Driver, dying: &'static Context) {
+    let gone: Vec<u64> = with(|arrays| {
+        let own = arrays.iter().filter(|(_, array)| std::ptr::eq(array.context, dying));
+        own.map(|(handle, _)| *handle).collect()
+    });
+    for handle in gone {
+        with(|arrays| arrays.remove(&handle));
+        driver.memory.vmm.unmap_array(driver, handle);
+        let _ = driver.memory.externals.let_go(driver, handle);
+    }
+}
+
+/// An array of memory that came from elsewhere.
+pub(crate) fn foreign(address: u64, shape: Solid) -> Result<u64, Code> {
+    let (driver, context) = here()?;
+    add(driver, context, Kind::Part, address, shape)
+}
+
+fn levels(shape: Solid, count: u32) -> Result<u64, Code> {
+    let (mut level, mut sum) = (shape, 0_u64);
+    for _ in 0..count.clamp(1, 32) {
+        sum = sum.checked_add(level.bytes()?).ok_or(OUT_OF_MEMORY)?;
+        level = level.half();
+    }
+    Ok(sum)
+}
+
+fn wide(old: OldSolid) -> Solid {
+    let [width, height, depth, format, channels, flags] = old;
+    Solid {
+        width: u64::from(width),
+        height: u64::from(height),
+        depth: u64::from(depth),
+        format,
+        channels,
+        flags,
+    }
 }
 
 soft_gpu::api! {
     fn cuArrayCreate_v2(out: Out<u64>, description: In<Plane>) {
         let Plane { width, height, format, channels } = description.get()?;
-        create(out, Solid { width, height, depth: 0, format, channels, flags: 0 })
+        let shape = Solid { width, height, depth: 0, format, channels, flags: 0 };
+        create(out, shape, Kind::Whole, shape.bytes()?)
+    }
+
+    fn cuArrayCreate(out: Out<u64>, description: In<OldPlane>) {
+        let [width, height, format, channels] = description.get()?;
+        let shape = wide([width, height, 0, format, channels, 0]);
+        create(out, shape, Kind::Whole, shape.bytes()?)
     }
 
     fn cuArray3DCreate_v2(out: Out<u64>, description: In<Solid>) {
-        create(out, description.get()?)
+        let shape = description.get()?;
+        create(out, shape, Kind::Whole, shape.bytes()?)
+    }
+
+    fn cuArray3DCreate(out: Out<u64>, description: In<OldSolid>) {
+        let shape = wide(description.get()?);
+        create(out, shape, Kind::Whole, shape.bytes()?)
     }
 
     fn cuArrayDestroy(handle: u64) {
+        destroy(handle, Kind::Whole)
+    }
+
+    fn cuMipmappedArrayCreate(out: Out<u64>, description: In<Solid>, count: u32) {
+        let shape = description.get()?;
+        create(out, shape, Kind::Mipmapped, levels(shape, count)?)
+    }
+
+    fn cuMipmappedArrayGetLevel(out: Out<u64>, handle: u64, level: u32) {
+        let whole = find(handle)?;
+        let (mut shape, mut start) = (whole.shape, whole.address);
+        for _ in 0..level.min(32) {
+            start += shape.bytes()?;
+            shape = shape.half();
+        }
+        out.set(add(driver::get()?, whole.context, Kind::Part, start, shape)?)
+    }
+
+    fn cuMipmappedArrayDestroy(handle: u64) {
+        destroy(handle, Kind::Mipmapped)
+    }
+
+    fn cuMemMapArrayAsync(list: In<[u64; 12]>, count: u32, stream: u64) {
+        const MAP: u64 = 1;
         let driver = driver::get()?;
-        let array = with(|arrays| arrays.remove(&handle)).ok_or(INVALID_HANDLE)?;
-        driver.memory.free(driver, array.address)
+        crate::stream::gpu_of(driver, stream)?;
+        for index in 0..count as usize {
+            // Resource kind, resource, kind and place of the part (5 words), operation, memory.
+            let one = list.at(index)?;
+            let (array, part, operation, memory) = (one[1], [one[2], one[3], one[4], one[5], one[6]], one[7], one[8]);
+            if find(array)?.shape.flags & LATER == 0 {
+                return Err(NOT_SUPPORTED);
+            }
+            let memory = (operation as u32 == MAP as u32).then_some(memory);
+            driver.memory.vmm.map_array(driver, array, part, memory)?;
+        }
+        Ok(())
     }
 
     fn cuArrayGetDescriptor_v2(out: Out<Plane>, handle: u64) {

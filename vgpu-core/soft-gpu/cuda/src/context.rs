@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::code::{
-    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
-    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED,
+    PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
 };
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
@@ -20,6 +20,8 @@ pub(crate) struct Context {
     alive: AtomicBool,
     flags: AtomicU32,
     cost: u64,
+    /// Units that raised limits take.
+    extra: AtomicU64,
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
 }
@@ -46,10 +48,10 @@ impl Context {
         }
     }
 
-    fn open(driver: &Driver, gpu: usize, flags: u32, primary: bool) -> Result<&'static Self, Code> {
+    pub(crate) fn open(driver: &Driver, gpu: usize, flags: u32, primary: bool) -> Result<&'static Self, Code> {
         let profile = driver.state().profile();
         let cost = profile.context_cost / profile.granularity;
-        driver.member().grow(gpu, cost).map_err(|_| OUT_OF_MEMORY)?;
+        driver.memory.charge(driver, gpu, cost)?;
         driver.member().contexts(gpu, 1);
         let context: &'static Self = Box::leak(Box::new(Self {
             gpu,
@@ -58,6 +60,7 @@ impl Context {
             alive: AtomicBool::new(true),
             flags: AtomicU32::new(flags),
             cost,
+            extra: AtomicU64::new(0),
             limits: LIMITS.map(AtomicU64::new),
             peers: Mutex::default(),
         }));
@@ -65,11 +68,42 @@ impl Context {
         Ok(context)
     }
 
+    /// Takes, or gives back, what stacks, the printf buffer and the heap need beyond their first sizes, which
+    /// are part of a context's cost.
+    fn resize(&'static self, driver: &Driver) -> Res {
+        let profile = driver.state().profile();
+        let threads = u64::from(profile.sms) * 2048;
+        let factors = [threads, 1, 1];
+        let bytes = factors
+            .iter()
+            .zip(LIMITS)
+            .zip(&self.limits)
+            .map(|((factor, first), now)| {
+                now.load(Ordering::Relaxed)
+                    .saturating_sub(first)
+                    .saturating_mul(*factor)
+            });
+        let want = bytes
+            .map(|bytes| driver.memory.units(bytes))
+            .fold(0, u64::saturating_add);
+        let have = self.extra.load(Ordering::Relaxed);
+        if want > have {
+            driver.memory.charge(driver, self.gpu, want - have)?;
+        } else {
+            driver.member().shrink(self.gpu, have - want);
+        }
+        self.extra.store(want, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Ends a context and frees what was allocated in it.
-    fn close(&'static self, driver: &Driver) {
+    pub(crate) fn close(&'static self, driver: &Driver) {
         if self.alive.swap(false, Ordering::AcqRel) {
             driver.memory.free_context(driver, self);
-            driver.member().shrink(self.gpu, self.cost);
+            crate::module::unload_all(driver, self);
+            driver
+                .member()
+                .shrink(self.gpu, self.cost + self.extra.load(Ordering::Relaxed));
             driver.member().contexts(self.gpu, -1);
         }
     }
@@ -82,6 +116,13 @@ pub(crate) fn named(handle: u64) -> Result<&'static Context, Code> {
         .find(|context| context.handle() == handle)
         .copied()
         .ok_or(INVALID_CONTEXT)
+}
+
+/// Whether a GPU has a living context besides `this`.
+pub(crate) fn any_other(this: &'static Context) -> bool {
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter()
+        .any(|other| !std::ptr::eq(*other, this) && other.gpu == this.gpu && other.alive.load(Ordering::Acquire))
 }
 
 /// The calling thread's current context.
@@ -280,8 +321,14 @@ soft_gpu::api! {
     }
 
     fn cuCtxSetLimit(limit: u32, value: u64) {
-        current()?.limits.get(limit as usize).ok_or(UNSUPPORTED_LIMIT)?.store(value, Ordering::Relaxed);
-        Ok(())
+        let (driver, context) = here()?;
+        let place = context.limits.get(limit as usize).ok_or(UNSUPPORTED_LIMIT)?;
+        let before = place.swap(value, Ordering::Relaxed);
+        let result = context.resize(driver);
+        if result.is_err() {
+            place.store(before, Ordering::Relaxed);
+        }
+        result
     }
 
     fn cuCtxGetCacheConfig(out: Out<u32>) {

@@ -41,6 +41,25 @@ pub(crate) fn unmap_host(address: u64, size: u64) {
     unsafe { libc::munmap(address as *mut libc::c_void, (size as usize).max(1)) };
 }
 
+/// A descriptor for other processes, with `words` in it.
+pub(crate) fn note(words: [u64; 4]) -> Option<i32> {
+    // SAFETY: a C string; the descriptor is the caller's from then on.
+    let descriptor = unsafe { libc::memfd_create(c"soft-gpu".as_ptr(), libc::MFD_CLOEXEC) };
+    let size = std::mem::size_of_val(&words);
+    // SAFETY: as many bytes as `words` has.
+    let written = unsafe { libc::pwrite(descriptor, words.as_ptr().cast(), size, 0) };
+    (descriptor >= 0 && written == size as isize).then_some(descriptor)
+}
+
+/// What `note` put into a descriptor.
+pub(crate) fn read_note(descriptor: i32) -> Option<[u64; 4]> {
+    let mut words = [0_u64; 4];
+    let size = std::mem::size_of_val(&words);
+    // SAFETY: room for as many bytes as are asked for.
+    let read = unsafe { libc::pread(descriptor, words.as_mut_ptr().cast(), size, 0) };
+    (read == size as isize).then_some(words)
+}
+
 /// A byte that reads 0 in forked children (MADV_WIPEONFORK), 1 here.
 pub(crate) struct ForkMark(*const u8);
 

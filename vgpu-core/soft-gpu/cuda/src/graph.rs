@@ -1,12 +1,13 @@
-//! Graphs as far as they take time: nodes with a cost, and the capture of a stream into one. The order of nodes is
-//! kept, their edges are accepted and not stored: a GPU's work runs in order here anyway.
+//! Graphs as far as they take time and memory: nodes with a cost, and the capture of a stream into one. The order of
+//! nodes is kept, their edges are accepted and not stored: a GPU's work runs in order here anyway.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::code::{Code, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Res, STREAM_CAPTURE_UNMATCHED};
-use crate::driver;
+use crate::code::{Code, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, Res, STREAM_CAPTURE_UNMATCHED};
+use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
+use crate::graph_memory::{Plan, Range};
 use crate::launch::Shape;
 use crate::stream;
 
@@ -19,11 +20,20 @@ pub(crate) struct Capture {
 
 impl Capture {
     pub(crate) fn add(&mut self, cost: u64) {
-        self.nodes.push(Node {
-            handle: 0,
-            kind: KERNEL,
-            cost,
-        });
+        self.nodes.push(Node::new(KERNEL, cost, Part::Work));
+    }
+
+    pub(crate) fn alloc(&mut self, range: Range) {
+        self.nodes.push(Node::new(MEM_ALLOC, 0, Part::Alloc(range)));
+    }
+
+    pub(crate) fn free(&mut self, address: u64) {
+        self.nodes.push(Node::new(MEM_FREE, 0, Part::Free(address)));
+    }
+
+    /// A graph that is launched into a captured stream becomes part of the capture.
+    fn child(&mut self, nodes: Vec<Node>) {
+        self.nodes.extend(nodes);
     }
 }
 
@@ -32,6 +42,27 @@ struct Node {
     handle: u64,
     kind: u32,
     cost: u64,
+    part: Part,
+}
+
+/// What a node does besides taking time.
+#[derive(Clone, Copy)]
+enum Part {
+    Work,
+    Alloc(Range),
+    Free(u64),
+    Child(u64),
+}
+
+impl Node {
+    fn new(kind: u32, cost: u64, part: Part) -> Self {
+        Self {
+            handle: 0,
+            kind,
+            cost,
+            part,
+        }
+    }
 }
 
 /// Node types by number.
@@ -39,7 +70,10 @@ const KERNEL: u32 = 0;
 const MEMCPY: u32 = 1;
 const MEMSET: u32 = 2;
 const HOST: u32 = 3;
+const CHILD: u32 = 4;
 const EMPTY: u32 = 5;
+const MEM_ALLOC: u32 = 10;
+const MEM_FREE: u32 = 11;
 
 /// Graphs and their executable copies: the latter by handle too.
 static GRAPHS: Mutex<Option<HashMap<u64, Vec<Node>>>> = Mutex::new(None);
@@ -58,25 +92,118 @@ fn keep(out: Out<u64>, nodes: Vec<Node>) -> Res {
 }
 
 fn add(out: Out<u64>, graph: u64, kind: u32, cost: u64) -> Res {
+    push(out, graph, Node::new(kind, cost, Part::Work))
+}
+
+fn push(out: Out<u64>, graph: u64, mut node: Node) -> Res {
     let handle = driver::get()?.handle();
+    node.handle = handle;
     with(|graphs| {
-        graphs
-            .get_mut(&graph)
-            .ok_or(INVALID_VALUE)?
-            .push(Node { handle, kind, cost });
+        graphs.get_mut(&graph).ok_or(INVALID_VALUE)?.push(node);
         Ok(())
     })?;
     out.set(handle)
 }
 
+fn nodes(graph: u64) -> Result<Vec<Node>, Code> {
+    with(|graphs| graphs.get(&graph).cloned().ok_or(INVALID_VALUE))
+}
+
 fn copy(out: Out<u64>, graph: u64) -> Res {
-    keep(out, with(|graphs| graphs.get(&graph).cloned().ok_or(INVALID_VALUE))?)
+    keep(out, nodes(graph)?)
 }
 
 fn drop_one(handle: u64) -> Res {
     driver::get()?;
     with(|graphs| graphs.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE))
 }
+
+/// The nodes of a graph with those of its children in their places.
+fn flat(graph: u64) -> Result<Vec<Node>, Code> {
+    let mut all = Vec::new();
+    for node in nodes(graph)? {
+        match node.part {
+            Part::Child(child) => all.extend(flat(child)?),
+            _ => all.push(node),
+        }
+    }
+    Ok(all)
+}
+
+fn plan(nodes: &[Node], flags: u64) -> Plan {
+    let mut plan = Plan::new(flags & AUTO_FREE != 0);
+    for node in nodes {
+        match node.part {
+            Part::Alloc(range) => plan.alloc(range),
+            Part::Free(address) => plan.free(address),
+            Part::Work | Part::Child(_) => {}
+        }
+    }
+    plan
+}
+
+/// CUDA_GRAPH_INSTANTIATE_FLAG_*.
+const AUTO_FREE: u64 = 1;
+const UPLOAD: u64 = 2;
+
+fn instantiate(out: Out<u64>, graph: u64, flags: u64) -> Result<u64, Code> {
+    let nodes = flat(graph)?;
+    let plan = plan(&nodes, flags);
+    let driver = driver::get()?;
+    let handle = driver.handle();
+    with(|graphs| Ok(graphs.insert(handle, nodes)))?;
+    driver.memory.graphs.add(handle, plan);
+    out.set(handle)?;
+    Ok(handle)
+}
+
+fn alloc_node(driver: &Driver, params: Out<AllocNode>) -> Result<Node, Code> {
+    let mut asked = params.get()?;
+    // Allocation type, handle types, location type, location.
+    let [kind, handles, location, device] = asked.pool;
+    if kind != 1 || handles != 0 || location != 1 || asked.size == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let range = driver.memory.graphs.reserve(driver, driver.gpu(device)?, asked.size)?;
+    asked.address = range.address;
+    params.set(asked)?;
+    Ok(Node::new(MEM_ALLOC, 0, Part::Alloc(range)))
+}
+
+fn any_node(driver: &Driver, params: Out<u32>, kind: u32) -> Result<Node, Code> {
+    const PART: usize = 16;
+    match kind {
+        EMPTY => Ok(Node::new(EMPTY, 0, Part::Work)),
+        KERNEL => {
+            let KernelNode { shape, .. } = params.inside::<KernelNode>(PART).get()?;
+            Ok(Node::new(KERNEL, shape.cost(driver)?, Part::Work))
+        }
+        MEM_ALLOC => alloc_node(driver, params.inside(PART)),
+        MEM_FREE => Ok(Node::new(MEM_FREE, 0, Part::Free(params.inside::<u64>(PART).get()?))),
+        _ => Err(NOT_SUPPORTED),
+    }
+}
+
+fn find(node: u64) -> Result<Node, Code> {
+    driver::get()?;
+    with(|graphs| {
+        let found = graphs.values().flatten().find(|one| one.handle == node);
+        found.cloned().ok_or(INVALID_HANDLE)
+    })
+}
+
+/// CUDA_MEM_ALLOC_NODE_PARAMS: the pool's properties, who may access it, its size and its address.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AllocNode {
+    pool: [i32; 4],
+    rest: [u64; 9],
+    access: u64,
+    access_count: u64,
+    size: u64,
+    address: u64,
+}
+const _: () = assert!(std::mem::size_of::<AllocNode>() == 120);
 
 /// CUDA_KERNEL_NODE_PARAMS begins with the function and the shape.
 #[derive(Clone, Copy)]
@@ -142,42 +269,118 @@ soft_gpu::api! {
     }
 
     fn cuGraphNodeGetType(node: u64, kind: Out<u32>) {
-        driver::get()?;
-        let found = with(|graphs| {
-            let kind = graphs.values().flatten().find(|one| one.handle == node).map(|one| one.kind);
-            kind.ok_or(INVALID_HANDLE)
-        });
-        kind.set(found?)
+        kind.set(find(node)?.kind)
     }
 
-    fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64) {
-        copy(out, graph)
+    fn cuGraphAddMemAllocNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, params: Out<AllocNode>) {
+        push(out, graph, alloc_node(driver::get()?, params)?)
     }
 
-    fn cuGraphInstantiateWithParams(out: Out<u64>, graph: u64, _parameters: In<u64>) {
-        copy(out, graph)
+    fn cuGraphAddMemFreeNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, address: u64) {
+        push(out, graph, Node::new(MEM_FREE, 0, Part::Free(address)))
+    }
+
+    fn cuGraphAddChildGraphNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, child: u64) {
+        let own = driver::get()?.handle();
+        let copied = nodes(child)?;
+        with(|graphs| Ok(graphs.insert(own, copied)))?;
+        push(out, graph, Node::new(CHILD, 0, Part::Child(own)))
+    }
+
+    fn cuGraphAddNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, params: Out<u32>) {
+        push(out, graph, any_node(driver::get()?, params, params.get()?)?)
+    }
+
+    fn cuGraphAddNode_v2(
+        out: Out<u64>, graph: u64, _after: In<u64>, _edges: In<u64>, _count: u64, params: Out<u32>,
+    ) {
+        push(out, graph, any_node(driver::get()?, params, params.get()?)?)
+    }
+
+    fn cuGraphMemAllocNodeGetParams(node: u64, params: Out<AllocNode>) {
+        let Part::Alloc(range) = find(node)?.part else { return Err(INVALID_VALUE) };
+        let device = driver::get()?.ordinal(range.gpu);
+        let (size, address) = (range.size, range.address);
+        params.set(AllocNode { pool: [1, 0, 1, device], rest: [0; 9], access: 0, access_count: 0, size, address })
+    }
+
+    fn cuGraphMemFreeNodeGetParams(node: u64, out: Out<u64>) {
+        let Part::Free(address) = find(node)?.part else { return Err(INVALID_VALUE) };
+        out.set(address)
+    }
+
+    fn cuGraphChildGraphNodeGetGraph(node: u64, out: Out<u64>) {
+        let Part::Child(graph) = find(node)?.part else { return Err(INVALID_VALUE) };
+        out.set(graph)
+    }
+
+    fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, flags: u64) {
+        instantiate(out, graph, flags).map(|_| ())
+    }
+
+    fn cuGraphInstantiateWithParams(out: Out<u64>, graph: u64, parameters: Out<[u64; 2]>) {
+        let [flags, stream] = parameters.get()?;
+        let exec = instantiate(out, graph, flags)?;
+        if flags & UPLOAD != 0 {
+            let driver = driver::get()?;
+            stream::gpu_of(driver, stream)?;
+            driver.memory.graphs.upload(driver, exec)?;
+        }
+        Ok(())
     }
 
     fn cuGraphInstantiate_v2(out: Out<u64>, graph: u64, _bad: In<u64>, _log: In<u8>, _room: u64) {
-        copy(out, graph)
+        instantiate(out, graph, 0).map(|_| ())
     }
 
     fn cuGraphExecDestroy(graph: u64) {
-        drop_one(graph)
+        drop_one(graph)?;
+        let driver = driver::get()?;
+        driver.memory.graphs.remove(driver, graph);
+        Ok(())
     }
 
     fn cuGraphUpload(graph: u64, stream: u64) {
-        stream::gpu_of(driver::get()?, stream)?;
-        with(|graphs| graphs.get(&graph).map(|_| ()).ok_or(INVALID_VALUE))
+        let driver = driver::get()?;
+        stream::gpu_of(driver, stream)?;
+        nodes(graph)?;
+        driver.memory.graphs.upload(driver, graph)
     }
 
     fn cuGraphLaunch(graph: u64, stream: u64) {
         let driver = driver::get()?;
-        let cost = with(|graphs| {
-            let nodes = graphs.get(&graph).ok_or(INVALID_VALUE)?;
-            Ok(nodes.iter().map(|node| node.cost).fold(0, u64::saturating_add))
-        })?;
-        stream::queue(driver, stream, cost)
+        let nodes = nodes(graph)?;
+        if let Some(stream) = stream::created(stream)?
+            && let Some(capture) = stream.capture.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        {
+            capture.child(nodes);
+            return Ok(());
+        }
+        let cost = nodes.iter().map(|node| node.cost).fold(0, u64::saturating_add);
+        driver.memory.graphs.launch(driver, graph)?;
+        stream::queue(driver, stream, cost)?;
+        driver.memory.graphs.busy_until(graph, stream::done_at(driver, stream)?);
+        Ok(())
+    }
+
+    fn cuDeviceGraphMemTrim(device: i32) {
+        let driver = driver::get()?;
+        driver.memory.graphs.trim(driver, driver.gpu(device)?);
+        Ok(())
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) {
+        let driver = driver::get()?;
+        value.set(driver.memory.graphs.attribute(driver.gpu(device)?, attribute)? * driver.state().profile().granularity)
+    }
+
+    fn cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) {
+        let driver = driver::get()?;
+        // The high-water marks alone, and to zero only.
+        if value.get()? != 0 {
+            return Err(INVALID_VALUE);
+        }
+        driver.memory.graphs.reset(driver.gpu(device)?, attribute)
     }
 
     fn cuStreamBeginCapture_v2(stream: u64, _mode: u32) {

@@ -6,13 +6,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use soft_gpu::vram::{AddressMap, LANES, POOL_LANE, RESERVED_LANE, lane_of};
+use soft_gpu::vram::{AddressMap, GRAPH_LANE, LANES, POOL_LANE, RESERVED_LANE, lane_of};
 
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
 use crate::context::{self, Context};
 use crate::driver::{self, Driver};
+use crate::external::Externals;
 use crate::ffi::{Out, map_host, unmap_host};
+use crate::graph_memory::Graphs;
 use crate::pool::Pools;
+use crate::sharing::Sharing;
 use crate::vmm::Vmm;
 
 /// A device range.
@@ -48,6 +51,9 @@ pub(crate) struct Memory {
     hosts: Mutex<BTreeMap<u64, HostRange>>,
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
+    pub(crate) graphs: Graphs,
+    pub(crate) externals: Externals,
+    pub(crate) sharing: Sharing,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,6 +74,9 @@ impl Memory {
             hosts: Mutex::default(),
             pools: Pools::default(),
             vmm: Vmm::new(granularity),
+            graphs: Graphs::default(),
+            externals: Externals::default(),
+            sharing: Sharing::default(),
         }
     }
 
@@ -99,7 +108,7 @@ impl Memory {
             self.lane(gpu).take(size, block, OUT_OF_MEMORY, charge)
         };
         take().or_else(|error| {
-            if self.pools.trim(driver, gpu, 0) {
+            if self.make_room(driver, gpu) {
                 take()
             } else {
                 Err(error)
@@ -107,11 +116,16 @@ impl Memory {
         })
     }
 
+    /// Has pools give back what they keep unused; true if that was anything.
+    fn make_room(&self, driver: &Driver, gpu: usize) -> bool {
+        self.pools.trim(driver, gpu, 0)
+    }
+
     /// Units for what has no range of its own: physical and managed memory.
     pub(crate) fn charge(&self, driver: &Driver, gpu: usize, units: u64) -> Res {
         let grow = || driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
         grow().or_else(|error| {
-            if self.pools.trim(driver, gpu, 0) {
+            if self.make_room(driver, gpu) {
                 grow()
             } else {
                 Err(error)
@@ -123,6 +137,16 @@ impl Memory {
     pub(crate) fn free(&self, driver: &Driver, address: u64) -> Res {
         match lane_of(address) {
             Some(RESERVED_LANE) => Err(INVALID_VALUE),
+            // The address stays its node's.
+            Some(lane) if lane >= GRAPH_LANE => {
+                if self.externals.is_buffer(address) {
+                    self.externals.let_go(driver, address)
+                } else if self.graphs.freed(address) || self.sharing.freed(address) {
+                    Ok(())
+                } else {
+                    Err(INVALID_VALUE)
+                }
+            }
             Some(lane) => {
                 let (entry, units) = self.lane(lane).give(address).ok_or(INVALID_VALUE)?;
                 if entry.value.backing != 0 {
@@ -164,6 +188,10 @@ impl Memory {
         for address in ranges.into_iter().chain(managed) {
             let _ = self.free(driver, address);
         }
+        crate::array::forget(driver, dying);
+        if !context::any_other(dying) {
+            self.graphs.close(driver, dying.gpu);
+        }
     }
 
     /// After a synchronisation pools give back what they keep above their thresholds.
@@ -181,6 +209,16 @@ impl Memory {
         self.lane(POOL_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
     }
 
+    /// An address for memory that is charged elsewhere: a graph's, or another interface's.
+    pub(crate) fn place_foreign(&self, gpu: usize, size: u64) -> Result<u64, Code> {
+        let block = Block {
+            context: None,
+            pool: 0,
+            backing: 0,
+        };
+        self.lane(GRAPH_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
+    }
+
     /// Start, size, context and pool of the range around a device address, or of managed memory.
     pub(crate) fn range(&self, address: u64) -> Option<Range> {
         match lane_of(address) {
@@ -188,7 +226,11 @@ impl Memory {
             Some(lane) => {
                 let mut map = self.lane(lane);
                 let entry = map.find(address)?;
-                let gpu = if lane >= POOL_LANE { lane - POOL_LANE } else { lane };
+                let gpu = match lane {
+                    GRAPH_LANE.. => lane - GRAPH_LANE,
+                    POOL_LANE.. => lane - POOL_LANE,
+                    _ => lane,
+                };
                 let Block { context, pool, .. } = entry.value;
                 Some(Range {
                     start: entry.base,

@@ -6,14 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::code::{Code, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Res};
-use crate::context::here;
-use crate::driver;
+use crate::context::{Context, here};
+use crate::driver::{self, Driver};
 use crate::ffi::{In, Out, Text};
 
 struct Image {
     /// Names of the kernels; None: any.
     kernels: Option<Vec<String>>,
     functions: Mutex<HashMap<String, u64>>,
+    /// The context that its code lies in; None: a library's, which lies in all, as this model has it in the
+    /// one that is current where it is loaded.
+    context: Option<&'static Context>,
+    units: u64,
 }
 
 struct Function {
@@ -46,10 +50,19 @@ fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
     if !out.given() {
         return Err(INVALID_VALUE);
     }
-    let handle = driver::get()?.handle();
+    let driver = driver::get()?;
+    let handle = driver.handle();
+    let context = crate::context::current().ok();
+    let profile = driver.state().profile();
+    let units = profile.module_cost / profile.granularity;
+    if let Some(context) = context {
+        driver.memory.charge(driver, context.gpu, units)?;
+    }
     let image = Image {
         kernels,
         functions: Mutex::default(),
+        context,
+        units,
     };
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     images.get_or_insert_default().insert(handle, Arc::new(image));
@@ -57,13 +70,25 @@ fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
 }
 
 fn unload(handle: u64) -> Res {
-    driver::get()?;
+    let driver = driver::get()?;
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
-    images
-        .get_or_insert_default()
-        .remove(&handle)
-        .map(|_| ())
-        .ok_or(INVALID_HANDLE)
+    let image = images.get_or_insert_default().remove(&handle).ok_or(INVALID_HANDLE)?;
+    if let Some(context) = image.context {
+        driver.member().shrink(context.gpu, image.units);
+    }
+    Ok(())
+}
+
+/// Ends the code of a dying context.
+pub(crate) fn unload_all(driver: &Driver, dying: &'static Context) {
+    let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
+    images.get_or_insert_default().retain(|_, image| {
+        let own = image.context.is_some_and(|context| std::ptr::eq(context, dying));
+        if own {
+            driver.member().shrink(dying.gpu, image.units);
+        }
+        !own
+    });
 }
 
 /// Names after `.entry` in PTX.

@@ -135,6 +135,15 @@ impl Pools {
         Ok(address)
     }
 
+    pub(crate) fn gpu_of(&self, pool: u64) -> Result<usize, Code> {
+        self.with(pool, |pool| Ok(pool.gpu))
+    }
+
+    /// Another process's pool: nothing can be allocated from it, and it keeps nothing.
+    pub(crate) fn import(&self, driver: &Driver, gpu: usize) -> u64 {
+        Self::open(&mut lock(&self.0), driver, gpu, false)
+    }
+
     /// A range of a pool was freed.
     pub(crate) fn freed(&self, driver: &Driver, handle: u64, size: u64) {
         let mut tables = lock(&self.0);
@@ -159,12 +168,32 @@ impl Pools {
     }
 }
 
+/// In a stream that is being captured an allocation becomes a node: its address.
+fn captured(driver: &Driver, stream: u64, gpu: usize, size: u64) -> Result<Option<u64>, Code> {
+    let Some(stream) = stream::created(stream)? else {
+        return Ok(None);
+    };
+    let mut capture = lock(&stream.capture);
+    let Some(capture) = capture.as_mut() else {
+        return Ok(None);
+    };
+    if size == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let range = driver.memory.graphs.reserve(driver, gpu, size)?;
+    capture.alloc(range);
+    Ok(Some(range.address))
+}
+
 soft_gpu::api! {
     fn cuMemAllocAsync(out: Out<u64>, size: u64, stream: u64) {
         let driver = driver::get()?;
         let gpu = stream::gpu_of(driver, stream)?;
         if !out.given() {
             return Err(INVALID_VALUE);
+        }
+        if let Some(address) = captured(driver, stream, gpu, size)? {
+            return out.set(address);
         }
         let pools = &driver.memory.pools;
         out.set(pools.allocate(driver, pools.chosen(driver, gpu), size)?)
@@ -176,12 +205,22 @@ soft_gpu::api! {
         if !out.given() {
             return Err(INVALID_VALUE);
         }
+        let gpu = driver.memory.pools.gpu_of(pool)?;
+        if let Some(address) = captured(driver, stream, gpu, size)? {
+            return out.set(address);
+        }
         out.set(driver.memory.pools.allocate(driver, pool, size)?)
     }
 
     fn cuMemFreeAsync(address: u64, stream: u64) {
         let driver = driver::get()?;
         stream::gpu_of(driver, stream)?;
+        if let Some(stream) = stream::created(stream)?
+            && let Some(capture) = lock(&stream.capture).as_mut()
+        {
+            capture.free(address);
+            return Ok(());
+        }
         if address == 0 { Ok(()) } else { driver.memory.free(driver, address) }
     }
 
@@ -211,7 +250,8 @@ soft_gpu::api! {
         if kind != 1 || location != 1 || !out.given() {
             return Err(INVALID_VALUE);
         }
-        if handles != 0 {
+        // Descriptors alone.
+        if handles & !1 != 0 {
             return Err(crate::code::NOT_SUPPORTED);
         }
         let gpu = driver.gpu(device)?;
@@ -291,11 +331,6 @@ soft_gpu::api! {
         let driver = driver::get()?;
         let [_, device] = location.get()?;
         out.set(driver.memory.pools.default_of(driver, driver.gpu(device)?))
-    }
-
-    fn cuDeviceGraphMemTrim(device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device).map(|_| ())
     }
 
     fn cuMemPrefetchAsync_v2(_address: u64, _size: u64, _location: u64, _flags: u32, stream: u64) {

@@ -104,7 +104,7 @@ pub(crate) fn queue(driver: &Driver, handle: u64, work_ns: u64) -> Res {
     Ok(())
 }
 
-fn done_at(driver: &Driver, handle: u64) -> Result<u64, Code> {
+pub(crate) fn done_at(driver: &Driver, handle: u64) -> Result<u64, Code> {
     Ok(match created(handle)? {
         Some(stream) => stream.done_at.load(Ordering::Relaxed),
         // The default streams wait for, and are waited for by, all others.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use soft_gpu::vram::{AddressMap, RESERVED_LANE};
 
-use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out, map_host, unmap_host};
 use crate::memory::{Range, lock};
@@ -24,6 +24,8 @@ pub(crate) struct Properties {
 
 struct Physical {
     gpu: usize,
+    /// Another process's, whose account shows it.
+    imported: bool,
     size: u64,
     handles: u32,
     mappings: u32,
@@ -39,7 +41,15 @@ struct Mapping {
     access: i32,
 }
 
+/// Memory in the part of an array that the caller names.
+struct Tile {
+    array: u64,
+    part: [u64; 5],
+    physical: u64,
+}
+
 struct Tables {
+    tiles: Vec<Tile>,
     reserved: AddressMap<u64>,
     physical: HashMap<u64, Physical>,
     mappings: BTreeMap<u64, Mapping>,
@@ -62,8 +72,21 @@ impl Tables {
             if physical.backing != 0 {
                 unmap_host(physical.backing, physical.size);
             }
-            driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
+            if !physical.imported {
+                driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
+            }
             self.physical.remove(&handle);
+        }
+    }
+
+    fn take_tiles(&mut self, driver: &Driver, pick: impl Fn(&Tile) -> bool) {
+        let (gone, left): (Vec<Tile>, Vec<Tile>) = std::mem::take(&mut self.tiles).into_iter().partition(pick);
+        self.tiles = left;
+        for tile in gone {
+            if let Some(physical) = self.physical.get_mut(&tile.physical) {
+                physical.mappings -= 1;
+            }
+            self.settle(driver, tile.physical);
         }
     }
 
@@ -91,10 +114,64 @@ impl Vmm {
     pub(crate) fn new(granularity: u64) -> Self {
         let reserved = AddressMap::new(RESERVED_LANE, granularity);
         Self(Mutex::new(Tables {
+            tiles: Vec::new(),
             reserved,
             physical: HashMap::new(),
             mappings: BTreeMap::new(),
         }))
+    }
+
+    /// Maps memory into a part of an array, or takes out what is there.
+    pub(crate) fn map_array(&self, driver: &Driver, array: u64, part: [u64; 5], memory: Option<u64>) -> Res {
+        let mut tables = lock(&self.0);
+        if let Some(physical) = memory {
+            let known = tables
+                .physical
+                .get_mut(&physical)
+                .filter(|p| p.handles > 0)
+                .ok_or(INVALID_VALUE)?;
+            known.mappings += 1;
+        }
+        tables.take_tiles(driver, |tile| tile.array == array && tile.part == part);
+        tables
+            .tiles
+            .extend(memory.map(|physical| Tile { array, part, physical }));
+        Ok(())
+    }
+
+    /// GPU and size of physical memory that is being handed to others.
+    pub(crate) fn extent(&self, handle: u64) -> Result<(usize, u64), Code> {
+        let tables = lock(&self.0);
+        let shared = |p: &&Physical| p.handles > 0 && p.properties.handles & 1 != 0;
+        let physical = tables.physical.get(&handle).filter(shared).ok_or(INVALID_VALUE)?;
+        Ok((physical.gpu, physical.size))
+    }
+
+    pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64) -> u64 {
+        let handle = driver.handle();
+        let device = driver.ordinal(gpu);
+        let properties = Properties {
+            kind: 1,
+            handles: 1,
+            location: 1,
+            device,
+            rest: [0; 2],
+        };
+        let physical = Physical {
+            gpu,
+            imported: true,
+            size,
+            handles: 1,
+            mappings: 0,
+            backing: 0,
+            properties,
+        };
+        lock(&self.0).physical.insert(handle, physical);
+        handle
+    }
+
+    pub(crate) fn unmap_array(&self, driver: &Driver, array: u64) {
+        lock(&self.0).take_tiles(driver, |tile| tile.array == array);
     }
 
     pub(crate) fn mapping(&self, address: u64) -> Option<Range> {
@@ -170,13 +247,13 @@ soft_gpu::api! {
         if size == 0 || !size.is_multiple_of(granularity) || flags != 0 || !out.given() {
             return Err(INVALID_VALUE);
         }
-        if properties.handles != 0 {
-            // Handing physical memory to other processes is not modelled.
+        // Descriptors alone.
+        if properties.handles & !1 != 0 {
             return Err(NOT_SUPPORTED);
         }
         driver.memory.charge(driver, gpu, driver.memory.units(size))?;
         let handle = driver.handle();
-        let physical = Physical { gpu, size, handles: 1, mappings: 0, backing: 0, properties };
+        let physical = Physical { gpu, imported: false, size, handles: 1, mappings: 0, backing: 0, properties };
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)
     }

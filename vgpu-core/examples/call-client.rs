@@ -1,0 +1,248 @@
+//! A client of any function of the driver API: each line of its input is a call, each line of its
+//! output what came of it. The tests of coverage drive it, which so read like the calls they make.
+//!
+//! ```text
+//!  cuMemAlloc_v2 >1 4MiB          0         >1: the place of slot 1, to be written
+//!  cuMemFree_v2 @1                0         @1: what slot 1 holds
+//!  cuArrayCreate_v2 >2 [8,8,0x100000001]    a pointer to words; [...]>3:1 keeps word 1 in slot 3
+//!  cuModuleLoadData >4 "..."                a pointer to text, \n and \s in it written so
+//!  get 1                          the value of slot 1
+//!  look 0                         NVML: bytes used on GPU 0, then PID:bytes of each process
+//!  storm SEED ROUNDS              4 threads allocate and free small ones, and keep some
+//!  raw 1, put 1 WORDS             eight words of slot 1, read and written
+//! ```
+#![allow(unsafe_code)] // Calls through dlsym.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::io::{BufRead, Write};
+
+type Any = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
+/// CUipcMemHandle, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Handle([u64; 8]);
+
+struct Client {
+    libraries: [*mut c_void; 2],
+    slots: HashMap<u64, Box<[u64; 32]>>,
+}
+
+/// Where a word that a call writes is to be kept.
+struct Kept {
+    words: Box<[u64]>,
+    slot: u64,
+    word: usize,
+}
+
+fn number(text: &str) -> u64 {
+    let (digits, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30)]
+        .iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|rest| (rest, *shift)))
+        .unwrap_or((text, 0));
+    let value = match digits.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => digits.parse(),
+    };
+    value.unwrap_or_else(|_| panic!("{text} is no number")) << shift
+}
+
+impl Client {
+    fn library(&mut self, index: usize) -> *mut c_void {
+        if self.libraries[index].is_null() {
+            let name = [c"libcuda.so.1", c"libnvidia-ml.so.1"][index];
+            // SAFETY: a C string.
+            self.libraries[index] = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+            assert!(!self.libraries[index].is_null(), "{name:?} cannot be opened");
+        }
+        self.libraries[index]
+    }
+
+    fn function(&mut self, name: &str) -> *mut c_void {
+        let library = self.library(usize::from(name.starts_with("nvml")));
+        let symbol = CString::new(name).expect("a name");
+        // SAFETY: a C string.
+        let found = unsafe { libc::dlsym(library, symbol.as_ptr()) };
+        assert!(!found.is_null(), "{name} is not exported");
+        found
+    }
+
+    fn slot(&mut self, slot: u64) -> &mut [u64; 32] {
+        self.slots.entry(slot).or_insert_with(|| Box::new([0; 32]))
+    }
+
+    fn value(&mut self, text: &str) -> u64 {
+        match text.strip_prefix('@') {
+            Some(slot) => self.slot(number(slot))[0],
+            None => number(text),
+        }
+    }
+
+    fn call(&mut self, name: &str, arguments: &[&str]) -> c_int {
+        let function = self.function(name);
+        if name.starts_with("cuIpcOpenMemHandle") {
+            // SAFETY: the signature of this function.
+            let function = unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, Handle, u32) -> c_int>(function)
+            };
+            let mut pointer = 0;
+            let source = number(&arguments[1][1..]);
+            let handle = Handle(std::array::from_fn(|word| self.slot(source)[word]));
+            // SAFETY: as above.
+            let result = unsafe { function(&mut pointer, handle, 1) };
+            self.slot(number(&arguments[0][1..]))[0] = pointer;
+            return result;
+        }
+        let (mut registers, mut kept, mut texts) = ([0_usize; 10], Vec::new(), Vec::new());
+        for (register, argument) in registers.iter_mut().zip(arguments) {
+            *register = match argument.as_bytes()[0] {
+                b'>' => self.slot(number(&argument[1..])).as_mut_ptr() as usize,
+                b'"' => {
+                    let text = argument.trim_matches('"').replace("\\n", "\n").replace("\\s", " ");
+                    texts.push(CString::new(text).expect("text"));
+                    texts[texts.len() - 1].as_ptr() as usize
+                }
+                b'[' => {
+                    let (list, rest) = argument[1..].split_once(']').expect("an end");
+                    let values = list.split(',').filter(|word| !word.is_empty());
+                    let mut words: Vec<u64> = values.map(|word| self.value(word)).collect();
+                    // Room for what the driver may read or write beyond.
+                    words.resize(words.len() + 64, 0);
+                    let mut words = words.into_boxed_slice();
+                    let at = words.as_mut_ptr() as usize;
+                    let keep = rest.strip_prefix('>').and_then(|rest| rest.split_once(':'));
+                    let (slot, word) = keep.map_or((u64::MAX, 0), |(slot, word)| (number(slot), number(word) as usize));
+                    kept.push(Kept { words, slot, word });
+                    at
+                }
+                _ => self.value(argument) as usize,
+            };
+        }
+        // SAFETY: integers and pointers alone, each in a register or a word of the stack of its own.
+        let function = unsafe { std::mem::transmute::<*mut c_void, Any>(function) };
+        let [a, b, c, d, e, f, g, h, i, j] = registers;
+        // SAFETY: the caller of this client says what the function takes.
+        let result = unsafe { function(a, b, c, d, e, f, g, h, i, j) };
+        for kept in kept.into_iter().filter(|kept| kept.slot != u64::MAX) {
+            // SAFETY: within the words, which the driver may have written behind the compiler's back.
+            self.slot(kept.slot)[0] = unsafe { kept.words.as_ptr().add(kept.word).read_volatile() };
+        }
+        result
+    }
+
+    /// Bytes used, and each process's.
+    fn look(&mut self, gpu: u64) -> String {
+        /// nvmlProcessInfo_t in words: PID, bytes, instances.
+        const ENTRY: usize = 3;
+        self.call("nvmlInit_v2", &[]);
+        self.call("nvmlDeviceGetHandleByIndex_v2", &[&gpu.to_string(), ">9000"]);
+        let (device, mut memory) = (self.slot(9000)[0] as usize, [0_u64; 5]);
+        memory[0] = 2 << 24 | 40;
+        let function = self.function("nvmlDeviceGetMemoryInfo_v2");
+        // SAFETY: a handle and nvmlMemory_v2_t.
+        let result = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut u64) -> c_int>(function)(
+                device,
+                memory.as_mut_ptr(),
+            )
+        };
+        assert_eq!(result, 0, "nvmlDeviceGetMemoryInfo_v2");
+        let (mut count, mut list) = (256_u32, vec![0_u64; 256 * ENTRY]);
+        let function = self.function("nvmlDeviceGetComputeRunningProcesses_v3");
+        // SAFETY: room for as many as `count` says.
+        let result = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut u32, *mut u64) -> c_int>(function)(
+                device,
+                &mut count,
+                list.as_mut_ptr(),
+            )
+        };
+        assert_eq!(result, 0, "nvmlDeviceGetComputeRunningProcesses_v3");
+        let used = memory[4];
+        let users = list.chunks(ENTRY).take(count as usize);
+        let users: Vec<String> = users.map(|user| format!("{}:{}", user[0] as u32, user[1])).collect();
+        format!("{used} {}", users.join(" "))
+    }
+
+    /// How many calls failed, in all threads.
+    fn storm(&mut self, seed: u64, rounds: u64) -> u64 {
+        // SAFETY: the signatures of these functions.
+        let (allocate, free, set) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, usize) -> c_int>(
+                    self.function("cuMemAlloc_v2"),
+                ),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(self.function("cuMemFree_v2")),
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(
+                    self.function("cuCtxSetCurrent"),
+                ),
+            )
+        };
+        let context = self.slot(9001)[0];
+        let thread = move |thread: u64| {
+            let mut state = (seed * 4 + thread).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let mut next = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state >> 11
+            };
+            // SAFETY: the primary context.
+            let mut failed = u64::from(unsafe { set(context) } != 0);
+            let mut live = Vec::new();
+            for _ in 0..rounds {
+                if live.len() < 40 && (next() % 2 == 0 || live.is_empty()) {
+                    let (mut pointer, size) = (0_u64, 512_usize << (next() % 13));
+                    // SAFETY: a pointer to be written.
+                    failed += u64::from(unsafe { allocate(&mut pointer, size) } != 0);
+                    live.push(pointer);
+                } else {
+                    let pointer = live.swap_remove(next() as usize % live.len());
+                    // SAFETY: a pointer of the driver's.
+                    failed += u64::from(unsafe { free(pointer) } != 0);
+                }
+            }
+            failed
+        };
+        let threads: Vec<_> = (0..4).map(|index| std::thread::spawn(move || thread(index))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+    }
+
+    fn line(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["get", slot] => self.slot(number(slot))[0].to_string(),
+            ["set", slot, value] => {
+                let value = self.value(value);
+                self.slot(number(slot))[0] = value;
+                "0".into()
+            }
+            ["raw", slot] => self.slot(number(slot))[..8]
+                .iter()
+                .map(|word| format!("{word} "))
+                .collect(),
+            ["put", slot, values @ ..] => {
+                for (word, value) in values.iter().enumerate() {
+                    self.slot(number(slot))[word] = number(value);
+                }
+                "0".into()
+            }
+            ["look", gpu] => self.look(number(gpu)),
+            ["storm", seed, rounds] => self.storm(number(seed), number(rounds)).to_string(),
+            [name, arguments @ ..] => self.call(name, arguments).to_string(),
+            [] => String::new(),
+        }
+    }
+}
+
+fn main() {
+    let mut client = Client {
+        libraries: [std::ptr::null_mut(); 2],
+        slots: HashMap::new(),
+    };
+    for line in std::io::stdin().lock().lines() {
+        let answer = client.line(&line.expect("a line"));
+        println!("{answer}");
+        std::io::stdout().flush().expect("stdout");
+    }
+}

@@ -1,0 +1,120 @@
+//! Memory of other interfaces (Vulkan, NvSci), imported: charged here, for nobody else charges it, until
+//! it and all that is mapped of it are gone. The caller says how large it is, so it is charged before.
+//!
+//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: they were made by those interfaces in
+//! this process, and the driver tells no size before they are mapped.
+
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::arrays;
+use crate::hooks::memory::{charge, released};
+use crate::hooks::vmm::Backing;
+use crate::state::Ready;
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process has ever mapped any: spares others the look at each free.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// CUDA_EXTERNAL_MEMORY_HANDLE_DESC.
+#[repr(C)]
+pub(crate) struct Descriptor {
+    kind: c_int,
+    handle: [u64; 2],
+    bytes: u64,
+    flags: u32,
+    reserved: [u32; 16],
+}
+const _: () = assert!(size_of::<Descriptor>() == 104);
+
+pub(crate) unsafe fn import(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, *const Descriptor) -> c_int,
+    memory: *mut usize,
+    descriptor: *const Descriptor,
+) -> c_int {
+    // SAFETY: passed on.
+    let pass = || unsafe { real(memory, descriptor) };
+    // SAFETY: null, or the caller's.
+    let (Some(asked), Some(index), false) = (unsafe { descriptor.as_ref() }, ready.current(), memory.is_null()) else {
+        return pass();
+    };
+    let Some(charge) = ready.gpus.get(index).and_then(|gpu| charge(gpu, asked.bytes)) else {
+        return OUT_OF_MEMORY;
+    };
+    let backing = Arc::new(Backing::new(ready, index, Some(charge)));
+    let result = pass();
+    if result == SUCCESS {
+        // SAFETY: the driver has written it.
+        ready.externals.insert(unsafe { *memory } as u64, backing);
+    }
+    result
+}
+
+pub(crate) unsafe fn buffer(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut u64, usize, *const c_void) -> c_int,
+    pointer: *mut u64,
+    memory: usize,
+    descriptor: *const c_void,
+) -> c_int {
+    let backing = ready.externals.with(memory as u64, |backing| backing.clone());
+    // SAFETY: passed on.
+    let result = unsafe { real(pointer, memory, descriptor) };
+    if let (SUCCESS, Some(backing), false) = (result, backing, pointer.is_null()) {
+        USED.store(true, Ordering::Relaxed);
+        // SAFETY: the driver has written it.
+        ready.buffers.insert(unsafe { *pointer }, backing);
+    }
+    result
+}
+
+pub(crate) unsafe fn array(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize, *const c_void) -> c_int,
+    array: *mut usize,
+    memory: usize,
+    descriptor: *const c_void,
+) -> c_int {
+    let backing = ready.externals.with(memory as u64, |backing| backing.clone());
+    // SAFETY: passed on.
+    let result = unsafe { real(array, memory, descriptor) };
+    if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
+        // SAFETY: the driver has written it.
+        arrays::adopt(ready, unsafe { *array }, backing);
+    }
+    result
+}
+
+pub(crate) unsafe fn destroy(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    memory: usize,
+) -> c_int {
+    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+    let known = ready.externals.remove(memory as u64);
+    // SAFETY: passed on.
+    let result = unsafe { real(memory) };
+    if let (Some(known), true) = (known, result != SUCCESS) {
+        ready.externals.insert(memory as u64, known);
+    }
+    result
+}
+
+/// Whether this process has ever mapped a buffer.
+#[inline(always)]
+pub(crate) fn used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+/// cuMemFree takes mapped buffers too.
+#[cold]
+pub(crate) fn free(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the address to another thread.
+    let buffer = ready.buffers.remove(pointer);
+    let result = released(ready, pointer, free);
+    if let (Some(buffer), true) = (buffer, result != SUCCESS) {
+        ready.buffers.insert(pointer, buffer);
+    }
+    result
+}

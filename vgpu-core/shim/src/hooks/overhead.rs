@@ -1,0 +1,199 @@
+//! What contexts, code, static variables and the limits of contexts take: measured, for no call tells.
+//!
+//! ```text
+//!  before: what NVML says of this process - what is charged for all else
+//!  the driver's call
+//!  after:  the same; the difference is what the call took ─► charged, or undone and out of memory
+//! ```
+//!
+//! NVML names processes by PIDs of its own namespace, so this process is recognised by its coming: it is
+//! the one that NVML lists after the process's first context and did not list before.
+//!
+//! What is charged for all else is reserved before the driver takes it and given back after, so a call
+//! of another thread between the two looks makes the overhead look smaller, never larger. So a call
+//! that can only take raises the charge and never lowers it.
+//!
+//! How it fails: NVML is missing, does not list processes, or several came at once: nothing is measured,
+//! and the first context is charged the share's reserve until the last is gone. Code that the driver
+//! loads later than it was asked to (lazy loading) is charged at the next call that is measured.
+//! Between the driver's call and the charge, the GPU holds what is not charged yet.
+
+use crate::detour::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::level::Level;
+use crate::hooks::nvml_info::Process;
+use crate::hooks::{graphs, memory, nvml_devices, pools};
+use crate::names::slot;
+use crate::real::{self, real};
+use crate::state::{Gpu, Ready};
+use core::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
+
+/// What one GPU's contexts and code are charged.
+#[derive(Debug, Default)]
+pub(crate) struct Overhead {
+    level: Level,
+    measured: u64,
+}
+
+/// What a call may do to the overhead.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Takes,
+    GivesBack,
+    Either,
+}
+
+/// One look at what NVML says.
+enum Look {
+    /// Bytes that are not charged for anything else; below 0 where more is charged than the GPU holds.
+    Excess(i64),
+    /// We do not know yet which process is ours: those that there are.
+    Strangers(Vec<u32>),
+    Blind,
+}
+
+impl Overhead {
+    /// Calls `call`, measured. `ahead`: what is charged before, at least; answers its result, and
+    /// whether what it took is charged.
+    pub(crate) fn around(
+        &mut self,
+        ready: &'static Ready,
+        gpu: &Gpu,
+        ahead: u64,
+        change: Change,
+        call: impl FnOnce() -> c_int,
+    ) -> (c_int, bool) {
+        if ahead > self.level.bytes() {
+            match memory::charge(gpu, ahead - self.level.bytes()) {
+                Some(charge) => self.level.add(charge),
+                None => return (OUT_OF_MEMORY, true),
+            }
+        }
+        let before = self.look(ready, gpu, None);
+        let result = call();
+        if result != SUCCESS && change == Change::Takes {
+            let back = self.measured;
+            self.level.set(gpu, back);
+            return (result, true);
+        }
+        let known = match &before {
+            Look::Strangers(pids) => Some(pids.as_slice()),
+            _ => None,
+        };
+        let after = self.look(ready, gpu, known);
+        let grown = match (&before, &after) {
+            (Look::Excess(before), Look::Excess(after)) => after - before,
+            // Its first look at itself: all that it has is new.
+            (Look::Strangers(_), Look::Excess(after)) => after - self.measured as i64,
+            _ => {
+                self.measured = self.level.bytes();
+                return (result, true);
+            }
+        };
+        let grown = match change {
+            Change::Takes => grown.max(0),
+            Change::GivesBack => grown.min(0),
+            Change::Either => grown,
+        };
+        let floor = if let Look::Excess(after) = after {
+            after.max(0) as u64
+        } else {
+            0
+        };
+        self.measured = self.measured.saturating_add_signed(grown).max(floor);
+        let target = self.measured;
+        let fits = self.level.set(gpu, target);
+        if !fits {
+            memory::make_room(gpu);
+        }
+        (result, fits || self.level.set(gpu, target))
+    }
+
+    /// After the last context went; nothing is left of it.
+    pub(crate) fn clear(&mut self, gpu: &Gpu) {
+        self.measured = 0;
+        self.level.set(gpu, 0);
+    }
+
+    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
+        pools::refresh(gpu);
+        graphs::refresh(gpu);
+        let others = gpu.account.own().saturating_sub(self.level.bytes());
+        let Some(list) = processes(ready, gpu) else {
+            return Look::Blind;
+        };
+        let mut own = ready.nvml_pid.load(Ordering::Relaxed);
+        if own == 0 {
+            let Some(known) = known else {
+                return Look::Strangers(list.iter().map(|(pid, _)| *pid).collect());
+            };
+            let came: Vec<u32> = list
+                .iter()
+                .map(|(pid, _)| *pid)
+                .filter(|pid| !known.contains(pid))
+                .collect();
+            own = match came.as_slice() {
+                [one] => *one,
+                several if several.contains(&std::process::id()) => std::process::id(),
+                _ => return Look::Blind,
+            };
+            ready.nvml_pid.store(own, Ordering::Relaxed);
+        }
+        let held = list.iter().find(|(pid, _)| *pid == own).map_or(0, |(_, bytes)| *bytes);
+        Look::Excess(held as i64 - others as i64)
+    }
+}
+
+/// The processes on a GPU and what they hold, as NVML has them.
+fn processes(ready: &'static Ready, gpu: &Gpu) -> Option<Vec<(u32, u64)>> {
+    let newest = slot::nvmlDeviceGetComputeRunningProcesses_v3;
+    let list = if real::has(newest) {
+        real!(nvmlDeviceGetComputeRunningProcesses_v3(usize, *mut c_uint, *mut Process))
+    } else {
+        real!(nvmlDeviceGetComputeRunningProcesses_v2(usize, *mut c_uint, *mut Process))
+    };
+    nvml_devices::keep_open(ready).then_some(())?;
+    let index = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu))?;
+    let device = nvml_devices::list(ready)
+        .into_iter()
+        .find(|device| device.gpu == index)?
+        .handle;
+    let mut found = vec![Process::default(); 64];
+    loop {
+        let mut count = found.len() as c_uint;
+        // SAFETY: room for as many as `count` says.
+        let result = unsafe { list(device, &mut count, found.as_mut_ptr()) };
+        match result {
+            NVML_SUCCESS => {
+                let seen = found.iter().take(count as usize);
+                return Some(seen.map(|process| (process.pid, process.used)).collect());
+            }
+            crate::detour::NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
+                found.resize(found.len() * 4, Process::default());
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Calls `call` with what it takes on the GPU of the current context charged; `undo` takes it back.
+pub(crate) fn measured(
+    ready: &'static Ready,
+    change: Change,
+    call: impl FnOnce() -> c_int,
+    undo: impl FnOnce(),
+) -> c_int {
+    let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) else {
+        return call();
+    };
+    let mut overhead = gpu.overhead.lock();
+    let (result, fits) = overhead.around(ready, gpu, 0, change, call);
+    if fits {
+        return result;
+    }
+    overhead.around(ready, gpu, 0, Change::GivesBack, || {
+        undo();
+        SUCCESS
+    });
+    OUT_OF_MEMORY
+}

@@ -1,0 +1,147 @@
+//! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account shows
+//! it with the process that made it, as a driver's does. Contents are not shared. Unlike a driver's, it is gone with
+//! that process, even while another has it mapped.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use crate::code::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::context::here;
+use crate::driver;
+use crate::ffi::{In, Out, note, read_note};
+use crate::memory::lock;
+
+/// CUipcMemHandle and CUmemPoolPtrExportData, in words: a mark, the GPU, the size, who made it, where it lies.
+pub(crate) type Handle = [u64; 8];
+/// As it is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ByValue(Handle);
+
+const MEMORY: u64 = 0x5067_6970_636d_656d;
+const POOLED: u64 = 0x5067_6970_6370_7472;
+const PHYSICAL: u64 = 0x5067_6970_6366_6400;
+const POOL: u64 = 0x5067_6970_6370_6f6f;
+
+struct Opened {
+    address: u64,
+    count: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Sharing(Mutex<HashMap<Handle, Opened>>);
+
+impl Sharing {
+    /// A pointer of an imported pool is freed; false: there is none.
+    pub(crate) fn freed(&self, address: u64) -> bool {
+        let mut opened = lock(&self.0);
+        let before = opened.len();
+        opened.retain(|handle, one| handle[0] != POOLED || one.address != address);
+        opened.len() != before
+    }
+}
+
+fn describe(mark: u64, address: u64, whole: bool) -> Result<Handle, crate::code::Code> {
+    let driver = driver::get()?;
+    let range = driver
+        .memory
+        .range(address)
+        .filter(|range| !range.managed)
+        .ok_or(INVALID_VALUE)?;
+    let gpu = range.gpu.ok_or(INVALID_VALUE)?;
+    if whole && range.start != address {
+        return Err(INVALID_VALUE);
+    }
+    Ok([
+        mark,
+        gpu as u64,
+        range.size,
+        u64::from(std::process::id()),
+        range.start,
+        0,
+        0,
+        0,
+    ])
+}
+
+fn open(out: Out<u64>, handle: Handle, mark: u64) -> crate::code::Res {
+    let (driver, _) = here()?;
+    let [found, gpu, size, _, _, ..] = handle;
+    if found != mark || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+        return Err(INVALID_HANDLE);
+    }
+    let mut opened = lock(&driver.memory.sharing.0);
+    if let Some(one) = opened.get_mut(&handle) {
+        one.count += 1;
+        return out.set(one.address);
+    }
+    let address = driver.memory.place_foreign(gpu as usize, size)?;
+    opened.insert(handle, Opened { address, count: 1 });
+    out.set(address)
+}
+
+soft_gpu::api! {
+    fn cuIpcGetMemHandle(out: Out<Handle>, address: u64) {
+        out.set(describe(MEMORY, address, true)?)
+    }
+
+    fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: ByValue, _flags: u32) {
+        open(out, handle.0, MEMORY)
+    }
+
+    fn cuIpcCloseMemHandle(address: u64) {
+        let driver = driver::get()?;
+        let mut opened = lock(&driver.memory.sharing.0);
+        let found = opened.iter().find(|(handle, one)| handle[0] == MEMORY && one.address == address);
+        let handle = *found.ok_or(INVALID_VALUE)?.0;
+        if let Some(one) = opened.get_mut(&handle) {
+            one.count -= 1;
+            if one.count == 0 {
+                opened.remove(&handle);
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolExportPointer(out: Out<Handle>, address: u64) {
+        out.set(describe(POOLED, address, false)?)
+    }
+
+    fn cuMemPoolImportPointer(out: Out<u64>, _pool: u64, data: In<Handle>) {
+        open(out, data.get()?, POOLED)
+    }
+
+    fn cuMemExportToShareableHandle(out: Out<i32>, handle: u64, kind: i32, _flags: u64) {
+        let (gpu, size) = driver::get()?.memory.vmm.extent(handle)?;
+        if kind != 1 {
+            return Err(INVALID_VALUE);
+        }
+        out.set(note([PHYSICAL, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?)
+    }
+
+    fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32) {
+        let driver = driver::get()?;
+        let [mark, gpu, size, _] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
+        if mark != PHYSICAL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        out.set(driver.memory.vmm.import(driver, gpu as usize, size))
+    }
+
+    fn cuMemPoolExportToShareableHandle(out: Out<i32>, pool: u64, kind: i32, _flags: u64) {
+        let gpu = driver::get()?.memory.pools.gpu_of(pool)?;
+        if kind != 1 {
+            return Err(INVALID_VALUE);
+        }
+        out.set(note([POOL, gpu as u64, 0, 0]).ok_or(OUT_OF_MEMORY)?)
+    }
+
+    fn cuMemPoolImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32, _flags: u64) {
+        let driver = driver::get()?;
+        let [mark, gpu, ..] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
+        if mark != POOL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        out.set(driver.memory.pools.import(driver, gpu as usize))
+    }
+}
