@@ -22,6 +22,9 @@ use vgpu_core::os::{fork, stderr};
 use vgpu_core::table::Table;
 use vgpu_core::visible::choose;
 
+/// The shares, and a region of HAMi's that is to be kept.
+pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
+
 /// Either, for good: a process that was refused stays refused.
 struct State(Option<Ready>);
 
@@ -123,7 +126,7 @@ fn make() -> State {
 
 /// What this process is held to, with the driver's libraries opened: see `vgpu_core::grants` for where
 /// it comes from.
-fn shares() -> Result<(Vec<GpuGrants>, Option<Mirror>), String> {
+fn shares() -> Result<Shares, String> {
     let directory = match grants::directory(real::run_dir()) {
         Ok(directory) => directory,
         Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
