@@ -336,6 +336,89 @@ fn hami_1662_many_that_start_at_once_share_one_account() {
     clients.into_iter().for_each(Waiting::kill);
 }
 
+/// A client in a container whose `/etc/ld.so.preload` names the one file, and where the driver lies in the
+/// loader's folders.
+fn preloaded(container: &Container, mut command: Command) -> Vec<String> {
+    let library = container.folder.path().join("libvgpu.so");
+    fs::copy(dist().join("libvgpu-hami.so"), &library).expect("the one file");
+    command
+        .env("LD_PRELOAD", &library)
+        .env("LD_LIBRARY_PATH", dist().join("soft-gpu"));
+    let output = command.output().expect("a client");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    lines(&output)
+}
+
+#[test]
+fn one_file_in_its_place_holds_programs_that_open_the_driver() {
+    let container = Container::new();
+    let steps = [
+        "init",
+        "info",
+        "alloc:3000MiB",
+        "alloc:2MiB",
+        "memory",
+        "fork",
+        "init",
+        "info",
+    ];
+    let shown = preloaded(&container, container.client(&steps, &[LIMIT]));
+    let full = 3000 * MIB;
+    assert_eq!(
+        shown[..4],
+        ["init 0", &format!("info 0 {full} {full}"), "alloc 0", "alloc 2"]
+    );
+    let seen = format!("memory 0 1 {} {full} {full}", container.bench.gpu(0));
+    assert_eq!(shown[4], seen);
+    let order = ["memory", "open:cuda", "init", "info"];
+    let shown = preloaded(&container, container.client(&order, &[LIMIT]));
+    assert_eq!(shown[3], format!("info 0 {full} {full}"));
+    let path = format!("open:{}", dist().join("soft-gpu/libcuda.so.1").display());
+    let shown = preloaded(&container, container.client(&[&path, "init", "info"], &[LIMIT]));
+    assert_eq!(shown[2], format!("info 0 {full} {full}"), "by its path");
+    assert_eq!(container.places().len(), 1);
+}
+
+#[test]
+fn one_file_in_its_place_holds_programs_that_are_linked_with_the_driver() {
+    let container = Container::new();
+    let source = container.folder.path().join("linked.c");
+    let program = source.with_extension("");
+    fs::write(
+        &source,
+        "#include <stdio.h>\n#include <stddef.h>\n\
+         int cuInit(unsigned); int cuDevicePrimaryCtxRetain(void **, int); int cuCtxSetCurrent(void *);\n\
+         int cuMemGetInfo_v2(size_t *, size_t *);\n\
+         int main(void) { void *c = 0; size_t f = 0, t = 0; int a = cuInit(0), b = cuDevicePrimaryCtxRetain(&c, 0);\n\
+         cuCtxSetCurrent(c); cuMemGetInfo_v2(&f, &t); printf(\"%d %d %zu\\n\", a, b, t); return 0; }\n",
+    )
+    .expect("a program");
+    // Whoever builds these tests has a linker.
+    let built = Command::new("cc")
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .arg(dist().join("soft-gpu/libcuda.so.1"))
+        .status();
+    assert!(built.expect("cc").success());
+    let like = container.client(&[], &[LIMIT]);
+    let mut command = Command::new(&program);
+    command.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    assert_eq!(preloaded(&container, command), [format!("0 0 {}", 3000 * MIB)]);
+}
+
+#[test]
+fn one_file_in_its_place_is_nothing_to_other_programs() {
+    let container = Container::new();
+    let mut command = Command::new("cat");
+    command
+        .arg("/proc/self/maps")
+        .env("CUDA_DEVICE_MEMORY_LIMIT", "not read");
+    let maps = preloaded(&container, command).join("\n");
+    assert!(maps.contains("libvgpu.so") && !maps.contains("memfd"), "{maps}");
+    assert!(container.places().is_empty());
+}
+
 #[test]
 fn the_log_level_tells_the_limits() {
     let container = Container::new();
