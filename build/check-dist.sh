@@ -120,6 +120,13 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
     check_exports_only libvgpu-preload.so dlopen dlmopen dlsym dlvsym
   fi
 
+  if check_present libvgpu-hami.so; then
+    check_needed libvgpu-hami.so
+    check_exports_only libvgpu-hami.so dlopen dlmopen dlsym dlvsym
+    cmp -s <(tail -c $(($(stat -c %s "$dist/libvgpu.so") + 16)) "$dist/libvgpu-hami.so" | head -c -16) "$dist/libvgpu.so" ||
+      finding libvgpu-hami.so "does not end with libvgpu.so: run \`make dist\`"
+  fi
+
   for entry in "libcuda.so.1:$cuda" "libnvidia-ml.so.1:$nvml"; do
     file=soft-gpu/${entry%%:*}
     check_present "$file" || continue

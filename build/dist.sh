@@ -46,4 +46,18 @@ place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so
 place $TRIPLE/release/libsoft_gpu_cuda.so soft-gpu/libcuda.so.1
 place $TRIPLE/release/libsoft_gpu_nvml.so soft-gpu/libnvidia-ml.so.1
 
+# What HAMi has one place for: the backstop with the shim behind it, the shim's length and a mark
+# (vgpu-core/preload/src/embedded.rs).
+combine() {
+  local length i
+  cat "$dist/libvgpu-preload.so" "$dist/libvgpu.so"
+  length=$(stat -c %s "$dist/libvgpu.so")
+  for i in 0 8 16 24 32 40 48 56; do
+    printf '%b' "\\x$(printf %02x $((length >> i & 255)))"
+  done
+  printf vgpushim
+}
+combine >"$CARGO_TARGET_DIR/libvgpu-hami.so"
+place libvgpu-hami.so libvgpu-hami.so
+
 "$root/build/check-dist.sh" "$dist"

@@ -37,10 +37,12 @@ const MAX_ENTRY: usize = 1 << 20;
 /// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
 const MAX_TOLD: usize = 64 << 10;
 /// Ledger and limits, and one of them a second time while it is replaced.
-const SHARE_SIZE: Size = Size {
-    bytes: ledger::SIZE as u64 + 8192,
-    files: 3,
-};
+fn share_size(limits: &Limits) -> Size {
+    Size {
+        bytes: ledger::size(limits) as u64 + 8192,
+        files: 3,
+    }
+}
 
 /// The folder of all claim directories.
 #[derive(Clone, Debug)]
@@ -134,7 +136,7 @@ impl ClaimDirs {
         create(&folder)?;
         steps.reached("share directory")?;
         if self.tmpfs {
-            tmpfs::ensure(&folder, SHARE_SIZE).map_err(|source| Error::Mount {
+            tmpfs::ensure(&folder, share_size(limits)).map_err(|source| Error::Mount {
                 path: folder.clone(),
                 source,
             })?;
@@ -218,7 +220,7 @@ impl ClaimDirs {
     /// # Errors
     /// The ledger cannot be read, or is none (any more).
     pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
-        let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::SIZE)?;
+        let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
         Ok(ledger::read(&bytes)?)
     }
 

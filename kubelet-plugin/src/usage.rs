@@ -21,8 +21,9 @@ struct Sample {
     labels: [(&'static str, String); 4],
     limit: i64,
     cores: i64,
-    /// `None` where the ledger says nothing.
-    used: Option<(i64, i64)>,
+    /// Device memory, host memory and processes; `None` where the ledger says nothing.
+    used: Option<(i64, i64, i64)>,
+    host_limit: i64,
 }
 
 // === impl Usage ===
@@ -48,7 +49,8 @@ impl Usage {
                     ],
                     limit: signed(held.share.memory),
                     cores: i64::from(held.share.cores),
-                    used: usage.map(|usage| (signed(usage.charged), usage.processes.len() as i64)),
+                    used: usage.map(|usage| (signed(usage.charged), signed(usage.host), usage.processes.len() as i64)),
+                    host_limit: signed(held.share.host_memory),
                 });
             }
         }
@@ -66,17 +68,27 @@ impl Collector for Usage {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let samples = self.samples();
         type Value = fn(&Sample) -> Option<i64>;
-        let figures: [(&str, &str, Value); 5] = [
+        let figures: [(&str, &str, Value); 7] = [
             ("share_memory_limit_bytes", "Device memory that a share may hold", |s| {
                 Some(s.limit)
             }),
             (
                 "share_memory_used_bytes",
                 "Device memory that a share's processes hold",
-                |s| s.used.map(|(charged, _)| charged),
+                |s| s.used.map(|(charged, _, _)| charged),
+            ),
+            (
+                "share_host_memory_limit_bytes",
+                "Host memory that a share may hold beyond its device memory (memoryPolicy Oversubscribe)",
+                |s| Some(s.host_limit),
+            ),
+            (
+                "share_host_memory_used_bytes",
+                "Host memory that a share's processes hold beyond its device memory",
+                |s| s.used.map(|(_, host, _)| host),
             ),
             ("share_processes", "Processes of a share that use its GPU", |s| {
-                s.used.map(|(_, processes)| processes)
+                s.used.map(|(_, _, processes)| processes)
             }),
             ("share_cores", "Percent of GPU time guaranteed to a share", |s| {
                 Some(s.cores)

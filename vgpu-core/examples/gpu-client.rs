@@ -144,6 +144,48 @@ impl Client {
                 let synced = call!(cuda, "cuStreamSynchronize"(usize)(0));
                 format!("{result} {synced}")
             }
+            "managed" => {
+                let (mut pointer, cuda) = (0, self.cuda());
+                let result = call!(cuda, "cuMemAllocManaged" (*mut u64, usize, u32) (&mut pointer, number as usize, 1));
+                if result == 0 {
+                    self.pointers.push(pointer);
+                }
+                result.to_string()
+            }
+            "pitch" => {
+                // Rows of 1000 bytes; the pitch is told.
+                let (mut pointer, mut pitch, cuda) = (0, 0_usize, self.cuda());
+                let result = call!(cuda, "cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, u32)
+                    (&mut pointer, &mut pitch, 1000, number as usize / 1024, 4));
+                if result == 0 {
+                    self.pointers.push(pointer);
+                }
+                format!("{result} {pitch}")
+            }
+            "launch" => {
+                // So many milliseconds of the software GPU's time.
+                let (mut module, mut function, cuda) = (0_usize, 0_usize, self.cuda());
+                let text = c".version 8.0\n.target sm_90\n.entry spin() { ret; }\n".as_ptr();
+                call!(cuda, "cuModuleLoadData" (*mut usize, *const c_char) (&mut module, text));
+                call!(cuda, "cuModuleGetFunction" (*mut usize, usize, *const c_char)
+                    (&mut function, module, c"spin".as_ptr()));
+                let grid = number as u32 * 200 * 132 * 2;
+                call!(
+                    cuda,
+                    "cuLaunchKernel"(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize)(
+                        function, grid, 1, 1, 1024, 1, 1, 0, 0, 0, 0
+                    )
+                )
+                .to_string()
+            }
+            "rates" => {
+                let (nvml, mut device, mut rates) = (self.nvml(), std::ptr::null_mut(), [77_u32; 2]);
+                call!(nvml, "nvmlInit_v2"()());
+                call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut *mut c_void) (0, &mut device));
+                let result =
+                    call!(nvml, "nvmlDeviceGetUtilizationRates" (*mut c_void, *mut u32) (device, rates.as_mut_ptr()));
+                format!("{result} {} {}", rates[0], rates[1])
+            }
             "create" => {
                 // CUmemAllocationProp: pinned, no export, device 0.
                 let properties: [u64; 4] = [1, 1, 0, 0];

@@ -6,6 +6,9 @@
 //!
 //! A charge remembers its parts. Killed between two parts, a process leaves what each ledger
 //! already knows, and that is given back there.
+//!
+//! Where shares have host memory too, or somebody is told of each change, the device shares lie in
+//! `special` instead: the usual way stays what it is, and all that is unusual is behind its cold ends.
 
 use crate::ledger::share::{OpenError, Refusal, Reservation, Share};
 use std::time::Duration;
@@ -17,7 +20,19 @@ const LOOK_AGE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Account {
     shares: Vec<Share>,
+    /// In the place of `shares` in an account with host memory or a watch.
+    special: Vec<Share>,
+    /// The ledgers of host memory.
+    host: Vec<Share>,
+    watch: Option<Watch>,
 }
+
+/// Is told that what is charged has changed.
+pub struct Watch(pub Box<dyn Fn(&Account) + Send + Sync>);
+
+/// Parts beyond these numbers are of `special` and of `host`; a GPU has at most 64 shares.
+const SPECIAL: usize = 64;
+const HOST: usize = 128;
 
 /// What an allocation was charged, to be released once.
 #[derive(Debug)]
@@ -40,7 +55,32 @@ impl Account {
     /// An account over `shares`, at least one.
     #[must_use]
     pub fn new(shares: Vec<Share>) -> Self {
-        Self { shares }
+        Self::with(shares, Vec::new(), None)
+    }
+
+    fn with(shares: Vec<Share>, host: Vec<Share>, watch: Option<Watch>) -> Self {
+        let (shares, special) = if host.is_empty() && watch.is_none() {
+            (shares, Vec::new())
+        } else {
+            (Vec::new(), shares)
+        };
+        Self {
+            shares,
+            special,
+            host,
+            watch,
+        }
+    }
+
+    /// The same account, whose changes `watch` is told of.
+    #[must_use]
+    pub fn watched(self, watch: Watch) -> Self {
+        let shares = if self.shares.is_empty() {
+            self.special
+        } else {
+            self.shares
+        };
+        Self::with(shares, self.host, Some(watch))
     }
 
     /// Opens the shares of one GPU.
@@ -48,49 +88,96 @@ impl Account {
     /// # Errors
     /// The first that cannot be opened.
     pub fn open(grants: &crate::grants::GpuGrants) -> Result<Self, OpenError> {
-        let open = |grant: &crate::grants::Grant| {
+        let open = |grant: &crate::grants::Grant, at, limit| {
             let mark = vgpu_abi::ledger::share_mark(&grant.limits.share, &grant.limits.gpu);
-            Share::open(
-                &grant.directory.join(vgpu_abi::paths::LEDGER),
-                mark,
-                grant.limits.memory,
-            )
+            Share::open_at(&grant.directory.join(vgpu_abi::paths::LEDGER), at, mark, limit)
         };
-        Ok(Self::new(grants.shares.iter().map(open).collect::<Result<_, _>>()?))
+        let device = grants.shares.iter().map(|grant| open(grant, 0, grant.limits.memory));
+        let extended = grants.shares.iter().filter(|grant| grant.limits.host_memory > 0);
+        let host = extended.map(|grant| open(grant, vgpu_abi::ledger::HOST_AT, grant.limits.host_memory));
+        Ok(Self::with(
+            device.collect::<Result<_, _>>()?,
+            host.collect::<Result<_, _>>()?,
+            None,
+        ))
     }
 
-    /// The sum of the limits.
+    /// Every ledger: of device memory, then of host memory.
+    fn all(&self) -> impl Iterator<Item = &Share> {
+        self.shares.iter().chain(&self.special).chain(&self.host)
+    }
+
+    fn device(&self) -> &[Share] {
+        if self.shares.is_empty() {
+            &self.special
+        } else {
+            &self.shares
+        }
+    }
+
+    /// The sum of the limits, of host memory too: what a program can have altogether.
     #[inline]
     #[must_use]
     pub fn limit(&self) -> u64 {
         match self.shares.as_slice() {
             [one] => one.limit(),
-            many => many.iter().fold(0, |sum, share| sum.saturating_add(share.limit())),
+            _ => self.all().fold(0, |sum, share| sum.saturating_add(share.limit())),
         }
     }
 
-    /// The sum of the charges of all processes; never more than the limit.
+    /// The sum of the charges of all processes, of host memory too; never more than the limit.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
         let charged = |share: &Share| share.charged().min(share.limit());
         match self.shares.as_slice() {
             [one] => charged(one),
-            many => many.iter().fold(0, |sum, share| sum.saturating_add(charged(share))),
+            _ => self.all().fold(0, |sum, share| sum.saturating_add(charged(share))),
         }
     }
 
-    /// What this process itself has charged.
+    /// What this process itself has charged of device memory.
     #[must_use]
     pub fn own(&self) -> u64 {
-        self.shares.iter().fold(0, |sum, share| sum.saturating_add(share.own()))
+        let own = |sum: u64, share: &Share| sum.saturating_add(share.own());
+        self.device().iter().fold(0, own)
+    }
+
+    /// What a program can still have, where the GPU itself has `physical` free: that bounds device
+    /// memory alone.
+    #[inline]
+    #[must_use]
+    pub fn free(&self, physical: u64) -> u64 {
+        match self.shares.as_slice() {
+            [one] => one.limit().saturating_sub(one.charged()).min(physical),
+            _ => free(self.device()).min(physical).saturating_add(free(&self.host)),
+        }
+    }
+
+    /// Whether allocations may go on in host memory.
+    #[must_use]
+    pub fn has_host(&self) -> bool {
+        !self.host.is_empty()
+    }
+
+    /// Charges `bytes` of host memory, or nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    #[cold]
+    pub fn reserve_host(&self, bytes: u64) -> Result<Charge, Refusal> {
+        self.split(&self.host, HOST, bytes)
     }
 
     /// Gives back what dead processes hold, unless that was done a moment ago.
     #[inline]
     pub fn look(&self) {
-        for share in &self.shares {
-            share.look(LOOK_AGE);
+        match self.shares.as_slice() {
+            [one] => one.look(LOOK_AGE),
+            _ => {
+                self.all().for_each(|share| share.look(LOOK_AGE));
+                self.tell();
+            }
         }
     }
 
@@ -101,7 +188,7 @@ impl Account {
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Charge, Refusal> {
         let [one] = self.shares.as_slice() else {
-            return self.split(bytes);
+            return self.reserve_special(bytes);
         };
         let reservation = one.reserve(bytes)?;
         Ok(Charge {
@@ -112,6 +199,15 @@ impl Account {
             },
             rest: None,
         })
+    }
+
+    #[cold]
+    fn reserve_special(&self, bytes: u64) -> Result<Charge, Refusal> {
+        if self.shares.is_empty() {
+            self.split(&self.special, SPECIAL, bytes)
+        } else {
+            self.split(&self.shares, 0, bytes)
+        }
     }
 
     /// Gives a charge back.
@@ -147,33 +243,70 @@ impl Account {
 
     /// Notes that this process has a context on the GPU.
     pub fn note_context(&self) {
-        self.shares.iter().for_each(Share::note_context);
+        self.all().for_each(Share::note_context);
     }
 
     /// The processes of this PID namespace and what they hold, over all shares, by PID.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {
         let mut sums = std::collections::BTreeMap::new();
-        for (pid, charged) in self.shares.iter().flat_map(Share::processes) {
+        for (pid, charged) in self.all().flat_map(Share::processes) {
             *sums.entry(pid).or_insert(0_u64) += charged;
         }
         sums.into_iter().collect()
     }
 
+    /// What every process holds, as [`Share::holders`] has it, over all shares.
+    pub fn holders(&self) -> impl Iterator<Item = (u64, u32, u64)> {
+        self.all().flat_map(Share::holders)
+    }
+
     #[inline(always)]
     fn give_back(&self, part: &Part) {
-        if let Some(share) = self.shares.get(usize::from(part.share)) {
-            share.release(part.reservation, part.bytes);
+        match self.shares.get(usize::from(part.share)) {
+            Some(share) => share.release(part.reservation, part.bytes),
+            None => self.give_back_special(part),
         }
     }
 
     #[cold]
-    fn split(&self, bytes: u64) -> Result<Charge, Refusal> {
+    fn give_back_special(&self, part: &Part) {
+        let place = usize::from(part.share);
+        let (shares, first) = if place >= HOST {
+            (&self.host, HOST)
+        } else {
+            (&self.special, SPECIAL)
+        };
+        if let Some(share) = place.checked_sub(first).and_then(|at| shares.get(at)) {
+            share.release(part.reservation, part.bytes);
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        if let Some(Watch(watch)) = &self.watch {
+            watch(self);
+        }
+    }
+
+    /// Charges `shares`, whose parts are numbered from `first` on.
+    #[cold]
+    fn split(&self, shares: &[Share], first: usize, bytes: u64) -> Result<Charge, Refusal> {
+        if let [one] = shares {
+            let reservation = one.reserve(bytes)?;
+            self.tell();
+            let first = Part {
+                bytes,
+                share: u8::try_from(first).unwrap_or(u8::MAX),
+                reservation,
+            };
+            return Ok(Charge { first, rest: None });
+        }
         let mut parts: Vec<Part> = Vec::new();
         let mut left = bytes;
         let mut refusal = Refusal::Limit;
         for pass in 0..2 {
-            for (index, share) in self.shares.iter().enumerate() {
+            for (index, share) in shares.iter().enumerate() {
                 // Another process may take what we saw free: ask again for what is left.
                 while left > 0 || parts.is_empty() {
                     let take = left.min(share.limit().saturating_sub(share.charged()));
@@ -184,7 +317,7 @@ impl Account {
                         Ok(reservation) => {
                             parts.push(Part {
                                 bytes: take,
-                                share: u8::try_from(index).unwrap_or(u8::MAX),
+                                share: u8::try_from(first + index).unwrap_or(u8::MAX),
                                 reservation,
                             });
                             left -= take;
@@ -198,17 +331,20 @@ impl Account {
                 }
             }
             if left > 0 && pass == 0 {
-                self.shares.iter().for_each(|share| share.look(Duration::ZERO));
+                shares.iter().for_each(|share| share.look(Duration::ZERO));
             }
         }
         let mut parts = parts.into_iter();
         match parts.next() {
-            Some(first) if left == 0 => Ok(Charge {
-                first,
-                rest: Some(parts.collect::<Vec<Part>>())
-                    .filter(|rest| !rest.is_empty())
-                    .map(Box::new),
-            }),
+            Some(first) if left == 0 => {
+                self.tell();
+                Ok(Charge {
+                    first,
+                    rest: Some(parts.collect::<Vec<Part>>())
+                        .filter(|rest| !rest.is_empty())
+                        .map(Box::new),
+                })
+            }
             first => {
                 first
                     .iter()
@@ -217,6 +353,17 @@ impl Account {
                 Err(refusal)
             }
         }
+    }
+}
+
+fn free(shares: &[Share]) -> u64 {
+    let free = |share: &Share| share.limit().saturating_sub(share.charged());
+    shares.iter().fold(0, |sum, share| sum.saturating_add(free(share)))
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `/run/vgpu` exists and is no node's own: container mode, and what is missing or damaged there
 //! refuses. Else the directory that `vgpu run` names in VGPU_RUN_DIR (ignored where the program is
-//! setuid). Else there is nothing to hold this process to: refused, rather than unlimited.
+//! setuid). Else HAMi's variables ([`crate::hami`]), which are the tenant's to set and so come last. Else
+//! there is nothing to hold this process to: refused, rather than unlimited.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;

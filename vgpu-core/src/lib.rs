@@ -9,6 +9,7 @@
 
 pub mod account;
 pub mod grants;
+pub mod hami;
 pub mod ledger;
 pub mod os;
 pub mod table;

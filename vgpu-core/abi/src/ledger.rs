@@ -10,6 +10,9 @@
 //! 131064  seal                                            last 8 bytes, so a cut file has none
 //! ```
 //!
+//! A share that may go on in host memory (`host-memory` in its limits) has two of these in a row: the
+//! first for device memory, the second ([`HOST_AT`]) for host memory. Each is exact by itself.
+//!
 //! All numbers are little-endian. A lane belongs to one process at a time; its owner alone changes
 //! it, and when the owner is dead the holder of the reaper's lock does. A [`Stamp`] names one
 //! operation for all time: sequences of a lane go on from owner to owner and never repeat.
@@ -27,6 +30,10 @@ use std::fmt;
 
 /// The size of a ledger in bytes.
 pub const SIZE: usize = 1024 * LINE;
+/// Where the second ledger begins, that of host memory, in the file of a share that has one.
+pub const HOST_AT: usize = SIZE;
+/// The most bytes that a share's file has.
+pub const MAX_SIZE: usize = 2 * SIZE;
 /// What one writer touches, so that two writers share no cache line pair.
 pub const LINE: usize = 128;
 /// Lanes, the reaper's included.
@@ -86,6 +93,8 @@ pub struct Stamp {
 pub struct Usage {
     /// Bytes charged to the share, those of dead processes that nobody has given back yet included.
     pub charged: u64,
+    /// The same of host memory: what the share's programs have beyond its device memory.
+    pub host: u64,
     /// Who holds them, by PID. Whether a process still lives cannot be told from the bytes.
     pub processes: Vec<Process>,
 }
@@ -98,6 +107,8 @@ pub struct Process {
     /// Inode of the PID namespace in which `pid` counts.
     pub pid_namespace: u64,
     pub charged: u64,
+    /// Bytes of host memory beyond.
+    pub host: u64,
 }
 
 /// Why bytes are no ledger. The reader adds the file's path.
@@ -115,9 +126,19 @@ pub enum Damage {
     Lane(usize),
 }
 
-/// The bytes of a new ledger. Written in order, the seal comes last.
+/// The size of the file of a share with these limits.
+#[must_use]
+pub fn size(limits: &Limits) -> usize {
+    if limits.host_memory > 0 { MAX_SIZE } else { SIZE }
+}
+
+/// The bytes of a share's new file. Written in order, the seal comes last.
 #[must_use]
 pub fn image(limits: &Limits) -> Vec<u8> {
+    one(limits).repeat(size(limits) / SIZE)
+}
+
+fn one(limits: &Limits) -> Vec<u8> {
     let mut bytes = vec![0; SIZE];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
     put(FORMAT_AT, &FORMAT.to_le_bytes());
@@ -166,6 +187,29 @@ pub fn check(bytes: &[u8]) -> Result<(), Damage> {
 /// # Errors
 /// Bytes that no version-1 ledger can have.
 pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
+    let (device, host) = match bytes.split_at_checked(HOST_AT) {
+        Some((device, host)) if bytes.len() == MAX_SIZE => (read_one(device)?, read_one(host)?),
+        _ => return read_one(bytes),
+    };
+    let mut usage = Usage {
+        host: host.charged,
+        ..device
+    };
+    for process in host.processes {
+        let same = |known: &&mut Process| (known.pid_namespace, known.pid) == (process.pid_namespace, process.pid);
+        match usage.processes.iter_mut().find(same) {
+            Some(known) => known.host = known.host.saturating_add(process.charged),
+            None => usage.processes.push(Process {
+                charged: 0,
+                host: process.charged,
+                ..process
+            }),
+        }
+    }
+    Ok(usage)
+}
+
+fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
     check(bytes)?;
     let writer = word(bytes, WRITER_AT);
     if Stamp::unpack(writer).lane >= LANES {
@@ -193,6 +237,7 @@ pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
                     pid: half(bytes, at + lane::PID),
                     pid_namespace: field(lane::PID_NAMESPACE),
                     charged,
+                    host: 0,
                 },
             )),
         }
@@ -201,6 +246,7 @@ pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
     processes.sort_by_key(|process| (process.pid_namespace, process.pid));
     Ok(Usage {
         charged: word(bytes, CHARGED_AT),
+        host: 0,
         processes,
     })
 }
@@ -320,6 +366,38 @@ mod tests {
     }
 
     #[test]
+    fn a_share_with_host_memory_has_two_ledgers_in_a_row() {
+        let limits = Limits {
+            host_memory: 1 << 30,
+            ..Limits::parse(GOLDEN).expect("golden limits")
+        };
+        let mut bytes = image(&limits);
+        assert_eq!(bytes.len(), size(&limits));
+        assert!(bytes[..SIZE] == fresh() && bytes[HOST_AT..] == fresh());
+        for (at, charged, pid) in [(0, 300, 42), (HOST_AT, 500, 42), (HOST_AT, 7, 43)] {
+            let half = &mut bytes[at..at + SIZE];
+            let total = word(half, CHARGED_AT);
+            put(half, CHARGED_AT, total + charged);
+            let fields = [
+                (lane::GENERATION, 1),
+                (lane::CHARGED[0], charged),
+                (lane::PROCESS, pid),
+                (lane::PID, pid),
+            ];
+            put_lane(half, pid as usize, &fields);
+        }
+        let usage = read(&bytes).expect("two ledgers");
+        assert_eq!((usage.charged, usage.host), (300, 507));
+        let found: Vec<(u32, u64, u64)> = usage.processes.iter().map(|p| (p.pid, p.charged, p.host)).collect();
+        assert_eq!(found, [(42, 300, 500), (43, 0, 7)]);
+        for end in [SIZE + 1, MAX_SIZE - 1] {
+            assert_eq!(read(&bytes[..end]), Err(Damage::Size(end)));
+        }
+        bytes[MAX_SIZE - 1] ^= 1;
+        assert_eq!(read(&bytes), Err(Damage::Unsealed), "one half alone is none");
+    }
+
+    #[test]
     fn every_cut_is_refused() {
         let bytes = fresh();
         for end in [0, 1, 127, SIZE - 128, SIZE - 1] {
@@ -376,7 +454,8 @@ mod tests {
             [Process {
                 pid: 42,
                 pid_namespace: 9,
-                charged: 300
+                charged: 300,
+                host: 0
             }],
             "free lanes hold nothing"
         );

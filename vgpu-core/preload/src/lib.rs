@@ -42,6 +42,7 @@
 mod bound;
 mod detour;
 mod elf;
+mod embedded;
 mod loader;
 mod name;
 mod shim;

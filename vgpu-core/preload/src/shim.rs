@@ -7,7 +7,8 @@
 //! 1. `libcuda.so.1` in the folder of this library (`vgpu run` may lay both side by side; then no RPATH
 //!    can come between);
 //! 2. in a container, which is where this library lies in /usr/lib/vgpu: the two paths of the CDI spec;
-//! 3. its bare names. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache.
+//! 3. what this very file carries: see `embedded`;
+//! 4. its bare names. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache.
 //!    A driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; so the
 //!    other names come into it.
 //!
@@ -24,6 +25,7 @@ use core::{
 
 use crate::{
     elf::Object,
+    embedded,
     loader::{Function, LinkMap, objects},
     name::{self, Text},
 };
@@ -123,6 +125,11 @@ fn search(mode: c_int) -> Option<&'static LinkMap> {
         {
             return Some(shim);
         }
+        if mode & RTLD_NOLOAD == 0
+            && let Some(shim) = embedded::with(own, |path| open(path, mode))
+        {
+            return Some(shim);
+        }
     }
     BARE.iter().find_map(|name| open(*name, mode))
 }
@@ -158,8 +165,14 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     // SAFETY: an open handle's record is there.
     let map = unsafe { handle.as_ref()? };
     if map.object().is_some_and(|object| is_shim(&object)) {
-        SHIM.store(handle, Ordering::Release);
-        return Some(map);
+        let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);
+        // One shim a process: of two threads that have each opened a copy of what this file carries, the
+        // first wins. The other's has done nothing yet.
+        // SAFETY: as in `find`.
+        return match first {
+            Err(other) => unsafe { other.as_ref() },
+            Ok(_) => Some(map),
+        };
     }
     // SAFETY: opened above, and not used any more.
     unsafe { close(handle) };

@@ -23,6 +23,7 @@
 #![allow(clippy::missing_safety_doc, unreachable_pub)] // The exports are documented by NVIDIA.
 
 mod detour;
+mod drop_in;
 mod hooks;
 mod jump;
 mod real;

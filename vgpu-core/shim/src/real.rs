@@ -33,9 +33,7 @@ pub(crate) use real;
 /// # Errors
 /// One line that names the file.
 pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
-    for name in [LIBCUDA, LIBNVIDIA_ML] {
-        take(name);
-    }
+    take_names();
     let (cuda, nvml) = (
         crate::table::cuda::cuInit as *const (),
         crate::table::nvml::nvmlInit_v2 as *const (),
@@ -44,6 +42,13 @@ pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
     // A container may have the one without the other; who asks for it then hears "not found".
     let nvml = load(&HANDLES[1], libnvidia_ml, (c"nvmlInit_v2", nvml));
     if libnvidia_ml.exists() { nvml } else { Ok(()) }
+}
+
+/// Makes the loader answer both names with this file, before anything else of that name is opened.
+pub(crate) fn take_names() {
+    for name in [LIBCUDA, LIBNVIDIA_ML] {
+        take(name);
+    }
 }
 
 /// Makes the loader answer `name` with this file.
@@ -132,12 +137,17 @@ pub(crate) fn has(index: usize) -> bool {
     address != crate::detour::missing_cuda as *const () && address != crate::detour::missing_nvml as *const ()
 }
 
-/// VGPU_RUN_DIR, ignored where the program is setuid.
+/// VGPU_RUN_DIR.
 pub(crate) fn run_dir() -> Option<std::ffi::OsString> {
+    variable(vgpu_abi::paths::RUN_DIR_VARIABLE)
+}
+
+/// A variable, ignored where the program is setuid.
+pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
     unsafe extern "C" {
         fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
     }
-    let name = CString::new(vgpu_abi::paths::RUN_DIR_VARIABLE).ok()?;
+    let name = CString::new(name).ok()?;
     // SAFETY: a C string in, null or a C string out, copied at once.
     let value = unsafe { secure_getenv(name.as_ptr()).as_ref().map(|value| CStr::from_ptr(value)) }?;
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(value.to_bytes())).into_os_string())

@@ -1,6 +1,7 @@
 //! What this process knows: its shares, its devices, what it has allocated. Made at the first call
 //! of any hooked function, made anew in a fork child.
 
+use crate::drop_in;
 use crate::hooks::arrays::Array;
 use crate::hooks::contexts::Contexts;
 use crate::hooks::granules::Live;
@@ -14,11 +15,15 @@ use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use vgpu_core::account::Account;
-use vgpu_core::grants;
+use vgpu_core::grants::{self, GpuGrants};
+use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::spin::{Spin, Word};
 use vgpu_core::os::{fork, stderr};
 use vgpu_core::table::Table;
 use vgpu_core::visible::choose;
+
+/// The shares, and a region of HAMi's that is to be kept.
+pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
 
 /// Either, for good: a process that was refused stays refused.
 struct State(Option<Ready>);
@@ -53,6 +58,8 @@ pub(crate) struct Ready {
     pub(crate) initialising: Word,
     /// CUDA_VISIBLE_DEVICES as it was then.
     pub(crate) visible: Spin<Option<String>>,
+    /// In the place of HAMi-core: what its monitor reads.
+    pub(crate) mirror: Option<Mirror>,
     devices: OnceLock<Devices>,
 }
 
@@ -92,6 +99,11 @@ pub(crate) fn ready() -> Option<&'static Ready> {
     }
 }
 
+/// This process's state, if it was made already.
+pub(crate) fn known() -> Option<&'static Ready> {
+    fork::current::<State>()?.0.as_ref()
+}
+
 #[cold]
 fn first() -> Option<&'static Ready> {
     // SAFETY: State is the only type that this library keeps there.
@@ -101,7 +113,10 @@ fn first() -> Option<&'static Ready> {
 
 fn make() -> State {
     match Ready::new() {
-        Ok(ready) => State(Some(ready)),
+        Ok(ready) => {
+            drop_in::show(&ready);
+            State(Some(ready))
+        }
         Err(reason) => {
             stderr::say(&reason);
             State(None)
@@ -109,18 +124,32 @@ fn make() -> State {
     }
 }
 
+/// What this process is held to, with the driver's libraries opened: see `vgpu_core::grants` for where
+/// it comes from.
+fn shares() -> Result<Shares, String> {
+    let directory = match grants::directory(real::run_dir()) {
+        Ok(directory) => directory,
+        Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
+    };
+    let grants = grants::read(&directory).map_err(|error| error.to_string())?;
+    let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
+    real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
+    Ok((grants, None))
+}
+
 impl Ready {
     fn new() -> Result<Self, String> {
-        let directory = grants::directory(real::run_dir()).map_err(|error| error.to_string())?;
-        let grants = grants::read(&directory).map_err(|error| error.to_string())?;
-        let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
-        real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
-        let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
+        let (grants, mirror) = shares()?;
+        let open = |grant: &GpuGrants| -> Result<Gpu, String> {
             let account = Account::open(grant)
                 .map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
             Ok(Gpu {
                 uuid: grant.gpu.clone(),
-                account,
+                account: if mirror.is_some() {
+                    drop_in::watched(account)
+                } else {
+                    account
+                },
                 context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
                 contexts: Spin::default(),
                 overhead: Spin::default(),
@@ -146,6 +175,7 @@ impl Ready {
             export_tables: Spin::default(),
             initialising: Word::new(),
             visible: Spin::default(),
+            mirror,
             devices: OnceLock::new(),
         })
     }

@@ -40,6 +40,8 @@ const LANE_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Share {
     path: PathBuf,
+    /// Where the ledger begins in its file.
+    at: usize,
     mapping: Mapping,
     limit: u64,
     process: AtomicU64,
@@ -86,6 +88,14 @@ impl Share {
     /// # Errors
     /// Whatever is not a sound ledger of this share is refused.
     pub fn open(path: &Path, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
+        Self::open_at(path, 0, share_mark, limit)
+    }
+
+    /// The same of the ledger that begins `at` bytes into its file.
+    ///
+    /// # Errors
+    /// As for [`Share::open`].
+    pub fn open_at(path: &Path, at: usize, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
         if !wide::supported() {
             return Err(OpenError::Processor);
         }
@@ -93,14 +103,15 @@ impl Share {
         let mapping = {
             let _no_fork = fork::guard();
             let file = file::open(path).map_err(failed)?;
-            check(&file, share_mark).map_err(|error| match error {
+            check(&file, at, share_mark).map_err(|error| match error {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
-            Mapping::new(&file, format::SIZE).map_err(failed)?
+            Mapping::new(&file, at, format::SIZE).map_err(failed)?
         };
         let share = Self {
             path: path.to_owned(),
+            at,
             mapping,
             limit,
             process: AtomicU64::new(0),
@@ -215,14 +226,19 @@ impl Share {
     pub fn processes(&self) -> Vec<(u32, u64)> {
         self.reap(Sought::All, START_PATIENCE);
         let here = pid_namespace();
+        let ours = self.holders().filter(|(namespace, _, _)| *namespace == here);
+        ours.map(|(_, pid, held)| (pid, held)).collect()
+    }
+
+    /// The same of every PID namespace, as it is: namespace, PID, and what it holds. Who died a moment ago
+    /// is still among them.
+    pub fn holders(&self) -> impl Iterator<Item = (u64, u32, u64)> {
         let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
-        let ours = lanes.filter(|(_, lane)| {
-            !lane.generation.load(Acquire).is_multiple_of(2) && lane.pid_namespace.load(Relaxed) == here
-        });
-        ours.map(|(index, lane)| (lane, held(self.region(), index, lane)))
+        lanes
+            .filter(|(_, lane)| !lane.generation.load(Acquire).is_multiple_of(2))
+            .map(|(index, lane)| (lane, held(self.region(), index, lane)))
             .filter(|(lane, held)| *held > 0 || lane.context.load(Relaxed) != 0)
-            .map(|(lane, held)| (lane.pid.load(Relaxed), held))
-            .collect()
+            .map(|(lane, held)| (lane.pid_namespace.load(Relaxed), lane.pid.load(Relaxed), held))
     }
 
     #[inline(always)]
@@ -284,7 +300,7 @@ impl Share {
             if !lane.generation.load(Acquire).is_multiple_of(2) {
                 continue;
             }
-            let Some(lock) = PinnedLock::take(&self.path, lane_offset(index))? else {
+            let Some(lock) = PinnedLock::take(&self.path, self.at + lane_offset(index))? else {
                 continue;
             };
             let generation = lane.generation.load(Acquire);
@@ -325,7 +341,7 @@ impl Share {
         let end = Instant::now() + if is_vain { Duration::ZERO } else { patience };
         let mut waited = 0;
         let lock = loop {
-            match PinnedLock::take(&self.path, lane_offset(REAPER)) {
+            match PinnedLock::take(&self.path, self.at + lane_offset(REAPER)) {
                 Ok(Some(lock)) => break lock,
                 Ok(None) if Instant::now() < end => {
                     waited = 1;
@@ -348,7 +364,7 @@ impl Share {
                 return waited;
             };
             reap(region, sought, |index| {
-                matches!(file::is_locked(&file, lane_offset(index)), Ok(false))
+                matches!(file::is_locked(&file, self.at + lane_offset(index)), Ok(false))
             })
         };
         drop(lock);
@@ -385,16 +401,17 @@ enum Problem {
 }
 
 /// Checks a ledger's first and last line.
-fn check(file: &OwnedFd, share_mark: u32) -> Result<(), Problem> {
+fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(), Problem> {
     let size = file::size(file).map_err(Problem::Io)?;
-    if size != format::SIZE as u64 {
+    // One ledger, or two in a row.
+    if size != format::SIZE as u64 && size != format::MAX_SIZE as u64 || size < (start + format::SIZE) as u64 {
         return Err(Problem::Damage(Damage::Size(
             usize::try_from(size).unwrap_or(usize::MAX),
         )));
     }
     let mut bytes = vec![0; format::SIZE];
     for at in [0, format::SIZE - format::LINE] {
-        read_at(file, &mut bytes[at..at + format::LINE], at).map_err(Problem::Io)?;
+        read_at(file, &mut bytes[at..at + format::LINE], start + at).map_err(Problem::Io)?;
     }
     format::check(&bytes).map_err(Problem::Damage)?;
     if bytes[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {

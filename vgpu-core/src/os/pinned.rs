@@ -51,19 +51,19 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes for reading and writing.
+    /// Maps `size` bytes from `offset` on, whole pages, for reading and writing.
     ///
     /// # Errors
     /// Those of mmap(2) and madvise(2).
-    pub fn new(file: &OwnedFd, size: usize) -> io::Result<Self> {
-        Self::place(file, size, libc::PROT_READ | libc::PROT_WRITE, None)
+    pub fn new(file: &OwnedFd, offset: usize, size: usize) -> io::Result<Self> {
+        Self::place(file, offset, size, libc::PROT_READ | libc::PROT_WRITE, None)
     }
 
     /// Maps a page that only holds the file, below all else.
     fn low(file: &OwnedFd) -> io::Result<Self> {
         for _ in 0..PLACES {
             let at = LOW + NEXT.fetch_add(1, Ordering::Relaxed) % PLACES * PAGE;
-            match Self::place(file, PAGE, libc::PROT_NONE, Some(at)) {
+            match Self::place(file, 0, PAGE, libc::PROT_NONE, Some(at)) {
                 // A kernel before 4.17 takes the address for a hint.
                 Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(mapping),
                 Ok(_) => {}
@@ -71,14 +71,30 @@ impl Mapping {
                 Err(_) => break,
             }
         }
-        Self::place(file, PAGE, libc::PROT_NONE, None)
+        Self::place(file, 0, PAGE, libc::PROT_NONE, None)
     }
 
-    fn place(file: &OwnedFd, size: usize, rights: libc::c_int, wanted: Option<usize>) -> io::Result<Self> {
+    fn place(
+        file: &OwnedFd,
+        offset: usize,
+        size: usize,
+        rights: libc::c_int,
+        wanted: Option<usize>,
+    ) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let exactly = wanted.map_or(0, |_| libc::MAP_FIXED_NOREPLACE);
         let wanted = std::ptr::without_provenance_mut(wanted.unwrap_or(0));
         // SAFETY: without MAP_FIXED nothing that exists is replaced; `file` is open.
-        let at = unsafe { libc::mmap(wanted, size, rights, libc::MAP_SHARED | exactly, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(
+                wanted,
+                size,
+                rights,
+                libc::MAP_SHARED | exactly,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

@@ -1,4 +1,5 @@
-//! What a program is told about memory: the share, never more than the GPU has.
+//! What a program is told about memory: the share, never more than the GPU has. Where the share goes on
+//! in host memory, total and free have both parts: what the program can have altogether.
 
 use crate::detour::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::{graphs, pools};
@@ -13,8 +14,7 @@ fn share(gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.look();
     pools::refresh(gpu);
     graphs::refresh(gpu);
-    let limit = gpu.account.limit();
-    (limit.saturating_sub(gpu.account.charged()).min(physical), limit)
+    (gpu.account.free(physical), gpu.account.limit())
 }
 
 pub(crate) unsafe fn memory(ready: &'static Ready, real: GetInfo<usize>, free: *mut usize, total: *mut usize) -> c_int {

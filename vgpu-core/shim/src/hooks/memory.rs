@@ -5,7 +5,7 @@
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::granules::{self, Live};
-use crate::hooks::{externals, graphs, pools};
+use crate::hooks::{externals, graphs, host_memory, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
@@ -15,7 +15,7 @@ use vgpu_core::ledger::Refusal;
 /// What the driver takes memory in.
 pub(crate) const GRANULE: u64 = 2 << 20;
 /// What rows of a pitched allocation are aligned to, at most.
-const PITCH: u64 = 512;
+pub(crate) const PITCH: u64 = 512;
 
 /// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
 #[inline(always)]
@@ -109,10 +109,15 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
         // SAFETY: passed on: the driver says what is wrong.
         _ => return unsafe { real(pointer, bytes) },
     };
-    charged(ready, gpu, bytes as u64, true, || {
+    let result = charged(ready, gpu, bytes as u64, true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
-    })
+    });
+    if result == OUT_OF_MEMORY {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) };
+    }
+    result
 }
 
 pub(crate) unsafe fn alloc_v1(
@@ -144,10 +149,15 @@ pub(crate) unsafe fn managed(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes, flags) },
     };
-    charged(ready, gpu, bytes as u64, false, || {
+    let result = charged(ready, gpu, bytes as u64, false, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes, flags), pointer) }
-    })
+    });
+    if result == OUT_OF_MEMORY {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) };
+    }
+    result
 }
 
 /// Rows of `width` bytes, `height` of them: `allocate` answers what the driver has written, pointer and
@@ -191,13 +201,18 @@ pub(crate) unsafe fn pitch(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, pitch, width, height, element) },
     };
-    pitched(ready, gpu, width as u64, height as u64, || {
+    let result = pitched(ready, gpu, width as u64, height as u64, || {
         // SAFETY: passed on; on success the driver has written both.
         unsafe {
             let at = written(real(pointer, pitch, width, height, element), pointer)?;
             Ok((at, *pitch as u64))
         }
-    })
+    });
+    if result == OUT_OF_MEMORY {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_memory::instead_of_rows(ready, gpu, pointer, pitch, width as u64, height as u64) };
+    }
+    result
 }
 
 pub(crate) unsafe fn pitch_v1(

@@ -1,4 +1,5 @@
-//! What NVML tells of a GPU's memory and processes: the share's, from the ledger.
+//! What NVML tells of a GPU's memory and processes: the share's, from the ledger. Where the share goes on
+//! in host memory, total and used have both parts, as cuMemGetInfo has.
 //!
 //! A list of processes names those of this PID namespace: a PID of another means nothing here.
 
@@ -49,17 +50,13 @@ pub(crate) struct Process {
     compute_instance: c_uint,
 }
 
-/// nvmlProcessUtilizationSample_t.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Sample {
-    pid: c_uint,
-    time: c_ulonglong,
-    rates: [c_uint; 4],
+impl Process {
+    pub(crate) fn pid(&self) -> c_uint {
+        self.pid
+    }
 }
-const _: () = assert!(size_of::<Sample>() == 32);
 
-fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
+pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
     let found = nvml_devices::list(ready)
         .into_iter()
         .find(|known| known.handle == device)?;
@@ -223,27 +220,9 @@ pub(crate) unsafe fn keep<T: Copy>(count: *mut c_uint, list: *mut T, is_own: imp
 }
 
 /// Whether a PID is that of a process of the share.
-fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) -> bool {
+pub(crate) fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) -> bool {
     let own = running(ready, device).unwrap_or_default();
     move |pid| own.iter().any(|(known, _)| *known == pid)
-}
-
-pub(crate) unsafe fn utilization(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut Sample, *mut c_uint, c_ulonglong) -> c_int,
-    device: usize,
-    samples: *mut Sample,
-    count: *mut c_uint,
-    since: c_ulonglong,
-) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, samples, count, since) };
-    if result == NVML_SUCCESS {
-        let is_own = own_pids(ready, device);
-        // SAFETY: NVML has written both.
-        unsafe { keep(count, samples, |sample| is_own(sample.pid)) };
-    }
-    result
 }
 
 pub(crate) unsafe fn accounting_pids(

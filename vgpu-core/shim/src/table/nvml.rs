@@ -1,6 +1,6 @@
 //! Hooked names of NVML.
 
-use crate::hooks::{export_table, nvml_devices, nvml_info};
+use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_usage};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
@@ -22,7 +22,8 @@ hooks! { nvml;
     virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_info::Process) => nvml_info::processes;
     virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
     virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
-    virtualised nvmlDeviceGetProcessUtilization: (device: usize, samples: *mut nvml_info::Sample, count: *mut c_uint, since: c_ulonglong) => nvml_info::utilization;
+    virtualised nvmlDeviceGetUtilizationRates: (device: usize, rates: *mut nvml_usage::Rates) => nvml_usage::rates;
+    virtualised nvmlDeviceGetProcessUtilization: (device: usize, samples: *mut nvml_usage::Sample, count: *mut c_uint, since: c_ulonglong) => nvml_usage::of_processes;
     virtualised nvmlDeviceGetAccountingPids: (device: usize, count: *mut c_uint, pids: *mut c_uint) => nvml_info::accounting_pids;
     virtualised nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetRunningProcessDetailList: (device: usize, list: *mut c_void) => nvml_info::unsupported;
     virtualised nvmlInternalGetExportTable: (table: *mut *const c_void, id: *const c_void) => export_table::get;

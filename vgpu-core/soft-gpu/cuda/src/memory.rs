@@ -38,7 +38,8 @@ pub(crate) struct HostRange {
 pub(crate) enum HostKind {
     Allocated,
     Registered,
-    /// Managed memory is charged whole to its GPU, as if it had all migrated there.
+    /// Managed memory is charged whole to its GPU, as if it had all migrated there; not at all when it was
+    /// attached to the host, where it stays, for nothing here touches it.
     Managed {
         context: &'static Context,
         units: u64,
@@ -330,7 +331,8 @@ soft_gpu::api! {
         if !out.given() || size == 0 || !(1..=2).contains(&flags) {
             return Err(INVALID_VALUE);
         }
-        let units = driver.memory.units(size);
+        const ATTACH_HOST: u32 = 2;
+        let units = if flags == ATTACH_HOST { 0 } else { driver.memory.units(size) };
         driver.memory.charge(driver, context.gpu, units)?;
         let Some(address) = map_host(size) else {
             driver.member().shrink(context.gpu, units);

@@ -1,0 +1,121 @@
+//! A shim in this very file, for places that have room for one: HAMi mounts one library into a container
+//! and names it in /etc/ld.so.preload.
+//!
+//! ```text
+//!  libvgpu-hami.so = this library, the shim, the shim's length, "vgpushim"
+//!                                   └─► a file in memory ─► dlopen, once, by the first that needs it
+//! ```
+//!
+//! The trailer lies behind all that ELF knows of, so the loader sees this library alone. A process that
+//! never asks for a driver reads none of it.
+//!
+//! How it fails: no /proc, no memfd_create (Linux before 3.17), memory that may not be executed: no shim,
+//! as if the file had none. The name that the loader keeps ("/proc/self//fd/5", a spelling that nobody else
+//! has) answers in its own namespace; dlmopen into another one finds nothing there and fails.
+#![allow(unsafe_code)] // System calls.
+
+use core::{arch::asm, ptr};
+
+use crate::name::Text;
+
+const SYS_CLOSE: usize = 3;
+const SYS_OPEN: usize = 2;
+const SYS_LSEEK: usize = 8;
+const SYS_PREAD: usize = 17;
+const SYS_SENDFILE: usize = 40;
+const SYS_MEMFD_CREATE: usize = 319;
+
+const O_CLOEXEC: usize = 0o2_000_000;
+const MFD_CLOEXEC: usize = 1;
+const SEEK_END: usize = 2;
+
+const MARK: u64 = u64::from_le_bytes(*b"vgpushim");
+/// The shim's length and the mark.
+const TRAILER: usize = 16;
+/// No shim is larger.
+const LARGEST: u64 = 64 << 20;
+
+/// Calls `open` with a path to the shim that the file at `own` carries.
+pub(crate) fn with<T>(own: Text, open: impl FnOnce(Text) -> Option<T>) -> Option<T> {
+    let file = descriptor(call(SYS_OPEN, [own.pointer().expose_provenance(), O_CLOEXEC, 0, 0]))?;
+    let copied = copy(file);
+    close(file);
+    let memory = copied?;
+    let mut path = *b"/proc/self//fd/\0\0\0\0\0\0\0\0\0\0\0";
+    write_number(&mut path[15..], memory);
+    // SAFETY: ends with a zero, for a descriptor has at most ten digits.
+    let opened = unsafe { Text::new(path.as_ptr()) }.and_then(open);
+    close(memory);
+    opened
+}
+
+/// The shim at the end of `file`, as a file in memory.
+fn copy(file: usize) -> Option<usize> {
+    let size = u64::try_from(call(SYS_LSEEK, [file, 0, SEEK_END, 0])).ok()?;
+    let end = size.checked_sub(TRAILER as u64)?;
+    let mut trailer = [0_u64; 2];
+    let at = ptr::from_mut(&mut trailer).expose_provenance();
+    if call(SYS_PREAD, [file, at, TRAILER, usize::try_from(end).ok()?]) != TRAILER as isize {
+        return None;
+    }
+    let [length, mark] = trailer;
+    if mark != MARK || length > LARGEST {
+        return None;
+    }
+    let mut from = end.checked_sub(length)?;
+    let name = c"libvgpu.so".as_ptr().expose_provenance();
+    let memory = descriptor(call(SYS_MEMFD_CREATE, [name, MFD_CLOEXEC, 0, 0]))?;
+    while from < end {
+        // The kernel moves `from` on.
+        let place = ptr::from_mut(&mut from).expose_provenance();
+        if call(SYS_SENDFILE, [memory, file, place, usize::try_from(end - from).ok()?]) <= 0 {
+            close(memory);
+            return None;
+        }
+    }
+    Some(memory)
+}
+
+fn descriptor(answer: isize) -> Option<usize> {
+    usize::try_from(answer).ok()
+}
+
+fn close(descriptor: usize) {
+    call(SYS_CLOSE, [descriptor, 0, 0, 0]);
+}
+
+/// Writes `number` in decimal; `into` has room for it.
+fn write_number(into: &mut [u8], number: usize) {
+    let (mut digits, mut left) = (1, number);
+    while left >= 10 {
+        left /= 10;
+        digits += 1;
+    }
+    let mut left = number;
+    for byte in into.iter_mut().take(digits).rev() {
+        *byte = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+}
+
+/// The kernel's answer; no errno is touched.
+fn call(number: usize, arguments: [usize; 4]) -> isize {
+    let answer;
+    let [a, b, c, d] = arguments;
+    // SAFETY: each use passes what the call of that number takes: descriptors, and pointers to what lives
+    // longer than the call.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => answer,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            in("r10") d,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    answer
+}

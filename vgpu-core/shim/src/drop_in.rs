@@ -1,0 +1,218 @@
+//! In the place of HAMi-core (`vgpu_core::hami`): what needs the driver's libraries.
+//!
+//! No limits file names the driver here, so it is looked for where the loader would find it; whatever is
+//! this file, or another of its kind, is passed over. NVML is asked for the GPUs, because limits are by
+//! UUID: the driver API cannot be asked before the program's own cuInit.
+//!
+//! How it fails, with one line each: no driver library, no NVML beside it (containers get it with the
+//! driver capability `utility`), variables that say nothing, no place for the ledger.
+
+use crate::names::slot;
+use crate::real::{self, real};
+use crate::state::{self, Ready, Shares};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
+use vgpu_core::account::{Account, Watch};
+use vgpu_core::hami::assign::{Device, assign};
+use vgpu_core::hami::mirror::{Mirror, Processes};
+use vgpu_core::hami::variables::Settings;
+use vgpu_core::hami::{place, region};
+use vgpu_core::os::stderr;
+
+/// Where drivers lie, in the order of the loader: Debian's folders, Red Hat's, and those of container
+/// platforms.
+const FOLDERS: [&str; 10] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib",
+    "/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/local/cuda/compat",
+    "/usr/lib/wsl/lib",
+];
+/// From this level of LIBCUDA_LOG_LEVEL on the limits in force are told.
+const INFO: u8 = 3;
+
+/// The shares that HAMi's variables give, and the region to be kept; None: there are no such variables.
+pub(crate) fn shares() -> Result<Option<Shares>, String> {
+    let settings = Settings::read(|name| Some(real::variable(name)?.to_string_lossy().into_owned()))
+        .map_err(|error| error.to_string())?;
+    let Some(settings) = settings else {
+        return Ok(None);
+    };
+    real::take_names();
+    let (libcuda, libnvidia_ml) = (driver(LIBCUDA)?, driver(LIBNVIDIA_ML)?);
+    real::open(&libcuda, &libnvidia_ml)?;
+    let devices =
+        devices().ok_or("NVML shows no GPU in this container: check the driver and its capability `utility`")?;
+    let limits = assign(&settings, &devices, &libcuda, &libnvidia_ml).map_err(|error| error.to_string())?;
+    let bases = place::BASES.map(Path::new);
+    let grants = place::prepare(settings.cache.as_deref(), limits, &bases).map_err(|error| error.to_string())?;
+    let limits = || grants.iter().flat_map(|gpu| &gpu.shares).map(|share| &share.limits);
+    if settings.log_level >= INFO {
+        for share in limits() {
+            stderr::say(&format!(
+                "by HAMi's variables: {} with {} bytes, {} % of its time",
+                share.gpu, share.memory, share.cores
+            ));
+        }
+    }
+    let shown = limits().map(|share| region::Device {
+        uuid: share.gpu.clone(),
+        limit: share.memory,
+        sm_limit: if share.cores == 0 { 100 } else { u64::from(share.cores) },
+    });
+    let mirror = settings.cache.as_deref().map(|path| Mirror::new(path, shown.collect()));
+    Ok(Some((grants, mirror)))
+}
+
+/// The account as its changes are mirrored.
+pub(crate) fn watched(account: Account) -> Account {
+    account.watched(Watch(Box::new(|_| changed())))
+}
+
+/// Mirrors what is charged, if it is time to.
+#[cold]
+fn changed() {
+    if let Some((ready, mirror)) = state::known().and_then(|ready| Some((ready, ready.mirror.as_ref()?))) {
+        mirror.refresh(charged(ready), || processes(ready));
+    }
+}
+
+/// Mirrors what is charged now.
+#[cold]
+pub(crate) fn show(ready: &Ready) {
+    if let Some(mirror) = &ready.mirror {
+        mirror.write(charged(ready), || processes(ready));
+    }
+}
+
+fn charged(ready: &Ready) -> u64 {
+    ready
+        .gpus
+        .iter()
+        .fold(0, |sum, gpu| sum.saturating_add(gpu.account.charged()))
+}
+
+fn processes(ready: &Ready) -> Processes {
+    let mut found: Processes = BTreeMap::new();
+    for (place, gpu) in ready.gpus.iter().enumerate() {
+        // Who holds nothing adds nothing to the monitor's sums, and may be dead.
+        for (namespace, pid, held) in gpu.account.holders().filter(|(_, _, held)| *held > 0) {
+            let used = found
+                .entry((namespace, pid))
+                .or_insert_with(|| vec![0; ready.gpus.len()]);
+            if let Some(used) = used.get_mut(place) {
+                *used = held.saturating_add(*used);
+            }
+        }
+    }
+    found
+}
+
+/// The real library of that name.
+fn driver(name: &str) -> Result<PathBuf, String> {
+    let own = own_file();
+    let path = real::variable("LD_LIBRARY_PATH")
+        .and_then(|value| value.into_string().ok())
+        .unwrap_or_default();
+    let folders = path
+        .split([':', ';'])
+        .filter(|folder| folder.starts_with('/'))
+        .chain(FOLDERS);
+    let mut candidates = folders.map(|folder| Path::new(folder).join(name));
+    let is_driver = |path: &PathBuf| match std::fs::metadata(path) {
+        Ok(found) => found.is_file() && Some((found.dev(), found.ino())) != own && !is_shim(path, found.len()),
+        Err(_) => false,
+    };
+    candidates.find(is_driver).ok_or_else(|| {
+        format!(
+            "HAMi's variables are set, and {name} is in none of the loader's folders: the container needs NVIDIA's driver with the capabilities `compute,utility`"
+        )
+    })
+}
+
+/// Whether a library is of our kind, perhaps of another release: it knows both APIs, and no driver's does.
+/// It is read and not asked: a look-up that fails ends a program in a dlmopen namespace before glibc 2.34.
+fn is_shim(path: &Path, size: u64) -> bool {
+    const MARKS: [&[u8]; 3] = [b"\0cuInit\0", b"\0cudbgGetAPIVersion\0", b"\0nvmlInit_v2\0"];
+    /// NVIDIA's libcuda is larger than ours will ever be.
+    const LARGEST: u64 = 8 << 20;
+    if size > LARGEST {
+        return false;
+    }
+    let bytes = std::fs::read(path).unwrap_or_default();
+    let has = |mark: &[u8]| bytes.windows(mark.len()).any(|window| window == mark);
+    MARKS.into_iter().all(has)
+}
+
+/// Device and inode of the file that this code is from.
+fn own_file() -> Option<(u64, u64)> {
+    // SAFETY: an all-zero Dl_info is a value of its type.
+    let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
+    let here = own_file as *const () as *const c_void;
+    // SAFETY: `info` is to be written.
+    if unsafe { libc::dladdr(here, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of an object lasts as long as the object.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let found = std::fs::metadata(name.to_str().ok()?).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// The GPUs that NVML shows, in its order; None: it does not work here.
+fn devices() -> Option<Vec<Device>> {
+    // SAFETY: takes nothing.
+    if unsafe { real!(nvmlInit_v2())() } != 0 {
+        return None;
+    }
+    let mut count: c_uint = 0;
+    // SAFETY: `count` is to be written.
+    let counted = unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } == 0;
+    let found = counted.then(|| (0..count).filter_map(device).collect::<Vec<_>>());
+    // SAFETY: takes nothing; ends what began above, and no more.
+    unsafe { real!(nvmlShutdown())() };
+    found.filter(|found| !found.is_empty())
+}
+
+fn device(index: c_uint) -> Option<Device> {
+    let (mut handle, mut uuid) = (0_usize, [0 as c_char; 96]);
+    // SAFETY: handle and text are to be written, the latter within its length.
+    let result: c_int = unsafe {
+        match real!(nvmlDeviceGetHandleByIndex_v2(c_uint, *mut usize))(index, &mut handle) {
+            0 => real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, uuid.as_mut_ptr(), 95),
+            error => error,
+        }
+    };
+    (result == 0).then_some(())?;
+    // SAFETY: the last byte is zero.
+    let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_str().ok()?.to_owned();
+    Some(Device {
+        uuid,
+        memory: memory(handle)?,
+    })
+}
+
+/// What clients can allocate: the second form tells what the driver keeps for itself.
+fn memory(handle: usize) -> Option<u64> {
+    const VERSION_2: u64 = (2 << 24) | 40;
+    if real::has(slot::nvmlDeviceGetMemoryInfo_v2) {
+        // Version and padding, total, reserved, free, used.
+        let mut info = [VERSION_2, 0, 0, 0, 0];
+        // SAFETY: 40 bytes, as the version says.
+        if unsafe { real!(nvmlDeviceGetMemoryInfo_v2(usize, *mut u64))(handle, info.as_mut_ptr()) } == 0 {
+            return Some(info[1].saturating_sub(info[2]));
+        }
+    }
+    let mut info: [c_ulonglong; 3] = [0; 3];
+    // SAFETY: total, free and used.
+    let result = unsafe { real!(nvmlDeviceGetMemoryInfo(usize, *mut c_ulonglong))(handle, info.as_mut_ptr()) };
+    (result == 0).then_some(info[0])
+}

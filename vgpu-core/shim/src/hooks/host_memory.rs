@@ -1,0 +1,103 @@
+//! Beyond the share's device memory: where it has host memory too (memoryPolicy Oversubscribe), an
+//! allocation that does not fit becomes managed memory whose home is the host, charged to the second
+//! ledger of the share.
+//!
+//! ```text
+//!  cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged ─► device ledger ─ full ─► host ledger ─► cuMemAllocManaged
+//!                                                                                            + prefer the host
+//! ```
+//!
+//! Its pages stay on the host and the GPU reads them over the bus, so that the device part of the
+//! account remains true: what migrated to the GPU would be a neighbour's memory. A program may ask for
+//! other advice or prefetch; that is a guard rail, for the driver takes such pages back from the GPU as
+//! soon as anybody allocates.
+//!
+//! An allocation is whole in one part or the other, for one pointer has one kind of memory. What has no
+//! managed kind stays on the device: pools, physical memory by handle, arrays, graphs.
+//!
+//! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or
+//! under a hypervisor that cannot) would hold all of it: there the answer is out of memory, as without
+//! host memory. The advice is refused: the pages may migrate, and the driver evicts them again.
+
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::granules::Live;
+use crate::hooks::memory::{GRANULE, PITCH, keep};
+use crate::real::real;
+use crate::state::Ready;
+use core::ffi::{c_int, c_uint};
+use vgpu_core::account::rounded;
+
+/// CU_MEM_ATTACH_HOST: begins on the host; visible to a GPU with concurrent access all the same.
+const ATTACH_HOST: c_uint = 2;
+const CONCURRENT_MANAGED_ACCESS: c_int = 89;
+const PREFER: c_int = 3;
+const HOST: c_int = -1;
+
+/// Allocates `bytes` in host memory.
+///
+/// # Safety
+/// `pointer` may be written.
+#[cold]
+pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes: u64) -> c_int {
+    let Some(owner) = ready.gpus.get(gpu).filter(|owner| owner.account.has_host()) else {
+        return OUT_OF_MEMORY;
+    };
+    let Some(whole) = rounded(bytes, GRANULE).filter(|_| is_shared(ready, gpu)) else {
+        return OUT_OF_MEMORY;
+    };
+    let Ok(charge) = owner.account.reserve_host(whole) else {
+        return OUT_OF_MEMORY;
+    };
+    let mut address = 0;
+    // SAFETY: `address` is to be written.
+    let result =
+        unsafe { real!(cuMemAllocManaged(*mut u64, usize, c_uint))(&mut address, bytes as usize, ATTACH_HOST) };
+    if result != SUCCESS {
+        owner.account.release(charge);
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: the range just allocated.
+    unsafe { real!(cuMemAdvise(u64, usize, c_int, c_int))(address, bytes as usize, PREFER, HOST) };
+    keep(ready, address, Live::new(gpu, charge));
+    // SAFETY: as promised.
+    unsafe { pointer.write(address) };
+    SUCCESS
+}
+
+/// The same for a pitched allocation.
+///
+/// # Safety
+/// `pointer` and `pitch` may be written.
+#[cold]
+pub(crate) unsafe fn instead_of_rows(
+    ready: &Ready,
+    gpu: usize,
+    pointer: *mut u64,
+    pitch: *mut usize,
+    width: u64,
+    height: u64,
+) -> c_int {
+    let rows = rounded(width, PITCH).and_then(|row| Some((row, row.checked_mul(height)?)));
+    let Some((row, bytes)) = rows.filter(|(_, bytes)| *bytes > 0) else {
+        return OUT_OF_MEMORY;
+    };
+    // SAFETY: as promised.
+    let result = unsafe { instead(ready, gpu, pointer, bytes) };
+    if result == SUCCESS {
+        // SAFETY: as promised.
+        unsafe { pitch.write(row as usize) };
+    }
+    result
+}
+
+/// Whether the GPU can leave managed memory on the host while it uses it.
+fn is_shared(ready: &Ready, gpu: usize) -> bool {
+    let Some(device) = ready.devices().and_then(|devices| devices.of_gpu(gpu)) else {
+        return false;
+    };
+    let mut value = 0;
+    let ask = real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int));
+    // SAFETY: `value` is to be written.
+    let result = unsafe { ask(&mut value, CONCURRENT_MANAGED_ACCESS, device) };
+    result == SUCCESS && value != 0
+}

@@ -1,0 +1,265 @@
+//! Which GPU has which limit.
+//!
+//! HAMi numbers its limits by place. Where NVIDIA_VISIBLE_DEVICES names GPUs, a place is one in that
+//! list, for that is how its scheduler wrote both. Where it has numbers, they are the node's: the
+//! container's GPUs are those in ascending order, unless it sees more GPUs than are named, and so all.
+//! Else a place is NVML's own order. GPUs that a list leaves out have no share.
+#![forbid(unsafe_code)]
+
+use super::variables::{MAX_DEVICES, Policy, Settings};
+use std::fmt;
+use std::path::Path;
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+
+/// A GPU as NVML shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub uuid: String,
+    /// Bytes that clients can allocate.
+    pub memory: u64,
+}
+
+/// Why there is no assignment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AssignError {
+    /// NVIDIA_VISIBLE_DEVICES leaves no GPU.
+    NoDevice(String),
+    /// It names instances of a partitioned GPU.
+    Instances(String),
+    TooMany(usize),
+}
+
+/// The limits of each GPU, in the order of their places. `devices` are in NVML's order.
+///
+/// # Errors
+/// No GPU is left, or more than HAMi knows of.
+pub fn assign(
+    settings: &Settings,
+    devices: &[Device],
+    libcuda: &Path,
+    libnvidia_ml: &Path,
+) -> Result<Vec<Limits>, AssignError> {
+    let places = places(settings.devices.as_deref(), devices)?;
+    if places.len() > MAX_DEVICES {
+        return Err(AssignError::TooMany(places.len()));
+    }
+    let limits = |(place, device): (usize, &Device)| {
+        let sm = settings.sm.get(place).copied().flatten();
+        Limits {
+            share: device.uuid.to_ascii_lowercase(),
+            order: u32::try_from(place).unwrap_or(u32::MAX),
+            gpu: device.uuid.clone(),
+            memory: settings
+                .memory
+                .get(place)
+                .copied()
+                .flatten()
+                .unwrap_or(device.memory)
+                .min(device.memory),
+            cores: sm.unwrap_or(0),
+            compute_policy: match settings.policy {
+                Policy::Disable => ComputePolicy::Unlimited,
+                _ if sm.is_none_or(|percent| percent == 100) => ComputePolicy::Unlimited,
+                Policy::Force => ComputePolicy::Guaranteed,
+                Policy::Default => ComputePolicy::Balanced,
+            },
+            priority: if settings.high_priority {
+                Priority::High
+            } else {
+                Priority::Low
+            },
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: libcuda.to_owned(),
+            libnvidia_ml: libnvidia_ml.to_owned(),
+        }
+    };
+    let found = places.into_iter().enumerate();
+    Ok(found
+        .filter_map(|(place, device)| Some((place, devices.get(device?)?)))
+        .map(limits)
+        .collect())
+}
+
+/// The device at each place; None: one that is named and not there.
+fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>, AssignError> {
+    let value = value.unwrap_or("all").trim();
+    if value.eq_ignore_ascii_case("all") {
+        return Ok((0..devices.len()).map(Some).collect());
+    }
+    let entries: Vec<&str> = value
+        .split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+        .collect();
+    if entries
+        .iter()
+        .any(|entry| entry.starts_with("MIG-") || entry.contains(':'))
+    {
+        return Err(AssignError::Instances(value.to_owned()));
+    }
+    let numbers: Option<Vec<usize>> = entries.iter().map(|entry| entry.parse().ok()).collect();
+    let found: Vec<Option<usize>> = match numbers {
+        Some(numbers) if numbers.len() == devices.len() => {
+            let rank = |number: &usize| numbers.iter().filter(|other| *other < number).count();
+            numbers.iter().map(|number| Some(rank(number))).collect()
+        }
+        Some(numbers) => numbers
+            .into_iter()
+            .map(|n| Some(n).filter(|n| *n < devices.len()))
+            .collect(),
+        None => entries.iter().map(|entry| named(entry, devices)).collect(),
+    };
+    if found.iter().all(Option::is_none) {
+        return Err(AssignError::NoDevice(value.to_owned()));
+    }
+    // A GPU that is named twice has the limit of its first place.
+    let is_first = |at: usize| !found[..at].contains(&found[at]);
+    Ok((0..found.len()).map(|at| found[at].filter(|_| is_first(at))).collect())
+}
+
+fn named(entry: &str, devices: &[Device]) -> Option<usize> {
+    let is_named = |device: &Device| {
+        let head = device.uuid.get(..entry.len());
+        entry.len() > "GPU-".len() && head.is_some_and(|head| head.eq_ignore_ascii_case(entry))
+    };
+    let mut found = (0..devices.len()).filter(|at| is_named(&devices[*at]));
+    found.next().filter(|_| found.next().is_none())
+}
+
+// === impl AssignError ===
+
+impl fmt::Display for AssignError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice(value) => write!(
+                f,
+                "variable NVIDIA_VISIBLE_DEVICES has the value {value:?}, and NVML shows none of these GPUs here"
+            ),
+            Self::Instances(value) => write!(
+                f,
+                "variable NVIDIA_VISIBLE_DEVICES has the value {value:?}: instances of a partitioned GPU are limited by the GPU itself; take this library out of /etc/ld.so.preload there"
+            ),
+            Self::TooMany(count) => write!(
+                f,
+                "variable NVIDIA_VISIBLE_DEVICES leaves {count} GPUs: HAMi's variables limit at most {MAX_DEVICES}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for AssignError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn settings(devices: Option<&str>, limits: &[u64]) -> Settings {
+        let variables = |name: &str| match name.strip_prefix("CUDA_DEVICE_MEMORY_LIMIT_") {
+            Some(place) => limits.get(place.parse::<usize>().ok()?).map(|gib| format!("{gib}g")),
+            None if name == "CUDA_DEVICE_SM_LIMIT" => Some("30".into()),
+            None if name == "NVIDIA_VISIBLE_DEVICES" => devices.map(String::from),
+            None => None,
+        };
+        Settings::read(variables).expect("good values").expect("settings")
+    }
+
+    fn assigned(value: Option<&str>, limits: &[u64], seen: &[&str]) -> Result<Vec<(String, u64)>, AssignError> {
+        let device = |uuid: &&str| Device {
+            uuid: (*uuid).into(),
+            memory: 80 * GIB,
+        };
+        let devices: Vec<Device> = seen.iter().map(device).collect();
+        let found = assign(&settings(value, limits), &devices, Path::new("/c"), Path::new("/n"))?;
+        Ok(found.into_iter().map(|l| (l.gpu, l.memory / GIB)).collect())
+    }
+
+    #[test]
+    fn limits_follow_the_list_that_the_scheduler_wrote() {
+        let seen = ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"];
+        for (value, limits, expected) in [
+            (
+                None,
+                &[1, 2, 3][..],
+                &[("GPU-aaaa-1", 1), ("GPU-bbbb-2", 2), ("GPU-cccc-3", 3)][..],
+            ),
+            (
+                Some("all"),
+                &[5],
+                &[("GPU-aaaa-1", 5), ("GPU-bbbb-2", 80), ("GPU-cccc-3", 80)],
+            ),
+            (
+                Some("GPU-cccc-3,GPU-aaaa-1"),
+                &[1, 2],
+                &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)],
+            ),
+            (Some("gpu-BBBB"), &[7], &[("GPU-bbbb-2", 7)]),
+            // One that is not there keeps its place, and its limit.
+            (Some("GPU-dddd-4,GPU-aaaa-1"), &[1, 2], &[("GPU-aaaa-1", 2)]),
+            // All GPUs are seen: a number is NVML's.
+            (Some("2,0"), &[1, 2], &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)]),
+            // As many as are named: the node's numbers, in ascending order.
+            (
+                Some("6,2,4"),
+                &[1, 2, 3],
+                &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2), ("GPU-bbbb-2", 3)],
+            ),
+            (Some("1,1"), &[4, 9], &[("GPU-bbbb-2", 4)]),
+            (Some("0"), &[100], &[("GPU-aaaa-1", 80)]),
+        ] {
+            let expected: Vec<(String, u64)> = expected.iter().map(|(uuid, gib)| ((*uuid).into(), *gib)).collect();
+            assert_eq!(assigned(value, limits, &seen), Ok(expected), "{value:?}");
+        }
+        for value in ["none", "void", "GPU-", "7", "GPU-dddd-4"] {
+            assert_eq!(
+                assigned(Some(value), &[1], &seen),
+                Err(AssignError::NoDevice(value.into())),
+                "{value:?}"
+            );
+        }
+        for value in ["MIG-1111", "0:1"] {
+            assert_eq!(
+                assigned(Some(value), &[1], &seen),
+                Err(AssignError::Instances(value.into()))
+            );
+        }
+    }
+
+    #[test]
+    fn percentages_are_kept_for_the_limiter() {
+        let device = Device {
+            uuid: "GPU-1".into(),
+            memory: GIB,
+        };
+        let mut settings = settings(None, &[]);
+        let mut policy = |policy, percent| {
+            settings.policy = policy;
+            settings.sm[0] = percent;
+            let found = assign(
+                &settings,
+                std::slice::from_ref(&device),
+                Path::new("/c"),
+                Path::new("/n"),
+            );
+            let limits = found.expect("limits").remove(0);
+            (limits.cores, limits.compute_policy)
+        };
+        assert_eq!(policy(Policy::Default, Some(30)), (30, ComputePolicy::Balanced));
+        assert_eq!(policy(Policy::Force, Some(30)), (30, ComputePolicy::Guaranteed));
+        assert_eq!(policy(Policy::Disable, Some(30)), (30, ComputePolicy::Unlimited));
+        assert_eq!(policy(Policy::Force, Some(100)), (100, ComputePolicy::Unlimited));
+        assert_eq!(policy(Policy::Force, None), (0, ComputePolicy::Unlimited));
+    }
+
+    #[test]
+    fn a_share_is_named_by_its_gpu() {
+        let device = Device {
+            uuid: "GPU-3F8A1C20-1111-2222-3333-444455556666".into(),
+            memory: GIB,
+        };
+        let found = assign(&settings(None, &[]), &[device], Path::new("/c"), Path::new("/n")).expect("limits");
+        assert!(vgpu_abi::limits::is_share_name(&found[0].share), "{}", found[0].share);
+    }
+}

@@ -1,0 +1,237 @@
+//! Where the ledgers of a HAMi container lie, so that all of its processes find the same.
+//!
+//! Not beside the region file: the monitor refuses a folder with more files than HAMi puts there. In
+//! /dev/shm, else /tmp, a folder for each GPU is named by the region file's device, inode and path, which
+//! are a container's own, or, where no region file is named, by the user, the root folder and the limits:
+//!
+//! ```text
+//!  /dev/shm/vgpu-<device>-<inode>-<sum of the path>-<GPU>/{limits,ledger}
+//! ```
+//!
+//! Both files are complete before one rename gives the folder its name, and never change afterwards
+//! but for the charges; whoever renames second uses the first's. Its limit is the first process's: one
+//! that changes its variables later does not lift it.
+//!
+//! How it fails: anybody may write to /dev/shm and /tmp, and what lies there under our name may be
+//! anything. No link is followed, nothing is opened but a regular file, the ledger is checked like any
+//! other, and of the limits file one number is taken and never a path. So a stranger who was there first
+//! can at worst refuse us memory or lift the limit, as a tenant of the same container can. Without a
+//! region file that names a container, a folder must be our own or root's. Killed between the first
+//! file and the rename, a process leaves a folder with a dot that nobody uses. When /dev/shm is full
+//! the process is refused: another folder would be another account.
+#![allow(unsafe_code)] // geteuid.
+
+use crate::grants::{GpuGrants, Grant};
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use vgpu_abi::limits::{self, Limits};
+use vgpu_abi::paths::{LEDGER, LIMITS};
+use vgpu_abi::{checksum::crc32, ledger};
+
+/// Folders that every process of a container can write to and that its neighbours do not see.
+pub const BASES: [&str; 2] = ["/dev/shm", "/tmp"];
+
+/// Why there is no place.
+#[derive(Debug)]
+pub enum PlaceError {
+    /// The region file that the variable names.
+    Cache(PathBuf, io::Error),
+    /// None of [`BASES`] can be written to.
+    Nowhere,
+    Make(PathBuf, io::Error),
+    /// What lies there is no folder of ours: why.
+    Stranger(PathBuf, &'static str),
+    Limits(PathBuf, String),
+}
+
+/// The shares of `limits`, one a GPU, whose ledgers are made if they are not there.
+///
+/// # Errors
+/// A ledger that can neither be found nor made.
+pub fn prepare(cache: Option<&Path>, limits: Vec<Limits>, bases: &[&Path]) -> Result<Vec<GpuGrants>, PlaceError> {
+    let named = match cache {
+        Some(path) => {
+            let found = region(path).map_err(|error| PlaceError::Cache(path.to_owned(), error))?;
+            // Inodes come again when their file is gone; HAMi's names do not.
+            let name = crc32(path.as_os_str().as_encoded_bytes());
+            Some(format!("{}-{name:08x}", identity(&found)))
+        }
+        None => None,
+    };
+    let each = |own: Limits| {
+        let name = match &named {
+            Some(region) => format!("vgpu-{region}-{}", own.share),
+            None => {
+                let root = fs::metadata("/").map_or_else(|_| "0-0".into(), |found| identity(&found));
+                let mark = crc32(own.render().as_bytes());
+                format!("vgpu-{}-{root}-{mark:08x}-{}", user(), own.share)
+            }
+        };
+        let directory = folder(&name, &own, bases, named.is_some())?;
+        let memory = recorded(&directory.join(LIMITS))?;
+        let gpu = own.gpu.clone();
+        let limits = Limits { memory, ..own };
+        Ok(GpuGrants {
+            gpu,
+            shares: vec![Grant { limits, directory }],
+        })
+    };
+    limits.into_iter().map(each).collect()
+}
+
+/// The region file, made if it is not there. Never opened to be created where it may be another's:
+/// in a sticky folder the kernel refuses that.
+fn region(path: &Path) -> io::Result<fs::Metadata> {
+    for _ in 0..3 {
+        match path.symlink_metadata() {
+            Ok(found) if found.is_file() => return Ok(found),
+            Ok(_) => return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file")),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(0o666).open(path) {
+            // Every user of the container writes its figures there.
+            Ok(file) => file.set_permissions(Permissions::from_mode(0o666))?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    path.symlink_metadata()
+}
+
+fn identity(found: &fs::Metadata) -> String {
+    format!("{:x}-{:x}", found.dev(), found.ino())
+}
+
+fn user() -> u32 {
+    // SAFETY: has no conditions.
+    unsafe { libc::geteuid() }
+}
+
+/// The folder `name` in the first base that can have it.
+fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<PathBuf, PlaceError> {
+    for base in bases {
+        let place = base.join(name);
+        if exists(&place, shared)? {
+            return Ok(place);
+        }
+        match make(base, &place, limits) {
+            Ok(()) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound
+                        | ErrorKind::NotADirectory
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(PlaceError::Make(place, error)),
+        }
+        if exists(&place, shared)? {
+            return Ok(place);
+        }
+    }
+    Err(PlaceError::Nowhere)
+}
+
+/// Whether the folder is there; an error: something else is.
+fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
+    let found = match place.symlink_metadata() {
+        Ok(found) => found,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(false),
+        Err(error) => return Err(PlaceError::Make(place.to_owned(), error)),
+    };
+    if !found.is_dir() {
+        return Err(PlaceError::Stranger(place.to_owned(), "is no folder"));
+    }
+    if !shared && found.uid() != 0 && found.uid() != user() {
+        return Err(PlaceError::Stranger(place.to_owned(), "belongs to another user"));
+    }
+    Ok(true)
+}
+
+/// Makes the folder complete, unless another does.
+fn make(base: &Path, place: &Path, limits: &Limits) -> io::Result<()> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let moment = now.map_or(0, |now| now.as_nanos());
+    let new = base.join(format!(".vgpu-{}-{moment:x}-{number}", std::process::id()));
+    // Nobody's folder is taken over: this fails if the name is there, whatever it is.
+    DirBuilder::new().mode(0o700).create(&new)?;
+    let outcome = fill(&new, limits).and_then(|()| match fs::rename(&new, place) {
+        Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => Ok(false),
+        other => other.map(|()| true),
+    });
+    if !matches!(outcome, Ok(true)) {
+        // The error that matters is the first.
+        let _ = fs::remove_dir_all(&new);
+    }
+    outcome.map(drop)
+}
+
+fn fill(folder: &Path, limits: &Limits) -> io::Result<()> {
+    put(&folder.join(LEDGER), &ledger::image(limits), 0o666)?;
+    put(&folder.join(LIMITS), limits.render().as_bytes(), 0o444)?;
+    fs::set_permissions(folder, Permissions::from_mode(0o755))
+}
+
+/// Writes a new file, all of it, so that no page of it can be missing later.
+fn put(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(bytes)?;
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// The memory limit of the first process.
+fn recorded(path: &Path) -> Result<u64, PlaceError> {
+    let read = || -> io::Result<Vec<u8>> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let failed = |reason: String| PlaceError::Limits(path.to_owned(), reason);
+    let bytes = read().map_err(|error| failed(error.to_string()))?;
+    let limits = Limits::parse(&bytes).map_err(|error| failed(error.to_string()))?;
+    Ok(limits.memory)
+}
+
+// === impl PlaceError ===
+
+impl fmt::Display for PlaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cache(path, error) => write!(
+                f,
+                "region file {} (CUDA_DEVICE_MEMORY_SHARED_CACHE): {error}; let every process of the container write its folder, or unset the variable",
+                path.display()
+            ),
+            Self::Nowhere => write!(
+                f,
+                "no place for a ledger: neither {} can be written to; mount an emptyDir at one of them",
+                BASES.join(" nor ")
+            ),
+            Self::Make(path, error) => write!(f, "folder of ledgers {}: {error}", path.display()),
+            Self::Stranger(path, what) => write!(f, "folder of ledgers {} {what}: remove it", path.display()),
+            Self::Limits(path, reason) => write!(f, "limits file {}: {reason}; remove its folder", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for PlaceError {}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;

@@ -1,0 +1,147 @@
+//! Tests of [`super`]: folders that others made, and many that come at once.
+
+use super::*;
+use std::os::unix::fs::symlink;
+use vgpu_abi::limits::{ComputePolicy, Priority};
+
+fn own(gpu: &str, memory: u64) -> Limits {
+    Limits {
+        share: gpu.to_ascii_lowercase(),
+        order: 0,
+        gpu: gpu.into(),
+        memory,
+        cores: 0,
+        compute_policy: ComputePolicy::default(),
+        priority: Priority::default(),
+        host_memory: 0,
+        context_reserve: 0,
+        libcuda: "/c".into(),
+        libnvidia_ml: "/n".into(),
+    }
+}
+
+fn prepared(cache: Option<&Path>, memory: u64, base: &Path) -> Result<Grant, PlaceError> {
+    let mut gpus = prepare(cache, vec![own("GPU-1", memory)], &[base])?;
+    Ok(gpus.remove(0).shares.remove(0))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    entries
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[test]
+fn processes_that_come_at_once_get_one_ledger() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("x.cache");
+    let base = folder.path().join("shm");
+    fs::create_dir(&base).expect("a folder");
+    let found: Vec<PathBuf> = std::thread::scope(|threads| {
+        let one = || prepared(Some(&cache), 1 << 30, &base).expect("a place").directory;
+        let threads: Vec<_> = (0..16).map(|_| threads.spawn(one)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread"))
+            .collect()
+    });
+    assert!(found.iter().all(|directory| *directory == found[0]));
+    assert_eq!(names(&base).len(), 1, "nothing else is left: {:?}", names(&base));
+    let bytes = fs::read(found[0].join(LEDGER)).expect("a ledger");
+    assert!(ledger::read(&bytes).is_ok());
+    let mode = |path: &Path| fs::metadata(path).expect("a file").mode() & 0o777;
+    assert_eq!(
+        [mode(&found[0]), mode(&found[0].join(LEDGER)), mode(&cache)],
+        [0o755, 0o666, 0o666]
+    );
+}
+
+#[test]
+fn another_container_has_another_ledger_and_the_first_limit_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let first = prepared(Some(&path("a.cache")), 1 << 30, folder.path()).expect("a place");
+    let second = prepared(Some(&path("b.cache")), 1 << 30, folder.path()).expect("a place");
+    assert_ne!(first.directory, second.directory);
+    let edited = prepared(Some(&path("a.cache")), 80 << 30, folder.path()).expect("a place");
+    assert_eq!((edited.directory, edited.limits.memory), (first.directory, 1 << 30));
+    // Without a region file it is the same variables that share an account.
+    let one = prepared(None, 1 << 30, folder.path()).expect("a place");
+    let same = prepared(None, 1 << 30, folder.path()).expect("a place");
+    let other = prepared(None, 2 << 30, folder.path()).expect("a place");
+    assert_eq!(one, same);
+    assert_ne!(one.directory, other.directory);
+    assert_eq!(other.limits.memory, 2 << 30);
+}
+
+#[test]
+fn what_a_stranger_put_there_is_refused_and_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("x.cache");
+    let place = prepared(Some(&cache), 1 << 30, folder.path())
+        .expect("a place")
+        .directory;
+    let said = || {
+        prepared(Some(&cache), 1 << 30, folder.path())
+            .expect_err("refused")
+            .to_string()
+    };
+    let precious = folder.path().join("precious");
+    fs::create_dir(&precious).expect("a folder");
+    fs::write(precious.join(LIMITS), "mine").expect("a file");
+    fs::remove_dir_all(&place).expect("removed");
+    symlink(&precious, &place).expect("a link");
+    assert!(said().contains("is no folder"), "{}", said());
+    fs::remove_file(&place).expect("removed");
+    fs::write(&place, "a file").expect("a file");
+    assert!(said().contains("is no folder"), "{}", said());
+    fs::remove_file(&place).expect("removed");
+    // A folder with a link, and with something else, in it.
+    fs::create_dir(&place).expect("a folder");
+    symlink(precious.join(LIMITS), place.join(LIMITS)).expect("a link");
+    assert!(said().contains("limits"), "{}", said());
+    fs::remove_file(place.join(LIMITS)).expect("removed");
+    fs::write(place.join(LIMITS), "garbage").expect("a file");
+    assert!(said().contains("remove its folder"), "{}", said());
+    assert_eq!(fs::read(precious.join(LIMITS)).expect("a file"), b"mine");
+    // An empty one is not ours either, and is not filled.
+    fs::remove_dir_all(&place).expect("removed");
+    fs::create_dir(&place).expect("a folder");
+    assert!(said().contains("No such file"), "{}", said());
+}
+
+#[test]
+fn a_region_file_that_cannot_be_is_refused_and_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |cache: &Path| {
+        prepared(Some(cache), 1 << 30, folder.path())
+            .expect_err("refused")
+            .to_string()
+    };
+    assert!(said(folder.path()).contains("not a regular file"));
+    assert!(said(&folder.path().join("no/x.cache")).contains("No such file"));
+    let link = folder.path().join("link.cache");
+    symlink("/etc/hostname", &link).expect("a link");
+    assert!(said(&link).contains("not a regular file"), "{}", said(&link));
+    assert!(
+        names(folder.path()).iter().all(|name| !name.contains("vgpu-")),
+        "nothing was made"
+    );
+}
+
+#[test]
+fn the_next_base_is_for_one_that_cannot_be_written_to() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (absent, file, good) = (
+        folder.path().join("absent"),
+        folder.path().join("file"),
+        folder.path().join("good"),
+    );
+    fs::write(&file, "").expect("a file");
+    fs::create_dir(&good).expect("a folder");
+    let found = prepare(None, vec![own("GPU-1", 1)], &[&absent, &file, &good]).expect("a place");
+    assert!(found[0].shares[0].directory.starts_with(&good));
+    let none = prepare(None, vec![own("GPU-1", 1)], &[&absent, &file]);
+    assert!(none.expect_err("refused").to_string().contains("/dev/shm nor /tmp"));
+}

@@ -1,0 +1,295 @@
+//! Limits land on the right GPU: whichever way memory is had, however CUDA_VISIBLE_DEVICES orders and
+//! names the GPUs, and whichever of them NVML counts first.
+
+mod support;
+
+use std::process::Command;
+use support::{Bench, Caller, GIB, Waiting, lines, number};
+
+const MIB: u64 = 1 << 20;
+
+/// Two GPUs with a share each, of 2 and of 3 GiB.
+fn two() -> Bench {
+    let bench = Bench::with_profile("context_cost = 10MiB\n");
+    bench.share("zero", 0, 0, 2 * GIB);
+    bench.share("one", 1, 1, 3 * GIB);
+    bench
+}
+
+/// A client that is told its calls, with that CUDA_VISIBLE_DEVICES.
+fn caller(bench: &Bench, visible: Option<&str>) -> Caller {
+    let like = bench.client(&[]);
+    let mut command = Command::new(std::path::Path::new(like.get_program()).with_file_name("call-client"));
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+    for (name, value) in like.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    if let Some(visible) = visible {
+        command.env("CUDA_VISIBLE_DEVICES", visible);
+    }
+    Caller(Waiting::new(command))
+}
+
+/// What is charged on both GPUs, which must be what each has in use.
+fn charged(bench: &Bench, truth: &mut Caller) -> [u64; 2] {
+    let charged = ["zero", "one"].map(|share| bench.usage(share).charged);
+    assert_eq!(
+        charged,
+        [truth.used(0), truth.used(1)],
+        "charged, and used by the GPUs' own accounts"
+    );
+    charged
+}
+
+/// Every way to memory, with device `own` or its context `own`, while that of `other` is current wherever
+/// the call allows it: calls to have 64 MiB, and calls to give them back.
+fn ways(own: usize, other: usize) -> Vec<(Vec<String>, Vec<String>)> {
+    let at = own as u64;
+    let place = 1 | at << 32;
+    let current = |which: usize| format!("cuCtxSetCurrent @{}", 9100 + which);
+    let line = |text: &str| text.to_owned();
+    let both = |calls: &[String], back: &[&str]| {
+        let back: Vec<String> = back.iter().map(|call| (*call).to_owned()).collect();
+        (calls.to_vec(), back)
+    };
+    vec![
+        both(
+            &[current(own), line("cuMemAlloc_v2 >1 64MiB"), current(other)],
+            &["cuMemFree_v2 @1"],
+        ),
+        both(
+            &[
+                current(own),
+                line("cuMemAllocPitch_v2 >1 >2 64KiB 1024 4"),
+                current(other),
+            ],
+            &["cuMemFree_v2 @1"],
+        ),
+        both(
+            &[current(own), line("cuMemAllocManaged >1 64MiB 1"), current(other)],
+            &["cuMemFree_v2 @1"],
+        ),
+        both(
+            &[current(own), line("cuArrayCreate_v2 >1 [2048,2048,0x400000020]")],
+            &["cuArrayDestroy @1"],
+        ),
+        both(
+            &[current(other), format!("cuMemCreate >1 64MiB [1,{place},0,0] 0")],
+            &["cuMemRelease @1"],
+        ),
+        both(
+            &[
+                current(other),
+                format!("cuMemPoolCreate >3 [1,{place},0,0,0,0,0,0,0,0,0]"),
+                line("cuMemAllocFromPoolAsync >1 64MiB @3 0"),
+            ],
+            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolDestroy @3"],
+        ),
+        both(
+            &[
+                current(other),
+                format!("cuDeviceGetDefaultMemPool >3 {at}"),
+                line("cuMemAllocFromPoolAsync >1 64MiB @3 0"),
+            ],
+            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolTrimTo @3 0"],
+        ),
+        both(
+            &[
+                current(own),
+                line("cuMemAllocAsync >1 64MiB 0"),
+                format!("cuDeviceGetDefaultMemPool >3 {at}"),
+            ],
+            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolTrimTo @3 0"],
+        ),
+    ]
+}
+
+fn ok(client: &mut Caller, call: &str) {
+    assert_eq!(client.call(call), 0, "{call}");
+}
+
+#[test]
+fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
+    let bench = two();
+    let mut truth = bench.caller(false);
+    let by_uuid = format!("{},{}", bench.gpu(1), &bench.gpu(0)[..14]);
+    for (visible, order) in [
+        (None, vec![0, 1]),
+        (Some("1,0"), vec![1, 0]),
+        (Some(by_uuid.as_str()), vec![1, 0]),
+        (Some("1"), vec![1]),
+        (Some("0,7,1"), vec![0]),
+    ] {
+        let mut client = caller(&bench, visible);
+        ok(&mut client, "cuInit 0");
+        for device in 0..order.len() {
+            ok(
+                &mut client,
+                &format!("cuDevicePrimaryCtxRetain >{} {device}", 9100 + device),
+            );
+        }
+        let idle = charged(&bench, &mut truth);
+        for (gpu, idle) in idle.iter().enumerate() {
+            assert_eq!(
+                *idle,
+                if order.contains(&gpu) { 10 * MIB } else { 0 },
+                "contexts, {visible:?}"
+            );
+        }
+        for (device, gpu) in order.iter().enumerate() {
+            let other = (device + 1) % order.len();
+            for (have, give) in ways(device, other) {
+                have.iter().for_each(|call| ok(&mut client, call));
+                let mut expected = idle;
+                expected[*gpu] += 64 * MIB;
+                assert_eq!(charged(&bench, &mut truth), expected, "{visible:?} {have:?}");
+                give.iter().for_each(|call| ok(&mut client, call));
+                assert_eq!(charged(&bench, &mut truth), idle, "{visible:?} {give:?}");
+            }
+            // The limit is that GPU's, by the current context and by the device.
+            ok(&mut client, &format!("cuCtxSetCurrent @{}", 9100 + device));
+            let limit = [2 * GIB, 3 * GIB][*gpu];
+            ok(&mut client, "cuMemGetInfo_v2 >4 >5");
+            assert_eq!([client.get(4), client.get(5)], [limit - 10 * MIB, limit]);
+            ok(&mut client, &format!("cuDeviceTotalMem_v2 >4 {device}"));
+            assert_eq!(client.get(4), limit);
+            assert_eq!(client.call(&format!("cuMemAlloc_v2 >1 {limit}")), 2);
+            assert_eq!(
+                client.call(&format!(
+                    "cuMemCreate >1 {limit} [1,{},0,0] 0",
+                    1 | (device as u64) << 32
+                )),
+                2
+            );
+            // NVML has its own order, which no variable changes.
+            let used = number(&client.say(&format!("look {gpu}")), 0);
+            assert_eq!(used, 10 * MIB, "{visible:?}");
+        }
+        client.kill();
+    }
+}
+
+#[test]
+fn a_context_of_another_device_is_charged_there() {
+    let bench = two();
+    let mut truth = bench.caller(false);
+    let mut client = caller(&bench, Some("1,0"));
+    ok(&mut client, "cuInit 0");
+    ok(&mut client, "cuCtxCreate_v2 >1 0 1");
+    assert_eq!(charged(&bench, &mut truth), [10 * MIB, 0]);
+    ok(&mut client, "cuMemAlloc_v2 >2 4MiB");
+    ok(&mut client, "cuCtxCreate_v2 >3 0 0");
+    assert_eq!(charged(&bench, &mut truth), [14 * MIB, 10 * MIB]);
+    ok(&mut client, "cuMemAlloc_v2 >4 8MiB");
+    ok(&mut client, "cuMemFree_v2 @2");
+    assert_eq!(
+        charged(&bench, &mut truth),
+        [10 * MIB, 18 * MIB],
+        "freed while another's context is current"
+    );
+    ok(&mut client, "cuCtxDestroy_v2 @1");
+    assert_eq!(charged(&bench, &mut truth), [0, 18 * MIB]);
+    client.kill();
+}
+
+#[test]
+fn an_allocation_that_shares_cannot_hold_together_takes_of_none() {
+    let bench = Bench::new();
+    bench.share("first", 0, 0, 3 * GIB);
+    bench.share("second", 1, 0, 5 * GIB);
+    let mut client =
+        Waiting::new(bench.client(&["init", "alloc:4GiB", "alloc:5GiB", "wait", "managed:4GiB", "alloc:2MiB"]));
+    assert_eq!(
+        [client.line(), client.line(), client.line()],
+        ["init 0", "alloc 0", "alloc 2"]
+    );
+    assert_eq!(
+        [bench.usage("first").charged, bench.usage("second").charged],
+        [3 * GIB, GIB]
+    );
+    client.go_on();
+    assert_eq!(
+        [client.line(), client.line(), client.line()],
+        ["wait on", "managed 0", "alloc 2"]
+    );
+    client.child.wait().expect("it ends");
+    // The driver refuses what the shares would allow: both parts come back.
+    let bench = Bench::with_profile("fail.cuMemAlloc = 2\n");
+    bench.share("first", 0, 0, GIB);
+    bench.share("second", 1, 0, GIB);
+    let shown = bench.run(&["init", "alloc:2GiB", "info"]);
+    assert_eq!(shown[1..], ["alloc 2", &format!("info 0 {0} {0}", 2 * GIB)]);
+}
+
+#[test]
+fn a_split_allocation_finds_the_dead_of_every_share() {
+    let bench = Bench::new();
+    bench.share("first", 0, 0, GIB);
+    bench.share("second", 1, 0, GIB);
+    let mut waiting = Waiting::new(bench.client(&["init", "wait", "alloc:2GiB"]));
+    assert_eq!(waiting.line(), "init 0");
+    let killed = bench
+        .client(&["init", "alloc:2GiB", "kill"])
+        .output()
+        .expect("a client");
+    assert_eq!(lines(&killed), ["init 0", "alloc 0"]);
+    waiting.go_on();
+    assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
+    waiting.child.wait().expect("it ends");
+}
+
+/// UUIDs that CUDA shows, or cuInit's answer.
+fn seen(bench: &Bench, visible: &str) -> Result<Vec<usize>, String> {
+    let output = bench
+        .client(&["cuinit", "devices"])
+        .env("CUDA_VISIBLE_DEVICES", visible)
+        .output()
+        .expect("a client");
+    let shown = lines(&output);
+    if shown[0] != "cuinit 0" {
+        return Err(shown[0].clone());
+    }
+    let words: Vec<&str> = shown[1].split(' ').collect();
+    let count: usize = words[2].parse().expect("a count");
+    let hex = |gpu: usize| bench.gpu(gpu).trim_start_matches("GPU-").replace('-', "");
+    let place = |index: usize| {
+        (0..3)
+            .find(|gpu| hex(*gpu) == words[4 + 3 * index])
+            .expect("a GPU of the bench")
+    };
+    Ok((0..count).map(place).collect())
+}
+
+#[test]
+fn visible_devices_are_read_as_cuda_reads_them() {
+    let bench = Bench::with_profile("gpus = 3\n");
+    // The shares' own order is of no matter, and the middle GPU has none.
+    bench.share("b", 0, 2, GIB);
+    bench.share("a", 1, 0, GIB);
+    let uuid = |gpu: usize| bench.gpu(gpu).to_owned();
+    let none = || Err("cuinit 100".to_owned());
+    for (value, expected) in [
+        ("0,1".to_owned(), Ok(vec![0, 2])),
+        ("1,0".into(), Ok(vec![2, 0])),
+        (" 1 ".into(), Ok(vec![2])),
+        (format!("{},0", uuid(2)), Ok(vec![2, 0])),
+        (uuid(2)[..10].to_lowercase(), Ok(vec![2])),
+        (format!("0,{}", uuid(1)), Ok(vec![0])),
+        (uuid(1), none()),
+        ("2".into(), none()),
+        ("0,-1,1".into(), Ok(vec![0])),
+        ("0,x,1".into(), Ok(vec![0])),
+        ("0,,1".into(), Ok(vec![0])),
+        ("0,0".into(), none()),
+        (format!("0,{}", uuid(0)), none()),
+        ("-1".into(), none()),
+        ("".into(), none()),
+        ("GPU-".into(), none()),
+    ] {
+        assert_eq!(seen(&bench, &value), expected, "{value:?}");
+    }
+    // What only the driver can choose is left to it; the software GPU has no instances.
+    assert_eq!(seen(&bench, "MIG-11111111-2222-3333-4444-555555555555"), none());
+}

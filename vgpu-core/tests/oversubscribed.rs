@@ -1,0 +1,220 @@
+//! memoryPolicy Oversubscribe: beyond the share's device memory allocations go on in host memory, up to
+//! its bound, and the account has both parts.
+
+mod support;
+
+use support::{Bench, GIB, Waiting, lines, number};
+
+/// A share of 2 GiB of the first GPU that goes on for 3 GiB in host memory.
+fn extended() -> Bench {
+    let bench = Bench::new();
+    let mut limits = bench.limits("share", 0, 0, 2 * GIB);
+    limits.host_memory = 3 * GIB;
+    bench.put(&limits);
+    bench
+}
+
+fn parts(bench: &Bench) -> (u64, u64) {
+    let usage = bench.usage("share");
+    (usage.charged, usage.host)
+}
+
+/// Bytes that the bare GPU says are in use.
+fn truth(bench: &Bench) -> u64 {
+    let shown = lines(&bench.bare(&["memory"]).output().expect("a client"));
+    number(&shown[0], 5)
+}
+
+#[test]
+fn what_does_not_fit_goes_on_in_host_memory_up_to_its_bound() {
+    let bench = extended();
+    let idle = truth(&bench);
+    let steps = [
+        "init",
+        "info",
+        "alloc:1GiB",
+        "alloc:1GiB",
+        "info",
+        "alloc:2GiB",
+        "wait",
+        "info",
+        "alloc:1GiB",
+        "alloc:2MiB",
+        "info",
+        "memory",
+        "wait",
+        "free:2",
+        "info",
+        "free:0",
+        "info",
+        "wait",
+    ];
+    let mut client = Waiting::new(bench.client(&steps));
+    assert_eq!(client.line(), "init 0");
+    assert_eq!(
+        client.line(),
+        format!("info 0 {0} {0}", 5 * GIB),
+        "both parts are there to be had"
+    );
+    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 0"]);
+    assert_eq!(client.line(), format!("info 0 {} {}", 3 * GIB, 5 * GIB));
+    assert_eq!(client.line(), "alloc 0");
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+    assert_eq!(truth(&bench) - idle, 2 * GIB, "the GPU has the device part and no more");
+    client.go_on();
+    assert_eq!(client.line(), "wait on");
+    assert_eq!(client.line(), format!("info 0 {} {}", GIB, 5 * GIB));
+    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 2"]);
+    assert_eq!(client.line(), format!("info 0 0 {}", 5 * GIB));
+    assert_eq!(client.line(), format!("memory 0 1 {} {1} {1}", bench.gpu(0), 5 * GIB));
+    assert_eq!(parts(&bench), (2 * GIB, 3 * GIB));
+    client.go_on();
+    assert_eq!([client.line(), client.line()], ["wait on", "free 0"]);
+    assert_eq!(
+        number(&client.line(), 2),
+        2 * GIB,
+        "host memory is given back to its own part"
+    );
+    assert_eq!(client.line(), "free 0");
+    assert_eq!(number(&client.line(), 2), 3 * GIB);
+    assert_eq!(parts(&bench), (GIB, GIB));
+    client.kill();
+    assert_eq!(bench.free(), 5 * GIB, "the dead hold neither part");
+    assert_eq!(parts(&bench), (0, 0));
+}
+
+#[test]
+fn an_allocation_is_whole_in_one_part() {
+    let bench = extended();
+    let shown = bench.run(&["init", "alloc:1GiB", "alloc:2GiB", "alloc:1GiB", "alloc:4GiB", "info"]);
+    assert_eq!(shown[1..5], ["alloc 0", "alloc 0", "alloc 0", "alloc 2"]);
+    assert_eq!(number(&shown[5], 2), GIB);
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+}
+
+#[test]
+fn managed_and_pitched_memory_go_on_there_too_and_pools_do_not() {
+    let bench = extended();
+    let shown = bench.run(&[
+        "init",
+        "alloc:2GiB",
+        "managed:1GiB",
+        "pitch:1GiB",
+        "async:2MiB",
+        "create:2MiB",
+        "array:2MiB",
+    ]);
+    assert_eq!(shown[1..4], ["alloc 0", "managed 0", "pitch 0 1024"]);
+    assert_eq!(shown[4..], ["async 2", "create 2", "array 2"]);
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+    let shown = bench.run(&["init", "managed:1GiB", "managed:4MiB", "free:0", "free:0", "info"]);
+    assert!(shown[..5].iter().all(|line| line.ends_with(" 0")), "{shown:?}");
+    assert_eq!(number(&shown[5], 2), 5 * GIB);
+}
+
+#[test]
+fn a_hard_share_has_no_host_memory() {
+    let bench = Bench::with_share(2 * GIB);
+    let shown = bench.run(&["init", "alloc:2GiB", "alloc:2MiB", "managed:2MiB", "info"]);
+    assert_eq!(shown[1..4], ["alloc 0", "alloc 2", "managed 2"]);
+    assert_eq!(bench.usage("share").host, 0);
+}
+
+#[test]
+fn the_host_part_of_a_context_goes_with_it() {
+    let bench = extended();
+    let shown = bench.run(&[
+        "init",
+        "ctx",
+        "alloc:2GiB",
+        "alloc:1GiB",
+        "ctxdestroy:0",
+        "init",
+        "info",
+    ]);
+    assert_eq!(shown[2..5], ["alloc 0", "alloc 0", "ctxdestroy 0"]);
+    assert_eq!(number(&shown[6], 2), 5 * GIB, "{shown:?}");
+}
+
+#[test]
+fn a_gpu_that_others_have_filled_is_no_reason_to_fail() {
+    let bench = extended();
+    let mut neighbour = Waiting::new(bench.bare(&["init", "allocfree", "wait"]));
+    assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "allocfree 0"]);
+    let shown = bench.run(&["init", "info", "alloc:1GiB", "info"]);
+    assert_eq!(
+        shown[1],
+        format!("info 0 {} {}", 3 * GIB, 5 * GIB),
+        "what the GPU lacks is not free"
+    );
+    assert_eq!(shown[2], "alloc 0");
+    assert_eq!(parts(&bench), (0, GIB));
+    neighbour.kill();
+}
+
+#[test]
+fn the_parts_of_several_shares_add_up() {
+    let bench = Bench::new();
+    for (order, share, host) in [(0, "first", 0), (1, "second", GIB), (2, "third", 2 * GIB)] {
+        let mut limits = bench.limits(share, order, 0, GIB);
+        limits.host_memory = host;
+        bench.put(&limits);
+    }
+    let mut client = Waiting::new(bench.client(&[
+        "init",
+        "info",
+        "alloc:3GiB",
+        "alloc:2GiB",
+        "wait",
+        "alloc:2GiB",
+        "alloc:1GiB",
+    ]));
+    assert_eq!(client.line(), "init 0");
+    assert_eq!(client.line(), format!("info 0 {0} {0}", 6 * GIB));
+    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 0"]);
+    let parts =
+        ["first", "second", "third"].map(|share| (bench.usage(share).charged / GIB, bench.usage(share).host / GIB));
+    assert_eq!(parts, [(1, 0), (1, 1), (1, 1)]);
+    client.go_on();
+    assert_eq!(
+        [client.line(), client.line(), client.line()],
+        ["wait on", "alloc 2", "alloc 0"]
+    );
+    client.child.wait().expect("it ends");
+}
+
+#[test]
+fn a_storm_of_kills_leaves_both_parts_exact() {
+    let bench = Bench::new();
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    limits.host_memory = GIB;
+    bench.put(&limits);
+    for round in 0..8 {
+        let clients: Vec<_> = (0..3)
+            .map(|_| Waiting::new(bench.client(&["init", "storm:0"])))
+            .collect();
+        for _ in 0..10 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            let (device, host) = parts(&bench);
+            assert!(device <= GIB && host <= GIB, "round {round}: {device} and {host}");
+        }
+        clients.into_iter().for_each(Waiting::kill);
+    }
+    let shown = bench.run(&["init", "info", "alloc:1GiB", "alloc:1GiB", "alloc:2MiB"]);
+    assert_eq!(number(&shown[1], 2), 2 * GIB);
+    assert_eq!(shown[2..], ["alloc 0", "alloc 0", "alloc 2"]);
+}
+
+#[test]
+fn a_ledger_without_its_second_half_is_refused() {
+    let bench = extended();
+    let path = bench.directory("share").join(vgpu_abi::paths::LEDGER);
+    let whole = std::fs::read(&path).expect("a ledger");
+    std::fs::write(&path, &whole[..whole.len() / 2]).expect("a ledger");
+    assert!(bench.refusal().contains("share/ledger"));
+    let mut damaged = whole.clone();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    std::fs::write(&path, damaged).expect("a ledger");
+    assert!(bench.refusal().contains("not written to its end"));
+}
