@@ -48,11 +48,27 @@ fn on_own_machine(body: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         // SAFETY: a mount namespace of this thread's own; its children inherit it.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0, "unshare");
-        for line in [
-            "mount --make-rprivate /",
-            "mount -t tmpfs -o mode=0755,noexec run /run",
-            "mount -t tmpfs -o mode=1777 tmp /tmp",
+        let mut lines = vec![
+            "mount --make-rprivate /".to_owned(),
+            "mount -t tmpfs -o mode=0755,noexec run /run".into(),
+            "mkdir /run/old && mount --rbind /tmp /run/old".into(),
+            "mount -t tmpfs -o mode=1777 tmp /tmp".into(),
+        ];
+        // A clone in /tmp is as good as any.
+        for kept in [
+            concat!(env!("CARGO_MANIFEST_DIR"), "/.."),
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/.."),
         ] {
+            let kept = fs::canonicalize(kept).expect("a folder of this build");
+            if let Ok(below) = kept.strip_prefix("/tmp") {
+                let (kept, below) = (kept.display(), below.display());
+                lines.push(format!(
+                    "mkdir -p '{kept}' && mount --rbind '/run/old/{below}' '{kept}'"
+                ));
+            }
+        }
+        lines.push("umount -l /run/old && rmdir /run/old".into());
+        for line in &lines {
             let status = Command::new("sh").args(["-c", line]).status().expect(line);
             assert!(status.success(), "{line}");
         }
