@@ -3,7 +3,8 @@
 
 use crate::drop_in;
 use crate::hooks::arrays::Array;
-use crate::hooks::contexts::Contexts;
+use crate::hooks::contexts::{Contexts, Made};
+use crate::hooks::endpoints::Bindings;
 use crate::hooks::granules::Live;
 use crate::hooks::graphs;
 use crate::hooks::imports::Import;
@@ -41,8 +42,10 @@ pub(crate) struct Ready {
     /// External memory by handle, and the buffers that are mapped of it.
     pub(crate) externals: Table<Arc<Backing>>,
     pub(crate) buffers: Table<Arc<Backing>>,
-    /// Contexts made with cuCtxCreate, by handle: their GPU.
-    pub(crate) contexts: Table<usize>,
+    /// Contexts made with cuCtxCreate, by handle.
+    pub(crate) contexts: Table<Made>,
+    /// What is bound to logical endpoints, by their numbers.
+    pub(crate) endpoints: Table<Bindings>,
     /// Executable graphs that allocate, by handle: what they need.
     pub(crate) graphs: Table<graphs::Needs>,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
@@ -167,6 +170,7 @@ impl Ready {
             externals: Table::default(),
             buffers: Table::default(),
             contexts: Table::default(),
+            endpoints: Table::default(),
             graphs: Table::default(),
             nvml: Spin::default(),
             nvml_users: AtomicU32::new(0),

@@ -23,6 +23,9 @@ const SAME: &[(&str, &str)] = &[
     ("cuStreamBeginCapture", "cuStreamBeginCapture_v2"),
     ("cuMemHostRegister", "cuMemHostRegister_v2"),
     ("cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"),
+    ("cuGLCtxCreate", "cuGLCtxCreate_v2"),
+    ("cuGLGetDevices", "cuGLGetDevices_v2"),
+    ("cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"),
     ("cuGraphAddKernelNode", "cuGraphAddKernelNode_v2"),
 ];
 

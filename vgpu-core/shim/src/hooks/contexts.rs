@@ -24,6 +24,20 @@ impl Contexts {
     }
 }
 
+/// A context that is not the primary one.
+#[derive(Debug)]
+pub(crate) struct Made {
+    gpu: usize,
+    /// How often cuCtxAttach was called for it, less cuCtxDetach.
+    attached: u32,
+}
+
+impl Made {
+    fn on(gpu: usize) -> Self {
+        Self { gpu, attached: 0 }
+    }
+}
+
 /// Makes a context through `make` (given the real device) with what it takes charged; `count` is told
 /// that there is one more; `undo` (given the real device) takes it back.
 fn charged(
@@ -198,7 +212,7 @@ unsafe fn made(ready: &'static Ready, context: *mut usize, device: c_int, make: 
     let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
     if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
         // SAFETY: as promised.
-        ready.contexts.insert(unsafe { *context } as u64, gpu);
+        ready.contexts.insert(unsafe { *context } as u64, Made::on(gpu));
     }
     result
 }
@@ -255,20 +269,77 @@ pub(crate) unsafe fn destroy(
     // SAFETY: passed on.
     let end = || unsafe { real(context) };
     // Out of the table first: once destroyed, the driver may give the handle to another thread.
-    let Some(index) = ready.contexts.remove(context as u64) else {
+    let Some(known) = ready.contexts.remove(context as u64) else {
         return end();
     };
     let result = ended(
         ready,
-        index,
+        known.gpu,
         end,
         |contexts| contexts.created = contexts.created.saturating_sub(1),
         |_| arrays::sweep(ready, context),
     );
     if result != SUCCESS {
-        ready.contexts.insert(context as u64, index);
+        ready.contexts.insert(context as u64, known);
     }
     result
+}
+
+/// One user more of the current context.
+pub(crate) unsafe fn attach(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_uint) -> c_int,
+    context: *mut usize,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(context, flags) };
+    // SAFETY: null, or the driver has written it.
+    if let (SUCCESS, Some(context)) = (result, unsafe { context.as_ref() }) {
+        ready.contexts.with(*context as u64, |known| known.attached += 1);
+    }
+    result
+}
+
+/// One user less; the last one's going destroys it.
+pub(crate) unsafe fn detach(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    context: usize,
+) -> c_int {
+    let others = ready.contexts.with(context as u64, |known| {
+        let others = known.attached > 0;
+        known.attached -= u32::from(others);
+        others
+    });
+    if others != Some(true) {
+        // SAFETY: passed on.
+        return unsafe { destroy(ready, real, context) };
+    }
+    // SAFETY: passed on.
+    let result = unsafe { real(context) };
+    if result != SUCCESS {
+        ready.contexts.with(context as u64, |known| known.attached += 1);
+    }
+    result
+}
+
+/// A context for VDPAU.
+pub(crate) unsafe fn create_vdpau(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_uint, c_int, c_uint, *mut c_void) -> c_int,
+    context: *mut usize,
+    flags: c_uint,
+    device: c_int,
+    vdpau: c_uint,
+    functions: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        made(ready, context, device, |device| {
+            real(context, flags, device, vdpau, functions)
+        })
+    }
 }
 
 /// A green context: resources of the primary one, by a handle of its own.
@@ -293,7 +364,7 @@ pub(crate) unsafe fn create_green(
     let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
     if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
         // SAFETY: the driver has written it.
-        ready.contexts.insert(unsafe { *context } as u64, gpu);
+        ready.contexts.insert(unsafe { *context } as u64, Made::on(gpu));
     }
     result
 }

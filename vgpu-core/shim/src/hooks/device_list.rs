@@ -76,7 +76,7 @@ pub(crate) unsafe fn get(
 ///
 /// # Safety
 /// `device` is null or was written.
-unsafe fn back(ready: &'static Ready, result: c_int, device: *mut c_int) -> c_int {
+pub(crate) unsafe fn back(ready: &'static Ready, result: c_int, device: *mut c_int) -> c_int {
     // SAFETY: as promised.
     let written = unsafe { device.as_mut() };
     let (SUCCESS, Some(written), Some(devices)) = (result, written, ready.devices()) else {

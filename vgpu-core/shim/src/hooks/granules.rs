@@ -219,6 +219,17 @@ pub(crate) fn settle(ready: &Ready, pointer: u64, taken: Taken, freed: bool) {
     }
 }
 
+/// Leaves what [`take`] found charged until the process ends: others hold on to that memory.
+#[cold]
+pub(crate) fn keep_charged(ready: &Ready, pointer: u64, taken: Taken) {
+    if matches!(taken, Taken::Leaving) {
+        // The granule is what they hold. Its address may come again with other memory, to be charged anew;
+        // what lies in it beside is no longer counted, and frees of that pass.
+        let key = key(pointer);
+        ready.live.run(key, |run| run.remove(key));
+    }
+}
+
 #[cold]
 fn put_back(ready: &Ready, pointer: u64, kept: Taken) {
     let (key, place) = (key(pointer), place(pointer));

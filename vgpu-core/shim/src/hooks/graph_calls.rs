@@ -278,8 +278,9 @@ unsafe fn added(ready: &'static Ready, params: &mut AllocNode, add: impl FnOnce(
         return add(params);
     };
     let mut own = *params;
-    let Some(location) = own.pool.location.real(devices) else {
-        return INVALID_DEVICE;
+    let location = match own.pool.location.real(devices) {
+        Ok(location) => location,
+        Err(error) => return error,
     };
     own.pool.location = location;
     // SAFETY: as promised, the caller's list.
@@ -373,6 +374,23 @@ pub(crate) unsafe fn alloc_params(
     // SAFETY: null, or written by the driver. The list of accesses is the driver's own: it stays.
     if let (SUCCESS, Some(params), Some(devices)) = (result, unsafe { params.as_mut() }, ready.devices()) {
         params.pool.location = params.pool.location.virtual_of(devices);
+    }
+    result
+}
+
+pub(crate) unsafe fn node_params(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut NodeParams) -> c_int,
+    node: usize,
+    params: *mut NodeParams,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(node, params) };
+    // SAFETY: null, or written by the driver.
+    if let (SUCCESS, Some(params), Some(devices)) = (result, unsafe { params.as_mut() }, ready.devices())
+        && params.kind == MEM_ALLOC
+    {
+        params.alloc.pool.location = params.alloc.pool.location.virtual_of(devices);
     }
     result
 }

@@ -28,7 +28,7 @@ pub(crate) struct Import {
 }
 
 /// GPU and size of what lies at `pointer`.
-fn extent(ready: &Ready, pointer: u64) -> Option<(usize, u64)> {
+pub(crate) fn extent(ready: &Ready, pointer: u64) -> Option<(usize, u64)> {
     const DEVICE_ORDINAL: c_int = 9;
     let (mut device, mut start, mut bytes) = (-1_i32, 0_u64, 0_usize);
     let at: *mut c_int = &mut device;

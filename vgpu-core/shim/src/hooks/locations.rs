@@ -1,17 +1,24 @@
 //! The locations that calls about memory carry: the program's devices in, the driver's out.
 
-use crate::detour::INVALID_DEVICE;
+use crate::detour::{INVALID_DEVICE, INVALID_VALUE};
 use crate::state::{Devices, Ready};
 use core::ffi::{c_int, c_uint, c_ulonglong};
 
 const DEVICE: c_int = 1;
+/// A part of a device: the low byte of its id is the device, the next the part.
+const DEVICE_PART: c_int = 6;
+/// Nowhere, the host in three forms, and devices that this process does not see.
+const ELSEWHERE: [c_int; 5] = [0, 2, 3, 4, INVISIBLE];
+const INVISIBLE: c_int = 5;
+/// CU_DEVICE_INVALID.
+pub(crate) const NO_DEVICE: c_int = -2;
 
 /// CUmemLocation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
-    kind: c_int,
-    id: c_int,
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
 }
 
 /// CUmemAccessDesc.
@@ -24,38 +31,60 @@ pub(crate) struct Access {
 const _: () = assert!(size_of::<Access>() == 12);
 
 impl Location {
+    /// The device that it names.
+    fn device(self) -> Option<c_int> {
+        match self.kind {
+            DEVICE => Some(self.id),
+            DEVICE_PART => Some(self.id & 0xff),
+            _ => None,
+        }
+    }
+
+    /// The same location on another device; None: it has no room for that number.
+    fn on(self, device: c_int) -> Option<Self> {
+        let id = if self.kind == DEVICE_PART {
+            self.id & !0xff | c_int::from(u8::try_from(device).ok()?)
+        } else {
+            device
+        };
+        Some(Self { id, ..self })
+    }
+
     /// The GPU of a virtual location; None: host memory, or no such device.
     pub(crate) fn gpu(self, devices: &Devices) -> Option<usize> {
-        (self.kind == DEVICE).then(|| devices.gpu(self.id)).flatten()
+        devices.gpu(self.device()?)
     }
 
     /// The GPU of a real location.
     pub(crate) fn real_gpu(self, devices: &Devices) -> Option<usize> {
-        let known = devices.list.iter().find(|(real, _)| *real == self.id);
-        known.filter(|_| self.kind == DEVICE).map(|(_, gpu)| *gpu)
+        let device = self.device()?;
+        let known = devices.list.iter().find(|(real, _)| *real == device);
+        known.map(|(_, gpu)| *gpu)
     }
 
-    /// The location as the program sees it.
+    /// A real location as the program sees it: a device without a share is one that it does not see.
     pub(crate) fn virtual_of(self, devices: &Devices) -> Self {
-        let id = if self.kind == DEVICE {
-            devices.ordinal(self.id)
-        } else {
-            None
-        };
-        Self {
-            id: id.unwrap_or(self.id),
-            ..self
-        }
+        let Some(real) = self.device() else { return self };
+        let ordinal = devices.ordinal(real).and_then(|ordinal| self.on(ordinal));
+        ordinal.unwrap_or(Self {
+            kind: INVISIBLE,
+            id: NO_DEVICE,
+        })
     }
 
-    /// The real location; None: no such device.
-    pub(crate) fn real(self, devices: &Devices) -> Option<Self> {
-        let id = if self.kind == DEVICE {
-            devices.real(self.id)?
-        } else {
-            self.id
-        };
-        Some(Self { id, ..self })
+    /// The real location. A kind that is not known here is refused: memory there could not be charged.
+    ///
+    /// # Errors
+    /// What the call answers.
+    pub(crate) fn real(self, devices: &Devices) -> Result<Self, c_int> {
+        match self.device() {
+            Some(device) => {
+                let real = devices.real(device).and_then(|real| self.on(real));
+                real.ok_or(INVALID_DEVICE)
+            }
+            None if ELSEWHERE.contains(&self.kind) => Ok(self),
+            None => Err(INVALID_VALUE),
+        }
     }
 }
 
@@ -75,9 +104,9 @@ pub(crate) unsafe fn with_real(
     // SAFETY: as promised, and not null.
     let given = unsafe { std::slice::from_raw_parts(access, count) };
     let translate = |one: &Access| one.location.real(devices).map(|location| Access { location, ..*one });
-    match given.iter().map(translate).collect::<Option<Vec<_>>>() {
-        Some(own) => pass(own.as_ptr()),
-        None => INVALID_DEVICE,
+    match given.iter().map(translate).collect::<Result<Vec<_>, _>>() {
+        Ok(own) => pass(own.as_ptr()),
+        Err(error) => error,
     }
 }
 
@@ -90,10 +119,10 @@ pub(crate) unsafe fn prefetch(
     flags: c_uint,
     stream: usize,
 ) -> c_int {
-    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
+    match ready.devices().map_or(Ok(location), |devices| location.real(devices)) {
         // SAFETY: passed on, with the real device.
-        Some(own) => unsafe { real(pointer, bytes, own, flags, stream) },
-        None => INVALID_DEVICE,
+        Ok(own) => unsafe { real(pointer, bytes, own, flags, stream) },
+        Err(error) => error,
     }
 }
 
@@ -105,10 +134,10 @@ pub(crate) unsafe fn advise(
     advice: c_int,
     location: Location,
 ) -> c_int {
-    match ready.devices().map_or(Some(location), |devices| location.real(devices)) {
+    match ready.devices().map_or(Ok(location), |devices| location.real(devices)) {
         // SAFETY: passed on, with the real device.
-        Some(own) => unsafe { real(pointer, bytes, advice, own) },
-        None => INVALID_DEVICE,
+        Ok(own) => unsafe { real(pointer, bytes, advice, own) },
+        Err(error) => error,
     }
 }
 
@@ -146,8 +175,8 @@ pub(crate) unsafe fn get_access(
     match (unsafe { location.as_ref() }, ready.devices()) {
         (Some(given), Some(devices)) => match given.real(devices) {
             // SAFETY: passed on, with the real device in a copy.
-            Some(own) => unsafe { real(flags, &own, pointer) },
-            None => INVALID_DEVICE,
+            Ok(own) => unsafe { real(flags, &own, pointer) },
+            Err(error) => error,
         },
         // SAFETY: passed on.
         _ => unsafe { real(flags, location, pointer) },
@@ -165,8 +194,8 @@ pub(crate) unsafe fn get_pool_access(
     match (unsafe { location.as_ref() }, ready.devices()) {
         (Some(given), Some(devices)) => match given.real(devices) {
             // SAFETY: passed on, with the real device in a copy.
-            Some(mut own) => unsafe { real(flags, pool, &mut own) },
-            None => INVALID_DEVICE,
+            Ok(mut own) => unsafe { real(flags, pool, &mut own) },
+            Err(error) => error,
         },
         // SAFETY: passed on.
         _ => unsafe { real(flags, pool, location) },

@@ -5,10 +5,13 @@
 //! own; NVML's figure of the process shows it, and the next measured call charges it.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::vmm::{Backing, Tile, at};
+use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::imports;
+use crate::hooks::memory::charge;
+use crate::hooks::vmm::{Backing, Tile, within};
+use crate::real::real;
 use crate::state::Ready;
-use core::ffi::{c_int, c_ulonglong, c_void};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
 pub(crate) unsafe fn create(
@@ -29,13 +32,43 @@ pub(crate) unsafe fn create(
     result
 }
 
+/// What a binding of the `bytes` at `address` holds on to; None: it cannot be charged.
+///
+/// Memory of a pool is charged once more for as long as it is bound: the pool may shrink meanwhile, and the
+/// driver does not tell by how much it could not.
+pub(crate) fn bindable(ready: &'static Ready, address: u64, bytes: u64) -> Option<Vec<Arc<Backing>>> {
+    let mapped = within(ready, address, bytes);
+    if !mapped.is_empty() {
+        return Some(mapped);
+    }
+    let Some((gpu, _)) = imports::extent(ready, address).filter(|_| !is_host(address)) else {
+        return Some(mapped);
+    };
+    let charge = charge(ready.gpus.get(gpu)?, bytes)?;
+    Some(vec![Arc::new(Backing::new(ready, gpu, Some(charge)))])
+}
+
+/// Whether host memory lies at an address: that too has a device, the one that it was made for.
+fn is_host(address: u64) -> bool {
+    const MEMORY_TYPE: c_int = 2;
+    const HOST: c_uint = 1;
+    let mut kind: c_uint = 0;
+    let at: *mut c_uint = &mut kind;
+    let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+    // SAFETY: `kind` is to be written.
+    (unsafe { ask(at.cast(), MEMORY_TYPE, address) }) == SUCCESS && kind == HOST
+}
+
 /// Notes that `what` is bound to `object` at `offset`, if the driver has done so.
-fn bound(ready: &Ready, result: c_int, object: u64, offset: usize, bytes: usize, what: Option<Arc<Backing>>) -> c_int {
-    if let (SUCCESS, Some(what)) = (result, what) {
-        let tile = [offset as u64, bytes as u64, what.gpu as u64, 0, 0];
+fn bound(ready: &Ready, result: c_int, object: u64, offset: usize, bytes: usize, what: Vec<Arc<Backing>>) -> c_int {
+    if result == SUCCESS && !what.is_empty() {
+        let bindings = what.into_iter().map(|what| {
+            let tile = [offset as u64, bytes as u64, what.gpu as u64, 0, 0];
+            (tile, what)
+        });
         ready
             .vmm_handles
-            .with(object, |(object, _)| object.bound.lock().push((tile, what)));
+            .with(object, |(object, _)| object.bound.lock().extend(bindings));
     }
     result
 }
@@ -45,8 +78,9 @@ type BindMemV2 = unsafe extern "C" fn(u64, c_int, usize, u64, usize, usize, c_ul
 type BindAddr = unsafe extern "C" fn(u64, usize, u64, usize, c_ulonglong) -> c_int;
 type BindAddrV2 = unsafe extern "C" fn(u64, c_int, usize, u64, usize, c_ulonglong) -> c_int;
 
-fn handle(ready: &Ready, memory: u64) -> Option<Arc<Backing>> {
-    ready.vmm_handles.with(memory, |(backing, _)| backing.clone())
+fn handle(ready: &Ready, memory: u64) -> Vec<Arc<Backing>> {
+    let known = ready.vmm_handles.with(memory, |(backing, _)| backing.clone());
+    known.into_iter().collect()
 }
 
 /// The real device of a virtual ordinal.
@@ -99,7 +133,9 @@ pub(crate) unsafe fn bind_address(
     bytes: usize,
     flags: c_ulonglong,
 ) -> c_int {
-    let what = at(ready, address);
+    let Some(what) = bindable(ready, address, bytes as u64) else {
+        return OUT_OF_MEMORY;
+    };
     // SAFETY: passed on.
     let result = unsafe { real(object, offset, address, bytes, flags) };
     bound(ready, result, object, offset, bytes, what)
@@ -115,7 +151,9 @@ pub(crate) unsafe fn bind_address_v2(
     bytes: usize,
     flags: c_ulonglong,
 ) -> c_int {
-    let what = at(ready, address);
+    let Some(what) = bindable(ready, address, bytes as u64) else {
+        return OUT_OF_MEMORY;
+    };
     let Some(device) = real_device(ready, device) else {
         return INVALID_DEVICE;
     };

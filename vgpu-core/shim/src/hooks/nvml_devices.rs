@@ -2,7 +2,7 @@
 
 use crate::detour::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::info::put;
-use crate::hooks::nvml_info::keep;
+use crate::hooks::nvml_info::{fill, keep};
 use crate::real::real;
 use crate::state::{NvmlDevice, Ready};
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -131,10 +131,11 @@ pub(crate) unsafe fn by_index(
     }
 }
 
-pub(crate) unsafe fn by_text(
+/// By a text, or by a UUID in any form.
+pub(crate) unsafe fn by_text<T>(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*const c_char, *mut usize) -> c_int,
-    text: *const c_char,
+    real: unsafe extern "C" fn(*const T, *mut usize) -> c_int,
+    text: *const T,
     device: *mut usize,
 ) -> c_int {
     let mut found = 0;
@@ -174,6 +175,31 @@ pub(crate) unsafe fn nearest(
 ) -> c_int {
     // SAFETY: passed on; on success NVML has written both.
     unsafe { only_own(ready, real(device, level, count, devices), count, devices) }
+}
+
+/// Those of an S-class unit.
+pub(crate) unsafe fn of_unit(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut c_uint, *mut usize) -> c_int,
+    unit: usize,
+    count: *mut c_uint,
+    devices: *mut usize,
+) -> c_int {
+    // With room of our own, so that not even their number is told where the caller has too little.
+    let mut all = [0_usize; 256];
+    let mut found = all.len() as c_uint;
+    // SAFETY: both are to be written, the list within its length.
+    let result = unsafe { real(unit, &mut found, all.as_mut_ptr()) };
+    if result != NVML_SUCCESS {
+        return result;
+    }
+    let own = list(ready);
+    let told = all.iter().take(found as usize).copied();
+    let told: Vec<usize> = told
+        .filter(|device| own.iter().any(|known| known.handle == *device))
+        .collect();
+    // SAFETY: the caller's promises to NVML.
+    unsafe { fill(&told, count, devices) }
 }
 
 /// Takes the GPUs without a share out of a list that NVML has written.

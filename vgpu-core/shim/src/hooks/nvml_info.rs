@@ -16,9 +16,9 @@ use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
-    total: c_ulonglong,
-    free: c_ulonglong,
-    used: c_ulonglong,
+    pub(crate) total: c_ulonglong,
+    pub(crate) free: c_ulonglong,
+    pub(crate) used: c_ulonglong,
 }
 
 /// nvmlMemory_v2_t.
@@ -64,7 +64,7 @@ pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> 
 }
 
 /// Total and used bytes of a GPU's shares.
-fn figures(gpu: &Gpu) -> (u64, u64) {
+pub(crate) fn figures(gpu: &Gpu) -> (u64, u64) {
     gpu.account.look();
     pools::refresh(gpu);
     graphs::refresh(gpu);

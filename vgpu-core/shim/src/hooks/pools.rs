@@ -186,6 +186,12 @@ fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, stream: usize, 
     OUT_OF_MEMORY
 }
 
+/// Charges `pool`, of `gpu`, what it reserves from now on.
+pub(crate) fn know(gpu: &Gpu, pool: usize) {
+    entry(&mut gpu.pools.lock(), pool);
+    USED.store(true, Ordering::Relaxed);
+}
+
 fn entry(pools: &mut Vec<Pool>, handle: usize) -> usize {
     match pools.iter().position(|pool| pool.handle == handle) {
         Some(index) => index,
@@ -328,8 +334,9 @@ pub(crate) unsafe fn create(
         return unsafe { real(pool, properties) };
     };
     let gpu = own.location.gpu(devices);
-    let Some(location) = own.location.real(devices) else {
-        return crate::detour::INVALID_DEVICE;
+    let location = match own.location.real(devices) {
+        Ok(location) => location,
+        Err(error) => return error,
     };
     own.location = location;
     // SAFETY: passed on, with the real device in a copy.

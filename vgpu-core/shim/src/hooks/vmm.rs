@@ -12,7 +12,7 @@
 //! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
 //! processes share counts twice while both have it. The driver does not tell how large it is before.
 
-use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
@@ -109,6 +109,19 @@ pub(crate) fn at(ready: &Ready, address: u64) -> Option<Arc<Backing>> {
     })
 }
 
+/// What lies at any of the `bytes` at `address`.
+pub(crate) fn within(ready: &Ready, address: u64, bytes: u64) -> Vec<Arc<Backing>> {
+    let end = address.saturating_add(bytes);
+    let mut found = Vec::new();
+    ready.vmm_maps.drain(|start, (backing, size)| {
+        if start < end && start.saturating_add(*size) > address {
+            found.push(backing.clone());
+        }
+        false
+    });
+    found
+}
+
 pub(crate) unsafe fn create(
     ready: &'static Ready,
     real: unsafe extern "C" fn(*mut u64, usize, *const Properties, c_ulonglong) -> c_int,
@@ -124,8 +137,9 @@ pub(crate) unsafe fn create(
         return unsafe { real(handle, bytes, properties, flags) };
     };
     let gpu = own.location.gpu(devices);
-    let Some(location) = own.location.real(devices) else {
-        return INVALID_DEVICE;
+    let location = match own.location.real(devices) {
+        Ok(location) => location,
+        Err(error) => return error,
     };
     own.location = location;
     // SAFETY: passed on, with the real device in a copy.
@@ -273,6 +287,21 @@ pub(crate) unsafe fn unmap(
     result
 }
 
+pub(crate) unsafe fn properties(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut Properties, u64) -> c_int,
+    properties: *mut Properties,
+    handle: u64,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(properties, handle) };
+    // SAFETY: null, or the driver has written it.
+    if let (SUCCESS, Some(told), Some(devices)) = (result, unsafe { properties.as_mut() }, ready.devices()) {
+        told.location = told.location.virtual_of(devices);
+    }
+    result
+}
+
 pub(crate) unsafe fn granularity(
     ready: &'static Ready,
     real: unsafe extern "C" fn(*mut usize, *const Properties, c_int) -> c_int,
@@ -286,8 +315,9 @@ pub(crate) unsafe fn granularity(
         // SAFETY: passed on.
         return unsafe { real(granularity, properties, option) };
     };
-    let Some(location) = own.location.real(devices) else {
-        return INVALID_DEVICE;
+    let location = match own.location.real(devices) {
+        Ok(location) => location,
+        Err(error) => return error,
     };
     own.location = location;
     // SAFETY: passed on, with the real device in a copy.

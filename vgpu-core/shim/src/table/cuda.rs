@@ -1,8 +1,8 @@
 //! Hooked names of the driver API, apart from those that only take a device.
 
 use crate::hooks::{
-    arrays, contexts, device_list, errors, externals, graph_calls, imports, info, init, locations, memory, modules,
-    multicast, pools, proc_address, shapes, vmm,
+    arrays, contexts, device_list, endpoints, errors, exports, externals, graph_calls, imports, info, init, interop,
+    locations, memory, modules, multicast, places, pools, proc_address, shapes, vmm,
 };
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -71,6 +71,17 @@ hooks! { cuda;
     virtualised cuMemPoolSetAccess: (pool: usize, access: *const locations::Access, count: usize) => locations::set_pool_access;
     virtualised cuMemPoolGetAccess: (flags: *mut c_int, pool: usize, location: *mut locations::Location) => locations::get_pool_access;
 
+    charged cuMemExportToShareableHandle: (shared: *mut c_void, handle: u64, kind: c_int, flags: c_ulonglong) => exports::physical;
+    charged cuMemGetHandleForAddressRange: (shared: *mut c_void, pointer: u64, bytes: usize, kind: c_int, flags: c_ulonglong) => exports::range;
+    virtualised cuMemGetAllocationPropertiesFromHandle: (properties: *mut vmm::Properties, handle: u64) => vmm::properties;
+
+    virtualised cuLogicalEndpointCreate: (endpoint: c_uint, properties: *const endpoints::Properties) => endpoints::create;
+    virtualised cuLogicalEndpointGetLimits: (alignment: *mut u64, largest: *mut u64, properties: *const endpoints::Properties) => endpoints::limits;
+    charged cuLogicalEndpointBindMem: (endpoint: c_uint, device: c_int, offset: u64, memory: u64, from: u64, bytes: u64, flags: c_ulonglong) => endpoints::bind_memory;
+    charged cuLogicalEndpointBindAddr: (endpoint: c_uint, device: c_int, offset: u64, address: *mut c_void, bytes: u64, flags: c_ulonglong) => endpoints::bind_address;
+    released cuLogicalEndpointUnbind: (endpoint: c_uint, device: c_int, offset: u64, bytes: u64) => endpoints::unbind;
+    released cuLogicalEndpointDestroy: (endpoint: c_uint) => endpoints::destroy;
+
     charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const shapes::Flat) => arrays::create;
     charged cuArrayCreate: (array: *mut usize, descriptor: *const shapes::FlatV1) => arrays::create;
     charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const shapes::Solid) => arrays::create;
@@ -84,6 +95,10 @@ hooks! { cuda;
     charged cuCtxCreate, cuCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
     charged cuCtxCreate_v3: (context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int) => contexts::create_v3;
     charged cuCtxCreate_v4: (context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int) => contexts::create_v4;
+    charged cuGLCtxCreate, cuGLCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
+    charged cuVDPAUCtxCreate, cuVDPAUCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int, vdpau: c_uint, functions: *mut c_void) => contexts::create_vdpau;
+    limited cuCtxAttach: (context: *mut usize, flags: c_uint) => contexts::attach;
+    released cuCtxDetach: (context: usize) => contexts::detach;
     released cuCtxDestroy, cuCtxDestroy_v2, cuGreenCtxDestroy: (context: usize) => contexts::destroy;
     charged cuGreenCtxCreate: (context: *mut usize, resources: usize, device: c_int, flags: c_uint) => contexts::create_green;
     charged cuCtxSetLimit: (limit: c_int, value: usize) => modules::set_limit;
@@ -101,6 +116,16 @@ hooks! { cuda;
     virtualised cuStreamGetDevice, cuStreamGetDevice_ptsz: (stream: usize, device: *mut c_int) => device_list::of_stream;
     virtualised cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz: (pointer: u64, bytes: usize, location: locations::Location, flags: c_uint, stream: usize) => locations::prefetch;
     virtualised cuMemAdvise_v2: (pointer: u64, bytes: usize, advice: c_int, location: locations::Location) => locations::advise;
+    virtualised cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz, cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz: (pointers: *mut u64, sizes: *mut usize, count: usize, locations: *mut locations::Location, starts: *mut usize, places: usize, flags: c_ulonglong, stream: usize) => places::prefetch_batch;
+    virtualised cuMemRangeGetAttribute: (data: *mut c_void, size: usize, attribute: c_int, pointer: u64, bytes: usize) => places::range_attribute;
+    virtualised cuMemRangeGetAttributes: (data: *mut *mut c_void, sizes: *mut usize, attributes: *mut c_int, count: usize, pointer: u64, bytes: usize) => places::range_attributes;
+    virtualised cuMemGetLocationInfo: (pointer: u64, bytes: usize, part: usize, sample: usize, locations: *mut locations::Location) => places::location_info;
+    virtualised cuMemGetMemPool, cuMemGetDefaultMemPool: (pool: *mut usize, location: *mut locations::Location, kind: c_int) => places::pool_of;
+    virtualised cuMemSetMemPool: (location: *mut locations::Location, kind: c_int, pool: usize) => places::set_pool;
+    virtualised cuMemPoolGetAttribute: (pool: usize, attribute: c_int, value: *mut c_void) => places::pool_attribute;
+    virtualised cuGraphNodeGetParams: (node: usize, params: *mut graph_calls::NodeParams) => graph_calls::node_params;
+    virtualised cuGLGetDevices, cuGLGetDevices_v2: (count: *mut c_uint, list: *mut c_int, room: c_uint, which: c_int) => interop::gl_devices;
+    virtualised cuVDPAUGetDevice: (device: *mut c_int, vdpau: c_uint, functions: *mut c_void) => interop::vdpau_device;
     virtualised cuPointerGetAttributes: (count: c_uint, attributes: *mut c_int, values: *mut *mut c_void, pointer: u64) => device_list::of_pointer_all;
     virtualised cuPointerGetAttribute: (value: *mut c_void, attribute: c_int, pointer: u64) => device_list::of_pointer;
 }

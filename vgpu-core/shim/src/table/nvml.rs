@@ -1,6 +1,6 @@
 //! Hooked names of NVML.
 
-use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_usage};
+use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_usage, nvml_whole};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
@@ -14,10 +14,16 @@ hooks! { nvml;
     virtualised nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
     virtualised nvmlSystemGetTopologyGpuSet: (cpu: c_uint, count: *mut c_uint, devices: *mut usize) => nvml_devices::of_cpu;
     virtualised nvmlDeviceGetTopologyNearestGpus: (device: usize, level: c_int, count: *mut c_uint, devices: *mut usize) => nvml_devices::nearest;
+    virtualised nvmlDeviceGetHandleByUUIDV: (uuid: *const c_void, device: *mut usize) => nvml_devices::by_text;
+    virtualised nvmlUnitGetDevices: (unit: usize, count: *mut c_uint, devices: *mut usize) => nvml_devices::of_unit;
     virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml_devices::index;
 
     limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml_info::Memory) => nvml_info::memory;
     limited nvmlDeviceGetMemoryInfo_v2: (device: usize, info: *mut nvml_info::MemoryV2) => nvml_info::memory_v2;
+    limited nvmlDeviceGetConfComputeMemSizeInfo: (device: usize, sizes: *mut nvml_whole::Sizes) => nvml_whole::sizes;
+    limited nvmlDeviceGetConfComputeProtectedMemoryUsage: (device: usize, memory: *mut nvml_info::Memory) => nvml_whole::protected;
+    virtualised nvmlDeviceGetAccountingStats: (device: usize, pid: c_uint, stats: *mut c_void) => nvml_whole::accounting;
+    virtualised nvmlDeviceGetAccountingStats_v2: (device: usize, stats: *mut c_uint) => nvml_whole::accounting_v2;
     virtualised nvmlDeviceGetComputeRunningProcesses: (device: usize, count: *mut c_uint, list: *mut nvml_info::ProcessV1) => nvml_info::processes_v1;
     virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_info::Process) => nvml_info::processes;
     virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;

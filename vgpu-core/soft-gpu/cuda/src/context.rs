@@ -17,6 +17,8 @@ pub(crate) struct Context {
     pub(crate) gpu: usize,
     pub(crate) id: u64,
     primary: bool,
+    /// How often it was attached, less how often it was detached.
+    attached: AtomicU32,
     alive: AtomicBool,
     flags: AtomicU32,
     cost: u64,
@@ -57,6 +59,7 @@ impl Context {
             gpu,
             id: driver.handle(),
             primary,
+            attached: AtomicU32::new(0),
             alive: AtomicBool::new(true),
             flags: AtomicU32::new(flags),
             cost,
@@ -153,7 +156,7 @@ pub(crate) fn retain_primary(driver: &Driver, gpu: usize) -> Result<&'static Con
     Ok(context)
 }
 
-fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
+pub(crate) fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
     let driver = driver::get()?;
     let gpu = driver.gpu(device)?;
     if !out.given() {
@@ -162,6 +165,22 @@ fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
     let context = Context::open(driver, gpu, flags, false)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     out.set(context.handle())
+}
+
+/// Ends a context that is not the primary one.
+fn destroy(handle: u64) -> Res {
+    let driver = driver::get()?;
+    let context = named(handle)?.usable()?;
+    if context.primary {
+        return Err(INVALID_CONTEXT);
+    }
+    STACK.with_borrow_mut(|stack| {
+        if stack.last().is_some_and(|top| std::ptr::eq(*top, context)) {
+            stack.pop();
+        }
+    });
+    context.close(driver);
+    Ok(())
 }
 
 soft_gpu::api! {
@@ -227,18 +246,28 @@ soft_gpu::api! {
     }
 
     fn cuCtxDestroy_v2(handle: u64) {
-        let driver = driver::get()?;
-        let context = named(handle)?.usable()?;
-        if context.primary {
+        destroy(handle)
+    }
+
+    fn cuCtxAttach(out: Out<u64>, flags: u32) {
+        let context = current()?;
+        if flags != 0 || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        context.attached.fetch_add(1, Ordering::AcqRel);
+        out.set(context.handle())
+    }
+
+    fn cuCtxDetach(handle: u64) {
+        let context = current()?;
+        if context.handle() != handle {
             return Err(INVALID_CONTEXT);
         }
-        STACK.with_borrow_mut(|stack| {
-            if stack.last().is_some_and(|top| std::ptr::eq(*top, context)) {
-                stack.pop();
-            }
-        });
-        context.close(driver);
-        Ok(())
+        let less = |count: u32| count.checked_sub(1);
+        match context.attached.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) {
+            Ok(_) => Ok(()),
+            Err(_) => destroy(handle),
+        }
     }
 
     fn cuCtxPushCurrent_v2(handle: u64) {

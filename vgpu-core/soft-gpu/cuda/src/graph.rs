@@ -304,6 +304,20 @@ soft_gpu::api! {
         params.set(AllocNode { pool: [1, 0, 1, device], rest: [0; 9], access: 0, access_count: 0, size, address })
     }
 
+    /// Of nodes that allocate; the parameters of others are not kept.
+    fn cuGraphNodeGetParams(node: u64, params: Out<[u64; 32]>) {
+        if !matches!(find(node)?.part, Part::Alloc(_)) {
+            return Err(NOT_SUPPORTED);
+        }
+        let mut whole = [0; 32];
+        whole[0] = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
+        params.set(whole)?;
+        match cuGraphMemAllocNodeGetParams(node, params.inside(16)) {
+            0 => Ok(()),
+            code => Err(Code(code)),
+        }
+    }
+
     fn cuGraphMemFreeNodeGetParams(node: u64, out: Out<u64>) {
         let Part::Free(address) = find(node)?.part else { return Err(INVALID_VALUE) };
         out.set(address)

@@ -4,6 +4,7 @@
 //! cost nothing, and what was never written reads as zeros.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use soft_gpu::vram::{AddressMap, GRAPH_LANE, LANES, POOL_LANE, RESERVED_LANE, lane_of};
@@ -25,7 +26,21 @@ pub(crate) struct Block {
     pub(crate) pool: u64,
     /// Host memory with the contents, or 0.
     backing: u64,
+    pub(crate) kept: Kept,
 }
+
+/// Whether others may hold on to a range, by a descriptor.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Kept {
+    #[default]
+    No,
+    Yes,
+    /// And it was freed here: its memory stays, its address is nobody's.
+    Freed,
+}
+
+/// Whether any range was ever handed out: spares others the look.
+static HANDED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// A host range that the driver knows.
 pub(crate) struct HostRange {
@@ -104,6 +119,7 @@ impl Memory {
                 context: Some(context),
                 pool: 0,
                 backing: 0,
+                kept: Kept::No,
             };
             let charge = |units| driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
             self.lane(gpu).take(size, block, OUT_OF_MEMORY, charge)
@@ -148,6 +164,7 @@ impl Memory {
                     Err(INVALID_VALUE)
                 }
             }
+            Some(_) if HANDED_OUT.load(Ordering::Relaxed) && self.freed_here(address)? => Ok(()),
             Some(lane) => {
                 let (entry, units) = self.lane(lane).give(address).ok_or(INVALID_VALUE)?;
                 if entry.value.backing != 0 {
@@ -168,9 +185,32 @@ impl Memory {
                 };
                 unmap_host(address, range.size);
                 hosts.remove(&address);
+                crate::location::forget(address);
                 driver.member().shrink(context.gpu, units);
                 Ok(())
             }
+        }
+    }
+
+    /// Keeps a range's memory from now on; only of cuMemAlloc.
+    pub(crate) fn hand_out(&self, start: u64) -> Res {
+        let lane = lane_of(start).filter(|lane| *lane < POOL_LANE).ok_or(INVALID_VALUE)?;
+        HANDED_OUT.store(true, Ordering::Relaxed);
+        self.lane(lane).find(start).ok_or(INVALID_VALUE)?.value.kept = Kept::Yes;
+        Ok(())
+    }
+
+    /// Frees the range at an address if others hold on to its memory; false: nobody does.
+    fn freed_here(&self, address: u64) -> Result<bool, Code> {
+        let lane = lane_of(address).ok_or(INVALID_VALUE)?;
+        let mut map = self.lane(lane);
+        match map.find(address).filter(|entry| entry.base == address) {
+            Some(entry) if entry.value.kept == Kept::Yes => {
+                entry.value.kept = Kept::Freed;
+                Ok(true)
+            }
+            Some(entry) if entry.value.kept == Kept::Freed => Err(INVALID_VALUE),
+            _ => Ok(false),
         }
     }
 
@@ -206,6 +246,7 @@ impl Memory {
             context: None,
             pool,
             backing: 0,
+            kept: Kept::No,
         };
         self.lane(POOL_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
     }
@@ -216,6 +257,7 @@ impl Memory {
             context: None,
             pool: 0,
             backing: 0,
+            kept: Kept::No,
         };
         self.lane(GRAPH_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
     }
@@ -226,7 +268,7 @@ impl Memory {
             Some(RESERVED_LANE) => self.vmm.mapping(address),
             Some(lane) => {
                 let mut map = self.lane(lane);
-                let entry = map.find(address)?;
+                let entry = map.find(address).filter(|entry| entry.value.kept != Kept::Freed)?;
                 let gpu = match lane {
                     GRAPH_LANE.. => lane - GRAPH_LANE,
                     POOL_LANE.. => lane - POOL_LANE,

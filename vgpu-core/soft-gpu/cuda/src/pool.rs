@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::context;
+use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
+use crate::location;
 use crate::memory::lock;
 use crate::stream;
 
@@ -185,6 +185,14 @@ fn captured(driver: &Driver, stream: u64, gpu: usize, size: u64) -> Result<Optio
     Ok(Some(range.address))
 }
 
+/// Makes a pool that from which its GPU allocates.
+fn choose(driver: &Driver, gpu: usize, pool: u64) -> Res {
+    let pools = &driver.memory.pools;
+    pools.with(pool, |pool| if pool.gpu == gpu { Ok(()) } else { Err(INVALID_VALUE) })?;
+    lock(&pools.0).chosen.insert(gpu, pool);
+    Ok(())
+}
+
 soft_gpu::api! {
     fn cuMemAllocAsync(out: Out<u64>, size: u64, stream: u64) {
         let driver = driver::get()?;
@@ -236,25 +244,21 @@ soft_gpu::api! {
 
     fn cuDeviceSetMemPool(device: i32, pool: u64) {
         let driver = driver::get()?;
-        let gpu = driver.gpu(device)?;
-        let pools = &driver.memory.pools;
-        pools.with(pool, |pool| if pool.gpu == gpu { Ok(()) } else { Err(INVALID_VALUE) })?;
-        lock(&pools.0).chosen.insert(gpu, pool);
-        Ok(())
+        choose(driver, driver.gpu(device)?, pool)
     }
 
     fn cuMemPoolCreate(out: Out<u64>, properties: In<[i32; 4]>) {
         let driver = driver::get()?;
         // Allocation type, handle types, location type, location.
         let [kind, handles, location, device] = properties.get()?;
-        if kind != 1 || location != 1 || !out.given() {
+        if kind != 1 || !out.given() {
             return Err(INVALID_VALUE);
         }
         // Descriptors alone.
         if handles & !1 != 0 {
             return Err(crate::code::NOT_SUPPORTED);
         }
-        let gpu = driver.gpu(device)?;
+        let gpu = location::gpu(driver, [location, device])?;
         out.set(Pools::open(&mut lock(&driver.memory.pools.0), driver, gpu, false))
     }
 
@@ -290,6 +294,10 @@ soft_gpu::api! {
             RESERVED_HIGH => value.set(pool.reserved_high * granularity),
             USED => value.set(pool.used),
             USED_HIGH => value.set(pool.used_high),
+            // Kind, place, kind of place: ints. No part of a GPU.
+            9 | 12 => value.narrow().set(1),
+            11 => value.narrow().set(driver.ordinal(pool.gpu)),
+            15 => value.narrow().set(-1),
             _ => Err(INVALID_VALUE),
         })
     }
@@ -321,31 +329,18 @@ soft_gpu::api! {
         flags.set(if own { 3 } else { 0 })
     }
 
+    fn cuMemSetMemPool(location: In<[i32; 2]>, _kind: u32, pool: u64) {
+        let driver = driver::get()?;
+        choose(driver, location::gpu(driver, location.get()?)?, pool)
+    }
+
     fn cuMemGetMemPool(out: Out<u64>, location: In<[i32; 2]>, _kind: u32) {
         let driver = driver::get()?;
-        let [_, device] = location.get()?;
-        out.set(driver.memory.pools.chosen(driver, driver.gpu(device)?))
+        out.set(driver.memory.pools.chosen(driver, location::gpu(driver, location.get()?)?))
     }
 
     fn cuMemGetDefaultMemPool(out: Out<u64>, location: In<[i32; 2]>, _kind: u32) {
         let driver = driver::get()?;
-        let [_, device] = location.get()?;
-        out.set(driver.memory.pools.default_of(driver, driver.gpu(device)?))
-    }
-
-    fn cuMemPrefetchAsync_v2(_address: u64, _size: u64, _location: u64, _flags: u32, stream: u64) {
-        stream::gpu_of(driver::get()?, stream).map(|_| ())
-    }
-
-    fn cuMemPrefetchAsync(_address: u64, _size: u64, _device: i32, stream: u64) {
-        stream::gpu_of(driver::get()?, stream).map(|_| ())
-    }
-
-    fn cuMemAdvise(_address: u64, _size: u64, _advice: u32, _device: i32) {
-        context::current().map(|_| ())
-    }
-
-    fn cuMemAdvise_v2(_address: u64, _size: u64, _advice: u32, _location: u64) {
-        context::current().map(|_| ())
+        out.set(driver.memory.pools.default_of(driver, location::gpu(driver, location.get()?)?))
     }
 }

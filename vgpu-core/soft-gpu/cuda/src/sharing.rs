@@ -1,6 +1,7 @@
 //! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account shows
-//! it with the process that made it, as a driver's does. Contents are not shared. Unlike a driver's, it is gone with
-//! that process, even while another has it mapped.
+//! it with the process that made it, as a driver's does. Contents are not shared. Memory that a descriptor was made for
+//! stays until that process ends, as if the descriptor stayed open until then. Unlike a driver's, it is gone with that
+//! process, even while another has it mapped.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -22,6 +23,7 @@ const MEMORY: u64 = 0x5067_6970_636d_656d;
 const POOLED: u64 = 0x5067_6970_6370_7472;
 const PHYSICAL: u64 = 0x5067_6970_6366_6400;
 const POOL: u64 = 0x5067_6970_6370_6f6f;
+const DMA_BUF: u64 = 0x5067_646d_6162_7566;
 
 struct Opened {
     address: u64,
@@ -116,7 +118,23 @@ soft_gpu::api! {
         if kind != 1 {
             return Err(INVALID_VALUE);
         }
-        out.set(note([PHYSICAL, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?)
+        out.set(note([PHYSICAL, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?)?;
+        driver::get()?.memory.vmm.hand_out(handle);
+        Ok(())
+    }
+
+    fn cuMemGetHandleForAddressRange(out: Out<i32>, address: u64, size: u64, kind: i32, _flags: u64) {
+        let driver = driver::get()?;
+        let whole_pages = size > 0 && address.is_multiple_of(4096) && size.is_multiple_of(4096);
+        let inside = |range: &crate::memory::Range| size <= range.size - (address - range.start);
+        let range = driver.memory.range(address).filter(inside).ok_or(INVALID_VALUE)?;
+        let gpu = range.gpu.filter(|_| kind == 1 && whole_pages && !range.managed).ok_or(INVALID_VALUE)?;
+        let descriptor = note([DMA_BUF, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?;
+        match driver.memory.vmm.at(address) {
+            Some(physical) => driver.memory.vmm.hand_out(physical),
+            None => driver.memory.hand_out(range.start)?,
+        }
+        out.set(descriptor)
     }
 
     fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32) {

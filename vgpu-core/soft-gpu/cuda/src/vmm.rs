@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use soft_gpu::vram::{AddressMap, RESERVED_LANE};
 
-use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
+use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out, map_host, unmap_host};
 use crate::memory::{Range, lock};
@@ -29,6 +29,8 @@ struct Physical {
     size: u64,
     handles: u32,
     mappings: u32,
+    /// It was handed out: whoever has the descriptor keeps it, and nobody knows when the last was closed.
+    handed_out: bool,
     backing: u64,
     properties: Properties,
 }
@@ -68,7 +70,7 @@ impl Tables {
         let Some(physical) = self.physical.get(&handle) else {
             return;
         };
-        if physical.handles == 0 && physical.mappings == 0 {
+        if physical.handles == 0 && physical.mappings == 0 && !physical.handed_out {
             if physical.backing != 0 {
                 unmap_host(physical.backing, physical.size);
             }
@@ -168,6 +170,13 @@ impl Vmm {
             .ok_or(INVALID_VALUE)
     }
 
+    /// Keeps physical memory from now on.
+    pub(crate) fn hand_out(&self, handle: u64) {
+        if let Some(physical) = lock(&self.0).physical.get_mut(&handle) {
+            physical.handed_out = true;
+        }
+    }
+
     /// GPU and size of physical memory that is being handed to others.
     pub(crate) fn extent(&self, handle: u64) -> Result<(usize, u64), Code> {
         let tables = lock(&self.0);
@@ -192,6 +201,7 @@ impl Vmm {
             size,
             handles: 1,
             mappings: 0,
+            handed_out: false,
             backing: 0,
             properties,
         };
@@ -235,10 +245,13 @@ impl Vmm {
 
 fn checked(properties: In<Properties>) -> Result<(Properties, usize), Code> {
     let asked = properties.get()?;
-    if asked.kind != 1 || asked.location != 1 {
+    if asked.kind != 1 {
         return Err(INVALID_VALUE);
     }
-    Ok((asked, driver::get()?.gpu(asked.device).map_err(|_| INVALID_DEVICE)?))
+    Ok((
+        asked,
+        crate::location::gpu(driver::get()?, [asked.location, asked.device])?,
+    ))
 }
 
 soft_gpu::api! {
@@ -282,7 +295,7 @@ soft_gpu::api! {
         }
         driver.memory.charge(driver, gpu, driver.memory.units(size))?;
         let handle = driver.handle();
-        let physical = Physical { gpu, imported: false, size, handles: 1, mappings: 0, backing: 0, properties };
+        let physical = Physical { gpu, imported: false, size, handles: 1, mappings: 0, handed_out: false, backing: 0, properties };
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)
     }

@@ -2,7 +2,7 @@
 
 use soft_gpu::c::{Code, Res};
 
-use crate::call::{INVALID_ARGUMENT, NOT_FOUND, Out, Text, text};
+use crate::call::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
 use crate::library::{device, handle, state};
 
 /// nvmlPciInfo_t: legacy id, domain, bus, device, device id, subsystem id, id.
@@ -22,6 +22,17 @@ pub(crate) struct PciHead {
 }
 
 const _: () = assert!(std::mem::size_of::<PciInfo>() == 68);
+
+/// nvmlUUID_t: text or 16 bytes, as its kind says.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Uuid {
+    version: u32,
+    kind: u32,
+    value: [u8; 41],
+    _padding: [u8; 3],
+}
+const _: () = assert!(std::mem::size_of::<Uuid>() == 52);
 
 /// An H100's PCI ids: clients look them up in tables of real devices.
 const DEVICE_ID: u32 = 0x2330_10de;
@@ -103,6 +114,24 @@ soft_gpu::api! {
         let mut gpus = 0..state.profile().gpus as usize;
         let gpu = gpus.find(|gpu| state.uuid_text(*gpu).eq_ignore_ascii_case(&uuid));
         out.set(handle(gpu.ok_or(NOT_FOUND)?))
+    }
+
+    fn nvmlDeviceGetHandleByUUIDV(uuid: In<Uuid>, out: Out<u64>) {
+        let (state, uuid) = (state()?, uuid.get()?);
+        if uuid.version != 1 << 24 | size_of::<Uuid>() as u32 {
+            return Err(VERSION_MISMATCH);
+        }
+        let asked = match uuid.kind {
+            1 => String::from_utf8_lossy(uuid.value.split(|byte| *byte == 0).next().unwrap_or(&[])).into_owned(),
+            2 => uuid.value[..16].iter().map(|byte| format!("{byte:02x}")).collect(),
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        let named = |gpu: &usize| {
+            let text = state.uuid_text(*gpu);
+            let digits = text.trim_start_matches("GPU").replace('-', "");
+            asked.eq_ignore_ascii_case(if uuid.kind == 1 { &text } else { &digits })
+        };
+        out.set(handle((0..state.profile().gpus as usize).find(named).ok_or(NOT_FOUND)?))
     }
 
     fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) {

@@ -55,7 +55,21 @@ const _: () = {
     assert!(std::mem::size_of::<ProcessV1>() == 16);
     assert!(std::mem::size_of::<ProcessV2>() == 24);
     assert!(std::mem::size_of::<Sample>() == 32);
+    assert!(std::mem::size_of::<Accounting>() == 56);
 };
+
+/// nvmlAccountingStats_t.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Accounting {
+    busy: u32,
+    memory_busy: u32,
+    most: u64,
+    time: u64,
+    started: u64,
+    running: u32,
+    reserved: [u32; 5],
+}
 
 pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
     let (state, gpu) = device(gpu)?;
@@ -124,6 +138,32 @@ soft_gpu::api! {
             reserved: profile.reserved,
             free: profile.memory.saturating_sub(used),
             used,
+        })
+    }
+
+    /// No confidential computing: nothing is protected.
+    fn nvmlDeviceGetConfComputeMemSizeInfo(gpu: u64, out: Out<[u64; 2]>) {
+        let profile = device(gpu)?.0.profile();
+        out.set([0, (profile.memory + profile.reserved) >> 10])
+    }
+
+    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(gpu: u64, out: Out<Memory>) {
+        device(gpu)?;
+        out.set([0; 3])
+    }
+
+    /// Of running processes; the most that one had is not kept, so that is what it has.
+    fn nvmlDeviceGetAccountingStats(gpu: u64, pid: u32, out: Out<Accounting>) {
+        let picture = picture(gpu)?;
+        let (_, user) = visible(&picture).into_iter().find(|(known, _)| *known == pid).ok_or(NOT_FOUND)?;
+        out.set(Accounting {
+            busy: user.busy,
+            memory_busy: user.busy / 2,
+            most: user.bytes,
+            time: 0,
+            started: 0,
+            running: 1,
+            reserved: [0; 5],
         })
     }
 

@@ -51,7 +51,9 @@ fn release(pins: &Path) -> Result<Release, Unavailable> {
         fs::write(path, "").expect("a temporary file");
     }
     includes.push(stubs.0.clone());
-    let cuda = "#include <cuda.h>\n#include <cudaGL.h>\n#include <cudaEGL.h>\n#include <cudaVDPAU.h>\n#include <cudaProfiler.h>\n";
+    // VDPAU's own header, of another package, says what its devices are.
+    let cuda = "typedef unsigned int VdpDevice;\n\
+                #include <cuda.h>\n#include <cudaGL.h>\n#include <cudaEGL.h>\n#include <cudaVDPAU.h>\n#include <cudaProfiler.h>\n";
     let read = |text: &str, define: &str| preprocessed(text, define, &includes).map(|text| headers::parse(&text));
     // Without renaming, with the newest names, and with those of a default stream a thread.
     Ok(Release {

@@ -1,0 +1,79 @@
+//! Handles by which memory leaves this process (descriptors, fabric handles, dma-bufs): the memory stays
+//! for as long as anybody has one, after cuMemRelease and cuMemFree. So what was exported once stays charged
+//! until this process ends.
+//!
+//! ```text
+//!  cuMemExportToShareableHandle  ─► one reference to the Backing is never dropped
+//!  cuMemGetHandleForAddressRange ─► the same for what is mapped there; of cuMemAlloc, the charge leaves
+//!                                   the table of what is live, and nothing gives it back
+//! ```
+//!
+//! That is too much once the last handle is closed: no call tells, for copies of a descriptor lie in other
+//! processes and in messages between them.
+//!
+//! How it fails: when this process ends, its charges end. Memory that only a descriptor in another process
+//! holds is charged to nobody from then on, until somebody maps it ([`imports`](super::imports)); NVML's
+//! figures show it, and the node's comparison with them.
+//!
+//! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here ([`pools`](super::pools)),
+//! and what others map of it, they are charged.
+
+use crate::detour::SUCCESS;
+use crate::hooks::{granules, vmm};
+use crate::real::real;
+use crate::state::Ready;
+use core::ffi::{c_int, c_ulonglong, c_void};
+
+/// A handle to physical memory.
+pub(crate) unsafe fn physical(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_void, u64, c_int, c_ulonglong) -> c_int,
+    shared: *mut c_void,
+    handle: u64,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    // Held before the call: another thread may release it meanwhile.
+    let backing = ready.vmm_handles.with(handle, |(backing, _)| backing.clone());
+    // SAFETY: passed on.
+    let result = unsafe { real(shared, handle, kind, flags) };
+    if result == SUCCESS {
+        core::mem::forget(backing);
+    }
+    result
+}
+
+/// A handle to what lies at an address.
+pub(crate) unsafe fn range(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_void, u64, usize, c_int, c_ulonglong) -> c_int,
+    shared: *mut c_void,
+    pointer: u64,
+    bytes: usize,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    let mapped = vmm::within(ready, pointer, bytes as u64);
+    let start = if mapped.is_empty() { start_of(pointer) } else { None };
+    // Out of the table before the call: what another thread frees meanwhile stays charged.
+    let taken = start.map(|start| (start, granules::take(ready, start)));
+    // SAFETY: passed on.
+    let result = unsafe { real(shared, pointer, bytes, kind, flags) };
+    if result == SUCCESS {
+        core::mem::forget(mapped);
+    }
+    match taken {
+        Some((start, taken)) if result == SUCCESS => granules::keep_charged(ready, start, taken),
+        Some((start, taken)) => granules::settle(ready, start, taken, false),
+        None => {}
+    }
+    result
+}
+
+/// Where the allocation around `pointer` begins; None: it is not the driver's.
+fn start_of(pointer: u64) -> Option<u64> {
+    let (mut start, mut bytes) = (0_u64, 0_usize);
+    let ask = real!(cuMemGetAddressRange_v2(*mut u64, *mut usize, u64));
+    // SAFETY: both are to be written.
+    (unsafe { ask(&mut start, &mut bytes, pointer) } == SUCCESS).then_some(start)
+}

@@ -1,0 +1,166 @@
+//! Memory that something keeps after it was freed: descriptors that were handed out, and logical endpoints
+//! that it is bound to. And contexts that come and go by other names than cuCtxCreate and cuCtxDestroy.
+
+mod support;
+
+use support::watched::Watched;
+use support::{GIB, GRANULE};
+
+const MIB: u64 = 1 << 20;
+/// A context: what it takes in the profile of these tests.
+const COSTS: &str = "context_cost = 10MiB\n";
+
+#[test]
+fn memory_with_a_descriptor_stays_charged_after_its_release() {
+    let mut one = Watched::new("", 256 * MIB);
+    for round in 1..=4 {
+        one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, round * 64 * MIB);
+        one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, round * 64 * MIB);
+        one.call("cuMemExportToShareableHandle >3 @1 1 0", 0, round * 64 * MIB);
+        one.call("cuMemRelease @1", 0, round * 64 * MIB);
+    }
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 2, 256 * MIB);
+    // With the process go its charges, and here its memory.
+    let Watched { bench, client, .. } = one;
+    client.kill();
+    assert_eq!(bench.free(), 256 * MIB);
+}
+
+#[test]
+fn an_export_that_fails_keeps_nothing() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >2 @1 2 0", 1, 64 * MIB);
+    one.call("cuMemRelease @1", 0, 0);
+    one.call("cuMemExportToShareableHandle >2 @1 1 0", 1, 0);
+    one.call("cuMemAlloc_v2 >1 8MiB", 0, 8 * MIB);
+    one.call("cuMemAlloc_v2 >2 4096", 0, 8 * MIB + GRANULE);
+    one.call("cuMemAlloc_v2 >3 4096", 0, 8 * MIB + GRANULE);
+    one.call("cuMemGetHandleForAddressRange >9 @1 8MiB 2 0", 1, 8 * MIB + GRANULE);
+    one.call("cuMemGetHandleForAddressRange >9 @2 4096 2 0", 1, 8 * MIB + GRANULE);
+    one.call("cuMemGetHandleForAddressRange >9 @3 1 1 0", 1, 8 * MIB + GRANULE);
+    one.call("cuMemFree_v2 @1", 0, GRANULE);
+    one.call("cuMemFree_v2 @2", 0, GRANULE);
+    one.call("cuMemGetHandleForAddressRange >9 @3 4096 2 0", 1, GRANULE);
+    one.call("cuMemFree_v2 @3", 0, 0);
+}
+
+#[test]
+fn memory_with_a_dma_buf_stays_charged_after_its_free() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemAlloc_v2 >1 32MiB", 0, 32 * MIB);
+    one.call("cuMemGetHandleForAddressRange >2 @1 4096 1 0", 0, 32 * MIB);
+    one.call("cuMemGetHandleForAddressRange >2 @1 32MiB 1 0", 0, 32 * MIB);
+    one.call("cuMemFree_v2 @1", 0, 32 * MIB);
+    one.call("cuMemFree_v2 @1", 1, 32 * MIB);
+    // What is mapped: each physical allocation of the range.
+    one.call("cuMemCreate >3 16MiB [1,1,0,0] 0", 0, 48 * MIB);
+    one.ok("cuMemAddressReserve >4 16MiB 0 0 0");
+    one.ok("cuMemMap @4 16MiB 0 @3 0");
+    one.call("cuMemGetHandleForAddressRange >5 @4 16MiB 1 0", 0, 48 * MIB);
+    one.call("cuMemUnmap @4 16MiB", 0, 48 * MIB);
+    one.call("cuMemRelease @3", 0, 48 * MIB);
+    // Host memory is nobody's.
+    one.ok("cuMemHostAlloc >6 4096 0");
+    assert_ne!(one.client.call("cuMemGetHandleForAddressRange >7 @6 4096 1 0"), 0);
+    one.same();
+}
+
+#[test]
+fn a_granule_with_a_dma_buf_is_charged_at_least_once() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemAlloc_v2 >1 4096", 0, GRANULE);
+    one.call("cuMemAlloc_v2 >2 4096", 0, GRANULE);
+    one.call("cuMemGetHandleForAddressRange >9 @1 4096 1 0", 0, GRANULE);
+    one.call("cuMemFree_v2 @1", 0, GRANULE);
+    one.call("cuMemFree_v2 @2", 0, GRANULE);
+    // Beside it: the library cannot tell that this granule is the one that is kept, and charges it anew.
+    one.ok("cuMemAlloc_v2 >3 4096");
+    assert_eq!(one.bench.usage("share").charged, 2 * GRANULE);
+    one.call("cuMemFree_v2 @3", 0, GRANULE);
+}
+
+/// A pool's descriptor keeps nothing: the pool itself lives, and is charged, until it is empty.
+#[test]
+fn a_pool_with_a_descriptor_is_charged_until_it_is_empty() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.ok("cuMemPoolCreate >1 [0x100000001,1,0,0,0,0,0,0,0,0,0]");
+    one.call("cuMemAllocFromPoolAsync >2 64MiB @1 0", 0, 64 * MIB);
+    one.call("cuMemPoolExportToShareableHandle >3 @1 1 0", 0, 64 * MIB);
+    one.call("cuMemPoolDestroy @1", 0, 64 * MIB);
+    one.call("cuMemFreeAsync @2 0", 0, 0);
+}
+
+#[test]
+fn endpoints_hold_what_is_bound_to_them() {
+    let mut one = Watched::new("", GIB);
+    one.ok("cuLogicalEndpointIdReserve >1 2");
+    assert_eq!(one.client.get(1), 0, "a number that is 0");
+    one.ok("cuLogicalEndpointGetLimits >2 >3 [1,67108864,0]");
+    one.call("cuLogicalEndpointCreate @1 [1,67108864,0]", 0, 0);
+    one.ok("cuLogicalEndpointQuery @1 1 >2");
+    one.call("cuMemCreate >4 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuLogicalEndpointBindMem @1 0 48MiB @4 0 32MiB 0", 1, 32 * MIB);
+    one.call("cuLogicalEndpointBindMem @1 0 0 @4 0 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemRelease @4", 0, 32 * MIB);
+    one.ok("cuMemCreate >4 16MiB [1,1,0,0] 0");
+    one.ok("cuMemAddressReserve >5 16MiB 0 0 0");
+    one.ok("cuMemMap @5 16MiB 0 @4 0");
+    one.call("cuLogicalEndpointBindAddr @1 0 32MiB @5 16MiB 0", 0, 48 * MIB);
+    one.call("cuMemRelease @4", 0, 48 * MIB);
+    one.call("cuMemUnmap @5 16MiB", 0, 48 * MIB);
+    one.call("cuLogicalEndpointUnbind @1 0 0 16MiB", 0, 48 * MIB);
+    one.call("cuLogicalEndpointUnbind 1 0 0 64MiB", 1, 48 * MIB);
+    one.call("cuLogicalEndpointUnbind @1 0 0 32MiB", 0, 16 * MIB);
+    one.call("cuLogicalEndpointDestroy 1", 1, 16 * MIB);
+    one.call("cuLogicalEndpointDestroy @1", 0, 0);
+    one.ok("cuLogicalEndpointIdRelease @1 2");
+}
+
+/// What a binding of a pool's memory keeps is charged beside the pool; the software GPU refuses such bindings.
+#[test]
+fn a_binding_that_fails_is_not_charged() {
+    let mut one = Watched::new("", 96 * MIB);
+    one.ok("cuLogicalEndpointIdReserve >1 1");
+    one.ok("cuLogicalEndpointCreate @1 [1,67108864,0]");
+    one.call("cuMemAllocAsync >2 64MiB 0", 0, 64 * MIB);
+    one.call("cuLogicalEndpointBindAddr @1 0 0 @2 2MiB 0", 1, 64 * MIB);
+    one.call("cuLogicalEndpointBindAddr @1 0 0 @2 64MiB 0", 2, 64 * MIB);
+    one.ok("cuMemHostAlloc >3 4096 0");
+    one.call("cuLogicalEndpointBindAddr @1 0 0 @3 4096 0", 1, 64 * MIB);
+}
+
+#[test]
+fn contexts_for_graphics_are_charged_like_others() {
+    let mut one = Watched::new(COSTS, 64 * MIB);
+    for create in [
+        "cuGLCtxCreate_v2 >1 0 0",
+        "cuGLCtxCreate >1 0 0",
+        "cuVDPAUCtxCreate_v2 >1 0 0 0 0",
+        "cuVDPAUCtxCreate >1 0 0 0 0",
+    ] {
+        one.call(create, 0, 20 * MIB);
+        one.call("cuMemAlloc_v2 >2 8MiB", 0, 28 * MIB);
+        one.call("cuCtxDestroy_v2 @1", 0, 10 * MIB);
+    }
+    one.ok("cuCtxSetCurrent @9001");
+    one.call("cuMemAlloc_v2 >2 48MiB", 0, 58 * MIB);
+    one.call("cuGLCtxCreate_v2 >1 0 0", 2, 58 * MIB);
+}
+
+#[test]
+fn a_context_goes_with_its_last_user() {
+    let mut one = Watched::new(COSTS, 64 * MIB);
+    one.call("cuCtxCreate_v2 >1 0 0", 0, 20 * MIB);
+    one.call("cuMemAlloc_v2 >2 8MiB", 0, 28 * MIB);
+    one.call("cuCtxAttach >3 0", 0, 28 * MIB);
+    assert_eq!(one.client.get(3), one.client.get(1));
+    one.call("cuCtxDetach @1", 0, 28 * MIB);
+    one.call("cuCtxDetach @1", 0, 10 * MIB);
+    assert_ne!(one.client.call("cuCtxDetach @1"), 0);
+    one.same();
+    // cuCtxDestroy asks no other user.
+    one.call("cuCtxCreate_v2 >1 0 0", 0, 20 * MIB);
+    one.call("cuCtxAttach >3 0", 0, 20 * MIB);
+    one.call("cuCtxDestroy_v2 @1", 0, 10 * MIB);
+}

@@ -1,0 +1,258 @@
+//! Calls that name GPUs by number or UUID: a process with a share of the second GPU alone sees that one as
+//! its number 0, and no other.
+
+mod support;
+
+use support::{Bench, Caller, GIB};
+
+const MIB: u64 = 1 << 20;
+/// CU_DEVICE_INVALID, as the 32 bits that a call writes.
+const NO_DEVICE: u64 = 0xffff_fffe;
+const INVALID_VALUE: i32 = 1;
+const INVALID_DEVICE: i32 = 101;
+/// CUmemLocation in one word: the first device, and the second.
+const FIRST: &str = "0x1";
+const SECOND: &str = "0x100000001";
+
+/// A share of the second GPU, and a client of it.
+fn second_gpu() -> (Bench, Caller) {
+    second_gpu_of("")
+}
+
+fn second_gpu_of(profile: &str) -> (Bench, Caller) {
+    let bench = Bench::with_profile(profile);
+    bench.share("share", 0, 1, GIB);
+    let mut client = bench.caller(true);
+    client.init();
+    (bench, client)
+}
+
+/// What is charged, which must be what the GPUs' own accounts show: all of it on the second.
+fn charged(bench: &Bench) -> u64 {
+    let mut truth = bench.caller(false);
+    assert_eq!(truth.used(0), 0, "on the GPU without a share");
+    let (used, charged) = (truth.used(1), bench.usage("share").charged);
+    assert_eq!(charged, used, "charged, and used by the GPU's account");
+    used
+}
+
+fn word(client: &mut Caller, slot: u32, index: usize) -> u64 {
+    let words = client.say(&format!("raw {slot}"));
+    words
+        .split_whitespace()
+        .nth(index)
+        .expect("a word")
+        .parse()
+        .expect("a number")
+}
+
+#[test]
+fn memory_in_a_part_of_a_gpu_is_charged_to_that_gpu() {
+    let (bench, mut client) = second_gpu();
+    assert_eq!(client.call("cuMemCreate >1 32MiB [1,6,0,0] 0"), 0);
+    assert_eq!(charged(&bench), 32 * MIB);
+    assert_eq!(
+        client.call("cuMemCreate >2 32MiB [1,0x100000006,0,0] 0"),
+        INVALID_DEVICE
+    );
+    assert_eq!(client.call("cuMemCreate >2 1GiB [1,6,0,0] 0"), 2, "more than is free");
+    // There is one part, and no eighth kind of location.
+    assert_eq!(
+        client.call("cuMemCreate >2 32MiB [1,0x10000000006,0,0] 0"),
+        INVALID_VALUE
+    );
+    assert_eq!(client.call("cuMemCreate >2 32MiB [1,7,0,0] 0"), INVALID_VALUE);
+    assert_eq!(charged(&bench), 32 * MIB);
+    assert_eq!(client.call("cuMemGetAllocationPropertiesFromHandle >3 @1"), 0);
+    assert_eq!(word(&mut client, 3, 1), 6, "the first device, its part 0");
+    assert_eq!(client.call("cuMemCreate >2 2MiB [1,1,0,0] 0"), 0);
+    assert_eq!(client.call("cuMemGetAllocationPropertiesFromHandle >3 @2"), 0);
+    assert_eq!(word(&mut client, 3, 1), 1, "the first device");
+    assert_eq!(client.call("cuMemRelease @1"), 0);
+    assert_eq!(client.call("cuMemRelease @2"), 0);
+    assert_eq!(charged(&bench), 0);
+}
+
+#[test]
+fn pools_are_found_by_the_share_s_numbers() {
+    let (bench, mut client) = second_gpu();
+    for call in ["cuMemGetDefaultMemPool", "cuMemGetMemPool"] {
+        assert_eq!(client.call(&format!("{call} >1 [{FIRST}] 1")), 0);
+        assert_eq!(client.call(&format!("{call} >2 [6] 1")), 0);
+        assert_eq!(client.get(1), client.get(2), "the one part of it");
+        assert_eq!(client.call(&format!("{call} >2 [{SECOND}] 1")), INVALID_DEVICE);
+        assert_eq!(client.call(&format!("{call} >2 [9] 1")), INVALID_VALUE);
+    }
+    assert_eq!(client.call("cuMemPoolGetAttribute @1 11 >3"), 0);
+    assert_eq!(client.call("cuMemPoolGetAttribute @1 12 >4"), 0);
+    assert_eq!((client.get(3), client.get(4)), (0, 1));
+    assert_eq!(client.call("cuMemPoolCreate >5 [1,6,0,0,0,0,0,0,0,0,0]"), 0);
+    assert_eq!(client.call(&format!("cuMemSetMemPool [{SECOND}] 1 @5")), INVALID_DEVICE);
+    assert_eq!(client.call(&format!("cuMemSetMemPool [{FIRST}] 1 @5")), 0);
+    assert_eq!(client.call(&format!("cuMemGetMemPool >6 [{FIRST}] 1")), 0);
+    assert_eq!(client.get(6), client.get(5));
+    assert_eq!(client.call("cuMemAllocAsync >7 32MiB 0"), 0);
+    assert_eq!(client.call("cuMemAllocFromPoolAsync >8 32MiB @1 0"), 0);
+    assert_eq!(charged(&bench), 64 * MIB);
+}
+
+#[test]
+fn managed_memory_lies_on_the_share_s_numbers() {
+    let (_bench, mut client) = second_gpu();
+    assert_eq!(client.call("cuMemAllocManaged >1 2MiB 1"), 0);
+    let told = |client: &mut Caller, attribute: u32| {
+        assert_eq!(client.call("set 2 0"), 0);
+        assert_eq!(
+            client.call(&format!("cuMemRangeGetAttribute >2 4 {attribute} @1 2MiB")),
+            0
+        );
+        client.get(2)
+    };
+    assert_eq!(
+        [2, 4, 5, 7].map(|which| told(&mut client, which)),
+        [NO_DEVICE, NO_DEVICE, 0, 0]
+    );
+    // SET_PREFERRED_LOCATION and SET_ACCESSED_BY.
+    assert_eq!(
+        client.call(&format!("cuMemAdvise_v2 @1 2MiB 3 {SECOND}")),
+        INVALID_DEVICE
+    );
+    assert_eq!(client.call(&format!("cuMemAdvise_v2 @1 2MiB 3 {FIRST}")), 0);
+    assert_eq!(client.call("cuMemAdvise @1 2MiB 5 0"), 0);
+    assert_eq!([2, 5, 6].map(|which| told(&mut client, which)), [0, 1, 0]);
+    assert_eq!(client.call("cuMemRangeGetAttribute >3 12 3 @1 2MiB"), 0);
+    assert_eq!(word(&mut client, 3, 0), NO_DEVICE << 32, "the first device, and none");
+    for call in ["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"] {
+        let at = |place: &str| format!("{call} [@1] [2MiB] 1 [{place}] [0] 1 0 0");
+        assert_eq!(client.call(&at(SECOND)), INVALID_DEVICE);
+        assert_eq!(client.call(&at("9")), INVALID_VALUE);
+        assert_eq!(client.call(&at(FIRST)), 0);
+    }
+    assert_eq!([4, 7, 8].map(|which| told(&mut client, which)), [0, 1, 0]);
+    assert_eq!(client.call("cuMemGetLocationInfo @1 2MiB 1MiB 0 >4"), 0);
+    assert_eq!(
+        [word(&mut client, 4, 0), word(&mut client, 4, 1)],
+        [1, 1],
+        "the first device, twice"
+    );
+    // The same by a list of attributes; the host can be named too.
+    assert_eq!(client.call("cuMemHostAlloc >5 4096 0"), 0);
+    assert_eq!(client.call("cuMemRangeGetAttributes [@5] [4] [4] 1 @1 2MiB"), 0);
+    assert_eq!(client.call("cuMemcpyDtoH_v2 >6 @5 8"), 0);
+    assert_eq!(client.get(6), 0);
+    assert_eq!(client.call("cuMemPrefetchBatchAsync [@1] [2MiB] 1 [2] [0] 1 0 0"), 0);
+    assert_eq!(told(&mut client, 4), 0xffff_ffff, "the CPU");
+}
+
+#[test]
+fn nodes_endpoints_and_graphics_have_the_share_s_numbers() {
+    let (_bench, mut client) = second_gpu();
+    assert_eq!(client.call("cuGraphCreate >1 0"), 0);
+    let node = "[0x1,0x1,0,0,0,0,0,0,0,0,0,0,0,2097152,0]";
+    assert_eq!(client.call(&format!("cuGraphAddMemAllocNode >2 @1 0 0 {node}")), 0);
+    assert_eq!(client.call("cuGraphNodeGetParams @2 >3"), 0);
+    // Kind and reserved words, kind and handles of the pool, its location.
+    assert_eq!([word(&mut client, 3, 0), word(&mut client, 3, 3)], [10, 1]);
+
+    assert_eq!(client.call("cuLogicalEndpointIdReserve >4 1"), 0);
+    for (first, second) in [
+        (
+            "cuLogicalEndpointGetLimits >5 >6 [1,2097152,0]",
+            "cuLogicalEndpointGetLimits >5 >6 [0x100000001,2097152,0]",
+        ),
+        (
+            "cuLogicalEndpointCreate @4 [1,2097152,0]",
+            "cuLogicalEndpointCreate @4 [0x100000001,2097152,0]",
+        ),
+        (
+            "cuLogicalEndpointUnbind @4 0 0 2MiB",
+            "cuLogicalEndpointUnbind @4 1 0 2MiB",
+        ),
+    ] {
+        assert_eq!(client.call(second), INVALID_DEVICE, "{second}");
+        assert_eq!(client.call(first), 0, "{first}");
+    }
+
+    for call in ["cuGLGetDevices_v2", "cuGLGetDevices"] {
+        assert_eq!(client.call(&format!("{call} >5 >6 8 1")), 0);
+        assert_eq!((client.get(5), client.get(6)), (1, 0));
+        assert_eq!(client.call(&format!("{call} >5 >6 8 9")), INVALID_VALUE);
+    }
+    assert_eq!(client.call("cuVDPAUGetDevice >7 1 0"), 0);
+    assert_eq!(client.get(7), 0);
+    assert_eq!(client.call("cuVDPAUGetDevice >7 0 0"), INVALID_DEVICE);
+    assert_eq!(client.call("cuGLCtxCreate_v2 >8 0 1"), INVALID_DEVICE);
+    assert_eq!(client.call("cuVDPAUCtxCreate_v2 >8 0 1 0 0"), INVALID_DEVICE);
+}
+
+/// nvmlUUID_t in words: version and kind, then 16 bytes.
+fn binary_uuid(uuid: &str) -> String {
+    let digits: String = uuid
+        .trim_start_matches("GPU")
+        .chars()
+        .filter(|digit| *digit != '-')
+        .collect();
+    let half = |from: usize| {
+        u64::from_str_radix(&digits[from..from + 16], 16)
+            .expect("digits")
+            .swap_bytes()
+    };
+    format!("[{},{},{},0,0,0,0]", 2_u64 << 32 | 1 << 24 | 52, half(0), half(16))
+}
+
+#[test]
+fn nvml_finds_no_gpu_without_a_share() {
+    let (bench, mut client) = second_gpu();
+    let mut bare = bench.caller(false);
+    for one in [&mut client, &mut bare] {
+        assert_eq!(one.call("nvmlInit_v2"), 0);
+    }
+    let find = |client: &mut Caller, gpu| {
+        client.call(&format!(
+            "nvmlDeviceGetHandleByUUIDV {} >1",
+            binary_uuid(bench.gpu(gpu))
+        ))
+    };
+    assert_eq!([find(&mut bare, 0), find(&mut bare, 1)], [0, 0]);
+    assert_eq!([find(&mut client, 0), find(&mut client, 1)], [6, 0]);
+    assert_eq!(client.call("nvmlDeviceGetIndex @1 >2"), 0);
+    assert_eq!(client.get(2), 0);
+    // No unit is here: the answer is NVML's.
+    assert_eq!(
+        client.call("nvmlUnitGetDevices 1 >3 >4"),
+        bare.call("nvmlUnitGetDevices 1 >3 >4")
+    );
+}
+
+#[test]
+fn nvml_tells_no_figures_of_the_whole_gpu() {
+    let (_bench, mut client) = second_gpu();
+    assert_eq!(client.call("cuMemAlloc_v2 >1 32MiB"), 0);
+    assert_eq!(client.call("nvmlInit_v2"), 0);
+    assert_eq!(client.call("nvmlDeviceGetHandleByIndex_v2 0 >2"), 0);
+    assert_eq!(client.call("nvmlDeviceGetConfComputeMemSizeInfo @2 >3"), 0);
+    assert_eq!([word(&mut client, 3, 0), word(&mut client, 3, 1)], [0, GIB >> 10]);
+    assert_eq!(client.call("nvmlDeviceGetConfComputeProtectedMemoryUsage @2 >4"), 0);
+    assert_eq!(word(&mut client, 4, 0), 0, "nothing is protected here");
+}
+
+#[test]
+fn nvml_tells_accounts_of_the_share_s_processes_alone() {
+    let (bench, mut client) = second_gpu_of("context_cost = 10MiB\n");
+    let (mut other, mut stranger, mut monitor) = (bench.caller(true), bench.caller(false), bench.caller(true));
+    other.init();
+    assert_eq!(stranger.call("cuInit 0"), 0);
+    assert_eq!(stranger.call("cuDevicePrimaryCtxRetain >1 1"), 0);
+    for one in [&mut client, &mut monitor, &mut stranger] {
+        assert_eq!(one.call("nvmlInit_v2"), 0);
+    }
+    let pids = [&client, &other, &stranger].map(|one| one.0.child.id());
+    let ask = |one: &mut Caller, gpu: u32| {
+        assert_eq!(one.call(&format!("nvmlDeviceGetHandleByIndex_v2 {gpu} >2")), 0);
+        pids.map(|pid| one.call(&format!("nvmlDeviceGetAccountingStats @2 {pid} >3")))
+    };
+    assert_eq!(ask(&mut stranger, 1), [0, 0, 0], "the bare GPU tells all");
+    assert_eq!(ask(&mut client, 0), [0, 0, 6]);
+    // Without a context it cannot tell how NVML numbers processes.
+    assert_eq!(ask(&mut monitor, 0), [6, 6, 6]);
+}
