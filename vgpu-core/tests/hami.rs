@@ -94,7 +94,7 @@ impl Container {
         assert_eq!(word(0) as u32, region::MAGIC);
         let count = word(region::PROCESS_COUNT_AT) as u32;
         (0..count as usize)
-            .map(|slot| region::process_at(slot))
+            .map(region::process_at)
             .map(|at| (word(at) as u32, word(at + 8 + place * 64 + 32)))
             .collect()
     }
