@@ -94,7 +94,7 @@ impl Container {
         assert_eq!(word(0) as u32, region::MAGIC);
         let count = word(region::PROCESS_COUNT_AT) as u32;
         (0..count as usize)
-            .map(|slot| region::process_at(slot))
+            .map(region::process_at)
             .map(|at| (word(at) as u32, word(at + 8 + place * 64 + 32)))
             .collect()
     }
@@ -322,11 +322,11 @@ fn a_file_that_is_no_region_is_left_alone_and_limits_hold() {
 #[test]
 fn hami_1662_many_that_start_at_once_share_one_account() {
     let container = Container::new();
-    let clients: Vec<_> = (0..24)
-        .map(|_| container.client(&["init", "alloc:100MiB", "wait"], &[LIMIT]))
+    // No more than the software GPU lets in at once on a busy machine.
+    let mut clients: Vec<_> = (0..12)
+        .map(|_| container.client(&["init", "alloc:200MiB", "wait"], &[LIMIT]))
         .map(Waiting::new)
         .collect();
-    let mut clients = clients;
     for client in &mut clients {
         assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
     }

@@ -168,8 +168,8 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
         let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);
         // One shim a process: of two threads that have each opened a copy of what this file carries, the
         // first wins. The other's has done nothing yet.
-        // SAFETY: as in `find`.
         return match first {
+            // SAFETY: as in `find`.
             Err(other) => unsafe { other.as_ref() },
             Ok(_) => Some(map),
         };

@@ -1,0 +1,186 @@
+//! Tests of [`super`]: the layout by hand, cuts, and hostile bytes.
+
+use super::*;
+
+const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v1");
+
+fn fresh() -> Vec<u8> {
+    image(&Limits::parse(GOLDEN).expect("golden limits"))
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put_lane(bytes: &mut [u8], index: usize, fields: &[(usize, u64)]) {
+    for (offset, value) in fields {
+        put(bytes, FIRST_LANE_AT + index * LINE + offset, *value);
+    }
+}
+
+#[test]
+fn a_new_ledger_is_empty() {
+    assert_eq!(fresh().len(), SIZE);
+    assert_eq!(read(&fresh()), Ok(Usage::default()));
+}
+
+#[test]
+fn version_1_is_laid_out_as_it_was_first_written() {
+    // Everything outside these words is zero: the file's layout, by hand.
+    let mut expected = vec![0; SIZE];
+    expected[..24].copy_from_slice(b"vgpuledg\x01\0\0\0\xf7\x03\0\0\0\0\x02\0\0\0\0\0");
+    expected[SIZE - 8..].copy_from_slice(b"\x89sealed\n");
+    let found = fresh();
+    expected[24..28].copy_from_slice(&found[24..28]);
+    assert!(found == expected);
+    let limits = Limits::parse(GOLDEN).expect("golden limits");
+    let mark = crc32(b"6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c\0GPU-3f8a1c20-1111-2222-3333-444455556666");
+    assert_eq!(found[24..28], mark.to_le_bytes());
+    assert_eq!(share_mark(&limits.share, &limits.gpu), mark);
+}
+
+#[test]
+fn a_share_with_host_memory_has_two_ledgers_in_a_row() {
+    let limits = Limits {
+        host_memory: 1 << 30,
+        ..Limits::parse(GOLDEN).expect("golden limits")
+    };
+    let mut bytes = image(&limits);
+    assert_eq!(bytes.len(), size(&limits));
+    assert!(bytes[..SIZE] == fresh() && bytes[HOST_AT..] == fresh());
+    for (at, charged, pid) in [(0, 300, 42), (HOST_AT, 500, 42), (HOST_AT, 7, 43)] {
+        let half = &mut bytes[at..at + SIZE];
+        let total = word(half, CHARGED_AT);
+        put(half, CHARGED_AT, total + charged);
+        let fields = [
+            (lane::GENERATION, 1),
+            (lane::CHARGED[0], charged),
+            (lane::PROCESS, pid),
+            (lane::PID, pid),
+        ];
+        put_lane(half, pid as usize, &fields);
+    }
+    let usage = read(&bytes).expect("two ledgers");
+    assert_eq!((usage.charged, usage.host), (300, 507));
+    let found: Vec<(u32, u64, u64)> = usage.processes.iter().map(|p| (p.pid, p.charged, p.host)).collect();
+    assert_eq!(found, [(42, 300, 500), (43, 0, 7)]);
+    for end in [SIZE + 1, MAX_SIZE - 1] {
+        assert_eq!(read(&bytes[..end]), Err(Damage::Size(end)));
+    }
+    bytes[MAX_SIZE - 1] ^= 1;
+    assert_eq!(read(&bytes), Err(Damage::Unsealed), "one half alone is none");
+}
+
+#[test]
+fn every_cut_is_refused() {
+    let bytes = fresh();
+    for end in [0, 1, 127, SIZE - 128, SIZE - 1] {
+        assert_eq!(read(&bytes[..end]), Err(Damage::Size(end)));
+    }
+    let mut cut = bytes;
+    cut[SIZE - 4096..].fill(0);
+    assert_eq!(
+        read(&cut),
+        Err(Damage::Unsealed),
+        "a file that was grown again after a cut"
+    );
+}
+
+#[test]
+fn other_formats_and_versions_are_named() {
+    let mut bytes = fresh();
+    bytes[VERSION_AT] = 2;
+    assert_eq!(read(&bytes), Err(Damage::Version(2)));
+    bytes[FORMAT_AT] = 0;
+    assert_eq!(read(&bytes), Err(Damage::Format));
+    let mut bytes = fresh();
+    put(&mut bytes, WRITER_AT, u64::MAX);
+    assert_eq!(read(&bytes), Err(Damage::Writer(u64::MAX)));
+}
+
+#[test]
+fn lanes_of_one_process_are_added_up() {
+    let mut bytes = fresh();
+    put(&mut bytes, CHARGED_AT, 700);
+    let first = Stamp { lane: 3, number: 1 }.pack();
+    for (index, charged) in [(3, 100), (600, 200)] {
+        put_lane(
+            &mut bytes,
+            index,
+            &[
+                (lane::GENERATION, 1),
+                (lane::CHARGED[0], charged),
+                (lane::PROCESS, first),
+                (lane::PID_NAMESPACE, 9),
+                (lane::PID, 42),
+            ],
+        );
+    }
+    put_lane(
+        &mut bytes,
+        4,
+        &[(lane::GENERATION, 2), (lane::CHARGED[0], 5), (lane::PID, 43)],
+    );
+    let usage = read(&bytes).expect("a ledger");
+    assert_eq!(usage.charged, 700);
+    assert_eq!(
+        usage.processes,
+        [Process {
+            pid: 42,
+            pid_namespace: 9,
+            charged: 300,
+            host: 0
+        }],
+        "free lanes hold nothing"
+    );
+}
+
+#[test]
+fn an_operation_counts_once_the_total_or_a_record_says_so() {
+    let here = |number| Stamp { lane: 7, number }.pack();
+    // Operation 5 would bring the lane from 100 (even) to 130 (odd).
+    assert_eq!(settled(7, 5, 4, [100, 130], here(4)), 100, "intent alone");
+    assert_eq!(settled(7, 5, 4, [100, 130], here(5)), 130, "last writer");
+    assert_eq!(settled(7, 5, 5, [100, 130], 0), 130, "recorded by the next writer");
+    assert_eq!(settled(7, 4, 4, [100, 130], 0), 100, "130 is not published yet");
+    assert_eq!(
+        settled(8, 5, 4, [100, 130], here(5)),
+        100,
+        "another lane's operation of that number"
+    );
+}
+
+#[test]
+fn hostile_bytes_never_panic() {
+    // A small generator: the same bytes on every run.
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..200 {
+        let mut bytes = fresh();
+        for _ in 0..400 {
+            let at = (next() as usize % (SIZE / 8 - 1)) * 8;
+            if at >= LINE {
+                put(&mut bytes, at, next());
+            }
+        }
+        let _ = read(&bytes);
+    }
+}
+
+#[test]
+fn stamps_keep_both_parts() {
+    for stamp in [
+        Stamp { lane: 0, number: 0 },
+        Stamp {
+            lane: LANES - 1,
+            number: Stamp::LAST,
+        },
+    ] {
+        assert_eq!(Stamp::unpack(stamp.pack()), stamp);
+    }
+}
