@@ -1,6 +1,9 @@
 //! A share in a temporary folder, and clients under it: what `vgpu run` sets up, by hand.
 #![allow(dead_code)] // Not every test file uses all of it.
 
+pub(crate) mod actor;
+pub(crate) mod watched;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

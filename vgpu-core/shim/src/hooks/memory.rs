@@ -150,6 +150,33 @@ pub(crate) unsafe fn managed(
     })
 }
 
+/// Rows of `width` bytes, `height` of them: `allocate` answers what the driver has written, pointer and
+/// the bytes of a row.
+fn pitched(
+    ready: &Ready,
+    gpu: usize,
+    width: u64,
+    height: u64,
+    allocate: impl FnOnce() -> Result<(u64, u64), c_int>,
+) -> c_int {
+    let size = |row: u64| rounded(row, PITCH).and_then(|row| row.checked_mul(height));
+    let Some(bytes) = size(width) else {
+        return OUT_OF_MEMORY;
+    };
+    let (mut pointer, mut row) = (0, 0);
+    let result = charged(ready, gpu, bytes, true, || {
+        (pointer, row) = allocate()?;
+        Ok(pointer)
+    });
+    if result != SUCCESS || grow(ready, gpu, pointer, bytes, row.saturating_mul(height)) {
+        return result;
+    }
+    // Rows are wider than any driver known makes them, and that much is not free.
+    // SAFETY: a pointer that the driver has just given.
+    released(ready, pointer, || unsafe { real!(cuMemFree_v2(u64))(pointer) });
+    OUT_OF_MEMORY
+}
+
 pub(crate) unsafe fn pitch(
     ready: &'static Ready,
     real: unsafe extern "C" fn(*mut u64, *mut usize, usize, usize, c_uint) -> c_int,
@@ -164,26 +191,13 @@ pub(crate) unsafe fn pitch(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, pitch, width, height, element) },
     };
-    let size = |row: u64| rounded(row, PITCH).and_then(|row| row.checked_mul(height as u64));
-    let Some(bytes) = size(width as u64) else {
-        return OUT_OF_MEMORY;
-    };
-    let result = charged(ready, gpu, bytes, true, || {
-        // SAFETY: passed on; on success the driver has written the pointer.
-        unsafe { written(real(pointer, pitch, width, height, element), pointer) }
-    });
-    if result != SUCCESS {
-        return result;
-    }
-    // SAFETY: the driver has written both.
-    let (handle, row) = unsafe { (*pointer, *pitch as u64) };
-    if grow(ready, gpu, handle, bytes, row.saturating_mul(height as u64)) {
-        return SUCCESS;
-    }
-    // Rows are wider than any driver known makes them, and that much is not free.
-    // SAFETY: a pointer that the driver has just given.
-    released(ready, handle, || unsafe { real!(cuMemFree_v2(u64))(handle) });
-    OUT_OF_MEMORY
+    pitched(ready, gpu, width as u64, height as u64, || {
+        // SAFETY: passed on; on success the driver has written both.
+        unsafe {
+            let at = written(real(pointer, pitch, width, height, element), pointer)?;
+            Ok((at, *pitch as u64))
+        }
+    })
 }
 
 pub(crate) unsafe fn pitch_v1(
@@ -200,10 +214,12 @@ pub(crate) unsafe fn pitch_v1(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, pitch, width, height, element) },
     };
-    let row = rounded(u64::from(width), PITCH).unwrap_or(u64::MAX);
-    charged(ready, gpu, row.saturating_mul(u64::from(height)), true, || {
-        // SAFETY: passed on; on success the driver has written the pointer.
-        unsafe { written(real(pointer, pitch, width, height, element), pointer) }
+    pitched(ready, gpu, u64::from(width), u64::from(height), || {
+        // SAFETY: passed on; on success the driver has written both.
+        unsafe {
+            let at = written(real(pointer, pitch, width, height, element), pointer)?;
+            Ok((at, u64::from(*pitch)))
+        }
     })
 }
 

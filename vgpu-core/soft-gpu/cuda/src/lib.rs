@@ -31,6 +31,7 @@ mod launch;
 mod lookup;
 mod memory;
 mod module;
+mod multicast;
 mod pool;
 mod sharing;
 mod stream;

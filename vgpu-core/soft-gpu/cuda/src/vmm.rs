@@ -41,7 +41,7 @@ struct Mapping {
     access: i32,
 }
 
-/// Memory in the part of an array that the caller names.
+/// Memory in the part of an array, or of a multicast object, that the caller names.
 struct Tile {
     array: u64,
     part: [u64; 5],
@@ -76,6 +76,8 @@ impl Tables {
                 driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
             }
             self.physical.remove(&handle);
+            // What was bound to it, if it was a multicast object.
+            self.take_tiles(driver, |tile| tile.array == handle);
         }
     }
 
@@ -137,6 +139,33 @@ impl Vmm {
             .tiles
             .extend(memory.map(|physical| Tile { array, part, physical }));
         Ok(())
+    }
+
+    /// An object without memory of its own, to which memory can be bound.
+    pub(crate) fn object(&self, driver: &Driver, size: u64) -> u64 {
+        self.import(driver, driver.gpus[0], size)
+    }
+
+    /// The physical memory at an address.
+    pub(crate) fn at(&self, address: u64) -> Option<u64> {
+        lock(&self.0).around(address).map(|(_, mapping)| mapping.physical)
+    }
+
+    /// Takes out what is bound to an object within a range of it, on a device.
+    pub(crate) fn unbind(&self, driver: &Driver, object: u64, device: u64, offset: u64, size: u64) {
+        lock(&self.0).take_tiles(driver, |tile| {
+            let [on, start, length, ..] = tile.part;
+            tile.array == object && on == device && start >= offset && start + length <= offset.saturating_add(size)
+        });
+    }
+
+    /// GPU of physical memory.
+    pub(crate) fn gpu_of(&self, handle: u64) -> Result<usize, Code> {
+        lock(&self.0)
+            .physical
+            .get(&handle)
+            .map(|physical| physical.gpu)
+            .ok_or(INVALID_VALUE)
     }
 
     /// GPU and size of physical memory that is being handed to others.

@@ -1,0 +1,159 @@
+//! Memory that goes with the last of its references (handles, mappings, bindings, imports), compared
+//! after each call with the software GPU's own account.
+
+mod support;
+
+use support::GIB;
+use support::watched::Watched;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn sparse_arrays_hold_what_is_mapped_into_them() {
+    let mut one = Watched::new("", GIB);
+    one.call("cuArray3DCreate_v2 >1 [4096,4096,0,0x400000020,0x40]", 0, 0);
+    one.call("cuMemCreate >2 64MiB [1,1,0,0] 0", 0, 64 * MIB);
+    let part = "0,@1,0,0,0,0,0";
+    one.call(&format!("cuMemMapArrayAsync [{part},1,@2,0,1,0] 1 0"), 0, 64 * MIB);
+    one.call("cuMemRelease @2", 0, 64 * MIB);
+    one.call(&format!("cuMemMapArrayAsync [{part},2,0,0,1,0] 1 0"), 0, 0);
+    one.call("cuMemCreate >2 64MiB [1,1,0,0] 0", 0, 64 * MIB);
+    one.ok(&format!("cuMemMapArrayAsync [{part},1,@2,0,1,0] 1 0"));
+    one.call("cuMemRelease @2", 0, 64 * MIB);
+    one.call("cuArrayDestroy @1", 0, 0);
+}
+
+#[test]
+fn physical_memory_is_charged_by_its_references_and_its_device() {
+    let mut one = Watched::new("", GIB);
+    one.ok("cuMemAddressReserve >1 64MiB 0 0 0");
+    one.call("cuMemCreate >2 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.ok("cuMemMap @1 16MiB 0 @2 0");
+    let second = one.client.get(1) + 32 * MIB;
+    one.ok(&format!("set 3 {second}"));
+    one.ok("cuMemMap @3 32MiB 0 @2 0");
+    one.call("cuMemRelease @2", 0, 32 * MIB);
+    one.call("cuMemRelease @2", 1, 32 * MIB);
+    // From inside a mapping.
+    one.ok(&format!("set 4 {}", second + 4 * MIB));
+    one.call("cuMemRetainAllocationHandle >5 @4", 0, 32 * MIB);
+    one.call("cuMemUnmap @1 8MiB", 1, 32 * MIB);
+    one.call("cuMemUnmap @1 16MiB", 0, 32 * MIB);
+    one.call("cuMemUnmap @3 32MiB", 0, 32 * MIB);
+    one.call("cuMemRelease @5", 0, 0);
+    one.call("cuMemCreate >6 2GiB [1,1,0,0] 0", 2, 0);
+    // The second device of the machine is none of this process's.
+    assert_ne!(one.client.call("cuMemCreate >6 2MiB [1,0x100000001,0,0] 0"), 0);
+    one.same();
+}
+
+#[test]
+fn multicast_objects_hold_what_is_bound_to_them() {
+    let mut one = Watched::new("", GIB);
+    one.call("cuMulticastCreate >1 [1,67108864,0,0]", 0, 0);
+    one.call("cuMulticastAddDevice @1 0", 0, 0);
+    one.call("cuMemCreate >2 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuMulticastBindMem @1 0 @2 0 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemRelease @2", 0, 32 * MIB);
+    one.ok("cuMemAddressReserve >3 64MiB 0 0 0");
+    one.call("cuMemMap @3 64MiB 0 @1 0", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 0 16MiB", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 0 32MiB", 0, 0);
+    // What is bound goes with the object's last handle and mapping.
+    one.call("cuMemCreate >2 16MiB [1,1,0,0] 0", 0, 16 * MIB);
+    one.ok("cuMemAddressReserve >4 16MiB 0 0 0");
+    one.ok("cuMemMap @4 16MiB 0 @2 0");
+    one.call("cuMulticastBindAddr @1 0 @4 16MiB 0", 0, 16 * MIB);
+    one.call("cuMemUnmap @4 16MiB", 0, 16 * MIB);
+    one.call("cuMemRelease @2", 0, 16 * MIB);
+    one.call("cuMemRelease @1", 0, 16 * MIB);
+    one.call("cuMemUnmap @3 64MiB", 0, 0);
+}
+
+#[test]
+fn imports_are_charged_to_who_maps_them() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
+    assert_eq!(one.client.call("cuIpcGetMemHandle >2 @1"), 0);
+    let words = one.client.say("raw 2");
+    let mut other = one.bench.caller(true);
+    other.init();
+    other.say(&format!("put 2 {words}"));
+    let charged = |one: &Watched| one.bench.usage("share").charged;
+    assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 0);
+    assert_eq!(charged(&one), 128 * MIB);
+    assert_eq!(
+        other.call("cuIpcOpenMemHandle_v2 >4 >2"),
+        0,
+        "once more: counted, not charged"
+    );
+    assert_eq!((charged(&one), other.get(4)), (128 * MIB, other.get(3)));
+    assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
+    assert_eq!(charged(&one), 128 * MIB);
+    // Whoever made it dies: what is mapped stays charged.
+    let Watched { bench, client, .. } = one;
+    client.kill();
+    assert_eq!(bench.free(), 192 * MIB);
+    assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
+    assert_eq!(bench.free(), 256 * MIB);
+}
+
+#[test]
+fn imports_that_do_not_fit_are_closed_again() {
+    let mut one = Watched::new("", 96 * MIB);
+    one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
+    assert_eq!(one.client.call("cuIpcGetMemHandle >2 @1"), 0);
+    let words = one.client.say("raw 2");
+    let mut other = one.bench.caller(true);
+    other.init();
+    other.say(&format!("put 2 {words}"));
+    assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 2);
+    assert_eq!(other.call("cuIpcCloseMemHandle @3"), 1, "it is not open");
+    one.same();
+}
+
+#[test]
+fn imported_physical_memory_is_charged_by_what_is_mapped() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
+    one.ok("cuMemImportFromShareableHandle >3 @2 1");
+    let charged = |one: &Watched| one.bench.usage("share").charged;
+    assert_eq!(charged(&one), 64 * MIB);
+    one.ok("cuMemAddressReserve >4 64MiB 0 0 0");
+    one.ok("cuMemMap @4 32MiB 0 @3 0");
+    assert_eq!(charged(&one), 96 * MIB);
+    one.ok("cuMemRelease @3");
+    assert_eq!(charged(&one), 96 * MIB);
+    one.ok("cuMemUnmap @4 32MiB");
+    one.call("cuMemRelease @1", 0, 0);
+}
+
+#[test]
+fn pointers_of_imported_pools_are_charged_until_they_are_freed() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.ok("cuMemPoolCreate >1 [0x100000001,1,0,0,0,0,0,0,0,0,0]");
+    one.call("cuMemAllocFromPoolAsync >2 64MiB @1 0", 0, 64 * MIB);
+    one.ok("cuMemPoolExportToShareableHandle >3 @1 1 0");
+    one.ok("cuMemPoolImportFromShareableHandle >4 @3 1 0");
+    one.ok("cuMemPoolExportPointer >5 @2");
+    one.ok("cuMemPoolImportPointer >6 @4 >5");
+    assert_eq!(one.bench.usage("share").charged, 128 * MIB);
+    one.call("cuMemFreeAsync @6 0", 0, 64 * MIB);
+}
+
+#[test]
+fn external_memory_is_charged_until_nothing_refers_to_it() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuImportExternalMemory >1 [1,7,0,67108864,0]", 0, 64 * MIB);
+    one.call("cuExternalMemoryGetMappedBuffer >2 @1 [0,33554432]", 0, 64 * MIB);
+    one.call(
+        "cuExternalMemoryGetMappedMipmappedArray >3 @1 [0,64,64,0,0x400000020,0,1]",
+        0,
+        64 * MIB,
+    );
+    one.call("cuDestroyExternalMemory @1", 0, 64 * MIB);
+    one.call("cuMemFree_v2 @2", 0, 64 * MIB);
+    one.call("cuMipmappedArrayDestroy @3", 0, 0);
+    one.call("cuImportExternalMemory >1 [1,7,0,536870912,0]", 2, 0);
+}
