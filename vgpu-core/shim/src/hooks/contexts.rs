@@ -59,11 +59,11 @@ fn charged(
     };
     let mut contexts = gpu.contexts.lock();
     let (result, fits) = if is_new(&contexts) {
-        let ahead = if contexts.any() { 0 } else { gpu.context_reserve };
+        let first = (!contexts.any()).then_some(gpu.context_reserve);
         let mut overhead = gpu.overhead.lock();
-        let (result, fits) = overhead.around(ready, gpu, ahead, Change::Takes, || make(real));
+        let (result, fits) = overhead.around(ready, gpu, first, Change::Takes, || make(real));
         if !fits {
-            overhead.around(ready, gpu, 0, Change::GivesBack, || {
+            overhead.around(ready, gpu, None, Change::GivesBack, || {
                 undo(real);
                 SUCCESS
             });
@@ -95,7 +95,7 @@ fn ended(
     };
     let mut contexts = gpu.contexts.lock();
     let mut overhead = gpu.overhead.lock();
-    let (result, _) = overhead.around(ready, gpu, 0, Change::GivesBack, || {
+    let (result, _) = overhead.around(ready, gpu, None, Change::GivesBack, || {
         let result = end();
         if result == SUCCESS {
             count(&mut contexts);

@@ -13,6 +13,9 @@
 //! of another thread between the two looks makes the overhead look smaller, never larger. So a call
 //! that can only take raises the charge and never lowers it.
 //!
+//! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
+//! is left, and no list is needed to know that.
+//!
 //! How it fails: NVML is missing, does not list processes, or several came at once: nothing is measured,
 //! and the first context is charged the share's reserve until the last is gone. Code that the driver
 //! loads later than it was asked to (lazy loading) is charged at the next call that is measured.
@@ -27,6 +30,9 @@ use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
+
+/// How often NVML is asked for a list that has this process in it.
+const ATTEMPTS: u32 = 4;
 
 /// What one GPU's contexts and code are charged.
 #[derive(Debug, Default)]
@@ -53,23 +59,24 @@ enum Look {
 }
 
 impl Overhead {
-    /// Calls `call`, measured. `ahead`: what is charged before, at least; answers its result, and
-    /// whether what it took is charged.
+    /// Calls `call`, measured. `first`: it makes the first context on this GPU, for which so much
+    /// is charged before; answers its result, and whether what it took is charged.
     pub(crate) fn around(
         &mut self,
         ready: &'static Ready,
         gpu: &Gpu,
-        ahead: u64,
+        first: Option<u64>,
         change: Change,
         call: impl FnOnce() -> c_int,
     ) -> (c_int, bool) {
+        let ahead = first.unwrap_or(0);
         if ahead > self.level.bytes() {
             match memory::charge(gpu, ahead - self.level.bytes()) {
                 Some(charge) => self.level.add(charge),
                 None => return (OUT_OF_MEMORY, true),
             }
         }
-        let before = self.look(ready, gpu, None);
+        let before = self.look(ready, gpu, None, first.is_some());
         let result = call();
         if result != SUCCESS && change == Change::Takes {
             let back = self.measured;
@@ -80,12 +87,13 @@ impl Overhead {
             Look::Strangers(pids) => Some(pids.as_slice()),
             _ => None,
         };
-        let after = self.look(ready, gpu, known);
+        let after = self.look(ready, gpu, known, false);
         let grown = match (&before, &after) {
             (Look::Excess(before), Look::Excess(after)) => after - before,
             // Its first look at itself: all that it has is new.
             (Look::Strangers(_), Look::Excess(after)) => after - self.measured as i64,
             _ => {
+                // Not seen: what was charged ahead stays.
                 self.measured = self.level.bytes();
                 return (result, true);
             }
@@ -115,32 +123,50 @@ impl Overhead {
         self.level.set(gpu, 0);
     }
 
-    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
+    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>, is_new: bool) -> Look {
         pools::refresh(gpu);
         graphs::refresh(gpu);
         let others = gpu.account.own().saturating_sub(self.level.bytes());
-        let Some(list) = processes(ready, gpu) else {
-            return Look::Blind;
-        };
-        let mut own = ready.nvml_pid.load(Ordering::Relaxed);
-        if own == 0 {
-            let Some(known) = known else {
-                return Look::Strangers(list.iter().map(|(pid, _)| *pid).collect());
+        let mut stranger = 0;
+        for attempt in 0..ATTEMPTS {
+            let Some(list) = processes(ready, gpu) else {
+                return Look::Blind;
             };
-            let came: Vec<u32> = list
-                .iter()
-                .map(|(pid, _)| *pid)
-                .filter(|pid| !known.contains(pid))
-                .collect();
-            own = match came.as_slice() {
-                [one] => *one,
-                several if several.contains(&std::process::id()) => std::process::id(),
-                _ => return Look::Blind,
-            };
-            ready.nvml_pid.store(own, Ordering::Relaxed);
+            let own = ready.nvml_pid.load(Ordering::Relaxed);
+            if own == 0 {
+                let Some(known) = known else {
+                    return Look::Strangers(list.iter().map(|(pid, _)| *pid).collect());
+                };
+                let came: Vec<u32> = list
+                    .iter()
+                    .map(|(pid, _)| *pid)
+                    .filter(|pid| !known.contains(pid))
+                    .collect();
+                match came.as_slice() {
+                    own if own.contains(&std::process::id()) => {
+                        ready.nvml_pid.store(std::process::id(), Ordering::Relaxed);
+                    }
+                    // Another namespace's name for this process, if it stays the only one.
+                    [one] if attempt > 0 && *one == stranger && attempt + 1 == ATTEMPTS => {
+                        ready.nvml_pid.store(*one, Ordering::Relaxed);
+                    }
+                    [one] if attempt == 0 || *one == stranger => {
+                        stranger = *one;
+                        continue;
+                    }
+                    _ => continue,
+                }
+            }
+            let own = ready.nvml_pid.load(Ordering::Relaxed);
+            // A list may miss a process for a moment: that it is not there says nothing.
+            if let Some((_, held)) = list.iter().find(|(pid, _)| *pid == own) {
+                return Look::Excess(*held as i64 - others as i64);
+            }
+            if is_new {
+                return Look::Excess(-(others as i64));
+            }
         }
-        let held = list.iter().find(|(pid, _)| *pid == own).map_or(0, |(_, bytes)| *bytes);
-        Look::Excess(held as i64 - others as i64)
+        Look::Blind
     }
 }
 
@@ -187,11 +213,11 @@ pub(crate) fn measured(
         return call();
     };
     let mut overhead = gpu.overhead.lock();
-    let (result, fits) = overhead.around(ready, gpu, 0, change, call);
+    let (result, fits) = overhead.around(ready, gpu, None, change, call);
     if fits {
         return result;
     }
-    overhead.around(ready, gpu, 0, Change::GivesBack, || {
+    overhead.around(ready, gpu, None, Change::GivesBack, || {
         undo();
         SUCCESS
     });
