@@ -251,7 +251,8 @@ impl Account {
     pub fn processes(&self) -> Vec<(u32, u64)> {
         let mut sums = std::collections::BTreeMap::new();
         for (pid, charged) in self.all().flat_map(Share::processes) {
-            *sums.entry(pid).or_insert(0_u64) += charged;
+            let sum = sums.entry(pid).or_insert(0_u64);
+            *sum = charged.saturating_add(*sum);
         }
         sums.into_iter().collect()
     }

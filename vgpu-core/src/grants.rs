@@ -7,6 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs, io};
@@ -114,7 +115,7 @@ pub fn read(directory: &Path) -> Result<Vec<GpuGrants>, GrantError> {
 fn read_share(directory: &Path) -> Result<Grant, GrantError> {
     let path = directory.join(LIMITS);
     let mut bytes = Vec::new();
-    fs::File::open(&path)
+    open(&path)
         .and_then(|file| file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes))
         .map_err(|error| GrantError::Unreadable(path.clone(), error))?;
     let limits = Limits::parse(&bytes).map_err(|error| GrantError::Invalid(path.clone(), error))?;
@@ -125,6 +126,16 @@ fn read_share(directory: &Path) -> Result<Grant, GrantError> {
         limits,
         directory: directory.to_owned(),
     })
+}
+
+/// A regular file; a FIFO that nobody writes to would be waited for without end.
+fn open(path: &Path) -> io::Result<fs::File> {
+    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
 }
 
 fn group(mut grants: Vec<Grant>) -> Result<Vec<GpuGrants>, GrantError> {

@@ -3,6 +3,10 @@
 //! Shards with a lock each, so that threads seldom meet; open addressing with linear probing and
 //! backward shifts, so that removing leaves nothing behind and the cost does not grow with the
 //! number of entries or of past removals. Handles are addresses: neighbours share a shard's lines.
+//!
+//! How it fails: host memory runs out when a shard wants to grow. The shard fills up then, and what does
+//! not fit any more is not kept: a value that holds a charge is leaked, never dropped, so the charge stays
+//! until the process ends, and no limit is passed.
 
 use crate::os::spin::Spin;
 
@@ -120,12 +124,20 @@ impl<V> Run<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
-        let mask = self.slots.len() - 1;
+        let Some(mask) = self.slots.len().checked_sub(1) else {
+            std::mem::forget(value);
+            return None;
+        };
         let mut at = home(key, mask);
         loop {
             match &mut self.slots[at] {
                 Some((known, old)) if *known == key => return meet(old, value),
                 Some(_) => at = (at + 1) & mask,
+                // The last free slot ends every search.
+                None if self.used == mask => {
+                    std::mem::forget(value);
+                    return None;
+                }
                 free => {
                     *free = Some((key, value));
                     self.used += 1;
@@ -190,12 +202,25 @@ impl<V> Run<V> {
     #[cold]
     fn grow(&mut self) {
         let size = (self.slots.len() * 2).max(FIRST);
-        let old = std::mem::replace(&mut self.slots, (0..size).map(|_| None).collect());
+        let mut slots = Vec::new();
+        if no_memory() || slots.try_reserve_exact(size).is_err() {
+            return;
+        }
+        slots.resize_with(size, || None);
+        let old = std::mem::replace(&mut self.slots, slots);
         self.used = 0;
         for (key, value) in old.into_iter().flatten() {
             self.insert(key, value);
         }
     }
+}
+
+/// Whether host memory is said to have run out, which only a test can say.
+#[cfg(test)]
+use tests::no_memory;
+#[cfg(not(test))]
+fn no_memory() -> bool {
+    false
 }
 
 #[inline(always)]
@@ -215,6 +240,42 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
+
+    thread_local! {
+        static NO_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+
+    pub(super) fn no_memory() -> bool {
+        NO_MEMORY.get()
+    }
+
+    #[test]
+    fn without_memory_to_grow_a_full_shard_leaks_what_it_cannot_keep() {
+        let (table, dropped) = (Table::default(), std::rc::Rc::new(()));
+        let key = |index: u64| 0x7f00_0000_0000 + (index << 9);
+        NO_MEMORY.set(true);
+        assert!(table.insert(key(0), dropped.clone()).is_none(), "nowhere to put it");
+        NO_MEMORY.set(false);
+        // Neighbours, so that all are of one shard, whose first array is made now.
+        table.insert(key(0), dropped.clone());
+        NO_MEMORY.set(true);
+        for index in 0..200 {
+            table.insert(key(index), dropped.clone());
+        }
+        assert_eq!(table.len(), FIRST - 1);
+        assert_eq!(
+            std::rc::Rc::strong_count(&dropped),
+            202,
+            "none was dropped but the one that was replaced"
+        );
+        assert!(table.with(key(0), |_| ()).is_some() && table.with(key(199), |_| ()).is_none());
+        assert!(table.remove(key(0)).is_some() && table.remove(key(199)).is_none());
+        NO_MEMORY.set(false);
+        for index in 0..200 {
+            table.insert(key(index), dropped.clone());
+        }
+        assert_eq!(table.len(), 200, "once there is memory again");
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]

@@ -4,6 +4,9 @@
 //! Checked in every state: the total never exceeds the limit and equals the sum of what all lanes
 //! hold, by the rule that a reader has for the dead. At every end: after the reap the total is what
 //! the living hold.
+//!
+//! The steps are taken in one thread, so each sees all before it; that the orderings of the stores are
+//! enough where threads really run beside each other is what `threads.rs` is for.
 
 use super::operation::{Change, Operation, Outcome, Step};
 use super::reap::{Reap, Sought, reap};
@@ -41,7 +44,7 @@ struct Writer {
     script: Vec<Change>,
 }
 
-fn region() -> Box<Region> {
+pub(super) fn region() -> Box<Region> {
     // SAFETY: all-zero bytes are a Region.
     #[allow(unsafe_code)]
     unsafe {

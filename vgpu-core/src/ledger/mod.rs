@@ -26,5 +26,7 @@ pub mod wide;
 
 #[cfg(test)]
 mod explore;
+#[cfg(test)]
+mod threads;
 
 pub use share::{OpenError, Refusal, Reservation, Share};

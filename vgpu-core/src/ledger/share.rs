@@ -4,7 +4,8 @@
 //! charge is given back in the lane that made it, so no lane's charge falls below zero.
 //!
 //! How it fails: no lane is free for a process's first (1,014 live processes, or 507 that take
-//! others' second ones): refused, with one line. A thread swept out of an operation by a longjmp
+//! others' second ones): refused, with one line, until one ends. None is free for another thread: the
+//! threads of the process take turns. A thread swept out of an operation by a longjmp
 //! keeps that lane busy: others use other lanes, and what the lane holds stays charged until the
 //! process ends. The ledger is damaged while running: charges are refused, releases pass, one line.
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
@@ -14,14 +15,14 @@ use super::reap::{Sought, held, reap};
 use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
-use crate::os::spin::{Spin, Word};
+use crate::os::spin::{Patience, Spin, Word};
 use crate::os::{coarse_millis, errno, file, fork, stderr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
 use vgpu_abi::ledger::{self as format, Damage, LANES, REAPER, Stamp};
 
@@ -39,7 +40,7 @@ const LANE_PATIENCE: Duration = Duration::from_secs(2);
 /// An open share.
 #[derive(Debug)]
 pub struct Share {
-    path: PathBuf,
+    file: file::Known,
     /// Where the ledger begins in its file.
     at: usize,
     mapping: Mapping,
@@ -100,17 +101,17 @@ impl Share {
             return Err(OpenError::Processor);
         }
         let failed = |error| OpenError::File(path.to_owned(), error);
-        let mapping = {
+        let (known, mapping) = {
             let _no_fork = fork::guard();
-            let file = file::open(path).map_err(failed)?;
+            let (known, file) = file::Known::new(path).map_err(failed)?;
             check(&file, at, share_mark).map_err(|error| match error {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
-            Mapping::new(&file, at, format::SIZE).map_err(failed)?
+            (known, Mapping::new(&file, at, format::SIZE).map_err(failed)?)
         };
         let share = Self {
-            path: path.to_owned(),
+            file: known,
             at,
             mapping,
             limit,
@@ -300,7 +301,7 @@ impl Share {
             if !lane.generation.load(Acquire).is_multiple_of(2) {
                 continue;
             }
-            let Some(lock) = PinnedLock::take(&self.path, self.at + lane_offset(index))? else {
+            let Some(lock) = PinnedLock::take(&self.file, self.at + lane_offset(index))? else {
                 continue;
             };
             let generation = lane.generation.load(Acquire);
@@ -338,15 +339,12 @@ impl Share {
         let _kept = errno::keep();
         let vain = self.in_vain.load(Relaxed);
         let is_vain = vain != 0 && coarse_millis().saturating_sub(vain) < IN_VAIN;
-        let end = Instant::now() + if is_vain { Duration::ZERO } else { patience };
+        let mut patience = Patience::new(if is_vain { Duration::ZERO } else { patience });
         let mut waited = 0;
         let lock = loop {
-            match PinnedLock::take(&self.path, self.at + lane_offset(REAPER)) {
+            match PinnedLock::take(&self.file, self.at + lane_offset(REAPER)) {
                 Ok(Some(lock)) => break lock,
-                Ok(None) if Instant::now() < end => {
-                    waited = 1;
-                    std::thread::sleep(Duration::from_micros(50));
-                }
+                Ok(None) if patience.nap() => waited = 1,
                 Ok(None) => {
                     if waited > 0 {
                         self.in_vain.store(coarse_millis(), Relaxed);
@@ -360,7 +358,7 @@ impl Share {
         let region = self.region();
         let count = {
             let _no_fork = fork::guard();
-            let Ok(file) = file::open(&self.path) else {
+            let Ok(file) = self.file.open() else {
                 return waited;
             };
             reap(region, sought, |index| {
@@ -389,7 +387,7 @@ impl Share {
         if !self.damaged.swap(true, Relaxed) {
             stderr::say(&format!(
                 "{}: the ledger was damaged while in use: allocations fail from now on, frees pass; restart the pod or the command",
-                self.path.display()
+                self.file.path().display()
             ));
         }
     }

@@ -4,15 +4,58 @@
 //! How it fails: a program that has closed its standard streams would get one of their numbers, and
 //! its next line of output would land in the ledger, so a low number is moved up at once. A fork
 //! between open and close would give the child a descriptor that keeps a lock alive, so both happen
-//! under [`super::fork::guard`]. A program that has changed its root can no longer open the file:
-//! its own charges go on, dead neighbours are left to others.
+//! under [`super::fork::guard`]. A program that has changed its root or its mounts, or has no descriptor
+//! left, can no longer open the file: its own charges go on, dead neighbours are left to others. Another
+//! file in its place is refused: nobody holds locks there, and every living neighbour would look dead.
 #![allow(unsafe_code)] // libc calls on a descriptor of our own.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// A file that was opened once, to be opened again as that very file.
+#[derive(Debug)]
+pub struct Known {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Known {
+    /// Opens `path` and remembers what it was.
+    ///
+    /// # Errors
+    /// Those of open(2) and fstat(2).
+    pub fn new(path: &Path) -> io::Result<(Self, OwnedFd)> {
+        let file = open(path)?;
+        let status = status(&file)?;
+        let known = Self {
+            path: path.to_owned(),
+            identity: (status.st_dev, status.st_ino),
+        };
+        Ok((known, file))
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens it again.
+    ///
+    /// # Errors
+    /// Those of open(2) and fstat(2), and another file of that name.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        let file = open(&self.path)?;
+        let status = status(&file)?;
+        if (status.st_dev, status.st_ino) == self.identity {
+            return Ok(file);
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "another file is in its place"))
+    }
+}
 
 /// Opens `path`, read and write, as a descriptor above the standard streams.
 ///
@@ -45,16 +88,21 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of fstat(2), and another kind of file.
 pub fn size(file: &OwnedFd) -> io::Result<u64> {
+    let stat = status(file)?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+fn status(file: &OwnedFd) -> io::Result<libc::stat> {
     // SAFETY: an all-zero stat is a value of its type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `file` is open and `stat` is to be written.
     if unsafe { libc::fstat(file.as_raw_fd(), &mut stat) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    Ok(stat)
 }
 
 /// Takes the open file description's write lock on the byte at `offset`; false: another holds it.

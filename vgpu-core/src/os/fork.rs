@@ -66,6 +66,7 @@ pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'sta
     let _kept = super::errno::keep();
     let page = page()?;
     while !page.starting.lock_within(Duration::from_secs(60)) {}
+    let _starting = Starting(page);
     let state = match current::<T>() {
         Some(state) => state,
         None => {
@@ -74,8 +75,16 @@ pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'sta
             state
         }
     };
-    page.starting.unlock();
     Some(state)
+}
+
+/// Lets others start, also when `make` panicked.
+struct Starting(&'static Page);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.0.starting.unlock();
+    }
 }
 
 fn page() -> Option<&'static Page> {

@@ -25,3 +25,17 @@ pub fn coarse_millis() -> u64 {
     );
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic.
+#[allow(unsafe_code)] // One call of libc.
+pub fn sleep(duration: Duration) {
+    if cfg!(miri) {
+        return std::thread::yield_now();
+    }
+    let wanted = libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(duration.subsec_nanos()),
+    };
+    // SAFETY: a timespec in; what is left of it is not asked for.
+    unsafe { libc::nanosleep(&wanted, std::ptr::null_mut()) };
+}

@@ -11,7 +11,8 @@
 //! taken the kernel goes anywhere, so each lock asks for a free page of a range kept for locks.
 //!
 //! How it fails: a raw clone between open and close inherits the descriptor, and keeps the lane
-//! looking alive until it exits or execs; the bytes stay charged meanwhile, so no limit is broken.
+//! looking alive until it exits or execs; the bytes stay charged meanwhile, so no limit is broken. Of a
+//! reaper's lock it keeps others from reaping for as long, with the same effect.
 //! Where the range is full or refused (a seccomp filter, mmap_min_addr), a lock lies anywhere: a dead
 //! process's bytes may then be given back microseconds before its driver lets go of them.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
@@ -19,7 +20,6 @@
 use super::{file, fork};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -122,13 +122,13 @@ impl Drop for Mapping {
 }
 
 impl PinnedLock {
-    /// Takes the lock on the byte of `path` at `offset`; None: another holds it.
+    /// Takes the lock on the byte of `file` at `offset`; None: another holds it.
     ///
     /// # Errors
-    /// Those of the system calls.
-    pub fn take(path: &Path, offset: usize) -> io::Result<Option<Self>> {
+    /// Those of the system calls, and another file in its place.
+    pub fn take(file: &file::Known, offset: usize) -> io::Result<Option<Self>> {
         let _no_fork = fork::guard();
-        let file = file::open(path)?;
+        let file = file.open()?;
         if !file::try_lock(&file, offset)? {
             return Ok(None);
         }

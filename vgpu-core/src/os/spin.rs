@@ -1,11 +1,54 @@
 //! A lock for a few instructions. No std lock: those may be found locked in a fork child, and this
 //! one lives in state that a fork child makes anew.
+//!
+//! How it fails: its holder is not running, because the process was stopped, its container frozen or
+//! its CPU quota used up. So a wait counts the time in which the waiter itself could run, no more than
+//! [`SLICE`] between two looks, and its holder has had the same chance. Who waits sleeps between looks:
+//! a real-time thread that only yields would keep an ordinary holder from its CPU.
 #![allow(unsafe_code)] // A value that is reached through a lock only.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// The most that the time between two looks counts.
+const SLICE: Duration = Duration::from_millis(5);
+/// How long a waiter sleeps between two looks, after a few without.
+const NAP: Duration = Duration::from_micros(50);
+
+/// A wait that counts only time in which the waiter ran.
+#[derive(Debug)]
+pub struct Patience {
+    left: Duration,
+    looked: Instant,
+}
+
+impl Patience {
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
+        Self {
+            left: limit,
+            looked: Instant::now(),
+        }
+    }
+
+    /// Sleeps until the next look; false: the limit is reached.
+    pub fn nap(&mut self) -> bool {
+        if self.left.is_zero() {
+            return false;
+        }
+        super::sleep(NAP);
+        self.passed(Instant::now());
+        true
+    }
+
+    fn passed(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.looked).min(SLICE);
+        self.looked = now;
+        self.left = self.left.saturating_sub(since);
+    }
+}
 
 /// A word that one thread at a time holds.
 #[derive(Debug, Default)]
@@ -39,17 +82,20 @@ impl Word {
                 return true;
             }
         }
-        let end = Instant::now() + limit;
-        loop {
+        for _ in 0..16 {
             // The holder may not be running: let it.
             std::thread::yield_now();
             if self.try_lock() {
                 return true;
             }
-            if Instant::now() > end {
-                return false;
+        }
+        let mut patience = Patience::new(limit);
+        while patience.nap() {
+            if self.try_lock() {
+                return true;
             }
         }
+        false
     }
 
     #[inline(always)]
@@ -129,6 +175,19 @@ mod tests {
             }
         });
         assert_eq!(*sum.lock(), 4 * rounds);
+    }
+
+    #[test]
+    fn a_stop_of_the_waiter_does_not_end_its_wait() {
+        let mut patience = Patience::new(3 * SLICE);
+        let start = patience.looked;
+        // A minute in which this process was stopped is one look.
+        for minute in 1..=3 {
+            assert!(!patience.left.is_zero(), "at minute {minute}");
+            patience.passed(start + minute * Duration::from_secs(60));
+        }
+        assert!(patience.left.is_zero());
+        assert!(!patience.nap());
     }
 
     #[test]

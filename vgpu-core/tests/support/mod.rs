@@ -2,6 +2,8 @@
 #![allow(dead_code)] // Not every test file uses all of it.
 
 pub(crate) mod actor;
+pub(crate) mod serve;
+pub(crate) mod trace;
 pub(crate) mod watched;
 
 use std::io::{BufRead, BufReader, Write};
@@ -31,6 +33,7 @@ pub(crate) fn dist() -> PathBuf {
 /// A GPU with shares, its state and the folder of libraries of one test.
 pub(crate) struct Bench {
     folder: tempfile::TempDir,
+    state: PathBuf,
     gpus: Vec<String>,
 }
 
@@ -49,14 +52,15 @@ impl Bench {
             let link = folder.path().join("lib").join(name);
             std::os::unix::fs::symlink(dist().join(SHIM_FILE), link).expect("a link");
         }
+        std::fs::write(folder.path().join("profile"), profile).expect("a profile");
         let mut bench = Self {
+            state: folder.path().join("state"),
             folder,
             gpus: Vec::new(),
         };
-        let text = bench.folder.path().join("profile");
-        std::fs::write(&text, profile).expect("a profile");
+        // The state keeps the profile that it was made with.
         let mut first = bench.bare(&["cuinit", "devices"]);
-        first.env("SOFT_GPU_PROFILE", text);
+        first.env("SOFT_GPU_PROFILE", bench.folder.path().join("profile"));
         let shown = lines(&first.output().expect("a client"));
         let words: Vec<&str> = shown[1].split(' ').collect();
         let count: usize = words[2].parse().expect("a count");
@@ -67,6 +71,15 @@ impl Bench {
     /// A bench with one share of `memory` bytes on the first GPU.
     pub(crate) fn with_share(memory: u64) -> Self {
         let bench = Self::new();
+        bench.share("share", 0, 0, memory);
+        bench
+    }
+
+    /// A bench with one share of `memory` bytes on the first GPU of another bench.
+    pub(crate) fn on_gpu_of(other: &Self, memory: u64) -> Self {
+        let mut bench = Self::new();
+        bench.state.clone_from(&other.state);
+        bench.gpus.clone_from(&other.gpus);
         bench.share("share", 0, 0, memory);
         bench
     }
@@ -110,6 +123,10 @@ impl Bench {
         std::fs::write(directory.join(LEDGER), ledger::image(limits)).expect("a ledger");
     }
 
+    pub(crate) fn ledger(&self, share: &str) -> PathBuf {
+        self.directory(share).join(LEDGER)
+    }
+
     pub(crate) fn usage(&self, share: &str) -> ledger::Usage {
         let bytes = std::fs::read(self.directory(share).join(LEDGER)).expect("a ledger");
         ledger::read(&bytes).expect("a sound ledger")
@@ -121,7 +138,7 @@ impl Bench {
         command
             .env("LD_LIBRARY_PATH", self.lib())
             .env(RUN_DIR_VARIABLE, self.folder.path().join("run"))
-            .env("SOFT_GPU_STATE", self.folder.path().join("state"));
+            .env("SOFT_GPU_STATE", &self.state);
         command
     }
 
@@ -130,7 +147,7 @@ impl Bench {
         let mut command = client(steps);
         command
             .env("LD_LIBRARY_PATH", dist().join("soft-gpu"))
-            .env("SOFT_GPU_STATE", self.folder.path().join("state"));
+            .env("SOFT_GPU_STATE", &self.state);
         command
     }
 

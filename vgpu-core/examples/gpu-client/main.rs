@@ -3,7 +3,11 @@
 //!
 //! ```text
 //!  client init alloc:20GiB info wait free:0 ...
+//!  client serve                                   steps from stdin, a line each
 //! ```
+//!
+//! `storm.rs`: many threads at once. `process.rs`: what a program may do to itself and to its children.
+//! `odd.rs`: calls that are seldom made.
 #![allow(unsafe_code)] // Calls through dlsym.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -41,10 +45,14 @@ macro_rules! call {
         unsafe {
             let address = libc::dlsym($library, name.as_ptr().cast());
             assert!(!address.is_null(), "{} is not exported", $name);
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(address)($($value),*)
+            std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($kind),*) -> std::ffi::c_int>(address)($($value),*)
         }
     }};
 }
+
+mod odd;
+mod process;
+mod storm;
 
 impl Client {
     fn cuda(&mut self) -> *mut c_void {
@@ -287,13 +295,6 @@ impl Client {
                 format!("{text:?}")
             }
             "address" => self.address(value),
-            "fork" => self.fork(),
-            "exec" => exec(value),
-            "closefrom" => {
-                // SAFETY: closes what this client does not use any more.
-                unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }.to_string()
-            }
-            "storm" => self.storm(number),
             "flap" => self.flap(number),
             "wait" => {
                 let mut line = String::new();
@@ -304,7 +305,10 @@ impl Client {
                 // SAFETY: this very process.
                 unsafe { libc::raise(libc::SIGKILL) }.to_string()
             }
-            _ => panic!("unknown step {name}"),
+            _ => storm::step(self, name, number)
+                .or_else(|| process::step(self, name, value))
+                .or_else(|| odd::step(self, name, value))
+                .unwrap_or_else(|| panic!("unknown step {name}")),
         }
     }
 
@@ -396,31 +400,6 @@ impl Client {
         format!("{result} {}", !function.is_null() && own == function)
     }
 
-    /// The child goes on with the steps; the parent waits for it and goes on after.
-    fn fork(&mut self) -> String {
-        std::io::stdout().flush().expect("stdout");
-        // SAFETY: this client has one thread.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            self.pointers.clear();
-            return "child".into();
-        }
-        let mut status = 0;
-        // SAFETY: the child just made.
-        unsafe { libc::waitpid(child, &mut status, 0) };
-        format!("parent {status}")
-    }
-
-    /// Allocates and frees at random for ever, or for `number` rounds in each of 4 threads.
-    fn storm(&mut self, number: u64) -> String {
-        let cuda = self.cuda() as usize;
-        let threads: Vec<_> = (0..4_u64)
-            .map(|seed| std::thread::spawn(move || thread(cuda, seed + 1, number)))
-            .collect();
-        let failed: u64 = threads.into_iter().map(|thread| thread.join().expect("a thread")).sum();
-        format!("{failed}")
-    }
-
     /// Allocates and frees one granule `number` times; ns a pair.
     fn flap(&mut self, number: u64) -> String {
         let cuda = self.cuda();
@@ -454,51 +433,6 @@ impl Client {
     }
 }
 
-fn thread(cuda: usize, seed: u64, rounds: u64) -> u64 {
-    let cuda = cuda as *mut c_void;
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id());
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut context: *mut c_void = std::ptr::null_mut();
-    call!(cuda, "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) (&mut context, 0));
-    call!(cuda, "cuCtxSetCurrent" (*mut c_void) (context));
-    let (mut live, mut failed) = (Vec::new(), 0);
-    let mut round = 0;
-    while rounds == 0 || round < rounds {
-        round += 1;
-        if next() % 2 == 0 || live.is_empty() {
-            let mut pointer = 0_u64;
-            let bytes = (1 + next() % 64) << 20;
-            match call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize)) {
-                0 => live.push(pointer),
-                2 => failed += 1,
-                other => panic!("cuMemAlloc answered {other}"),
-            }
-        } else {
-            let pointer = live.swap_remove(next() as usize % live.len());
-            assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
-        }
-    }
-    for pointer in live {
-        assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
-    }
-    failed
-}
-
-/// Becomes this program again, with the steps in `value` (spaces written as commas).
-fn exec(value: &str) -> String {
-    use std::os::unix::process::CommandExt;
-    let own = std::env::current_exe().expect("a path");
-    std::process::Command::new(own)
-        .args(value.split(','))
-        .exec()
-        .to_string()
-}
-
 /// A number, with KiB, MiB or GiB.
 fn size(text: &str) -> u64 {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -511,20 +445,40 @@ fn size(text: &str) -> u64 {
     digits.parse::<u64>().unwrap_or(0) << shift
 }
 
-fn main() {
-    let mut client = Client {
-        cuda: std::ptr::null_mut(),
-        nvml: std::ptr::null_mut(),
-        pointers: Vec::new(),
-        handles: Vec::new(),
-        arrays: Vec::new(),
-        contexts: Vec::new(),
-        pools: Vec::new(),
-    };
-    for argument in std::env::args().skip(1) {
-        let (name, value) = argument.split_once(':').unwrap_or((&argument, ""));
-        let outcome = client.step(name, value);
+impl Client {
+    fn new() -> Self {
+        Self {
+            cuda: std::ptr::null_mut(),
+            nvml: std::ptr::null_mut(),
+            pointers: Vec::new(),
+            handles: Vec::new(),
+            arrays: Vec::new(),
+            contexts: Vec::new(),
+            pools: Vec::new(),
+        }
+    }
+
+    /// Does a step and prints its line.
+    fn run(&mut self, step: &str) {
+        let (name, value) = step.split_once(':').unwrap_or((step, ""));
+        let outcome = self.step(name, value);
         println!("{name} {outcome}");
         std::io::stdout().flush().expect("stdout");
     }
+
+    fn run_all(&mut self, mut steps: std::vec::IntoIter<String>) {
+        while let Some(step) = steps.next() {
+            match step.as_str() {
+                "serve" => std::io::stdin()
+                    .lines()
+                    .for_each(|line| self.run(&line.expect("a line"))),
+                "leave" => return process::leave(std::mem::replace(self, Self::new()), steps),
+                _ => self.run(&step),
+            }
+        }
+    }
+}
+
+fn main() {
+    Client::new().run_all(std::env::args().skip(1).collect::<Vec<_>>().into_iter());
 }

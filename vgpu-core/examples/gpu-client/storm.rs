@@ -1,0 +1,279 @@
+//! Many threads at once: until they are killed, asked to stop, or done.
+
+use crate::Client;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+const THREADS: u64 = 4;
+
+/// Set by SIGUSR1: threads of `mixed` end with what they hold.
+static STOP: AtomicBool = AtomicBool::new(false);
+/// What the threads of `mixed` held at their end.
+static KEPT: Mutex<Vec<Live>> = Mutex::new(Vec::new());
+
+/// One thing that holds device memory.
+enum Live {
+    Pointer(u64),
+    Ordered(u64),
+    Handle(u64),
+    Mapping(u64, usize),
+    Array(usize),
+}
+
+pub(crate) fn step(client: &mut Client, name: &str, number: u64) -> Option<String> {
+    Some(match name {
+        // Allocates and frees at random for ever, or for `number` rounds in each thread.
+        "storm" => all_threads(client, move |cuda, seed| storm(cuda, seed, number)).to_string(),
+        // The same with every kind of memory; what is held at the end stays.
+        "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number)).to_string(),
+        "freekept" => free_kept(client).to_string(),
+        "background" => {
+            let cuda = client.cuda() as usize;
+            for seed in 0..THREADS {
+                std::thread::spawn(move || storm(cuda, seed + 1, 0));
+            }
+            "0".into()
+        }
+        "churn" => churn(client, number).to_string(),
+        "cancel" => cancelled(client, number).to_string(),
+        "listen" => {
+            let handler = stop as extern "C" fn(c_int) as libc::sighandler_t;
+            // SAFETY: the handler only stores to an atomic.
+            unsafe { libc::signal(libc::SIGUSR1, handler) };
+            "0".into()
+        }
+        _ => return None,
+    })
+}
+
+extern "C" fn stop(_signal: c_int) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// The sum of what `work` answers in each thread.
+fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + Send + 'static) -> u64 {
+    let cuda = client.cuda() as usize;
+    let threads: Vec<_> = (0..THREADS)
+        .map(|seed| {
+            let work = work.clone();
+            std::thread::spawn(move || work(cuda, seed + 1))
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+}
+
+/// A small generator, seeded by the process and `seed`.
+fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id());
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
+/// Makes the primary context the calling thread's.
+pub(crate) fn enter(cuda: *mut c_void) {
+    let mut context: *mut c_void = std::ptr::null_mut();
+    call!(cuda, "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) (&mut context, 0));
+    call!(cuda, "cuCtxSetCurrent" (*mut c_void) (context));
+}
+
+/// Whether a call succeeded; out of memory is what a share is for, all else is a failure of the test.
+fn granted(what: &str, result: c_int) -> bool {
+    match result {
+        0 => true,
+        2 => false,
+        other => panic!("{what} answered {other}"),
+    }
+}
+
+fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
+    let cuda = cuda as *mut c_void;
+    let mut next = numbers(seed);
+    enter(cuda);
+    let (mut live, mut failed) = (Vec::new(), 0);
+    let mut round = 0;
+    while rounds == 0 || round < rounds {
+        round += 1;
+        if next().is_multiple_of(2) || live.is_empty() {
+            let mut pointer = 0_u64;
+            let bytes = (1 + next() % 64) << 20;
+            let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
+            if granted("cuMemAlloc", result) {
+                live.push(pointer);
+            } else {
+                failed += 1;
+            }
+        } else {
+            let pointer = live.swap_remove(next() as usize % live.len());
+            assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
+        }
+    }
+    for pointer in live {
+        assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
+    }
+    failed
+}
+
+fn mixed(cuda: usize, seed: u64, rounds: u64) -> u64 {
+    let library = cuda as *mut c_void;
+    let mut next = numbers(seed);
+    enter(library);
+    let (mut live, mut failed, mut round) = (Vec::new(), 0, 0);
+    while !STOP.load(Ordering::Relaxed) && (rounds == 0 || round < rounds) {
+        round += 1;
+        if next().is_multiple_of(128) {
+            with_own_context(library);
+        } else if next().is_multiple_of(2) || live.is_empty() {
+            match Live::new(library, next(), (1 + next() % 48) << 20) {
+                Some(new) => live.push(new),
+                None => failed += 1,
+            }
+        } else {
+            live.swap_remove(next() as usize % live.len()).free(library);
+        }
+    }
+    KEPT.lock().expect("no panic").append(&mut live);
+    failed
+}
+
+fn free_kept(client: &mut Client) -> usize {
+    let cuda = client.cuda();
+    let kept = std::mem::take(&mut *KEPT.lock().expect("no panic"));
+    let count = kept.len();
+    kept.into_iter().for_each(|live| live.free(cuda));
+    call!(cuda, "cuStreamSynchronize"(usize)(0));
+    count
+}
+
+/// A context of the thread's own, with memory that goes with it.
+fn with_own_context(cuda: *mut c_void) {
+    let (mut context, mut pointer) = (0_usize, 0_u64);
+    let made = call!(cuda, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, 0));
+    if granted("cuCtxCreate", made) {
+        let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, 4 << 20));
+        granted("cuMemAlloc", result);
+        assert_eq!(call!(cuda, "cuCtxDestroy_v2"(usize)(context)), 0);
+    }
+    enter(cuda);
+}
+
+impl Live {
+    /// Some kind of memory; None: there is none left.
+    fn new(cuda: *mut c_void, kind: u64, bytes: u64) -> Option<Self> {
+        let (bytes, mut pointer) = (bytes as usize, 0_u64);
+        let place: *mut u64 = &mut pointer;
+        match kind % 7 {
+            0 => granted(
+                "cuMemAlloc",
+                call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (place, bytes)),
+            )
+            .then_some(Self::Pointer(pointer)),
+            1 => {
+                let result = call!(cuda, "cuMemAllocManaged" (*mut u64, usize, u32) (place, bytes, 1));
+                granted("cuMemAllocManaged", result).then_some(Self::Pointer(pointer))
+            }
+            2 => {
+                let mut pitch = 0_usize;
+                let result = call!(cuda, "cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, u32)
+                    (place, &mut pitch, 1000, bytes / 1024, 4));
+                granted("cuMemAllocPitch", result).then_some(Self::Pointer(pointer))
+            }
+            3 => {
+                let result = call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (place, bytes, 0));
+                granted("cuMemAllocAsync", result).then_some(Self::Ordered(pointer))
+            }
+            4 => {
+                // CUDA_ARRAY_DESCRIPTOR: rows of 32 KiB, four floats an element.
+                let (descriptor, mut array) = ([2048, bytes as u64 >> 15, 4 << 32 | 0x20], 0);
+                let result = call!(cuda, "cuArrayCreate_v2" (*mut usize, *const u64) (&mut array, descriptor.as_ptr()));
+                granted("cuArrayCreate", result).then_some(Self::Array(array))
+            }
+            kind => Self::physical(cuda, bytes.next_multiple_of(2 << 20), kind == 5),
+        }
+    }
+
+    fn physical(cuda: *mut c_void, bytes: usize, map: bool) -> Option<Self> {
+        let (properties, mut handle) = ([1_u64, 1, 0, 0], 0_u64);
+        let result = call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64)
+            (&mut handle, bytes, properties.as_ptr(), 0));
+        if !granted("cuMemCreate", result) {
+            return None;
+        }
+        if !map {
+            return Some(Self::Handle(handle));
+        }
+        let mut address = 0_u64;
+        let result = call!(cuda, "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64)
+            (&mut address, bytes, 0, 0, 0));
+        assert_eq!(result, 0, "cuMemAddressReserve");
+        let result = call!(
+            cuda,
+            "cuMemMap"(u64, usize, usize, u64, u64)(address, bytes, 0, handle, 0)
+        );
+        assert_eq!(result, 0, "cuMemMap");
+        // The mapping alone keeps it from here on.
+        assert_eq!(call!(cuda, "cuMemRelease"(u64)(handle)), 0);
+        Some(Self::Mapping(address, bytes))
+    }
+
+    fn free(self, cuda: *mut c_void) {
+        let result = match self {
+            Self::Pointer(pointer) => call!(cuda, "cuMemFree_v2"(u64)(pointer)),
+            Self::Ordered(pointer) => call!(cuda, "cuMemFreeAsync"(u64, usize)(pointer, 0)),
+            Self::Handle(handle) => call!(cuda, "cuMemRelease"(u64)(handle)),
+            Self::Array(array) => call!(cuda, "cuArrayDestroy"(usize)(array)),
+            Self::Mapping(address, bytes) => {
+                assert_eq!(call!(cuda, "cuMemUnmap"(u64, usize)(address, bytes)), 0);
+                call!(cuda, "cuMemAddressFree"(u64, usize)(address, bytes))
+            }
+        };
+        assert_eq!(result, 0, "a free");
+    }
+}
+
+/// `number` threads that each allocate, free and end, 32 at a time; how many were refused.
+fn churn(client: &mut Client, number: u64) -> u64 {
+    let cuda = client.cuda() as usize;
+    let mut refused = 0;
+    for _ in 0..number.div_ceil(32) {
+        let threads: Vec<_> = (0..32)
+            .map(|seed| std::thread::spawn(move || storm(cuda, seed + 1, 8)))
+            .collect();
+        refused += threads.into_iter().map(|t| t.join().expect("a thread")).sum::<u64>();
+    }
+    refused
+}
+
+/// cuMemAlloc of `bytes` in a thread that was cancelled before and has not noticed: its answer.
+fn cancelled(client: &mut Client, bytes: u64) -> i32 {
+    struct Call(*mut c_void, usize);
+    static ANSWER: AtomicI32 = AtomicI32::new(-1);
+    extern "C" fn body(call: *mut c_void) -> *mut c_void {
+        // SAFETY: the Call of `cancelled`, which joins this thread.
+        let call = unsafe { &*call.cast::<Call>() };
+        let mut pointer = 0_u64;
+        enter(call.0);
+        // SAFETY: this very thread; nothing of it needs to be dropped.
+        unsafe { libc::pthread_cancel(libc::pthread_self()) };
+        let result = call!(call.0, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, call.1));
+        ANSWER.store(result, Ordering::Release);
+        std::ptr::null_mut()
+    }
+    let mut call = Call(client.cuda(), bytes as usize);
+    let mut thread = 0;
+    // SAFETY: `call` lives until the thread is joined; Rust's own threads cannot be cancelled.
+    unsafe {
+        libc::pthread_create(
+            &mut thread,
+            std::ptr::null(),
+            body,
+            std::ptr::from_mut(&mut call).cast(),
+        );
+        libc::pthread_join(thread, std::ptr::null_mut());
+    }
+    ANSWER.load(Ordering::Acquire)
+}

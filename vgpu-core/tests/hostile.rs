@@ -1,0 +1,260 @@
+//! A ledger that somebody deletes, replaces, cuts or overwrites while it is in use. It can cost the processes
+//! of that claim their allocations; it crashes and hangs nobody, and frees pass.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::Duration;
+use support::serve::{Chance, HangGuard, Serving, setting};
+use support::{Bench, GIB, lines, number};
+use vgpu_abi::ledger::{self, FIRST_LANE_AT, LANES, LINE, SIZE};
+
+fn guard(what: &'static str) -> HangGuard {
+    HangGuard::new(what, Duration::from_secs(300))
+}
+
+fn ready(bench: &Bench, steps: &[&str]) -> Serving {
+    let mut command = bench.client(&[steps, &["serve"]].concat());
+    let mut client = Serving::new({
+        command.stderr(Stdio::piped());
+        command
+    });
+    steps
+        .iter()
+        .for_each(|step| assert!(client.line().ends_with(" 0"), "{step}"));
+    client
+}
+
+/// Ends a client in good order: what it said on stderr.
+fn end(mut client: Serving) -> String {
+    drop(client.child.stdin.take());
+    let status = client.child.wait().expect("it ends");
+    assert!(status.success(), "{status}");
+    let mut said = String::new();
+    let mut stderr = client.child.stderr.take().expect("a pipe");
+    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+    said
+}
+
+#[test]
+fn a_deleted_ledger_goes_on_for_those_who_have_it() {
+    let _guard = guard("a deleted ledger");
+    let bench = Bench::with_share(GIB);
+    let mut client = ready(&bench, &["init", "alloc:512MiB"]);
+    fs::remove_file(bench.ledger("share")).expect("a ledger");
+    assert_eq!(client.ask("alloc:1GiB"), "2");
+    assert_eq!(client.ask("alloc:512MiB"), "0");
+    assert_eq!(client.ask("storm:200").parse::<u64>().map(drop), Ok(()));
+    assert_eq!([client.ask("free:0"), client.ask("free:0")], ["0", "0"]);
+    assert_eq!(number(&client.ask("info"), 1), GIB);
+    assert_eq!(end(client), "");
+    assert!(bench.refusal().contains("share/ledger: No such file"));
+}
+
+#[test]
+fn a_replaced_ledger_does_not_make_living_neighbours_look_dead() {
+    let _guard = guard("a replaced ledger");
+    let bench = Bench::with_share(GIB);
+    let mut first = ready(&bench, &["init", "alloc:512MiB"]);
+    let mut second = ready(&bench, &["init", "alloc:256MiB"]);
+    let path = bench.ledger("share");
+    let fresh = path.with_extension("new");
+    fs::write(&fresh, ledger::image(&bench.limits("share", 0, 0, GIB))).expect("a ledger");
+    fs::rename(&fresh, &path).expect("a ledger");
+    // Nobody holds a lock on the new file.
+    assert_eq!(
+        second.ask("alloc:512MiB"),
+        "2",
+        "what the first holds is not given away"
+    );
+    assert_eq!(number(&second.ask("info"), 1), GIB / 4);
+    assert_eq!(number(&first.ask("memory"), 4), GIB * 3 / 4);
+    assert_eq!(first.ask("free:0"), "0");
+    assert_eq!(second.ask("alloc:512MiB"), "0");
+    assert_eq!([end(first), end(second)], ["", ""]);
+}
+
+#[test]
+fn a_program_that_changes_its_root_leaves_neighbours_alone() {
+    let _guard = guard("chroot");
+    let bench = Bench::with_share(GIB);
+    let mut neighbour = ready(&bench, &["init", "alloc:512MiB"]);
+    let mut client = ready(&bench, &["init"]);
+    let root = tempfile::tempdir().expect("a folder");
+    let answer = client.ask(&format!("chroot:{}", root.path().display()));
+    if answer != "0" {
+        return vgpu_skip::skip(
+            "a_program_that_changes_its_root_leaves_neighbours_alone",
+            "chroot needs root",
+        );
+    }
+    assert_eq!([client.ask("alloc:1GiB"), client.ask("alloc:512MiB")], ["2", "0"]);
+    assert_eq!(neighbour.ask("alloc:2MiB"), "2");
+    assert_eq!([client.ask("free:0"), neighbour.ask("free:0")], ["0", "0"]);
+    assert_eq!([end(client), end(neighbour)], ["", ""]);
+}
+
+#[test]
+fn garbage_of_any_kind_is_refused_at_open() {
+    let _guard = guard("garbage at open");
+    let bench = Bench::with_share(GIB);
+    let (path, mut chance) = (bench.ledger("share"), Chance::new(None));
+    let good = fs::read(&path).expect("a ledger");
+    for round in 0..40 {
+        let mut bytes = good.clone();
+        // The constant line and the seal, which open checks; the rest changes while a ledger lives.
+        let constant = [0..28, SIZE - 8..SIZE];
+        let places: Vec<usize> = constant.into_iter().flatten().collect();
+        for _ in 0..=chance.below(4) {
+            bytes[places[chance.below(places.len() as u64) as usize]] ^= 1 << chance.below(8);
+        }
+        bytes.truncate(if round % 4 == 0 {
+            chance.below(SIZE as u64) as usize
+        } else {
+            SIZE
+        });
+        if bytes != good {
+            fs::write(&path, &bytes).expect("a ledger");
+            let said = bench.refusal();
+            assert!(said.contains("share/ledger"), "{said}");
+        }
+    }
+    fs::remove_file(&path).expect("a ledger");
+    fs::create_dir(&path).expect("a folder");
+    assert!(bench.refusal().contains("share/ledger"));
+    fs::remove_dir(&path).expect("a folder");
+    let fifo = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(fifo.is_ok_and(|status| status.success()));
+    assert!(
+        bench.refusal().contains("share/ledger"),
+        "a FIFO, which nobody else has open"
+    );
+    fs::remove_file(&path).expect("a FIFO");
+    fs::write(&path, good).expect("a ledger");
+    assert_eq!(bench.free(), GIB);
+}
+
+/// A word of the ledger that a running process uses, or any.
+fn word(chance: &mut Chance) -> usize {
+    match chance.below(4) {
+        0 => LINE + 8 * chance.below(2) as usize,
+        1 => FIRST_LANE_AT + 8 * chance.below(8) as usize,
+        2 => FIRST_LANE_AT + chance.below(LANES as u64) as usize * LINE + 8 * chance.below(8) as usize,
+        _ => 8 * chance.below(SIZE as u64 / 8) as usize,
+    }
+}
+
+fn value(chance: &mut Chance) -> u64 {
+    match chance.below(6) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => 1 << chance.below(64),
+        3 => chance.below(16),
+        4 => chance.below(2 * GIB),
+        _ => chance.next(),
+    }
+}
+
+#[test]
+fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
+    let _guard = guard("damage");
+    let rounds = setting("VGPU_DAMAGE_ROUNDS", 24);
+    for round in 0..rounds {
+        // Half of the rounds are the same every time.
+        let mut chance = Chance::new((round % 2 == 0).then_some(round));
+        let bench = Bench::with_share(GIB);
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(bench.ledger("share"))
+            .expect("a ledger");
+        let mut clients: Vec<Serving> = (0..3)
+            .map(|_| ready(&bench, &["listen", "init", "alloc:64MiB"]))
+            .collect();
+        let mut lanes: Vec<usize> = Vec::new();
+        let bytes = fs::read(bench.ledger("share")).expect("a ledger");
+        for index in 0..LANES {
+            let at = FIRST_LANE_AT + index * LINE;
+            if bytes[at] % 2 == 1 {
+                lanes.push(at);
+            }
+        }
+        clients.iter_mut().for_each(|client| client.tell("mixed:0"));
+        for _ in 0..=chance.below(400) {
+            let at = match chance.below(2) {
+                0 => word(&mut chance),
+                // A lane in use.
+                _ => lanes[chance.below(lanes.len() as u64) as usize] + 8 * chance.below(8) as usize,
+            };
+            file.write_all_at(&value(&mut chance).to_le_bytes(), at as u64)
+                .expect("damage");
+            std::thread::sleep(Duration::from_micros(chance.below(400)));
+        }
+        for mut client in clients {
+            client.signal(libc::SIGUSR1);
+            assert!(client.line().starts_with("mixed "), "round {round}");
+            assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
+            client.ask("freekept");
+            assert_eq!(client.ask("free:0"), "0", "round {round}: frees pass");
+            for look in ["info", "memory", "running"] {
+                assert!(client.ask(look).starts_with("0 "), "round {round}");
+            }
+            let said = end(client);
+            assert!(said.lines().count() <= 1, "round {round}: {said}");
+            assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
+    let _guard = guard("a cut ledger");
+    let bench = Bench::with_share(GIB);
+    let neighbour = Bench::on_gpu_of(&bench, GIB);
+    let mut other = ready(&neighbour, &["init", "alloc:512MiB"]);
+    let mut client = ready(&bench, &["init", "alloc:512MiB"]);
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(bench.ledger("share"))
+        .expect("a ledger");
+    file.set_len(0).expect("cut");
+    client.tell("alloc:2MiB");
+    drop(client.child.stdin.take());
+    let status = client.child.wait().expect("it ends");
+    assert!(status.success() || status.signal() == Some(libc::SIGBUS), "{status}");
+    assert!(bench.refusal().contains("0 bytes"));
+    // Another claim's, on the same GPU.
+    assert_eq!([other.ask("alloc:1GiB"), other.ask("alloc:512MiB")], ["2", "0"]);
+    assert_eq!([other.ask("free:0"), other.ask("free:0")], ["0", "0"]);
+    assert_eq!(end(other), "");
+    assert_eq!(neighbour.free(), GIB);
+    // Cut in the middle of a storm, and grown again.
+    for keep in [4096, 0, SIZE as u64 - 8] {
+        neighbour.put(&neighbour.limits("share", 0, 0, GIB));
+        let mut storm = ready(&neighbour, &["listen", "init"]);
+        storm.tell("mixed:0");
+        std::thread::sleep(Duration::from_millis(20));
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(neighbour.ledger("share"))
+            .expect("a ledger");
+        file.set_len(keep).expect("cut");
+        file.set_len(SIZE as u64).expect("grown");
+        std::thread::sleep(Duration::from_millis(20));
+        storm.signal(libc::SIGUSR1);
+        drop(storm.child.stdin.take());
+        let status = storm.child.wait().expect("it ends");
+        assert!(
+            status.success() || status.signal() == Some(libc::SIGBUS),
+            "{keep}: {status}"
+        );
+        assert!(neighbour.refusal().contains("not"), "{keep}: no seal any more");
+    }
+    // The first bench's GPU serves on.
+    bench.put(&bench.limits("share", 0, 0, GIB));
+    assert_eq!(bench.free(), GIB);
+    let output = bench.client(&["init", "allocfree"]).output().expect("a client");
+    assert_eq!(lines(&output), ["init 0", "allocfree 0"]);
+}

@@ -1,0 +1,119 @@
+//! Thousands of SIGKILLs at random moments, while 16 processes of 4 threads each allocate and free by
+//! every API family.
+//!
+//! At no instant that anybody sees is the share's sum, or the software GPU's own account, above the limit.
+//! After each round the survivors are asked to stand still, and the ledger equals the GPU's account; when
+//! they too are gone, both are empty.
+//!
+//! VGPU_KILLS: how many at least (default 0). VGPU_STORM_SECONDS: for how long at least (default 20).
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::serve::{Chance, HangGuard, Serving, Truth, setting};
+use support::{Bench, GIB};
+
+const PROCESSES: usize = 16;
+/// Kills between two comparisons.
+const ROUND: u64 = 150;
+
+fn storming(bench: &Bench) -> Serving {
+    Serving::new(bench.client(&["listen", "init", "mixed:0", "serve"]))
+}
+
+/// What was seen from outside while the storm went on.
+#[derive(Default)]
+struct Seen {
+    end: AtomicBool,
+    looks: AtomicU64,
+    highest: AtomicU64,
+}
+
+/// Looks at the ledger as the node does.
+fn watch_ledger(bench: &Bench, seen: &Seen) {
+    while !seen.end.load(Ordering::Relaxed) {
+        let charged = bench.usage("share").charged;
+        assert!(charged <= GIB, "{charged} charged");
+        seen.highest.fetch_max(charged, Ordering::Relaxed);
+        seen.looks.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// Asks the software GPU.
+fn watch_gpu(truth: &mut Truth, seen: &Seen) {
+    while !seen.end.load(Ordering::Relaxed) {
+        let used = truth.used();
+        assert!(used <= GIB, "{used} used");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Has every process end its storm with what it holds; the ledger and the GPU agree then.
+fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) {
+    for client in clients.iter_mut() {
+        assert_eq!(client.line(), "listen 0");
+        client.signal(libc::SIGUSR1);
+    }
+    for client in clients.iter_mut() {
+        assert_eq!(client.line(), "init 0");
+        let line = client.line();
+        assert!(line.starts_with("mixed "), "{line}");
+    }
+    // Who looks gives back what the dead held, and pools what they no longer keep.
+    clients
+        .iter_mut()
+        .for_each(|client| assert!(client.ask("info").starts_with("0 ")));
+    let usage = bench.usage("share");
+    let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
+    assert_eq!([usage.charged, sum], [truth.used(); 2], "{usage:?}");
+    for client in clients.iter_mut() {
+        client.ask("freekept");
+        assert!(client.ask("info").starts_with("0 "));
+    }
+    assert_eq!([bench.usage("share").charged, truth.used()], [0; 2], "all was freed");
+}
+
+#[test]
+fn a_storm_of_kills_leaves_an_exact_ledger_whatever_was_allocated() {
+    let (kills, seconds) = (setting("VGPU_KILLS", 0), setting("VGPU_STORM_SECONDS", 20));
+    let _guard = HangGuard::new("the storm", Duration::from_secs(600 + 20 * seconds + kills));
+    let bench = Bench::with_share(GIB);
+    let (mut truth, mut chance) = (Truth::new(&bench), Chance::new(None));
+    let (start, mut killed, mut looks, mut highest) = (Instant::now(), 0, 0, 0);
+    while killed < kills || start.elapsed().as_secs() < seconds {
+        let seen = Seen::default();
+        let mut clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
+        std::thread::scope(|threads| {
+            threads.spawn(|| watch_ledger(&bench, &seen));
+            threads.spawn(|| watch_gpu(&mut truth, &seen));
+            for _ in 0..ROUND {
+                std::thread::sleep(Duration::from_micros(chance.below(12_000)));
+                let slot = chance.below(PROCESSES as u64) as usize;
+                clients[slot] = storming(&bench);
+            }
+            seen.end.store(true, Ordering::Relaxed);
+        });
+        killed += ROUND;
+        looks += seen.looks.load(Ordering::Relaxed);
+        highest = highest.max(seen.highest.load(Ordering::Relaxed));
+        compare(&bench, &mut truth, &mut clients);
+        // The rest at once.
+        let mut clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
+        std::thread::sleep(Duration::from_micros(chance.below(100_000)));
+        clients
+            .iter_mut()
+            .for_each(|client| client.child.kill().expect("it lives"));
+        drop(clients);
+        killed += PROCESSES as u64;
+        assert_eq!(truth.used(), 0, "the driver gave all back");
+        assert_eq!(bench.free(), GIB, "so did the next start");
+        assert_eq!(bench.usage("share").charged, 0);
+    }
+    assert!(highest > GIB / 2, "{highest}: the storm never came near its limit");
+    println!(
+        "{killed} kills in {:?}; {looks} looks, highest sum {highest} of {GIB}",
+        start.elapsed()
+    );
+}
