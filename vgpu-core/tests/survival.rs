@@ -243,6 +243,33 @@ fn descriptors_closed_or_covered_are_none_of_ours() {
 }
 
 #[test]
+fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
+    let _guard = guard("closing");
+    let bench = Bench::with_share(GIB);
+    let mut truth = Truth::new(&bench);
+    let steps = ["listen", "init", "closing", "mixed:0", "info", "serve"];
+    let mut clients: Vec<Serving> = (0..3).map(|_| Serving::new(bench.client(&steps))).collect();
+    for client in &mut clients {
+        let begun = [client.line(), client.line(), client.line()];
+        assert_eq!(begun, ["listen 0", "init 0", "closing 0"]);
+    }
+    for _ in 0..100 {
+        let (used, charged) = (truth.used(), bench.usage("share").charged);
+        assert!(used <= GIB && charged <= GIB, "{used} used, {charged} charged");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    clients.iter().for_each(|client| client.signal(libc::SIGUSR1));
+    for client in &mut clients {
+        assert!(client.line().starts_with("mixed "));
+        assert!(client.line().starts_with("info 0 "));
+    }
+    let usage = bench.usage("share");
+    assert_eq!(usage.charged, truth.used(), "{usage:?}");
+    drop(clients);
+    assert_eq!(bench.free(), GIB);
+}
+
+#[test]
 fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
     let _guard = guard("no descriptors");
     let bench = Bench::with_share(20 * GIB);
@@ -389,6 +416,42 @@ fn stopped_in_the_middle_of_a_storm_neighbours_go_on() {
         drop(storm);
         assert_eq!(neighbour.ask("alloc:1GiB"), "0");
         assert_eq!(neighbour.ask("free:0"), "0");
+    }
+}
+
+#[test]
+fn a_long_stop_of_a_process_at_work_loses_no_charge() {
+    let _guard = guard("a long stop");
+    let bench = Bench::with_share(8 * GIB);
+    let storm = || {
+        let mut command = bench.client(&["listen", "init", "mixed:0", "freekept", "info", "serve"]);
+        Serving::new({
+            command.stderr(std::process::Stdio::piped());
+            command
+        })
+    };
+    let mut storms: Vec<Serving> = (0..6).map(|_| storm()).collect();
+    for storm in &mut storms {
+        assert_eq!([storm.line(), storm.line()], ["listen 0", "init 0"]);
+    }
+    // Longer than a thread waits for another's lane.
+    storms.iter().for_each(|storm| storm.signal(libc::SIGSTOP));
+    std::thread::sleep(Duration::from_millis(2500));
+    storms.iter().for_each(|storm| storm.signal(libc::SIGCONT));
+    std::thread::sleep(Duration::from_millis(100));
+    storms.iter().for_each(|storm| storm.signal(libc::SIGUSR1));
+    for storm in &mut storms {
+        assert!(storm.line().starts_with("mixed "));
+        assert!(storm.line().starts_with("freekept "));
+        assert!(storm.line().starts_with("info 0 "));
+    }
+    assert_eq!(bench.usage("share").charged, 0, "all live, and hold nothing");
+    for mut storm in storms {
+        drop(storm.child.stdin.take());
+        let mut said = String::new();
+        let mut stderr = storm.child.stderr.take().expect("a pipe");
+        std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+        assert_eq!(said, "");
     }
 }
 

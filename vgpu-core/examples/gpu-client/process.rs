@@ -35,6 +35,18 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }.to_string()
         }
         "cover" => cover(),
+        // A thread that closes and covers descriptors all the time.
+        "closing" => {
+            std::thread::spawn(|| {
+                loop {
+                    // SAFETY: closes what this client does not use any more.
+                    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                    cover();
+                    std::thread::yield_now();
+                }
+            });
+            "0".into()
+        }
         "fill" => fill(number),
         "space" => space(number),
         "deny" => deny(value),
