@@ -102,13 +102,15 @@ impl Share {
         }
         let failed = |error| OpenError::File(path.to_owned(), error);
         let (known, mapping) = {
-            let _no_fork = fork::guard();
-            let (known, file) = file::Known::new(path).map_err(failed)?;
+            let no_fork = fork::guard();
+            let (known, file) = file::Known::new(path, &no_fork).map_err(failed)?;
             check(&file, at, share_mark).map_err(|error| match error {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
-            (known, Mapping::new(&file, at, format::SIZE).map_err(failed)?)
+            let mapping = Mapping::new(&file, at, format::SIZE).map_err(failed)?;
+            file.check().map_err(failed)?;
+            (known, mapping)
         };
         let share = Self {
             file: known,
@@ -357,12 +359,12 @@ impl Share {
         self.in_vain.store(0, Relaxed);
         let region = self.region();
         let count = {
-            let _no_fork = fork::guard();
-            let Ok(file) = self.file.open() else {
+            let no_fork = fork::guard();
+            let Ok(file) = self.file.open(&no_fork) else {
                 return waited;
             };
             reap(region, sought, |index| {
-                matches!(file::is_locked(&file, self.at + lane_offset(index)), Ok(false))
+                matches!(file::is_locked(&file, self.at + lane_offset(index)), Ok(false)) && file.check().is_ok()
             })
         };
         drop(lock);

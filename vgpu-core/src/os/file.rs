@@ -7,10 +7,15 @@
 //! under [`super::fork::guard`]. A program that has changed its root or its mounts, or has no descriptor
 //! left, can no longer open the file: its own charges go on, dead neighbours are left to others. Another
 //! file in its place is refused: nobody holds locks there, and every living neighbour would look dead.
+//! The same goes for a program that closes every descriptor while one of ours is open, and gives the number
+//! to a file of its own: see [`Opened`].
 #![allow(unsafe_code)] // libc calls on a descriptor of our own.
 
+use super::fork::Guard;
 use std::ffi::CString;
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +24,20 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Known {
     path: PathBuf,
-    /// Device and inode.
-    identity: (u64, u64),
+    identity: Identity,
+}
+
+/// Device and inode.
+type Identity = (u64, u64);
+
+/// A descriptor of ours, as long as no thread of the program closes it or puts a file of its own there.
+///
+/// What a system call answered holds for our file if [`Opened::check`] agrees afterwards: all our opens
+/// are made under the guard, so while the guard is held a lost number does not become ours again.
+#[derive(Debug)]
+pub struct Opened {
+    file: ManuallyDrop<OwnedFd>,
+    identity: Identity,
 }
 
 impl Known {
@@ -28,14 +45,14 @@ impl Known {
     ///
     /// # Errors
     /// Those of open(2) and fstat(2).
-    pub fn new(path: &Path) -> io::Result<(Self, OwnedFd)> {
-        let file = open(path)?;
-        let status = status(&file)?;
+    pub fn new(path: &Path, _guard: &Guard) -> io::Result<(Self, Opened)> {
+        let file = ManuallyDrop::new(open(path)?);
+        let identity = identity(&file)?;
         let known = Self {
             path: path.to_owned(),
-            identity: (status.st_dev, status.st_ino),
+            identity,
         };
-        Ok((known, file))
+        Ok((known, Opened { file, identity }))
     }
 
     #[must_use]
@@ -46,15 +63,54 @@ impl Known {
     /// Opens it again.
     ///
     /// # Errors
-    /// Those of open(2) and fstat(2), and another file of that name.
-    pub fn open(&self) -> io::Result<OwnedFd> {
-        let file = open(&self.path)?;
-        let status = status(&file)?;
-        if (status.st_dev, status.st_ino) == self.identity {
-            return Ok(file);
+    /// Those of open(2) and fstat(2), another file of that name, and a guard that is not held.
+    pub fn open(&self, guard: &Guard) -> io::Result<Opened> {
+        if !guard.is_held() {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
-        Err(io::Error::new(io::ErrorKind::NotFound, "another file is in its place"))
+        let file = open(&self.path)?;
+        if identity(&file)? != self.identity {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "another file is in its place"));
+        }
+        Ok(Opened {
+            file: ManuallyDrop::new(file),
+            identity: self.identity,
+        })
     }
+}
+
+impl Opened {
+    /// Whether the descriptor is still that file.
+    ///
+    /// # Errors
+    /// Those of fstat(2), and another file.
+    pub fn check(&self) -> io::Result<()> {
+        if identity(&self.file)? == self.identity {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "the descriptor was closed"))
+    }
+}
+
+impl Deref for Opened {
+    type Target = OwnedFd;
+    fn deref(&self) -> &OwnedFd {
+        &self.file
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if self.check().is_ok() {
+            // SAFETY: dropped once, here. A number that is the program's by now is left alone.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
+fn identity(file: &OwnedFd) -> io::Result<Identity> {
+    let status = status(file)?;
+    Ok((status.st_dev, status.st_ino))
 }
 
 /// Opens `path`, read and write, as a descriptor above the standard streams.

@@ -40,6 +40,14 @@ pub fn guard() -> Guard {
     }
 }
 
+impl Guard {
+    /// Whether no other thread has one; false: it was waited for in vain.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.held {

@@ -126,13 +126,14 @@ impl PinnedLock {
     ///
     /// # Errors
     /// Those of the system calls, and another file in its place.
-    pub fn take(file: &file::Known, offset: usize) -> io::Result<Option<Self>> {
-        let _no_fork = fork::guard();
-        let file = file.open()?;
+    pub fn take(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
+        let no_fork = fork::guard();
+        let file = known.open(&no_fork)?;
         if !file::try_lock(&file, offset)? {
             return Ok(None);
         }
         let mapping = Mapping::low(&file)?;
+        file.check()?;
         Ok(Some(Self { _mapping: mapping }))
     }
 }
