@@ -174,9 +174,9 @@ fn nodes_endpoints_and_graphics_have_the_share_s_numbers() {
     }
 
     for call in ["cuGLGetDevices_v2", "cuGLGetDevices"] {
-        assert_eq!(client.call(&format!("{call} >5 >6 8 1")), 0);
-        assert_eq!((client.get(5), client.get(6)), (1, 0));
-        assert_eq!(client.call(&format!("{call} >5 >6 8 9")), INVALID_VALUE);
+        assert_eq!(client.call(&format!("{call} >15 >16 8 1")), 0);
+        assert_eq!((client.get(15), client.get(16)), (1, 0));
+        assert_eq!(client.call(&format!("{call} >15 >16 8 9")), INVALID_VALUE);
     }
     assert_eq!(client.call("cuVDPAUGetDevice >7 1 0"), 0);
     assert_eq!(client.get(7), 0);
