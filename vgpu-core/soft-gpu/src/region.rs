@@ -21,7 +21,8 @@ use crate::layout::{FREE, MAGIC, PHASE_MASK, Shared};
 use crate::liveness::{Lock, Pulse, pulse};
 use crate::profile::Profile;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// Hundreds of processes may start at once on two cores.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The mapped file. It stays mapped until the process ends: other threads may be reading it.
 pub(crate) struct Region {

@@ -1,17 +1,18 @@
 //! What contexts, code, static variables and the limits of contexts take: measured, for no call tells.
 //!
 //! ```text
-//!  before: what NVML says of this process - what is charged for all else
 //!  the driver's call
-//!  after:  the same; the difference is what the call took ─► charged, or undone and out of memory
+//!  what NVML says of this process - what is charged for all else ─► charged, or undone and out of memory
 //! ```
 //!
 //! NVML names processes by PIDs of its own namespace, so this process is recognised by its coming: it is
 //! the one that NVML lists after the process's first context and did not list before.
 //!
 //! What is charged for all else is reserved before the driver takes it and given back after, so a call
-//! of another thread between the two looks makes the overhead look smaller, never larger. So a call
-//! that can only take raises the charge and never lowers it.
+//! that another thread is in makes the overhead look smaller, never larger, if only the larger of two
+//! figures counts, read before NVML is asked and after. So a call that can only take raises the charge
+//! and never lowers it, and where others are at work several looks are taken and the largest counts. The
+//! difference of a look before the call and one after is no measure: the first may be too small.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -88,27 +89,22 @@ impl Overhead {
             _ => None,
         };
         let after = self.look(ready, gpu, known, false);
-        let grown = match (&before, &after) {
-            (Look::Excess(before), Look::Excess(after)) => after - before,
-            // Its first look at itself: all that it has is new.
-            (Look::Strangers(_), Look::Excess(after)) => after - self.measured as i64,
-            _ => {
-                // Not seen: what was charged ahead stays.
-                self.measured = self.level.bytes();
-                return (result, true);
+        let Look::Excess(after) = after else {
+            // Not seen: what was charged ahead stays.
+            self.measured = self.level.bytes();
+            return (result, true);
+        };
+        let all = after.max(0) as u64;
+        self.measured = match (change, &before) {
+            (Change::Takes, _) => self.measured.max(all),
+            // Both may be too small.
+            (Change::GivesBack, Look::Excess(before)) => {
+                let fallen = self.measured.saturating_add_signed((after - before).min(0));
+                self.measured.min(all.max(fallen))
             }
+            (Change::GivesBack, _) => self.measured.min(all),
+            (Change::Either, _) => all,
         };
-        let grown = match change {
-            Change::Takes => grown.max(0),
-            Change::GivesBack => grown.min(0),
-            Change::Either => grown,
-        };
-        let floor = if let Look::Excess(after) = after {
-            after.max(0) as u64
-        } else {
-            0
-        };
-        self.measured = self.measured.saturating_add_signed(grown).max(floor);
         let target = self.measured;
         let fits = self.level.set(gpu, target);
         if !fits {
@@ -126,12 +122,15 @@ impl Overhead {
     fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>, is_new: bool) -> Look {
         pools::refresh(gpu);
         graphs::refresh(gpu);
-        let others = gpu.account.own().saturating_sub(self.level.bytes());
-        let mut stranger = 0;
+        let charged = || gpu.account.own().saturating_sub(self.level.bytes());
+        let (mut stranger, mut most) = (0, None);
         for attempt in 0..ATTEMPTS {
+            let earlier = charged();
             let Some(list) = processes(ready, gpu) else {
                 return Look::Blind;
             };
+            let later = charged();
+            let others = earlier.max(later);
             let own = ready.nvml_pid.load(Ordering::Relaxed);
             if own == 0 {
                 let Some(known) = known else {
@@ -160,13 +159,17 @@ impl Overhead {
             let own = ready.nvml_pid.load(Ordering::Relaxed);
             // A list may miss a process for a moment: that it is not there says nothing.
             if let Some((_, held)) = list.iter().find(|(pid, _)| *pid == own) {
-                return Look::Excess(*held as i64 - others as i64);
+                most = most.max(Some(*held as i64 - others as i64));
+                if earlier == later {
+                    break;
+                }
+                continue;
             }
             if is_new {
                 return Look::Excess(-(others as i64));
             }
         }
-        Look::Blind
+        most.map_or(Look::Blind, Look::Excess)
     }
 }
 

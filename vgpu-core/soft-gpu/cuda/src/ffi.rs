@@ -43,8 +43,8 @@ pub(crate) fn unmap_host(address: u64, size: u64) {
 
 /// A descriptor for other processes, with `words` in it.
 pub(crate) fn note(words: [u64; 4]) -> Option<i32> {
-    // SAFETY: a C string; the descriptor is the caller's from then on.
-    let descriptor = unsafe { libc::memfd_create(c"soft-gpu".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a C string; the descriptor is the caller's from then on. glibc 2.17 has no function for it.
+    let descriptor = unsafe { libc::syscall(libc::SYS_memfd_create, c"soft-gpu".as_ptr(), libc::MFD_CLOEXEC) } as i32;
     let size = std::mem::size_of_val(&words);
     // SAFETY: as many bytes as `words` has.
     let written = unsafe { libc::pwrite(descriptor, words.as_ptr().cast(), size, 0) };
