@@ -247,7 +247,8 @@ fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
     let _guard = guard("closing");
     let bench = Bench::with_share(GIB);
     let mut truth = Truth::new(&bench);
-    let steps = ["listen", "init", "closing", "mixed:0", "info", "serve"];
+    // No contexts meanwhile: the software GPU's NVML, by which they are measured, does not survive this.
+    let steps = ["listen", "init", "closing", "plain:0", "info", "serve"];
     let mut clients: Vec<Serving> = (0..3).map(|_| Serving::new(bench.client(&steps))).collect();
     for client in &mut clients {
         let begun = [client.line(), client.line(), client.line()];
@@ -260,7 +261,7 @@ fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
     }
     clients.iter().for_each(|client| client.signal(libc::SIGUSR1));
     for client in &mut clients {
-        assert!(client.line().starts_with("mixed "));
+        assert!(client.line().starts_with("plain "));
         assert!(client.line().starts_with("info 0 "));
     }
     let usage = bench.usage("share");

@@ -26,7 +26,8 @@ pub(crate) fn step(client: &mut Client, name: &str, number: u64) -> Option<Strin
         // Allocates and frees at random for ever, or for `number` rounds in each thread.
         "storm" => all_threads(client, move |cuda, seed| storm(cuda, seed, number)).to_string(),
         // The same with every kind of memory; what is held at the end stays.
-        "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number)).to_string(),
+        "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, true)).to_string(),
+        "plain" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, false)).to_string(),
         "freekept" => free_kept(client).to_string(),
         "background" => {
             let cuda = client.cuda() as usize;
@@ -118,14 +119,14 @@ fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
     failed
 }
 
-fn mixed(cuda: usize, seed: u64, rounds: u64) -> u64 {
+fn mixed(cuda: usize, seed: u64, rounds: u64, contexts: bool) -> u64 {
     let library = cuda as *mut c_void;
     let mut next = numbers(seed);
     enter(library);
     let (mut live, mut failed, mut round) = (Vec::new(), 0, 0);
     while !STOP.load(Ordering::Relaxed) && (rounds == 0 || round < rounds) {
         round += 1;
-        if next().is_multiple_of(128) {
+        if contexts && next().is_multiple_of(128) {
             with_own_context(library);
         } else if next().is_multiple_of(2) || live.is_empty() {
             match Live::new(library, next(), (1 + next() % 48) << 20) {

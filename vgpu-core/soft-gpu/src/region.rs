@@ -22,7 +22,7 @@ use crate::liveness::{Lock, Pulse, pulse};
 use crate::profile::Profile;
 
 /// Hundreds of processes may start at once on two cores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The mapped file. It stays mapped until the process ends: other threads may be reading it.
 pub(crate) struct Region {

@@ -9,10 +9,11 @@
 //! the one that NVML lists after the process's first context and did not list before.
 //!
 //! What is charged for all else is reserved before the driver takes it and given back after, so a call
-//! that another thread is in makes the overhead look smaller, never larger, if only the larger of two
-//! figures counts, read before NVML is asked and after. So a call that can only take raises the charge
-//! and never lowers it, and where others are at work several looks are taken and the largest counts. The
-//! difference of a look before the call and one after is no measure: the first may be too small.
+//! that another thread is in makes the overhead look smaller, never larger, if that figure is the same
+//! before NVML is asked and after; where it never is, the smallest of several looks counts. So a call that
+//! can only take raises the charge and never lowers it: where others are at work it may be charged too
+//! little until the next measured call, and never too much. The difference of a look before the call and
+//! one after is no measure: the first may be too small.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -123,7 +124,7 @@ impl Overhead {
         pools::refresh(gpu);
         graphs::refresh(gpu);
         let charged = || gpu.account.own().saturating_sub(self.level.bytes());
-        let (mut stranger, mut most) = (0, None);
+        let (mut stranger, mut least) = (0, None);
         for attempt in 0..ATTEMPTS {
             let earlier = charged();
             let Some(list) = processes(ready, gpu) else {
@@ -159,17 +160,19 @@ impl Overhead {
             let own = ready.nvml_pid.load(Ordering::Relaxed);
             // A list may miss a process for a moment: that it is not there says nothing.
             if let Some((_, held)) = list.iter().find(|(pid, _)| *pid == own) {
-                most = most.max(Some(*held as i64 - others as i64));
+                let excess = *held as i64 - others as i64;
                 if earlier == later {
-                    break;
+                    return Look::Excess(excess);
                 }
+                // The sum of the lanes may be of no one moment while others are at work.
+                least = least.map_or(Some(excess), |least: i64| Some(least.min(excess)));
                 continue;
             }
             if is_new {
                 return Look::Excess(-(others as i64));
             }
         }
-        most.map_or(Look::Blind, Look::Excess)
+        least.map_or(Look::Blind, Look::Excess)
     }
 }
 
