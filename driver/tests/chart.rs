@@ -13,9 +13,9 @@ fn chart() -> PathBuf {
 
 /// The helm of this project's tools, else of this machine.
 fn helm(test: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let tools = cache.and_then(|cache| std::fs::read_dir(cache.join("dra-driver-vgpu/tools")).ok());
+    let tools = vgpu_cache::root()
+        .ok()
+        .and_then(|cache| std::fs::read_dir(cache.join("tools")).ok());
     let built = tools
         .into_iter()
         .flatten()

@@ -34,12 +34,7 @@ pub fn dist() -> Result<PathBuf> {
 
 /// What later runs and other clones reuse.
 pub fn cache() -> Result<PathBuf> {
-    let base = match (env::var_os("XDG_CACHE_HOME"), env::var_os("HOME")) {
-        (Some(cache), _) if Path::new(&cache).is_absolute() => PathBuf::from(cache),
-        (_, Some(home)) => Path::new(&home).join(".cache"),
-        _ => bail!("neither XDG_CACHE_HOME nor HOME is set: set one, the built tools are kept there"),
-    };
-    Ok(base.join("dra-driver-vgpu"))
+    vgpu_cache::root().map_err(anyhow::Error::msg)
 }
 
 /// What is built anew for each state of the clone: images with its artefacts in them.

@@ -1,9 +1,9 @@
 //! Compiles the programs of `c/`, for this machine's libc, or by zig for one as old as the artefacts'.
 
-use crate::run;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use vgpu_cache::run;
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(name)
@@ -48,7 +48,7 @@ fn zig() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("CARGO_ZIGBUILD_ZIG_PATH") {
         return Some(named.into());
     }
-    let cache = crate::cache::root().ok()?;
+    let cache = vgpu_cache::root().ok()?;
     let folders = cache.read_dir().ok()?.flatten();
     folders
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("zigbuild-"))

@@ -18,15 +18,13 @@
 //! killed when the place is dropped; nothing is ever mounted on the machine itself.
 #![forbid(unsafe_code)]
 
-pub mod apt;
-pub mod cache;
 pub mod cc;
-pub mod pip;
 pub mod place;
 pub mod share;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use vgpu_cache::run;
 
 pub const GIB: u64 = 1 << 30;
 /// What the software GPU's driver hands out at least.
@@ -69,18 +67,4 @@ pub fn example(name: &str) -> PathBuf {
 pub fn python() -> PathBuf {
     let said = run(Command::new("python3").args(["-c", "import sys; print(sys.executable)"]));
     said.unwrap_or_else(|error| panic!("{error}")).trim().into()
-}
-
-/// Runs a command to its end: what it printed.
-///
-/// # Errors
-/// All that it said, if it failed.
-pub fn run(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() {
-        return Ok(text(&output.stdout));
-    }
-    let said = text(&output.stdout) + &text(&output.stderr);
-    Err(format!("{command:?}: {}\n{said}", output.status))
 }

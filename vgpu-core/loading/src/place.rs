@@ -1,13 +1,14 @@
 //! Where a program runs under a share: in a container, or as an ordinary user's `vgpu run` lets it.
 
+use crate::dist;
 use crate::share::Share;
-use crate::{dist, run};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, HOOK_FILE, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+use vgpu_cache::run;
 
 /// No program of these tests takes as long, on a machine that is busy with ten others.
 const SECONDS: &str = "300";

@@ -1,6 +1,6 @@
 //! A share of a software GPU, as Prepare and `vgpu run` make it: limits, ledger, the GPU's state.
 
-use crate::{dist, run};
+use crate::dist;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::process::Command;
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
+use vgpu_cache::run;
 
 /// Name of the one share.
 pub const NAME: &str = "share";

@@ -1,14 +1,15 @@
 //! Real clients, unmodified, from their packages, under a share of the software GPU: each sees the share and no
 //! more, fails with its own out-of-memory error, and shows what the ledger says.
 //!
-//! Packages are fetched once (`vgpu_loading::cache`). A client that cannot be had here is skipped by its name.
+//! Packages are fetched once (`vgpu_cache`). A client that cannot be had here is skipped by its name.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use vgpu_loading::apt::{self, Distribution, Release, With};
+use vgpu_cache::apt::{self, With};
+use vgpu_cache::pip::{self, Error};
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
-use vgpu_loading::{GIB, cc, example, pip, python};
+use vgpu_loading::{GIB, cc, example, python};
 use vgpu_skip::skip;
 
 const LIMIT: u64 = 2 * GIB;
@@ -59,10 +60,26 @@ fn allocates(place: &Place, mut command: Command, error: &str, shows_sizes: bool
     }
 }
 
+/// A client's packages, with all that they need named too; None: it cannot be had here, and is skipped. Each has a
+/// folder of its own, so that one which cannot be had hides no other.
+fn fetched(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    match pip::packages(
+        &format!("client-{name}"),
+        &packages.join(" "),
+        &[&["--no-deps"], packages].concat(),
+    ) {
+        Ok(folder) => Some(folder),
+        Err(Error::Unavailable(why)) => {
+            skip(name, &why);
+            None
+        }
+        Err(Error::Failed(why)) => panic!("{why}"),
+    }
+}
+
 fn python_client(name: &str, packages: &[&str], file: &str, error: &str, shows_sizes: bool) {
-    let packages = match pip::folder(name, packages) {
-        Ok(folder) => folder,
-        Err(reason) => return skip(name, reason.lines().last().unwrap_or_default()),
+    let Some(packages) = fetched(name, packages) else {
+        return;
     };
     let stage = stage();
     let (script, python) = (script(file), python());
@@ -178,9 +195,8 @@ fn with_holder(place: &Place, stage: &Path) -> (Running, u32, u64) {
 }
 
 fn looks(name: &str, packages: &[&str], arguments: &[&str], check: fn(&str, u32, u64)) {
-    let packages = match pip::folder(name, packages) {
-        Ok(folder) => folder,
-        Err(reason) => return skip(name, reason.lines().last().unwrap_or_default()),
+    let Some(packages) = fetched(name, packages) else {
+        return;
     };
     let stage = stage();
     let place = place(stage.path(), &[&packages, &script("")]);
@@ -223,6 +239,11 @@ fn nvitop() {
     });
 }
 
+/// Words alone: columns are padded.
+fn unpadded(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 #[test]
 fn gpustat() {
     let packages = [
@@ -238,10 +259,14 @@ fn gpustat() {
         &packages,
         &["-m", "gpustat", "--no-color", "--show-pid"],
         |shown, pid, bytes| {
-            let gpus: Vec<&str> = shown.lines().filter(|line| line.starts_with('[')).collect();
+            let gpus: Vec<String> = shown
+                .lines()
+                .filter(|line| line.starts_with('['))
+                .map(unpadded)
+                .collect();
             assert_eq!(gpus.len(), 1, "{shown}");
             let mib = bytes >> 20;
-            assert!(gpus[0].contains(&format!("{mib} / {} MB", LIMIT >> 20)), "{shown}");
+            assert!(gpus[0].contains(&format!("| {mib} / {} MB", LIMIT >> 20)), "{shown}");
             assert!(gpus[0].contains(&format!("/{pid}({mib}M)")), "{shown}");
         },
     );
@@ -249,7 +274,7 @@ fn gpustat() {
 
 #[test]
 fn nvidia_smi() {
-    let program = match nvidia_smi_program() {
+    let program = match apt::nvidia_smi() {
         Ok(program) => program,
         Err(reason) => return skip("nvidia_smi", reason.lines().last().unwrap_or_default()),
     };
@@ -263,8 +288,7 @@ fn nvidia_smi() {
     };
     let (mib, total) = (bytes >> 20, LIMIT >> 20);
     assert_eq!(smi(&["-L"]).lines().count(), 1);
-    // Its columns are padded.
-    let table = smi(&[]).split_whitespace().collect::<Vec<_>>().join(" ");
+    let table = unpadded(&smi(&[]));
     assert!(
         table.contains(&format!("{mib}MiB / {total}MiB")) && table.contains(&format!(" {pid} C ")),
         "{table}"
@@ -285,27 +309,6 @@ fn nvidia_smi() {
     drop(holder);
 }
 
-/// Packages of the release that this machine runs.
-fn packages(components: &str, names: &[&str], with: With) -> Result<PathBuf, String> {
-    let codename = apt::own_codename()?;
-    let release = Release {
-        distribution: Distribution::Debian,
-        codename: &codename,
-        components,
-        merged: true,
-    };
-    apt::root(release, names, with)
-}
-
-fn nvidia_smi_program() -> Result<PathBuf, String> {
-    let root = packages("non-free", &["nvidia-smi"], With::Nothing)?;
-    let program = root.join("usr/lib/nvidia/current/nvidia-smi");
-    program
-        .is_file()
-        .then_some(program)
-        .ok_or("the package nvidia-smi has no such program".into())
-}
-
 // === ffmpeg ===
 
 /// Frames of one colour through the GPU and back; the checksum of what came out.
@@ -322,13 +325,13 @@ fn frames(place: &Place, size: &str, filters: &str) -> Result<String, String> {
     command
         .args(["-f", "lavfi", "-i", &source, "-vf", &chain, "-f", "md5", "-"])
         .stdin(Stdio::null());
-    vgpu_loading::run(&mut command)
+    vgpu_cache::run(&mut command)
 }
 
 /// ffmpeg with all that it needs is an image of its own: nothing of this machine's is used.
 #[test]
 fn ffmpeg() {
-    let image = possible().and_then(|()| packages("main", &["ffmpeg", "dash"], With::AllThatTheyNeed));
+    let image = possible().and_then(|()| apt::own_packages("main", &["ffmpeg", "dash"], With::AllThatTheyNeed));
     let image = match image {
         Ok(image) => image,
         Err(reason) => return skip("ffmpeg", reason.lines().last().unwrap_or_default()),

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
-use vgpu_loading::apt::{self, Distribution, Release, With};
+use vgpu_cache::apt::{self, Distribution, Release, With};
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
 use vgpu_loading::{GIB, cc, dist};

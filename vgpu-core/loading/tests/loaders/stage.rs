@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use vgpu_loading::{cache, cc, dist, run};
+use vgpu_cache::{folder, run};
+use vgpu_loading::{cc, dist};
 
 pub(crate) struct Stage(tempfile::TempDir);
 
@@ -78,7 +79,7 @@ pub(crate) fn purego() -> Result<PathBuf, String> {
     let read = |name: &&str| fs::read_to_string(source.join(name)).map_err(|error| format!("{name}: {error}"));
     let version = run(Command::new("go").arg("version"))?;
     let texts = files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let folder = cache::folder("client-purego", &format!("{version}{texts:?}"), |folder| {
+    let folder = folder("client-purego", &format!("{version}{texts:?}"), |folder| {
         let mut go = Command::new("go");
         go.args(["build", "-trimpath", "-o"])
             .arg(folder.join("client"))

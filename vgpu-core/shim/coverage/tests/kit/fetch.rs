@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use vgpu_cache::pip;
 use vgpu_coverage::headers::{self, Header};
 
 /// What cannot be read here, and why.
@@ -107,24 +108,18 @@ fn preprocessed(text: &str, define: &str, includes: &[PathBuf]) -> Result<String
     Ok(String::from_utf8(output.stdout).expect("headers are text"))
 }
 
-/// The folder with the packages of a file of pins, whole or not at all, whoever else makes it too.
+/// The folder with the packages of a file of pins.
 fn fetched(pins: &Path) -> Result<PathBuf, Unavailable> {
-    let text = fs::read_to_string(pins).expect("pins");
-    let packages = text.lines().filter(|line| !line.starts_with('#'));
-    let names: Vec<String> = packages
-        .filter_map(|line| Some(line.split_whitespace().next()?.replace("==", "-")))
-        .collect();
-    let cache = cache();
-    let done = cache.join(names.join("-"));
-    if done.exists() {
-        return Ok(done);
+    let key = fs::read_to_string(pins).expect("pins");
+    let path = pins.to_str().expect("a path in UTF-8");
+    // The headers of every platform are the same, and the pins are of this one.
+    let options = "--no-deps --require-hashes --only-binary :all: --platform manylinux2014_x86_64 -r";
+    let arguments: Vec<&str> = options.split(' ').chain([path]).collect();
+    match pip::packages(&format!("headers-{}", stem(pins)), &key, &arguments) {
+        Ok(folder) => Ok(folder),
+        Err(pip::Error::Unavailable(why)) => Err(Unavailable(why)),
+        Err(pip::Error::Failed(why)) => panic!("{why}"),
     }
-    let aside = Aside(cache.join(format!("{}.{}.new", names.join("-"), std::process::id())));
-    let _ = fs::remove_dir_all(&aside.0);
-    fs::create_dir_all(&aside.0).expect("the cache");
-    install(pins, &aside.0)?;
-    let _ = fs::rename(&aside.0, &done); // Another run may have been faster.
-    Ok(done)
 }
 
 /// A folder that is gone with this value, however the test ends.
@@ -134,44 +129,4 @@ impl Drop for Aside {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn cache() -> PathBuf {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let base = base
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
-        .expect("HOME is set");
-    base.join("dra-driver-vgpu")
-}
-
-fn install(pins: &Path, folder: &Path) -> Result<(), Unavailable> {
-    let mut pip = Command::new("python3");
-    // The headers of every platform are the same, and the pins are of this one.
-    let options = "-m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
-                   --platform manylinux2014_x86_64 --retries 1 --timeout 20 --target";
-    pip.args(options.split_whitespace()).arg(folder).arg("-r").arg(pins);
-    let output = pip.output().map_err(|error| Unavailable(format!("python3: {error}")))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    match no_network(&said) {
-        true => Err(Unavailable(format!(
-            "the headers of CUDA {} cannot be fetched: no network",
-            stem(pins)
-        ))),
-        false => panic!("{pip:?}: {}\n{said}", output.status),
-    }
-}
-
-/// Whether pip got no answer, rather than the wrong one.
-pub fn no_network(said: &str) -> bool {
-    const SIGNS: [&str; 5] = [
-        "ConnectionError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "Max retries exceeded",
-        "No module named pip",
-    ];
-    SIGNS.iter().any(|sign| said.contains(sign))
 }

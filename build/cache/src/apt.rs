@@ -6,7 +6,7 @@
 //!
 //! No script of a package is run, so nothing is configured: no loader cache, no alternatives.
 
-use crate::{cache, run};
+use crate::{folder, run};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -42,10 +42,7 @@ pub enum With {
 }
 
 /// The release that this machine runs.
-///
-/// # Errors
-/// It is not Debian.
-pub fn own_codename() -> Result<String, String> {
+fn own_codename() -> Result<String, String> {
     let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
     let of = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -63,7 +60,7 @@ pub fn own_codename() -> Result<String, String> {
 /// They cannot be had.
 pub fn root(release: Release<'_>, packages: &[&str], with: With) -> Result<PathBuf, String> {
     let key = format!("{RECIPE} {release:?} {packages:?} {with:?}");
-    cache::folder(&format!("root-{}", release.codename), &key, |folder| {
+    folder(&format!("root-{}", release.codename), &key, |folder| {
         let root = folder.join("root");
         let failed = |error: std::io::Error| format!("{}: {error}", root.display());
         for name in ["usr", "etc", "tmp", "run", "var"] {
@@ -87,6 +84,34 @@ pub fn root(release: Release<'_>, packages: &[&str], with: With) -> Result<PathB
         fs::remove_dir_all(&apt).map_err(failed)
     })
     .map(|folder| folder.join("root"))
+}
+
+/// The same of the release that this machine runs.
+///
+/// # Errors
+/// They cannot be had.
+pub fn own_packages(components: &str, packages: &[&str], with: With) -> Result<PathBuf, String> {
+    let codename = own_codename()?;
+    let release = Release {
+        distribution: Distribution::Debian,
+        codename: &codename,
+        components,
+        merged: true,
+    };
+    root(release, packages, with)
+}
+
+/// NVIDIA's nvidia-smi, from the distribution's package.
+///
+/// # Errors
+/// It cannot be had.
+pub fn nvidia_smi() -> Result<PathBuf, String> {
+    let root = own_packages("non-free", &["nvidia-smi"], With::Nothing)?;
+    let program = root.join("usr/lib/nvidia/current/nvidia-smi");
+    match program.is_file() {
+        true => Ok(program),
+        false => Err(format!("{} is missing in the package nvidia-smi", program.display())),
+    }
 }
 
 fn fetch(release: Release<'_>, packages: &[&str], with: With, apt: &Path) -> Result<(), String> {

@@ -1,0 +1,110 @@
+//! The cache outside the clone, which all clones share: tools that were built, packages that were fetched.
+//!
+//! ```text
+//!  $XDG_CACHE_HOME, else ~/.cache ─► dra-driver-vgpu/
+//!                                      <name>-<hash of what decides the content>/   one thing, whole
+//! ```
+//!
+//! How it fails: a folder appears in it by one rename, so a cut download leaves nothing that a later run
+//! would trust, and of two runs at once the faster one's stays.
+#![forbid(unsafe_code)]
+
+pub mod apt;
+pub mod pip;
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The folder of all that is kept.
+///
+/// # Errors
+/// Nothing says where.
+pub fn root() -> Result<PathBuf, String> {
+    choose(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+}
+
+/// A relative XDG_CACHE_HOME counts as none, as its specification has it.
+fn choose(cache: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Result<PathBuf, String> {
+    let absolute = |folder: &PathBuf| folder.is_absolute();
+    let base = cache
+        .map(PathBuf::from)
+        .filter(absolute)
+        .or_else(|| Some(home.map(PathBuf::from).filter(absolute)?.join(".cache")));
+    let base =
+        base.ok_or("neither XDG_CACHE_HOME nor HOME names a folder: set one, fetched and built things are kept there")?;
+    Ok(base.join("dra-driver-vgpu"))
+}
+
+/// The folder `name-<hash of key>`, made by `make` if it is not there. `key` is all that decides what is in it.
+///
+/// # Errors
+/// What `make` says; what it left is removed.
+pub fn folder<E: From<String>>(name: &str, key: &str, make: impl FnOnce(&Path) -> Result<(), E>) -> Result<PathBuf, E> {
+    // Fixed keys: the same in every run of the same std, and another std only fetches again.
+    let mut hash = DefaultHasher::new();
+    key.hash(&mut hash);
+    let cache = root()?;
+    let done = cache.join(format!("{name}-{:016x}", hash.finish()));
+    if done.is_dir() {
+        return Ok(done);
+    }
+    let failed = |error: std::io::Error| E::from(format!("{}: {error}", cache.display()));
+    fs::create_dir_all(&cache).map_err(failed)?;
+    let aside = tempfile::Builder::new()
+        .prefix(&format!(".{name}-"))
+        .tempdir_in(&cache)
+        .map_err(failed)?;
+    make(aside.path())?;
+    // Owner only is what a temporary folder has; other users' programs run from here.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(aside.path(), open).map_err(failed)?;
+    match fs::rename(aside.path(), &done) {
+        Ok(()) => drop(aside.keep()),
+        // Another run was faster.
+        Err(_) if done.is_dir() => (),
+        Err(error) => return Err(format!("{}: {error}", done.display()).into()),
+    }
+    Ok(done)
+}
+
+/// Runs a command to its end: what it printed.
+///
+/// # Errors
+/// All that it said, if it failed.
+pub fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    Err(format!("{command:?}: {}\n{out}{err}", output.status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose;
+    use std::path::Path;
+
+    #[test]
+    fn a_relative_cache_is_none() {
+        let chosen = |cache: Option<&str>, home: Option<&str>| choose(cache.map(Into::into), home.map(Into::into));
+        assert_eq!(
+            chosen(Some("/c"), Some("/h")).as_deref(),
+            Ok(Path::new("/c/dra-driver-vgpu"))
+        );
+        for cache in [None, Some(""), Some("c")] {
+            let found = chosen(cache, Some("/h"));
+            assert_eq!(
+                found.as_deref(),
+                Ok(Path::new("/h/.cache/dra-driver-vgpu")),
+                "{cache:?}"
+            );
+        }
+        assert!(chosen(None, None).is_err_and(|error| error.contains("HOME")));
+        assert!(chosen(Some("c"), Some("")).is_err());
+    }
+}

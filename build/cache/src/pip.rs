@@ -1,0 +1,85 @@
+//! Packages from PyPI, fetched once into the cache, in the versions that are named.
+
+use crate::{folder, run};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Why there are no packages.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// This machine cannot have them: no network, no pip, nothing for its Python. Reason enough to skip.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Something else came, or it was not what is pinned.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<String> for Error {
+    fn from(said: String) -> Self {
+        Self::Failed(said)
+    }
+}
+
+/// A folder for PYTHONPATH with what `pip install ARGUMENTS` puts there. `key` is all that decides that beside
+/// this machine's Python.
+///
+/// # Errors
+/// They cannot be had, or are not what they should be.
+pub fn packages(name: &str, key: &str, arguments: &[&str]) -> Result<PathBuf, Error> {
+    let version = run(Command::new("python3").args(["-c", "import sys; print(*sys.version_info[:2], sep='.')"]));
+    let version = version.map_err(Error::Unavailable)?;
+    folder(name, &format!("{} {key}", version.trim()), |folder| {
+        let mut pip = Command::new("python3");
+        let options =
+            "-m pip install --quiet --disable-pip-version-check --no-compile --retries 2 --timeout 30 --target";
+        pip.args(options.split_whitespace()).arg(folder).args(arguments);
+        match run(&mut pip) {
+            Ok(_) => Ok(()),
+            Err(said) => match unavailable(&said) {
+                Some(why) => Err(Error::Unavailable(format!("{name} cannot be fetched: {why}"))),
+                None => Err(Error::Failed(said)),
+            },
+        }
+    })
+}
+
+/// What pip said when it got no answer, rather than the wrong one.
+fn unavailable(said: &str) -> Option<&str> {
+    const SIGNS: [&str; 6] = [
+        "ConnectionError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "Max retries exceeded",
+        "No module named pip",
+        "is not a supported wheel",
+    ];
+    let sign = |line: &&str| SIGNS.iter().any(|sign| line.contains(sign));
+    // A package of this version that has nothing for this Python; one that does not exist at all is a failure.
+    let for_others = said.contains("Requires-Python") || said.contains("requires a different Python");
+    let no_match = |line: &&str| for_others && line.contains("No matching distribution");
+    said.lines().find(|line| sign(line) || no_match(line)).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unavailable;
+
+    #[test]
+    fn no_answer_is_told_from_a_wrong_one() {
+        for said in [
+            "WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x\nERROR: no x",
+            "python3: No module named pip",
+            "ERROR: Ignored the following versions that require a different python version: 2.0 Requires-Python >=3.12\n\
+             ERROR: No matching distribution found for x==2.0",
+        ] {
+            assert!(unavailable(said).is_some(), "{said}");
+        }
+        for said in [
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+            "ERROR: No matching distribution found for gpustat==1.1.1",
+        ] {
+            assert!(unavailable(said).is_none(), "{said}");
+        }
+    }
+}
