@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::account::{Full, Held, MAX_PROCS};
 use crate::env::Config;
@@ -196,32 +197,13 @@ impl State {
 
     /// One consistent look at a GPU: its users' bytes add up to `used`.
     pub fn look(&self, gpu: usize) -> Picture {
-        self.look_as(gpu, None, &Holders::read())
-    }
-
-    fn look_as(&self, gpu: usize, own: Option<usize>, holders: &Holders) -> Picture {
-        let mut picture = self.read(gpu, own, holders);
-        for _ in 0..16 {
-            // Who died while we read may have left room that somebody else has taken since.
-            let shown: Vec<usize> = picture.users.iter().map(|user| user.place).collect();
-            let shown = |proc: &Proc| {
-                shown
-                    .iter()
-                    .any(|place| std::ptr::eq(&raw const self.shared.procs[*place], proc))
-            };
-            if !self.mark_dead(own, shown) {
-                break;
-            }
-            picture = self.read(gpu, own, holders);
-        }
-        picture
-    }
-
-    fn read(&self, gpu: usize, own: Option<usize>, holders: &Holders) -> Picture {
-        if self.mark_dead(own, |_| true) {
+        let holders = Holders::read();
+        if self.mark_dead(None, |_| true) {
             self.bury();
         }
         let units = self.snapshot(gpu);
+        // Who died since may have left room to somebody who is in the snapshot too; it counts no more.
+        self.mark_dead(None, |_| true);
         let now = now();
         let mut picture = Picture {
             used: 0,
@@ -229,11 +211,12 @@ impl State {
             users: Vec::new(),
         };
         let mut served = 0;
-        for ((place, proc), units) in self.places().zip(units) {
+        for ((place, proc), (phase, units)) in self.places().zip(units) {
             let entry = &proc.gpus[gpu];
             let contexts = entry.contexts.load(Ordering::Relaxed);
-            let live = proc.phase.load(Ordering::Acquire) & PHASE_MASK == LIVE;
-            if !live || (units == 0 && contexts == 0) {
+            // Another phase: not the process that the snapshot saw in this place.
+            let lives = phase & PHASE_MASK == LIVE && proc.phase.load(Ordering::Acquire) == phase;
+            if !lives || (units == 0 && contexts == 0) {
                 continue;
             }
             let (bytes, window) = (units * self.profile.granularity, entry.usage.in_window(now));
@@ -252,19 +235,26 @@ impl State {
         picture
     }
 
-    /// What each place holds at one instant. Each try takes microseconds; when neighbours allocate so fast that
-    /// none of many succeeds, the last resort is what each says of itself.
-    fn snapshot(&self, gpu: usize) -> Vec<u64> {
-        for round in 0..20_000 {
-            let count = self.places().count();
-            if let Some(list) = self.shared.gpus[gpu].total.snapshot(count, self.held(gpu)) {
-                return list;
+    /// The phase of each place, and what its process held at one later instant. Each try takes microseconds;
+    /// when neighbours allocate so fast that none succeeds, the last resort is what each says of itself.
+    fn snapshot(&self, gpu: usize) -> Vec<(u64, u64)> {
+        let phases = || -> Vec<u64> {
+            let places = self.places();
+            places.map(|(_, proc)| proc.phase.load(Ordering::Acquire)).collect()
+        };
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            for _ in 0..64 {
+                let phases = phases();
+                let total = &self.shared.gpus[gpu].total;
+                if let Some(units) = total.snapshot(phases.len(), self.held(gpu)) {
+                    return phases.into_iter().zip(units).collect();
+                }
             }
-            if round % 64 == 63 {
-                std::thread::yield_now();
-            }
+            std::thread::yield_now();
         }
-        self.places().map(|(_, proc)| proc.gpus[gpu].held.units()).collect()
+        let own = self.places().map(|(_, proc)| proc.gpus[gpu].held.units());
+        phases().into_iter().zip(own).collect()
     }
 
     /// Bytes in use on a GPU, without names: cheap while one process alone uses it.
