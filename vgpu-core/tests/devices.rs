@@ -3,8 +3,9 @@
 
 mod support;
 
-use std::process::Command;
-use support::{Bench, Caller, GIB, Waiting, lines, number};
+use support::caller::Caller;
+use support::serve::Serving;
+use support::{Bench, GIB, lines, number};
 
 const MIB: u64 = 1 << 20;
 
@@ -18,18 +19,11 @@ fn two() -> Bench {
 
 /// A client that is told its calls, with that CUDA_VISIBLE_DEVICES.
 fn caller(bench: &Bench, visible: Option<&str>) -> Caller {
-    let like = bench.client(&[]);
-    let mut command = Command::new(std::path::Path::new(like.get_program()).with_file_name("call-client"));
-    command.env_remove("CUDA_VISIBLE_DEVICES");
-    for (name, value) in like.get_envs() {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    }
+    let mut like = bench.client(&[]);
     if let Some(visible) = visible {
-        command.env("CUDA_VISIBLE_DEVICES", visible);
+        like.env("CUDA_VISIBLE_DEVICES", visible);
     }
-    Caller(Waiting::new(command))
+    Caller::like(&like)
 }
 
 /// What is charged on both GPUs, which must be what each has in use.
@@ -106,10 +100,6 @@ fn ways(own: usize, other: usize) -> Vec<(Vec<String>, Vec<String>)> {
     ]
 }
 
-fn ok(client: &mut Caller, call: &str) {
-    assert_eq!(client.call(call), 0, "{call}");
-}
-
 #[test]
 fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
     let bench = two();
@@ -123,12 +113,9 @@ fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
         (Some("0,7,1"), vec![0]),
     ] {
         let mut client = caller(&bench, visible);
-        ok(&mut client, "cuInit 0");
+        client.ok("cuInit 0");
         for device in 0..order.len() {
-            ok(
-                &mut client,
-                &format!("cuDevicePrimaryCtxRetain >{} {device}", 9100 + device),
-            );
+            client.ok(&format!("cuDevicePrimaryCtxRetain >{} {device}", 9100 + device));
         }
         let idle = charged(&bench, &mut truth);
         for (gpu, idle) in idle.iter().enumerate() {
@@ -141,19 +128,19 @@ fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
         for (device, gpu) in order.iter().enumerate() {
             let other = (device + 1) % order.len();
             for (have, give) in ways(device, other) {
-                have.iter().for_each(|call| ok(&mut client, call));
+                have.iter().for_each(|call| client.ok(call));
                 let mut expected = idle;
                 expected[*gpu] += 64 * MIB;
                 assert_eq!(charged(&bench, &mut truth), expected, "{visible:?} {have:?}");
-                give.iter().for_each(|call| ok(&mut client, call));
+                give.iter().for_each(|call| client.ok(call));
                 assert_eq!(charged(&bench, &mut truth), idle, "{visible:?} {give:?}");
             }
             // The limit is that GPU's, by the current context and by the device.
-            ok(&mut client, &format!("cuCtxSetCurrent @{}", 9100 + device));
+            client.ok(&format!("cuCtxSetCurrent @{}", 9100 + device));
             let limit = [2 * GIB, 3 * GIB][*gpu];
-            ok(&mut client, "cuMemGetInfo_v2 >4 >5");
+            client.ok("cuMemGetInfo_v2 >4 >5");
             assert_eq!([client.get(4), client.get(5)], [limit - 10 * MIB, limit]);
-            ok(&mut client, &format!("cuDeviceTotalMem_v2 >4 {device}"));
+            client.ok(&format!("cuDeviceTotalMem_v2 >4 {device}"));
             assert_eq!(client.get(4), limit);
             assert_eq!(client.call(&format!("cuMemAlloc_v2 >1 {limit}")), 2);
             assert_eq!(
@@ -176,20 +163,20 @@ fn a_context_of_another_device_is_charged_there() {
     let bench = two();
     let mut truth = bench.caller(false);
     let mut client = caller(&bench, Some("1,0"));
-    ok(&mut client, "cuInit 0");
-    ok(&mut client, "cuCtxCreate_v2 >1 0 1");
+    client.ok("cuInit 0");
+    client.ok("cuCtxCreate_v2 >1 0 1");
     assert_eq!(charged(&bench, &mut truth), [10 * MIB, 0]);
-    ok(&mut client, "cuMemAlloc_v2 >2 4MiB");
-    ok(&mut client, "cuCtxCreate_v2 >3 0 0");
+    client.ok("cuMemAlloc_v2 >2 4MiB");
+    client.ok("cuCtxCreate_v2 >3 0 0");
     assert_eq!(charged(&bench, &mut truth), [14 * MIB, 10 * MIB]);
-    ok(&mut client, "cuMemAlloc_v2 >4 8MiB");
-    ok(&mut client, "cuMemFree_v2 @2");
+    client.ok("cuMemAlloc_v2 >4 8MiB");
+    client.ok("cuMemFree_v2 @2");
     assert_eq!(
         charged(&bench, &mut truth),
         [10 * MIB, 18 * MIB],
         "freed while another's context is current"
     );
-    ok(&mut client, "cuCtxDestroy_v2 @1");
+    client.ok("cuCtxDestroy_v2 @1");
     assert_eq!(charged(&bench, &mut truth), [0, 18 * MIB]);
     client.kill();
 }
@@ -200,7 +187,7 @@ fn an_allocation_that_shares_cannot_hold_together_takes_of_none() {
     bench.share("first", 0, 0, 3 * GIB);
     bench.share("second", 1, 0, 5 * GIB);
     let mut client =
-        Waiting::new(bench.client(&["init", "alloc:4GiB", "alloc:5GiB", "wait", "managed:4GiB", "alloc:2MiB"]));
+        Serving::new(bench.client(&["init", "alloc:4GiB", "alloc:5GiB", "wait", "managed:4GiB", "alloc:2MiB"]));
     assert_eq!(
         [client.line(), client.line(), client.line()],
         ["init 0", "alloc 0", "alloc 2"]
@@ -214,7 +201,7 @@ fn an_allocation_that_shares_cannot_hold_together_takes_of_none() {
         [client.line(), client.line(), client.line()],
         ["wait on", "managed 0", "alloc 2"]
     );
-    client.child.wait().expect("it ends");
+    assert!(client.end().success());
     // The driver refuses what the shares would allow: both parts come back.
     let bench = Bench::with_profile("fail.cuMemAlloc = 2\n");
     bench.share("first", 0, 0, GIB);
@@ -228,7 +215,7 @@ fn a_split_allocation_finds_the_dead_of_every_share() {
     let bench = Bench::new();
     bench.share("first", 0, 0, GIB);
     bench.share("second", 1, 0, GIB);
-    let mut waiting = Waiting::new(bench.client(&["init", "wait", "alloc:2GiB"]));
+    let mut waiting = Serving::new(bench.client(&["init", "wait", "alloc:2GiB"]));
     assert_eq!(waiting.line(), "init 0");
     let killed = bench
         .client(&["init", "alloc:2GiB", "kill"])
@@ -237,7 +224,7 @@ fn a_split_allocation_finds_the_dead_of_every_share() {
     assert_eq!(lines(&killed), ["init 0", "alloc 0"]);
     waiting.go_on();
     assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
-    waiting.child.wait().expect("it ends");
+    assert!(waiting.end().success());
 }
 
 /// UUIDs that CUDA shows, or cuInit's answer.

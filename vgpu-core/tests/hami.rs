@@ -7,7 +7,8 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
-use support::{Bench, GIB, Waiting, dist, lines, number};
+use support::serve::Serving;
+use support::{Bench, GIB, dist, lines, number};
 use vgpu_core::hami::region;
 
 /// A container: software GPUs, and the folder that HAMi mounts for one container.
@@ -115,7 +116,7 @@ const MIB: u64 = 1 << 20;
 fn the_limit_of_its_variables_holds_for_all_processes_together() {
     let container = Container::new();
     let full = 3000 * MIB;
-    let mut first = Waiting::new(container.client(&["init", "info", "alloc:2000MiB", "wait"], &[LIMIT]));
+    let mut first = Serving::new(container.client(&["init", "info", "alloc:2000MiB", "wait"], &[LIMIT]));
     assert_eq!(first.line(), "init 0");
     assert_eq!(first.line(), format!("info 0 {full} {full}"));
     assert_eq!(first.line(), "alloc 0");
@@ -159,7 +160,7 @@ fn each_gpu_has_the_limit_of_its_place_in_the_list() {
     // HAMi-core 319: a subset by CUDA_VISIBLE_DEVICES.
     let mut subset = variables.to_vec();
     subset.push(("CUDA_VISIBLE_DEVICES", "1"));
-    let mut client = Waiting::new(container.client(&["init", "info", "alloc:1GiB", "alloc:2MiB", "wait"], &subset));
+    let mut client = Serving::new(container.client(&["init", "info", "alloc:1GiB", "alloc:2MiB", "wait"], &subset));
     assert_eq!(client.line(), "init 0");
     assert_eq!(client.line(), format!("info 0 {GIB} {GIB}"));
     assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 2"]);
@@ -172,9 +173,9 @@ fn each_gpu_has_the_limit_of_its_place_in_the_list() {
 #[test]
 fn the_monitor_goes_on_seeing() {
     let container = Container::new();
-    let mut first = Waiting::new(container.client(&["init", "alloc:1GiB", "wait", "free:0", "wait"], &[LIMIT]));
+    let mut first = Serving::new(container.client(&["init", "alloc:1GiB", "wait", "free:0", "wait"], &[LIMIT]));
     assert_eq!([first.line(), first.line()], ["init 0", "alloc 0"]);
-    assert_eq!(container.monitored(0), [(first.child.id(), GIB)]);
+    assert_eq!(container.monitored(0), [(first.pid(), GIB)]);
     let file = fs::File::open(container.cache()).expect("a region");
     let mut bytes = [0; 8];
     file.read_exact_at(&mut bytes, 1600).expect("a limit");
@@ -184,9 +185,9 @@ fn the_monitor_goes_on_seeing() {
         names, 2,
         "its monitor refuses a folder with more than the library and the region"
     );
-    let mut second = Waiting::new(container.client(&["init", "alloc:512MiB", "wait"], &[LIMIT]));
+    let mut second = Serving::new(container.client(&["init", "alloc:512MiB", "wait"], &[LIMIT]));
     assert_eq!([second.line(), second.line()], ["init 0", "alloc 0"]);
-    let mut both = [(first.child.id(), GIB), (second.child.id(), GIB / 2)];
+    let mut both = [(first.pid(), GIB), (second.pid(), GIB / 2)];
     both.sort_unstable();
     assert_eq!(container.monitored(0), both);
     // Killed: whoever asks next takes it out.
@@ -325,7 +326,7 @@ fn hami_1662_many_that_start_at_once_share_one_account() {
     // No more than the software GPU lets in at once on a busy machine.
     let mut clients: Vec<_> = (0..12)
         .map(|_| container.client(&["init", "alloc:200MiB", "wait"], &[LIMIT]))
-        .map(Waiting::new)
+        .map(Serving::new)
         .collect();
     for client in &mut clients {
         assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
@@ -333,7 +334,7 @@ fn hami_1662_many_that_start_at_once_share_one_account() {
     let shown = container.run(&["init", "info"], &[LIMIT]);
     assert_eq!(number(&shown[1], 2), 600 * MIB);
     assert_eq!(container.places().len(), 1);
-    clients.into_iter().for_each(Waiting::kill);
+    clients.into_iter().for_each(Serving::kill);
 }
 
 /// A client in a container whose `/etc/ld.so.preload` names the one file, and where the driver lies in the

@@ -14,7 +14,7 @@ mod support;
 
 use std::time::Duration;
 use support::serve::{Chance, HangGuard, Serving};
-use support::{Bench, GIB, GRANULE, Waiting, dist, lines, number};
+use support::{Bench, GIB, GRANULE, dist, lines, number};
 
 fn guard(what: &'static str) -> HangGuard {
     HangGuard::new(what, Duration::from_secs(300))
@@ -76,8 +76,8 @@ fn hami_2641_several_ranks_create_and_map_memory_at_once() {
     let bench = Bench::with_share(8 * GIB);
     let rank = || bench.client(&["open:nvml", "cuinit", "createhost:2MiB", "init", "mixed:300"]);
     let ranks: Vec<Serving> = (0..4).map(|_| Serving::new(rank())).collect();
-    for mut rank in ranks {
-        assert!(rank.child.wait().expect("it ends").success());
+    for rank in ranks {
+        assert!(rank.end().success());
     }
     assert_eq!(bench.free(), 8 * GIB);
 }
@@ -182,7 +182,7 @@ fn core_225_processes_on_different_devices_do_not_add_up() {
     let on = |visible: &str| {
         let mut command = bench.client(&["init", "alloc:4GiB", "wait"]);
         command.env("CUDA_VISIBLE_DEVICES", visible);
-        Waiting::new(command)
+        Serving::new(command)
     };
     let mut ranks = [on("1"), on("0")];
     for rank in &mut ranks {
@@ -191,7 +191,7 @@ fn core_225_processes_on_different_devices_do_not_add_up() {
     // NVML shows each on its own GPU.
     let shown = bench.run(&["memory"]);
     assert_eq!([number(&shown[0], 5), number(&shown[0], 8)], [4 * GIB; 2], "{shown:?}");
-    ranks.into_iter().for_each(Waiting::kill);
+    ranks.into_iter().for_each(Serving::kill);
 }
 
 /// In the second process cuMemGetInfo never changed.
@@ -278,7 +278,7 @@ fn hami_1339_processes_are_shown_in_their_container() {
     let mut client = Serving::new(bench.client(&["init", "alloc:256MiB", "serve"]));
     assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
     let shown = bench.run(&["running"]);
-    let own = format!("{} {}", client.child.id(), GIB / 4);
+    let own = format!("{} {}", client.pid(), GIB / 4);
     assert_eq!(shown, [format!("running 0 {own} smi 0 {own}")]);
 }
 

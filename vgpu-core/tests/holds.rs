@@ -2,7 +2,8 @@
 
 mod support;
 
-use support::{Bench, GIB, GRANULE, Waiting, lines, number};
+use support::serve::Serving;
+use support::{Bench, GIB, GRANULE, lines, number};
 use vgpu_abi::ledger;
 
 #[test]
@@ -54,7 +55,7 @@ fn a_free_of_a_stranger_passes_through() {
 #[test]
 fn two_processes_share_one_limit() {
     let bench = Bench::with_share(20 * GIB);
-    let mut first = Waiting::new(bench.client(&["init", "alloc:12GiB", "wait", "free:0", "wait"]));
+    let mut first = Serving::new(bench.client(&["init", "alloc:12GiB", "wait", "free:0", "wait"]));
     assert_eq!([first.line(), first.line()], ["init 0", "alloc 0"]);
     let shown = bench.run(&["init", "info", "alloc:9GiB", "alloc:8GiB", "alloc:2MiB", "info"]);
     assert_eq!(number(&shown[1], 2), 8 * GIB);
@@ -71,7 +72,7 @@ fn two_processes_share_one_limit() {
 #[test]
 fn neighbours_on_the_same_gpu_do_not_feel_each_other() {
     let bench = Bench::with_share(20 * GIB);
-    let mut first = Waiting::new(bench.client(&["init", "allocfree", "wait"]));
+    let mut first = Serving::new(bench.client(&["init", "allocfree", "wait"]));
     assert_eq!([first.line(), first.line()], ["init 0", "allocfree 0"]);
     // Another share of the GPU, in a directory of its own.
     let other = Bench::with_share(20 * GIB);
@@ -112,7 +113,7 @@ fn a_killed_process_leaves_nothing() {
 #[test]
 fn an_allocation_that_would_fail_looks_for_the_dead_first() {
     let bench = Bench::with_share(20 * GIB);
-    let mut waiting = Waiting::new(bench.client(&["init", "wait", "alloc:20GiB"]));
+    let mut waiting = Serving::new(bench.client(&["init", "wait", "alloc:20GiB"]));
     assert_eq!(waiting.line(), "init 0");
     let output = bench
         .client(&["init", "alloc:20GiB", "kill"])
@@ -121,7 +122,7 @@ fn an_allocation_that_would_fail_looks_for_the_dead_first() {
     assert_eq!(lines(&output), ["init 0", "alloc 0"]);
     waiting.go_on();
     assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
-    waiting.child.wait().expect("it ends");
+    assert!(waiting.end().success());
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn a_storm_of_kills_leaves_an_exact_ledger() {
     let mut state = 1_u64;
     for round in 0..25 {
         let clients: Vec<_> = (0..4)
-            .map(|_| Waiting::new(bench.client(&["init", "storm:0"])))
+            .map(|_| Serving::new(bench.client(&["init", "storm:0"])))
             .collect();
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -166,7 +167,7 @@ fn a_storm_of_kills_leaves_an_exact_ledger() {
             let charged = bench.usage("share").charged;
             assert!(charged <= GIB, "round {round}: {charged} charged");
         }
-        clients.into_iter().for_each(Waiting::kill);
+        clients.into_iter().for_each(Serving::kill);
         if round % 5 == 4 {
             let shown = bench.run(&["init", "info", "allocfree", "alloc:2MiB"]);
             assert_eq!(number(&shown[1], 2), GIB, "round {round}");
@@ -230,7 +231,7 @@ fn exec_starts_from_nothing() {
 fn a_program_that_closes_every_descriptor_keeps_its_lane() {
     let bench = Bench::with_share(20 * GIB);
     let mut first =
-        Waiting::new(bench.client(&["init", "alloc:5GiB", "closefrom", "wait", "alloc:1GiB", "info", "wait"]));
+        Serving::new(bench.client(&["init", "alloc:5GiB", "closefrom", "wait", "alloc:1GiB", "info", "wait"]));
     assert_eq!(
         [first.line(), first.line(), first.line()],
         ["init 0", "alloc 0", "closefrom 0"]
@@ -403,9 +404,9 @@ fn a_lane_looks_dead_only_after_the_driver_let_go() {
     // Two shares, so that several files of ours are mapped.
     bench.share("first", 0, 0, GIB);
     bench.share("second", 1, 0, GIB);
-    let mut client = Waiting::new(bench.client(&["init", "alloc:1GiB", "wait"]));
+    let mut client = Serving::new(bench.client(&["init", "alloc:1GiB", "wait"]));
     assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", client.child.id())).expect("maps");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", client.pid())).expect("maps");
     let start = |line: &str| u64::from_str_radix(line.split('-').next().unwrap_or_default(), 16).expect("an address");
     // A lock's mapping holds its file and nothing else.
     let (locks, others): (Vec<&str>, Vec<&str>) = maps
@@ -435,7 +436,7 @@ fn two_shares_of_one_gpu_are_one_gpu_with_their_sum() {
     let bench = Bench::new();
     bench.share("first", 0, 0, 3 * GIB);
     bench.share("second", 1, 0, 5 * GIB);
-    let mut client = Waiting::new(bench.client(&[
+    let mut client = Serving::new(bench.client(&[
         "init",
         "devices",
         "info",
@@ -458,5 +459,5 @@ fn two_shares_of_one_gpu_are_one_gpu_with_their_sum() {
         ["wait on", "alloc 0", "alloc 2", "free 0"]
     );
     assert_eq!(client.line(), format!("info 0 {} {}", 6 * GIB, 8 * GIB));
-    client.child.wait().expect("it ends");
+    assert!(client.end().success());
 }

@@ -6,7 +6,6 @@ mod support;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
 use std::time::Duration;
 use support::serve::{Chance, HangGuard, Serving, setting};
 use support::{Bench, GIB, lines, number};
@@ -16,27 +15,11 @@ fn guard(what: &'static str) -> HangGuard {
     HangGuard::new(what, Duration::from_secs(300))
 }
 
+/// A client that did `steps`.
 fn ready(bench: &Bench, steps: &[&str]) -> Serving {
-    let mut command = bench.client(&[steps, &["serve"]].concat());
-    let mut client = Serving::new({
-        command.stderr(Stdio::piped());
-        command
-    });
-    steps
-        .iter()
-        .for_each(|step| assert!(client.line().ends_with(" 0"), "{step}"));
+    let mut client = Serving::heard(bench.client(&[steps, &["serve"]].concat()));
+    client.did(steps);
     client
-}
-
-/// Ends a client in good order: what it said on stderr.
-fn end(mut client: Serving) -> String {
-    drop(client.child.stdin.take());
-    let status = client.child.wait().expect("it ends");
-    assert!(status.success(), "{status}");
-    let mut said = String::new();
-    let mut stderr = client.child.stderr.take().expect("a pipe");
-    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
-    said
 }
 
 #[test]
@@ -50,7 +33,7 @@ fn a_deleted_ledger_goes_on_for_those_who_have_it() {
     assert_eq!(client.ask("storm:200").parse::<u64>().map(drop), Ok(()));
     assert_eq!([client.ask("free:0"), client.ask("free:0")], ["0", "0"]);
     assert_eq!(number(&client.ask("info"), 1), GIB);
-    assert_eq!(end(client), "");
+    assert_eq!(client.said(), "");
     assert!(bench.refusal().contains("share/ledger: No such file"));
 }
 
@@ -74,7 +57,7 @@ fn a_replaced_ledger_does_not_make_living_neighbours_look_dead() {
     assert_eq!(number(&first.ask("memory"), 4), GIB * 3 / 4);
     assert_eq!(first.ask("free:0"), "0");
     assert_eq!(second.ask("alloc:512MiB"), "0");
-    assert_eq!([end(first), end(second)], ["", ""]);
+    assert_eq!([first.said(), second.said()], ["", ""]);
 }
 
 #[test]
@@ -94,7 +77,7 @@ fn a_program_that_changes_its_root_leaves_neighbours_alone() {
     assert_eq!([client.ask("alloc:1GiB"), client.ask("alloc:512MiB")], ["2", "0"]);
     assert_eq!(neighbour.ask("alloc:2MiB"), "2");
     assert_eq!([client.ask("free:0"), neighbour.ask("free:0")], ["0", "0"]);
-    assert_eq!([end(client), end(neighbour)], ["", ""]);
+    assert_eq!([client.said(), neighbour.said()], ["", ""]);
 }
 
 #[test]
@@ -201,7 +184,7 @@ fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
             for look in ["info", "memory", "running"] {
                 assert!(client.ask(look).starts_with("0 "), "round {round}");
             }
-            let said = end(client);
+            let said = client.said();
             assert!(said.lines().count() <= 1, "round {round}: {said}");
             assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
         }
@@ -221,14 +204,13 @@ fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
         .expect("a ledger");
     file.set_len(0).expect("cut");
     client.tell("alloc:2MiB");
-    drop(client.child.stdin.take());
-    let status = client.child.wait().expect("it ends");
+    let status = client.end();
     assert!(status.success() || status.signal() == Some(libc::SIGBUS), "{status}");
     assert!(bench.refusal().contains("0 bytes"));
     // Another claim's, on the same GPU.
     assert_eq!([other.ask("alloc:1GiB"), other.ask("alloc:512MiB")], ["2", "0"]);
     assert_eq!([other.ask("free:0"), other.ask("free:0")], ["0", "0"]);
-    assert_eq!(end(other), "");
+    assert_eq!(other.said(), "");
     assert_eq!(neighbour.free(), GIB);
     // Cut in the middle of a storm, and grown again.
     for keep in [4096, 0, SIZE as u64 - 8] {
@@ -244,8 +226,7 @@ fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
         file.set_len(SIZE as u64).expect("grown");
         std::thread::sleep(Duration::from_millis(20));
         storm.signal(libc::SIGUSR1);
-        drop(storm.child.stdin.take());
-        let status = storm.child.wait().expect("it ends");
+        let status = storm.end();
         assert!(
             status.success() || status.signal() == Some(libc::SIGBUS),
             "{keep}: {status}"

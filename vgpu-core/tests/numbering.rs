@@ -3,7 +3,8 @@
 
 mod support;
 
-use support::{Bench, Caller, GIB};
+use support::caller::Caller;
+use support::{Bench, GIB};
 
 const MIB: u64 = 1 << 20;
 /// CU_DEVICE_INVALID, as the 32 bits that a call writes.
@@ -246,7 +247,7 @@ fn nvml_tells_accounts_of_the_share_s_processes_alone() {
     for one in [&mut client, &mut monitor, &mut stranger] {
         assert_eq!(one.call("nvmlInit_v2"), 0);
     }
-    let pids = [&client, &other, &stranger].map(|one| one.0.child.id());
+    let pids = [&client, &other, &stranger].map(|one| one.pid());
     let ask = |one: &mut Caller, gpu: u32| {
         assert_eq!(one.call(&format!("nvmlDeviceGetHandleByIndex_v2 {gpu} >2")), 0);
         pids.map(|pid| one.call(&format!("nvmlDeviceGetAccountingStats @2 {pid} >3")))

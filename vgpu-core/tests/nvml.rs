@@ -4,13 +4,14 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
-use support::{Bench, GIB, Waiting, lines, number};
+use support::serve::Serving;
+use support::{Bench, GIB, lines, number};
 use vgpu_abi::ledger;
 use vgpu_abi::paths::LEDGER;
 
 /// How busy a client with these steps sees the GPU, before and after a second of waiting.
 fn rates(bench: &Bench, steps: &[&str]) -> u64 {
-    let mut client = Waiting::new(bench.client(&[steps, &["wait", "rates"]].concat()));
+    let mut client = Serving::new(bench.client(&[steps, &["wait", "rates"]].concat()));
     for step in steps {
         let line = client.line();
         assert!(line.ends_with(" 0"), "{step}: {line}");
@@ -29,7 +30,7 @@ fn rates(bench: &Bench, steps: &[&str]) -> u64 {
 fn a_neighbours_work_is_not_the_shares() {
     let bench = Bench::with_share(GIB);
     assert_eq!(rates(&bench, &[]), 0, "who only looks");
-    let mut neighbour = Waiting::new(bench.bare(&["init", "launch:30000", "wait"]));
+    let mut neighbour = Serving::new(bench.bare(&["init", "launch:30000", "wait"]));
     assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "launch 0"]);
     std::thread::sleep(Duration::from_millis(700));
     let shown = lines(&bench.bare(&["rates"]).output().expect("a client"));
@@ -43,7 +44,7 @@ fn a_neighbours_work_is_not_the_shares() {
 #[test]
 fn the_shares_work_is_seen_by_all_of_it() {
     let bench = Bench::with_share(GIB);
-    let mut busy = Waiting::new(bench.client(&["init", "launch:30000", "wait"]));
+    let mut busy = Serving::new(bench.client(&["init", "launch:30000", "wait"]));
     assert_eq!([busy.line(), busy.line()], ["init 0", "launch 0"]);
     assert!(rates(&bench, &[]) > 50, "a monitor in the container");
     busy.kill();
@@ -52,7 +53,7 @@ fn the_shares_work_is_seen_by_all_of_it() {
 #[test]
 fn hami_1181_no_figure_is_beyond_what_there_is() {
     let bench = Bench::with_share(GIB);
-    let mut holding = Waiting::new(bench.client(&["init", "alloc:512MiB", "wait"]));
+    let mut holding = Serving::new(bench.client(&["init", "alloc:512MiB", "wait"]));
     assert_eq!([holding.line(), holding.line()], ["init 0", "alloc 0"]);
     let path = bench.directory("share").join(LEDGER);
     let file = std::fs::OpenOptions::new().write(true).open(path).expect("a ledger");

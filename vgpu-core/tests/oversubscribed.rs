@@ -3,7 +3,8 @@
 
 mod support;
 
-use support::{Bench, GIB, Waiting, lines, number};
+use support::serve::Serving;
+use support::{Bench, GIB, lines, number};
 
 /// A share of 2 GiB of the first GPU that goes on for 3 GiB in host memory.
 fn extended() -> Bench {
@@ -49,7 +50,7 @@ fn what_does_not_fit_goes_on_in_host_memory_up_to_its_bound() {
         "info",
         "wait",
     ];
-    let mut client = Waiting::new(bench.client(&steps));
+    let mut client = Serving::new(bench.client(&steps));
     assert_eq!(client.line(), "init 0");
     assert_eq!(
         client.line(),
@@ -139,7 +140,7 @@ fn the_host_part_of_a_context_goes_with_it() {
 #[test]
 fn a_gpu_that_others_have_filled_is_no_reason_to_fail() {
     let bench = extended();
-    let mut neighbour = Waiting::new(bench.bare(&["init", "allocfree", "wait"]));
+    let mut neighbour = Serving::new(bench.bare(&["init", "allocfree", "wait"]));
     assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "allocfree 0"]);
     let shown = bench.run(&["init", "info", "alloc:1GiB", "info"]);
     assert_eq!(
@@ -160,7 +161,7 @@ fn the_parts_of_several_shares_add_up() {
         limits.host_memory = host;
         bench.put(&limits);
     }
-    let mut client = Waiting::new(bench.client(&[
+    let mut client = Serving::new(bench.client(&[
         "init",
         "info",
         "alloc:3GiB",
@@ -180,7 +181,7 @@ fn the_parts_of_several_shares_add_up() {
         [client.line(), client.line(), client.line()],
         ["wait on", "alloc 2", "alloc 0"]
     );
-    client.child.wait().expect("it ends");
+    assert!(client.end().success());
 }
 
 #[test]
@@ -191,14 +192,14 @@ fn a_storm_of_kills_leaves_both_parts_exact() {
     bench.put(&limits);
     for round in 0..8 {
         let clients: Vec<_> = (0..3)
-            .map(|_| Waiting::new(bench.client(&["init", "storm:0"])))
+            .map(|_| Serving::new(bench.client(&["init", "storm:0"])))
             .collect();
         for _ in 0..10 {
             std::thread::sleep(std::time::Duration::from_millis(5));
             let (device, host) = parts(&bench);
             assert!(device <= GIB && host <= GIB, "round {round}: {device} and {host}");
         }
-        clients.into_iter().for_each(Waiting::kill);
+        clients.into_iter().for_each(Serving::kill);
     }
     let shown = bench.run(&["init", "info", "alloc:1GiB", "alloc:1GiB", "alloc:2MiB"]);
     assert_eq!(number(&shown[1], 2), 2 * GIB);

@@ -3,8 +3,9 @@
 
 mod support;
 
+use support::caller::Caller;
 use support::watched::Watched;
-use support::{Bench, Caller, GIB};
+use support::{Bench, GIB};
 
 const MIB: u64 = 1 << 20;
 

@@ -15,19 +15,11 @@ fn guard(what: &'static str) -> HangGuard {
     HangGuard::new(what, Duration::from_secs(300))
 }
 
-/// A client that did `steps`, whose last line is of `last`.
+/// A client that did `steps`, and goes on as it is told.
 fn after(bench: &Bench, steps: &[&str]) -> Serving {
     let mut client = Serving::new(bench.client(&[steps, &["serve"]].concat()));
-    for step in steps {
-        let line = client.line();
-        let name = step.split(':').next().unwrap_or_default();
-        assert_eq!(line, format!("{name} 0"), "{steps:?}");
-    }
+    client.did(steps);
     client
-}
-
-fn free(client: &mut Serving) -> u64 {
-    number(&client.ask("info"), 1)
 }
 
 // === fork, clone, exec ===
@@ -97,7 +89,7 @@ fn children_that_sleep_on_keep_nothing_of_a_dead_parent() {
     for how in ["sleeper", "rawsleeper"] {
         let mut client = after(&bench, &["init", "alloc:5GiB"]);
         let sleeper: libc::pid_t = client.ask(how).parse().expect("a PID");
-        assert_eq!(free(&mut client), 15 * GIB, "{how}");
+        assert_eq!(client.free(), 15 * GIB, "{how}");
         drop(client);
         let left = bench.free();
         // SAFETY: the child's child, which only waits for this.
@@ -120,7 +112,7 @@ fn a_process_with_threads_forks_and_spawns() {
     let mut client = after(&bench, &["open:cuda"]);
     assert_eq!(client.ask("forks:20"), "0");
     assert_eq!(client.ask("init"), "0");
-    assert_eq!(free(&mut client), GIB);
+    assert_eq!(client.free(), GIB);
 }
 
 #[test]
@@ -138,7 +130,7 @@ fn an_exec_keeps_the_pid_and_gives_all_lanes_back() {
     let usage = bench.usage("share");
     let held: Vec<_> = usage.processes.iter().filter(|process| process.charged > 0).collect();
     assert_eq!(held.len(), 1, "{usage:?}");
-    assert_eq!(held[0].pid, client.child.id());
+    assert_eq!(held[0].pid, client.pid());
 }
 
 // === threads ===
@@ -149,7 +141,7 @@ fn threads_come_and_go_without_using_lanes_up() {
     let bench = Bench::with_share(8 * GIB);
     let mut client = after(&bench, &["init"]);
     assert_eq!(client.ask("churn:600"), "0", "8 GiB are enough for 32 at a time");
-    assert_eq!(free(&mut client), 8 * GIB);
+    assert_eq!(client.free(), 8 * GIB);
     let usage = bench.usage("share");
     assert_eq!(usage.processes.len(), 1, "{usage:?}");
     drop(client);
@@ -168,7 +160,7 @@ fn a_cancelled_thread_ends_after_its_call() {
     assert_eq!(client.ask("cancel:512MiB"), "0");
     assert_eq!(client.ask("alloc:2MiB"), "2");
     assert_eq!(client.ask("free:0"), "0");
-    assert_eq!(free(&mut client), GIB / 2);
+    assert_eq!(client.free(), GIB / 2);
 }
 
 #[test]
@@ -220,10 +212,10 @@ fn the_library_cannot_be_unloaded() {
     assert_eq!(client.ask("dlclose"), "0");
     assert_eq!(bench.free(), 15 * GIB, "the lane is still held");
     assert_eq!(client.ask("init"), "0", "the library is found again");
-    assert_eq!(free(&mut client), 15 * GIB);
+    assert_eq!(client.free(), 15 * GIB);
     assert_eq!(client.ask("alloc:16GiB"), "2");
     assert_eq!(client.ask("free:0"), "0");
-    assert_eq!(free(&mut client), 20 * GIB);
+    assert_eq!(client.free(), 20 * GIB);
 }
 
 #[test]
@@ -425,11 +417,8 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
     let _guard = guard("a long stop");
     let bench = Bench::with_share(8 * GIB);
     let storm = || {
-        let mut command = bench.client(&["listen", "init", "mixed:0", "freekept", "info", "serve"]);
-        Serving::new({
-            command.stderr(std::process::Stdio::piped());
-            command
-        })
+        let steps = ["listen", "init", "mixed:0", "freekept", "info", "serve"];
+        Serving::heard(bench.client(&steps))
     };
     let mut storms: Vec<Serving> = (0..6).map(|_| storm()).collect();
     for storm in &mut storms {
@@ -447,12 +436,8 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
         assert!(storm.line().starts_with("info 0 "));
     }
     assert_eq!(bench.usage("share").charged, 0, "all live, and hold nothing");
-    for mut storm in storms {
-        drop(storm.child.stdin.take());
-        let mut said = String::new();
-        let mut stderr = storm.child.stderr.take().expect("a pipe");
-        std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
-        assert_eq!(said, "");
+    for storm in storms {
+        assert_eq!(storm.said(), "");
     }
 }
 
@@ -491,7 +476,7 @@ fn two_processes_with_the_same_pid_are_two() {
     let mut second = Serving::new(alone(&["init", "alloc:5GiB", "running", "serve"]));
     assert_eq!([second.line(), second.line()], ["init 0", "alloc 0"]);
     assert_eq!(second.line(), own, "another's PID 1 is none of its own");
-    assert_eq!(free(&mut second), 10 * GIB);
+    assert_eq!(second.free(), 10 * GIB);
     let pids: Vec<u32> = bench
         .usage("share")
         .processes
@@ -536,7 +521,7 @@ fn whoever_needs_it_gives_back_what_the_dead_held() {
     leave();
     assert_eq!(bench.free(), 20 * GIB, "the next start");
     leave();
-    until(|| free(&mut waiting) == 20 * GIB);
+    until(|| waiting.free() == 20 * GIB);
     leave();
     until(|| number(&waiting.ask("memory"), 4) == 0);
 }

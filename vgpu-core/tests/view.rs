@@ -4,7 +4,8 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use support::{Bench, GIB, Waiting, dist, number};
+use support::serve::Serving;
+use support::{Bench, GIB, dist, number};
 use vgpu_abi::ledger;
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
@@ -63,7 +64,7 @@ fn visible_devices_count_the_gpus_of_the_shares() {
     }
     // Allocations go where the program's ordinals say, and children inherit what it has set.
     let mut command = bench.client(&["init", "alloc:512MiB", "exec:init,alloc:1GiB,wait"]);
-    let mut client = Waiting::new({
+    let mut client = Serving::new({
         command.env("CUDA_VISIBLE_DEVICES", "1");
         command
     });
@@ -196,11 +197,8 @@ fn a_bad_ledger_refuses_and_is_named() {
 #[test]
 fn a_ledger_damaged_while_running_stops_allocations_and_lets_frees_pass() {
     let bench = Bench::with_share(GIB);
-    let mut command = bench.client(&["init", "alloc:512MiB", "wait", "alloc:2MiB", "alloc:2MiB", "free:0"]);
-    let mut client = Waiting::new({
-        command.stderr(std::process::Stdio::piped());
-        command
-    });
+    let command = bench.client(&["init", "alloc:512MiB", "wait", "alloc:2MiB", "alloc:2MiB", "free:0"]);
+    let mut client = Serving::heard(command);
     assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
     let file = fs::OpenOptions::new()
         .write(true)
@@ -214,8 +212,7 @@ fn a_ledger_damaged_while_running_stops_allocations_and_lets_frees_pass() {
         [client.line(), client.line(), client.line()],
         ["alloc 2", "alloc 2", "free 0"]
     );
-    let output = client.child.wait_with_output().expect("it ends");
-    let said = String::from_utf8(output.stderr).expect("text");
+    let said = client.said();
     assert!(said.contains("damaged") && said.lines().count() == 1, "{said}");
 }
 
@@ -245,17 +242,17 @@ fn nvml_shows_what_is_charged() {
 fn lists_of_processes_are_the_shares_own() {
     let bench = Bench::with_share(20 * GIB);
     // A neighbour on the same GPU, and one of the share that only looks.
-    let mut neighbour = Waiting::new(bench.bare(&["init", "alloc:2GiB", "wait"]));
+    let mut neighbour = Serving::new(bench.bare(&["init", "alloc:2GiB", "wait"]));
     assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "alloc 0"]);
-    let mut looking = Waiting::new(bench.client(&["memory", "wait"]));
+    let mut looking = Serving::new(bench.client(&["memory", "wait"]));
     assert!(looking.line().starts_with("memory 0 1"));
-    let mut idle = Waiting::new(bench.client(&["init", "wait"]));
+    let mut idle = Serving::new(bench.client(&["init", "wait"]));
     assert_eq!(idle.line(), "init 0");
-    let mut holding = Waiting::new(bench.client(&["init", "alloc:5GiB", "running", "wait"]));
+    let mut holding = Serving::new(bench.client(&["init", "alloc:5GiB", "running", "wait"]));
     assert_eq!([holding.line(), holding.line()], ["init 0", "alloc 0"]);
-    let mut own = [(idle.child.id(), 0), (holding.child.id(), 5 * GIB)];
+    let mut own = [(idle.pid(), 0), (holding.pid(), 5 * GIB)];
     own.sort_unstable();
     let own = own.map(|(pid, bytes)| format!("{pid} {bytes}")).join(" ");
     assert_eq!(holding.line(), format!("running 0 {own} smi 0 {own}"));
-    [neighbour, looking, idle, holding].into_iter().for_each(Waiting::kill);
+    [neighbour, looking, idle, holding].into_iter().for_each(Serving::kill);
 }

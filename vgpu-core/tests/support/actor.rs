@@ -1,6 +1,7 @@
 //! A client that makes random calls, and what it holds.
 
-use super::{Bench, Caller, GRANULE};
+use super::caller::Caller;
+use super::{Bench, GRANULE};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,13 +2,14 @@
 #![allow(dead_code)] // Not every test file uses all of it.
 
 pub(crate) mod actor;
+pub(crate) mod caller;
 pub(crate) mod serve;
 pub(crate) mod trace;
 pub(crate) mod watched;
 
-use std::io::{BufRead, BufReader, Write};
+use caller::Caller;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
@@ -153,15 +154,7 @@ impl Bench {
 
     /// A client that is told its calls one by one, under the shares or on the bare GPU.
     pub(crate) fn caller(&self, limited: bool) -> Caller {
-        let told = if limited { self.client(&[]) } else { self.bare(&[]) };
-        let mut command = Command::new(Path::new(told.get_program()).with_file_name("call-client"));
-        for (name, value) in told.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        Caller(Waiting::new(command))
+        Caller::like(&if limited { self.client(&[]) } else { self.bare(&[]) })
     }
 
     /// Runs a client to its end; its lines.
@@ -195,81 +188,6 @@ fn client(steps: &[&str]) -> Command {
         .env_remove("LD_PRELOAD")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command
-}
-
-/// A client that was told to wait on the way.
-pub(crate) struct Waiting {
-    pub(crate) child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
-impl Waiting {
-    pub(crate) fn new(mut command: Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a client");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, lines }
-    }
-
-    /// Its next line.
-    pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("a line");
-        line.trim().into()
-    }
-
-    /// Lets it go on.
-    pub(crate) fn go_on(&mut self) {
-        let stdin = self.child.stdin.as_mut().expect("a pipe");
-        stdin.write_all(b"on\n").expect("it reads");
-    }
-
-    pub(crate) fn kill(mut self) {
-        self.child.kill().expect("it lives");
-        self.child.wait().expect("it ends");
-    }
-}
-
-/// A client that is told its calls one by one.
-pub(crate) struct Caller(pub(crate) Waiting);
-
-impl Caller {
-    /// What came of a call, as the client prints it.
-    pub(crate) fn say(&mut self, line: &str) -> String {
-        let stdin = self.0.child.stdin.as_mut().expect("a pipe");
-        writeln!(stdin, "{line}").expect("it reads");
-        let answer = self.0.line();
-        assert!(!answer.is_empty(), "{line}: the client is gone");
-        answer
-    }
-
-    /// The code of a call.
-    pub(crate) fn call(&mut self, line: &str) -> i32 {
-        self.say(line).parse().unwrap_or_else(|_| panic!("{line}: no code"))
-    }
-
-    pub(crate) fn get(&mut self, slot: u32) -> u64 {
-        self.say(&format!("get {slot}")).parse().expect("a number")
-    }
-
-    /// Makes device 0's primary context current.
-    pub(crate) fn init(&mut self) {
-        assert_eq!(self.call("cuInit 0"), 0);
-        assert_eq!(self.call("cuDevicePrimaryCtxRetain >9001 0"), 0);
-        assert_eq!(self.call("cuCtxSetCurrent @9001"), 0);
-    }
-
-    /// Bytes in use on a GPU, by NVML.
-    pub(crate) fn used(&mut self, gpu: usize) -> u64 {
-        number(&self.say(&format!("look {gpu}")), 0)
-    }
-
-    pub(crate) fn kill(self) {
-        self.0.kill();
-    }
 }
 
 pub(crate) fn lines(output: &Output) -> Vec<String> {

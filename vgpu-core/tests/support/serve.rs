@@ -1,16 +1,16 @@
 //! Clients that take their steps one by one, limits on how long a test may hang, and numbers by chance.
 
 use super::Bench;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// A client that does steps as it is asked; killed when dropped.
+/// A client that goes on as it is told, by its step `serve` or `wait`; killed when dropped.
 pub(crate) struct Serving {
     pub(crate) child: Child,
-    lines: BufReader<std::process::ChildStdout>,
+    lines: BufReader<ChildStdout>,
 }
 
 impl Serving {
@@ -24,11 +24,24 @@ impl Serving {
         Self { child, lines }
     }
 
+    /// One whose stderr is kept for `said`.
+    pub(crate) fn heard(mut command: Command) -> Self {
+        command.stderr(Stdio::piped());
+        Self::new(command)
+    }
+
     /// The next line that it prints; empty: it ended.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a line");
         line.trim().into()
+    }
+
+    /// Its next lines say that it did these steps, each with the answer 0.
+    pub(crate) fn did(&mut self, steps: &[&str]) {
+        for step in steps {
+            assert_eq!(self.line(), format!("{} 0", name(step)), "{steps:?}");
+        }
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
@@ -40,19 +53,50 @@ impl Serving {
     pub(crate) fn ask(&mut self, step: &str) -> String {
         self.tell(step);
         let line = self.line();
-        let name = step.split(':').next().unwrap_or_default();
-        let answer = line.strip_prefix(name);
+        let answer = line.strip_prefix(name(step));
         answer.unwrap_or_else(|| panic!("{step}: {line:?}")).trim().into()
     }
 
-    pub(crate) fn pid(&self) -> libc::pid_t {
-        self.child.id().try_into().expect("a PID")
+    /// Lets it go on from its step `wait`.
+    pub(crate) fn go_on(&mut self) {
+        self.tell("on");
+    }
+
+    /// Bytes that it sees free.
+    pub(crate) fn free(&mut self) -> u64 {
+        super::number(&self.ask("info"), 1)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     #[allow(unsafe_code)]
     pub(crate) fn signal(&self, signal: libc::c_int) {
+        let pid = self.pid().try_into().expect("a PID");
         // SAFETY: our own child, not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// SIGKILL, and the wait for its end.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+
+    /// Closes its stdin: how it ends.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        self.child.wait().expect("it ends")
+    }
+
+    /// Closes its stdin: what one that is `heard` said on stderr until its end, which is a good one.
+    pub(crate) fn said(mut self) -> String {
+        drop(self.child.stdin.take());
+        let mut said = String::new();
+        let mut stderr = self.child.stderr.take().expect("a pipe");
+        stderr.read_to_string(&mut said).expect("text");
+        let status = self.end();
+        assert!(status.success(), "{status}: {said}");
+        said
     }
 }
 
@@ -61,6 +105,11 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A step without its value.
+fn name(step: &str) -> &str {
+    step.split(':').next().unwrap_or_default()
 }
 
 /// The software GPU's own account of the bench's first GPU.
