@@ -217,11 +217,7 @@ fn a_split_allocation_finds_the_dead_of_every_share() {
     bench.share("second", 1, 0, GIB);
     let mut waiting = Serving::new(bench.client(&["init", "wait", "alloc:2GiB"]));
     assert_eq!(waiting.line(), "init 0");
-    let killed = bench
-        .client(&["init", "alloc:2GiB", "kill"])
-        .output()
-        .expect("a client");
-    assert_eq!(lines(&killed), ["init 0", "alloc 0"]);
+    bench.death_with("2GiB");
     waiting.go_on();
     assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
     assert!(waiting.end().success());

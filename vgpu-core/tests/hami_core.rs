@@ -13,12 +13,8 @@
 mod support;
 
 use std::time::Duration;
-use support::serve::{Chance, HangGuard, Serving};
+use support::serve::{Chance, Serving, guard};
 use support::{Bench, GIB, GRANULE, dist, lines, number};
-
-fn guard(what: &'static str) -> HangGuard {
-    HangGuard::new(what, Duration::from_secs(300))
-}
 
 /// The lines of a client of the bare GPU.
 fn bare(bench: &Bench, steps: &[&str]) -> Vec<String> {
@@ -214,8 +210,7 @@ fn core_191_meminfo_of_a_second_process_follows_its_allocations() {
 fn hami_1181_usage_never_falls_below_nothing() {
     let _guard = guard("hami 1181");
     let bench = Bench::with_share(GIB);
-    let mut client = Serving::new(bench.client(&["init", "serve"]));
-    assert_eq!(client.line(), "init 0");
+    let mut client = bench.serving(&["init"]);
     for round in 0..30 {
         for step in [
             "freeunknown",
@@ -243,8 +238,7 @@ fn hami_1181_usage_never_falls_below_nothing() {
 fn core_96_async_allocations_and_frees_do_not_add_up() {
     let _guard = guard("core 96");
     let bench = Bench::with_share(GIB);
-    let mut client = Serving::new(bench.client(&["init", "serve"]));
-    assert_eq!(client.line(), "init 0");
+    let mut client = bench.serving(&["init"]);
     for size in ["600MiB", "100MiB", "1GiB", "2MiB"].into_iter().cycle().take(200) {
         assert_eq!(client.ask(&format!("async:{size}")), "0", "{size}");
         assert_eq!(client.ask("freeasync:0"), "0 0", "{size}");
@@ -275,8 +269,7 @@ fn core_59_a_newer_driver_does_not_hang_the_start() {
 fn hami_1339_processes_are_shown_in_their_container() {
     let _guard = guard("hami 1339");
     let bench = Bench::with_share(GIB);
-    let mut client = Serving::new(bench.client(&["init", "alloc:256MiB", "serve"]));
-    assert_eq!([client.line(), client.line()], ["init 0", "alloc 0"]);
+    let client = bench.serving(&["init", "alloc:256MiB"]);
     let shown = bench.run(&["running"]);
     let own = format!("{} {}", client.pid(), GIB / 4);
     assert_eq!(shown, [format!("running 0 {own} smi 0 {own}")]);

@@ -3,7 +3,7 @@
 mod support;
 
 use support::serve::Serving;
-use support::{Bench, GIB, GRANULE, lines, number};
+use support::{Bench, GIB, GRANULE, number};
 use vgpu_abi::ledger;
 
 #[test]
@@ -75,24 +75,9 @@ fn neighbours_on_the_same_gpu_do_not_feel_each_other() {
     let mut first = Serving::new(bench.client(&["init", "allocfree", "wait"]));
     assert_eq!([first.line(), first.line()], ["init 0", "allocfree 0"]);
     // Another share of the GPU, in a directory of its own.
-    let other = Bench::with_share(20 * GIB);
-    let state = bench
-        .client(&[])
-        .get_envs()
-        .find(|(name, _)| *name == "SOFT_GPU_STATE")
-        .and_then(|(_, v)| v)
-        .expect("a state")
-        .to_owned();
-    let mut limits = other.limits("share", 0, 0, 20 * GIB);
-    limits.gpu = bench.gpu(0).into();
-    other.put(&limits);
-    let output = other
-        .client(&["init", "info", "allocfree"])
-        .env("SOFT_GPU_STATE", state)
-        .output()
-        .expect("a client");
-    let shown = lines(&output);
-    assert_eq!(number(&shown[1], 2), 20 * GIB, "{output:?}");
+    let other = Bench::on_gpu_of(&bench, 20 * GIB);
+    let shown = other.run(&["init", "info", "allocfree"]);
+    assert_eq!(number(&shown[1], 2), 20 * GIB, "{shown:?}");
     assert_eq!(shown[2], "allocfree 0");
     first.kill();
 }
@@ -100,11 +85,7 @@ fn neighbours_on_the_same_gpu_do_not_feel_each_other() {
 #[test]
 fn a_killed_process_leaves_nothing() {
     let bench = Bench::with_share(20 * GIB);
-    let output = bench
-        .client(&["init", "alloc:20GiB", "kill"])
-        .output()
-        .expect("a client");
-    assert_eq!(lines(&output), ["init 0", "alloc 0"]);
+    bench.death_with("20GiB");
     assert_eq!(bench.usage("share").charged, 20 * GIB, "nobody has looked yet");
     let shown = bench.run(&["init", "alloc:20GiB"]);
     assert_eq!(shown, ["init 0", "alloc 0"]);
@@ -115,11 +96,7 @@ fn an_allocation_that_would_fail_looks_for_the_dead_first() {
     let bench = Bench::with_share(20 * GIB);
     let mut waiting = Serving::new(bench.client(&["init", "wait", "alloc:20GiB"]));
     assert_eq!(waiting.line(), "init 0");
-    let output = bench
-        .client(&["init", "alloc:20GiB", "kill"])
-        .output()
-        .expect("a client");
-    assert_eq!(lines(&output), ["init 0", "alloc 0"]);
+    bench.death_with("20GiB");
     waiting.go_on();
     assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
     assert!(waiting.end().success());

@@ -7,13 +7,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
-use support::serve::{Chance, HangGuard, Serving, setting};
+use support::serve::{Chance, Serving, guard, setting};
 use support::{Bench, GIB, lines, number};
 use vgpu_abi::ledger::{self, FIRST_LANE_AT, LANES, LINE, SIZE};
-
-fn guard(what: &'static str) -> HangGuard {
-    HangGuard::new(what, Duration::from_secs(300))
-}
 
 /// A client that did `steps`.
 fn ready(bench: &Bench, steps: &[&str]) -> Serving {

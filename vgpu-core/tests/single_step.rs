@@ -111,8 +111,7 @@ impl Stage {
             bench.put(&limits);
         }
         let truth = Truth::new(&bench);
-        let mut neighbour = Serving::new(bench.client(&["init", "serve"]));
-        assert_eq!(neighbour.line(), "init 0");
+        let neighbour = bench.serving(&["init"]);
         Self {
             bench,
             neighbour,
@@ -138,8 +137,7 @@ impl Stage {
         let mut victim = Traced::start(self.bench.client(&steps))?;
         victim.run_to_here();
         if case.beside_the_dead {
-            let dying = self.bench.client(&["init", "alloc:512MiB", "kill"]).output();
-            assert_eq!(support::lines(&dying.expect("a client")), ["init 0", "alloc 0"]);
+            self.bench.death_with("512MiB");
         }
         victim.run_into(&dist().join(SHIM_FILE), case.symbol);
         Ok(victim)

@@ -34,6 +34,7 @@ impl Caller {
     }
 
     /// A call that must succeed.
+    #[track_caller]
     pub(crate) fn ok(&mut self, line: &str) {
         assert_eq!(self.call(line), 0, "{line}");
     }

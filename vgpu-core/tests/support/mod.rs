@@ -8,8 +8,10 @@ pub(crate) mod trace;
 pub(crate) mod watched;
 
 use caller::Caller;
+use serve::Serving;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
@@ -152,6 +154,22 @@ impl Bench {
         command
     }
 
+    /// A client under the shares that did `steps` and serves.
+    #[track_caller]
+    pub(crate) fn serving(&self, steps: &[&str]) -> Serving {
+        let mut client = Serving::new(self.client(&[steps, &["serve"]].concat()));
+        client.did(steps);
+        client
+    }
+
+    /// A client is killed while it holds `bytes`. Nobody has looked for the dead since.
+    #[track_caller]
+    pub(crate) fn death_with(&self, bytes: &str) {
+        let allocation = format!("alloc:{bytes}");
+        let output = self.client(&["init", &allocation, "kill"]).output().expect("a client");
+        assert_eq!(lines(&output), ["init 0", "alloc 0"]);
+    }
+
     /// A client that is told its calls one by one, under the shares or on the bare GPU.
     pub(crate) fn caller(&self, limited: bool) -> Caller {
         Caller::like(&if limited { self.client(&[]) } else { self.bare(&[]) })
@@ -205,6 +223,16 @@ pub(crate) fn number(line: &str, index: usize) -> u64 {
         .unwrap_or_else(|| panic!("no word {index} in {line:?}"));
     word.parse()
         .unwrap_or_else(|_| panic!("word {index} of {line:?} is no number"))
+}
+
+/// Looks again until `done`, for a minute at most.
+#[track_caller]
+pub(crate) fn until(mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "still not so after a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn uuid(hex: &str) -> String {

@@ -38,6 +38,7 @@ impl Serving {
     }
 
     /// Its next lines say that it did these steps, each with the answer 0.
+    #[track_caller]
     pub(crate) fn did(&mut self, steps: &[&str]) {
         for step in steps {
             assert_eq!(self.line(), format!("{} 0", name(step)), "{steps:?}");
@@ -160,6 +161,11 @@ impl Drop for HangGuard {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// The guard of a test that takes seconds.
+pub(crate) fn guard(what: &'static str) -> HangGuard {
+    HangGuard::new(what, Duration::from_secs(300))
 }
 
 /// A small generator.

@@ -1,0 +1,62 @@
+//! Lanes, of which a process takes one for each thread that meets another: they come back, and no more are given
+//! than there are.
+
+use crate::support::serve::guard;
+use crate::support::{Bench, GIB};
+use vgpu_abi::ledger::{LANES, share_mark};
+use vgpu_core::ledger::{OpenError, Share};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn threads_come_and_go_without_using_lanes_up() {
+    let _guard = guard("threads that end");
+    let bench = Bench::with_share(8 * GIB);
+    let mut client = bench.serving(&["init"]);
+    assert_eq!(client.ask("churn:600"), "0", "8 GiB are enough for 32 at a time");
+    assert_eq!(client.free(), 8 * GIB);
+    let usage = bench.usage("share");
+    assert_eq!(usage.processes.len(), 1, "{usage:?}");
+    drop(client);
+    assert_eq!(bench.free(), 8 * GIB);
+}
+
+#[test]
+fn a_cancelled_thread_ends_after_its_call() {
+    let _guard = guard("a cancelled thread");
+    let bench = Bench::with_share(GIB);
+    let mut client = bench.serving(&["init", "alloc:512MiB"]);
+    // A neighbour's death makes the refusal look for the dead, with system calls.
+    bench.death_with("256MiB");
+    assert_eq!(client.ask("cancel:1GiB"), "2");
+    assert_eq!(client.ask("cancel:512MiB"), "0");
+    assert_eq!(client.ask("alloc:2MiB"), "2");
+    assert_eq!(client.ask("free:0"), "0");
+    assert_eq!(client.free(), GIB / 2);
+}
+
+#[test]
+fn when_no_lane_is_free_the_next_process_is_refused_until_one_ends() {
+    let _guard = guard("a crowd");
+    let bench = Bench::with_share(GIB);
+    let limits = bench.limits("share", 0, 0, GIB);
+    let open = || {
+        let mark = share_mark(&limits.share, &limits.gpu);
+        Share::open(&bench.ledger("share"), mark, GIB)
+    };
+    let most = LANES - 1;
+    let mut crowd: Vec<Share> = (0..most).map(|_| open().expect("a lane")).collect();
+    let held: Vec<_> = crowd.iter().map(|share| share.reserve(MIB)).collect();
+    assert_eq!(held.iter().filter(|charge| charge.is_ok()).count(), most);
+    let refused = open().expect_err("no lane is left");
+    assert!(matches!(refused, OpenError::Lane(_)), "{refused}");
+    assert!(refused.to_string().contains("1014 processes"), "{refused}");
+    let said = bench.refusal();
+    assert!(said.contains("every lane is taken"), "{said}");
+    // One goes, with what it held.
+    drop(crowd.pop());
+    let new = open().expect("the lane of the one that went");
+    assert_eq!(new.charged(), (most as u64 - 1) * MIB);
+    drop((crowd, new));
+    assert_eq!(bench.free(), GIB);
+}
