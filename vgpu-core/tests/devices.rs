@@ -5,9 +5,7 @@ mod support;
 
 use support::caller::Caller;
 use support::serve::Serving;
-use support::{Bench, GIB, lines, number};
-
-const MIB: u64 = 1 << 20;
+use support::{Bench, GIB, MIB, lines, number};
 
 /// Two GPUs with a share each, of 2 and of 3 GiB.
 fn two() -> Bench {

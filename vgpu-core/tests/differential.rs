@@ -9,12 +9,11 @@ mod support;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use support::actor::{AHEAD, Actor, KINDS, Must, Random, step};
-use support::{Bench, GRANULE, number};
+use support::{Bench, GRANULE, MIB, number};
 
 const LIMIT: u64 = 96 << 20;
 const PROFILE: &str = "memory = 1GiB\ncontext_cost = 4MiB\nmodule_cost = 2MiB\n";
 const CLIENTS: usize = 2;
-const MIB: u64 = 1 << 20;
 
 /// One run of at most `steps` calls; how many it made.
 fn run(seed: u64, steps: usize, end: Instant) -> usize {

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 use support::serve::Serving;
-use support::{Bench, GIB, dist, lines, number};
+use support::{Bench, GIB, MIB, dist, lines, number};
 use vgpu_core::hami::region;
 
 /// A container: software GPUs, and the folder that HAMi mounts for one container.
@@ -110,7 +110,6 @@ impl Drop for Container {
 }
 
 const LIMIT: (&str, &str) = ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m");
-const MIB: u64 = 1 << 20;
 
 #[test]
 fn the_limit_of_its_variables_holds_for_all_processes_together() {

@@ -3,10 +3,9 @@
 
 mod support;
 
-use support::GIB;
+use support::caller::Caller;
 use support::watched::Watched;
-
-const MIB: u64 = 1 << 20;
+use support::{GIB, MIB};
 
 #[test]
 fn sparse_arrays_hold_what_is_mapped_into_them() {
@@ -43,8 +42,7 @@ fn physical_memory_is_charged_by_its_references_and_its_device() {
     one.call("cuMemRelease @5", 0, 0);
     one.call("cuMemCreate >6 2GiB [1,1,0,0] 0", 2, 0);
     // The second device of the machine is none of this process's.
-    assert_ne!(one.client.call("cuMemCreate >6 2MiB [1,0x100000001,0,0] 0"), 0);
-    one.same();
+    one.fails("cuMemCreate >6 2MiB [1,0x100000001,0,0] 0");
 }
 
 #[test]
@@ -70,29 +68,33 @@ fn multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @3 64MiB", 0, 0);
 }
 
-#[test]
-fn imports_are_charged_to_who_maps_them() {
-    let mut one = Watched::new("", 256 * MIB);
-    one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
-    assert_eq!(one.client.call("cuIpcGetMemHandle >2 @1"), 0);
+/// Another process that was told, in slot 2, how to open the first one's pointer 1.
+fn importer(one: &mut Watched) -> Caller {
+    one.ok("cuIpcGetMemHandle >2 @1");
     let words = one.client.say("raw 2");
     let mut other = one.bench.caller(true);
     other.init();
     other.say(&format!("put 2 {words}"));
-    let charged = |one: &Watched| one.bench.usage("share").charged;
+    other
+}
+
+#[test]
+fn imports_are_charged_to_who_maps_them() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
+    let mut other = importer(&mut one);
     assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 0);
-    assert_eq!(charged(&one), 128 * MIB);
+    assert_eq!(one.charged(), 128 * MIB);
     assert_eq!(
         other.call("cuIpcOpenMemHandle_v2 >4 >2"),
         0,
         "once more: counted, not charged"
     );
-    assert_eq!((charged(&one), other.get(4)), (128 * MIB, other.get(3)));
+    assert_eq!((one.charged(), other.get(4)), (128 * MIB, other.get(3)));
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
-    assert_eq!(charged(&one), 128 * MIB);
+    assert_eq!(one.charged(), 128 * MIB);
     // Whoever made it dies: what is mapped stays charged.
-    let Watched { bench, client, .. } = one;
-    client.kill();
+    let bench = one.kill();
     assert_eq!(bench.free(), 192 * MIB);
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
     assert_eq!(bench.free(), 256 * MIB);
@@ -102,11 +104,7 @@ fn imports_are_charged_to_who_maps_them() {
 fn imports_that_do_not_fit_are_closed_again() {
     let mut one = Watched::new("", 96 * MIB);
     one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
-    assert_eq!(one.client.call("cuIpcGetMemHandle >2 @1"), 0);
-    let words = one.client.say("raw 2");
-    let mut other = one.bench.caller(true);
-    other.init();
-    other.say(&format!("put 2 {words}"));
+    let mut other = importer(&mut one);
     assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 2);
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 1, "it is not open");
     one.same();
@@ -118,13 +116,12 @@ fn imported_physical_memory_is_charged_by_what_is_mapped() {
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
-    let charged = |one: &Watched| one.bench.usage("share").charged;
-    assert_eq!(charged(&one), 64 * MIB);
+    assert_eq!(one.charged(), 64 * MIB);
     one.ok("cuMemAddressReserve >4 64MiB 0 0 0");
     one.ok("cuMemMap @4 32MiB 0 @3 0");
-    assert_eq!(charged(&one), 96 * MIB);
+    assert_eq!(one.charged(), 96 * MIB);
     one.ok("cuMemRelease @3");
-    assert_eq!(charged(&one), 96 * MIB);
+    assert_eq!(one.charged(), 96 * MIB);
     one.ok("cuMemUnmap @4 32MiB");
     // Whoever has the descriptor keeps it.
     one.call("cuMemRelease @1", 0, 64 * MIB);
@@ -139,7 +136,7 @@ fn pointers_of_imported_pools_are_charged_until_they_are_freed() {
     one.ok("cuMemPoolImportFromShareableHandle >4 @3 1 0");
     one.ok("cuMemPoolExportPointer >5 @2");
     one.ok("cuMemPoolImportPointer >6 @4 >5");
-    assert_eq!(one.bench.usage("share").charged, 128 * MIB);
+    assert_eq!(one.charged(), 128 * MIB);
     one.call("cuMemFreeAsync @6 0", 0, 64 * MIB);
 }
 

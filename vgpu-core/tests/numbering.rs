@@ -4,9 +4,8 @@
 mod support;
 
 use support::caller::Caller;
-use support::{Bench, GIB};
+use support::{Bench, GIB, MIB};
 
-const MIB: u64 = 1 << 20;
 /// CU_DEVICE_INVALID, as the 32 bits that a call writes.
 const NO_DEVICE: u64 = 0xffff_fffe;
 const INVALID_VALUE: i32 = 1;

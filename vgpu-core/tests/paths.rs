@@ -4,9 +4,8 @@
 mod support;
 
 use support::watched::Watched;
-use support::{Bench, GIB, GRANULE};
+use support::{Bench, GIB, GRANULE, MIB};
 
-const MIB: u64 = 1 << 20;
 /// A context, a module: what they take in the profile of these tests.
 const COSTS: &str = "context_cost = 10MiB\nmodule_cost = 6MiB\n";
 const PTX: &str = "\".version\\s8.0\\n.target\\ssm_90\\n\"";

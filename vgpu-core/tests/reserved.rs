@@ -5,9 +5,7 @@ mod support;
 
 use support::caller::Caller;
 use support::watched::Watched;
-use support::{Bench, GIB};
-
-const MIB: u64 = 1 << 20;
+use support::{Bench, GIB, MIB};
 
 #[test]
 fn memory_lies_on_the_device_that_was_named_whatever_is_current() {

@@ -23,11 +23,10 @@ use std::path::Path;
 use std::time::Duration;
 use support::serve::{Chance, HangGuard, Serving, Truth, setting};
 use support::trace::{At, Traced};
-use support::{Bench, GIB, dist};
+use support::{Bench, GIB, MIB, dist};
 use vgpu_abi::ledger::SIZE;
 use vgpu_abi::paths::SHIM_FILE;
 
-const MIB: u64 = 1 << 20;
 /// What the first context is charged until it is measured, so that calls about contexts change the ledger.
 const RESERVE: u64 = 64 * MIB;
 

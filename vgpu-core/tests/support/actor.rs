@@ -1,9 +1,7 @@
 //! A client that makes random calls, and what it holds.
 
 use super::caller::Caller;
-use super::{Bench, GRANULE};
-
-const MIB: u64 = 1 << 20;
+use super::{Bench, GRANULE, MIB};
 
 /// What a client holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use vgpu_abi::ledger;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
+pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const GRANULE: u64 = 2 << 20;
 

@@ -24,15 +24,31 @@ impl Watched {
     /// Bytes in use by the GPU's own account, which the charge must equal.
     pub(crate) fn same(&mut self) -> u64 {
         let used = self.truth.used(0);
-        let usage = self.bench.usage("share");
-        assert_eq!(usage.charged, used, "charged, and used by the GPU's account");
+        assert_eq!(self.charged(), used, "charged, and used by the GPU's account");
         used
+    }
+
+    /// Bytes charged, which with imports and shared granules may be more than are in use.
+    pub(crate) fn charged(&self) -> u64 {
+        self.bench.usage("share").charged
     }
 
     /// Calls, compares, and expects `code` and `used` bytes.
     pub(crate) fn call(&mut self, line: &str, code: i32, used: u64) {
         assert_eq!(self.client.call(line), code, "{line}");
         assert_eq!(self.same(), used, "{line}");
+    }
+
+    /// A call that must fail, with whatever code, and leave the charge right.
+    pub(crate) fn fails(&mut self, line: &str) {
+        assert_ne!(self.client.call(line), 0, "{line}");
+        self.same();
+    }
+
+    /// Ends the client; the share is still there.
+    pub(crate) fn kill(self) -> Bench {
+        self.client.kill();
+        self.bench
     }
 
     pub(crate) fn ok(&mut self, line: &str) {

@@ -2,11 +2,9 @@
 //! what the dead held.
 
 use crate::support::serve::{Serving, Truth, guard};
-use crate::support::{Bench, GIB, number, until};
+use crate::support::{Bench, GIB, MIB, number, until};
 use std::process::Command;
 use std::time::Duration;
-
-const MIB: u64 = 1 << 20;
 
 #[test]
 fn a_process_whose_first_thread_ended_lives() {

@@ -2,11 +2,9 @@
 //! than there are.
 
 use crate::support::serve::guard;
-use crate::support::{Bench, GIB};
+use crate::support::{Bench, GIB, MIB};
 use vgpu_abi::ledger::{LANES, share_mark};
 use vgpu_core::ledger::{OpenError, Share};
-
-const MIB: u64 = 1 << 20;
 
 #[test]
 fn threads_come_and_go_without_using_lanes_up() {
