@@ -10,7 +10,7 @@
 //! Where shares have host memory too, or somebody is told of each change, the device shares lie in
 //! `special` instead: the usual way stays what it is, and all that is unusual is behind its cold ends.
 
-use crate::ledger::share::{OpenError, Refusal, Reservation, Share};
+use crate::ledger::share::{OpenError, OwnCharge, Refusal, Reservation, Share};
 use std::time::Duration;
 
 /// How old a look for dead processes may be when someone asks what is free.
@@ -50,6 +50,10 @@ struct Part {
     share: u8,
     reservation: Reservation,
 }
+
+/// What this process has charged, lane by lane; two that are equal have no change between them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Own(Vec<OwnCharge>);
 
 impl Account {
     /// An account over `shares`, at least one.
@@ -138,9 +142,8 @@ impl Account {
 
     /// What this process itself has charged of device memory.
     #[must_use]
-    pub fn own(&self) -> u64 {
-        let own = |sum: u64, share: &Share| sum.saturating_add(share.own());
-        self.device().iter().fold(0, own)
+    pub fn own(&self) -> Own {
+        Own(self.device().iter().flat_map(Share::own).collect())
     }
 
     /// What a program can still have, where the GPU itself has `physical` free: that bounds device
@@ -368,6 +371,14 @@ impl std::fmt::Debug for Watch {
     }
 }
 
+impl Own {
+    /// The sum; of one moment if another look is equal.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, lane| sum.saturating_add(lane.bytes))
+    }
+}
+
 impl Charge {
     /// Takes `other`, of the same account, in.
     pub fn join(&mut self, other: Self) {
@@ -392,4 +403,44 @@ impl Charge {
 pub fn rounded(bytes: u64, granule: u64) -> Option<u64> {
     let mask = granule.checked_sub(1)?;
     Some(bytes.checked_add(mask)? & !mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+
+    fn account(folder: &std::path::Path) -> Account {
+        let limits = Limits {
+            share: "share".into(),
+            order: 0,
+            gpu: "GPU-0".into(),
+            memory: 1 << 30,
+            cores: 0,
+            compute_policy: ComputePolicy::default(),
+            priority: Priority::default(),
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: "/libcuda".into(),
+            libnvidia_ml: "/libnvidia-ml".into(),
+        };
+        let path = folder.join(vgpu_abi::paths::LEDGER);
+        std::fs::write(&path, vgpu_abi::ledger::image(&limits)).expect("a ledger");
+        let mark = vgpu_abi::ledger::share_mark(&limits.share, &limits.gpu);
+        Account::new(vec![Share::open(&path, mark, limits.memory).expect("a share")])
+    }
+
+    #[test]
+    fn two_looks_are_equal_only_if_nothing_changed_between() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let account = account(folder.path());
+        let kept = account.reserve(3 << 20).expect("room");
+        let before = account.own();
+        assert_eq!((before.bytes(), &before), (3 << 20, &account.own()));
+        let passing = account.reserve(1 << 20).expect("room");
+        account.release(passing);
+        assert_eq!(account.own().bytes(), 3 << 20, "what came has gone");
+        assert_ne!(account.own(), before, "and is noticed all the same");
+        account.release(kept);
+    }
 }

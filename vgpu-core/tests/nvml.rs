@@ -4,50 +4,52 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
-use support::serve::Serving;
-use support::{Bench, GIB, lines, number};
+use support::serve::{Serving, guard};
+use support::{Bench, GIB, lines, number, until};
 use vgpu_abi::ledger;
 use vgpu_abi::paths::LEDGER;
 
-/// How busy a client with these steps sees the GPU, before and after a second of waiting.
-fn rates(bench: &Bench, steps: &[&str]) -> u64 {
-    let mut client = Serving::new(bench.client(&[steps, &["wait", "rates"]].concat()));
-    for step in steps {
-        let line = client.line();
-        assert!(line.ends_with(" 0"), "{step}: {line}");
+/// More than a minute of the software GPU's time.
+const LONG: &str = "launch:80000";
+
+/// How busy a client sees the GPU, over a window of the last second or less.
+fn busy(client: &mut Serving) -> u64 {
+    let line = client.ask("rates");
+    assert!(line.starts_with("0 "), "{line}");
+    number(&line, 1)
+}
+
+/// Asks for as long as a window is.
+fn sees_nothing(client: &mut Serving) {
+    for _ in 0..20 {
+        assert_eq!(busy(client), 0);
+        std::thread::sleep(Duration::from_millis(50));
     }
-    // The software GPU counts over a window.
-    std::thread::sleep(Duration::from_millis(700));
-    client.go_on();
-    client.line();
-    let line = client.line();
-    assert!(line.starts_with("rates 0 "), "{line}");
-    client.kill();
-    number(&line, 2)
 }
 
 #[test]
 fn a_neighbours_work_is_not_the_shares() {
+    let _guard = guard("utilisation");
     let bench = Bench::with_share(GIB);
-    assert_eq!(rates(&bench, &[]), 0, "who only looks");
-    let mut neighbour = Serving::new(bench.bare(&["init", "launch:30000", "wait"]));
-    assert_eq!([neighbour.line(), neighbour.line()], ["init 0", "launch 0"]);
-    std::thread::sleep(Duration::from_millis(700));
-    let shown = lines(&bench.bare(&["rates"]).output().expect("a client"));
-    assert!(number(&shown[0], 2) > 50, "the GPU is busy: {shown:?}");
-    assert_eq!(rates(&bench, &["init"]), 0, "who has a context and does nothing");
-    let own = rates(&bench, &["init", "launch:30000"]);
-    assert!((1..=100).contains(&own), "{own}");
-    neighbour.kill();
+    let mut neighbour = Serving::new(bench.bare(&["init", LONG, "serve"]));
+    neighbour.did(&["init", LONG]);
+    until(|| busy(&mut neighbour) > 50);
+    let mut only_looks = bench.serving(&[]);
+    sees_nothing(&mut only_looks);
+    let mut own = bench.serving(&["init"]);
+    sees_nothing(&mut own);
+    assert_eq!(own.ask(LONG), "0");
+    until(|| busy(&mut own) > 0);
+    assert!(busy(&mut own) <= 100);
 }
 
 #[test]
 fn the_shares_work_is_seen_by_all_of_it() {
+    let _guard = guard("utilisation");
     let bench = Bench::with_share(GIB);
-    let mut busy = Serving::new(bench.client(&["init", "launch:30000", "wait"]));
-    assert_eq!([busy.line(), busy.line()], ["init 0", "launch 0"]);
-    assert!(rates(&bench, &[]) > 50, "a monitor in the container");
-    busy.kill();
+    let _busy = bench.serving(&["init", LONG]);
+    let mut monitor = bench.serving(&[]);
+    until(|| busy(&mut monitor) > 50);
 }
 
 #[test]

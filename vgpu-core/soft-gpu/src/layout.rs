@@ -40,6 +40,8 @@ pub struct Shared {
 pub struct Gpu {
     pub total: Total,
     pub uuid: [u8; 16],
+    /// Until when changes wait, so that a picture can be taken (see `clock`); 0: none is wanted.
+    pub still_until: AtomicU64,
 }
 
 #[repr(C, align(128))]

@@ -112,23 +112,34 @@ pub fn pulse(dir: &Path, place: usize) -> Pulse {
     }
 }
 
+/// How long the state folder's lock is waited for; hundreds of processes may start at once on two cores.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The state folder's lock: held for microseconds, given back by the kernel if its holder dies.
 pub struct Lock(File);
 
 impl Lock {
-    /// Waits `patience` at most; None when somebody holds it all that time.
-    pub fn take(dir: &Path, patience: Duration) -> io::Result<Option<Self>> {
+    /// An error when others hold it all the time that one waits.
+    pub fn take(dir: &Path) -> io::Result<Self> {
+        Self::take_while(dir, || true)?
+            .ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "its file lock stays locked"))
+    }
+
+    /// The same while it is `wanted`: who waits for what another does meanwhile is not in the way of those who
+    /// need the lock themselves.
+    pub fn take_while(dir: &Path, wanted: impl Fn() -> bool) -> io::Result<Option<Self>> {
         let file = open_shared(&dir.join("lock"))?;
-        let until = Instant::now() + patience;
-        loop {
+        let until = Instant::now() + PATIENCE;
+        while wanted() {
             if try_lock(&file, libc::LOCK_EX)? {
                 return Ok(Some(Self(file)));
             }
             if Instant::now() >= until {
-                return Ok(None);
+                break;
             }
             std::thread::sleep(Duration::from_micros(50));
         }
+        Ok(None)
     }
 }
 

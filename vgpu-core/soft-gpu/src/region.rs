@@ -13,16 +13,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{FREE, MAGIC, PHASE_MASK, Shared};
 use crate::liveness::{Lock, Pulse, pulse};
 use crate::profile::Profile;
-
-/// Hundreds of processes may start at once on two cores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The mapped file. It stays mapped until the process ends: other threads may be reading it.
 pub(crate) struct Region {
@@ -46,9 +42,7 @@ impl Region {
             return Ok(region);
         }
         prepare_procs(&config.dir).map_err(folder)?;
-        let lock = Lock::take(&config.dir, PATIENCE).map_err(folder)?;
-        let _lock =
-            lock.ok_or_else(|| folder(io::Error::new(io::ErrorKind::TimedOut, "its file lock stays locked")))?;
+        let _lock = Lock::take(&config.dir).map_err(folder)?;
         if let Some(region) = Self::existing(config)? {
             if region.suits(config) {
                 return Ok(region);

@@ -13,9 +13,9 @@ use crate::account::{Full, Held, MAX_PROCS};
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
-use crate::liveness::{Holders, Lock, Pulse, pulse, take};
+use crate::liveness::{Holders, Lock, PATIENCE, Pulse, pulse, take};
 use crate::profile::{Pci, Profile};
-use crate::region::{PATIENCE, Region};
+use crate::region::Region;
 use crate::timeline::WINDOW_NS;
 
 /// The GPUs, without a place among their users: all that NVML needs.
@@ -60,6 +60,9 @@ pub struct Picture {
     pub busy: u32,
     pub users: Vec<User>,
 }
+
+/// How long others stand still for a picture, doubled with each one that fails.
+const STILL_NS: std::ops::Range<u64> = 100_000..20_000_000;
 
 pub fn now() -> u64 {
     crate::clock::monotonic_ns()
@@ -169,7 +172,8 @@ impl State {
 
     /// Gives back what the marked dead held. If another does it just now, waits for him, but not for ever.
     fn bury(&self) {
-        if let Ok(Some(_lock)) = Lock::take(&self.dir, PATIENCE) {
+        let is_dead = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == DEAD;
+        if let Ok(Some(_lock)) = Lock::take_while(&self.dir, || self.places().any(is_dead)) {
             self.bury_locked();
         }
     }
@@ -197,7 +201,6 @@ impl State {
 
     /// One consistent look at a GPU: its users' bytes add up to `used`.
     pub fn look(&self, gpu: usize) -> Picture {
-        let holders = Holders::read();
         if self.mark_dead(None, |_| true) {
             self.bury();
         }
@@ -210,7 +213,7 @@ impl State {
             busy: 0,
             users: Vec::new(),
         };
-        let mut served = 0;
+        let (mut served, mut holders, mut reads) = (0, Holders::read(), 1);
         for ((place, proc), (phase, units)) in self.places().zip(units) {
             let entry = &proc.gpus[gpu];
             let contexts = entry.contexts.load(Ordering::Relaxed);
@@ -222,7 +225,13 @@ impl State {
             let (bytes, window) = (units * self.profile.granularity, entry.usage.in_window(now));
             served += window;
             picture.used += bytes;
-            let pid = holders.pid(&self.dir, place, proc.pid.load(Ordering::Relaxed));
+            let own = proc.pid.load(Ordering::Relaxed);
+            let mut pid = holders.pid(&self.dir, place, own);
+            // The kernel's list may miss locks while others come and go: only who is never in it is unseen.
+            while pid.is_none() && reads < 4 {
+                (holders, reads) = (Holders::read(), reads + 1);
+                pid = holders.pid(&self.dir, place, own);
+            }
             picture.users.push(User {
                 place,
                 pid,
@@ -235,23 +244,26 @@ impl State {
         picture
     }
 
-    /// The phase of each place, and what its process held at one later instant. Each try takes microseconds;
-    /// when neighbours allocate so fast that none succeeds, the last resort is what each says of itself.
+    /// The phase of each place, and what its process held at one later instant. A try takes microseconds; where
+    /// neighbours allocate so fast that none succeeds, they are asked to stand still for a moment. The last
+    /// resort is what each says of itself.
     fn snapshot(&self, gpu: usize) -> Vec<(u64, u64)> {
         let phases = || -> Vec<u64> {
             let places = self.places();
             places.map(|(_, proc)| proc.phase.load(Ordering::Acquire)).collect()
         };
-        let until = Instant::now() + PATIENCE;
+        let entry = &self.shared.gpus[gpu];
+        let (until, mut still) = (Instant::now() + PATIENCE, 0);
         while Instant::now() < until {
             for _ in 0..64 {
                 let phases = phases();
-                let total = &self.shared.gpus[gpu].total;
-                if let Some(units) = total.snapshot(phases.len(), self.held(gpu)) {
+                if let Some(units) = entry.total.snapshot(phases.len(), self.held(gpu)) {
+                    entry.still_until.store(0, Ordering::Relaxed);
                     return phases.into_iter().zip(units).collect();
                 }
             }
-            std::thread::yield_now();
+            still = (2 * still).clamp(STILL_NS.start, STILL_NS.end);
+            entry.still_until.store(now() + still, Ordering::Relaxed);
         }
         let own = self.places().map(|(_, proc)| proc.gpus[gpu].held.units());
         phases().into_iter().zip(own).collect()
@@ -274,17 +286,15 @@ impl State {
                 path: config.dir.clone(),
                 source,
             };
-            let lock = Lock::take(&state.dir, PATIENCE).map_err(folder)?;
-            let Some(_lock) = lock else {
-                return Err(folder(std::io::ErrorKind::TimedOut.into()));
-            };
+            // Asked before, because the kernel's answers take most of the time.
+            state.mark_dead(None, |_| true);
+            let _lock = Lock::take(&state.dir).map_err(folder)?;
             if Region::open_inode(config) != Some(state.inode) {
                 // Another process put a new state in place since: use that one.
                 drop(_lock);
                 state = Self::open(config)?;
                 continue;
             }
-            state.mark_dead(None, |_| true);
             state.bury_locked();
             for (place, proc) in state.shared.procs.iter().enumerate() {
                 let phase = proc.phase.load(Ordering::Acquire);
@@ -322,6 +332,17 @@ impl Member {
         self.turns[gpu].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Stands still while somebody takes a picture: for a bounded time, so who asks for it may die.
+    fn stand_still(&self, gpu: usize) {
+        let asked = &self.state.shared.gpus[gpu].still_until;
+        let until = asked.load(Ordering::Relaxed);
+        if until == 0 {
+            return;
+        }
+        crate::clock::sleep_until(until.min(now() + STILL_NS.end));
+        let _ = asked.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Takes units of a GPU. Dead neighbours are buried before this says that it is full.
     pub fn grow(&self, gpu: usize, units: u64) -> Result<(), Full> {
         let Ok(delta) = i64::try_from(units) else {
@@ -332,6 +353,7 @@ impl Member {
             return Err(Full);
         }
         let _turn = self.turn(gpu);
+        self.stand_still(gpu);
         let total = &state.shared.gpus[gpu].total;
         let change = || total.change(self.place, delta, capacity, state.held(gpu));
         change().or_else(|Full| {
@@ -346,6 +368,7 @@ impl Member {
     /// Gives units back.
     pub fn shrink(&self, gpu: usize, units: u64) {
         let _turn = self.turn(gpu);
+        self.stand_still(gpu);
         let state = &self.state;
         let delta = -(units.min(state.held(gpu)(self.place).units()) as i64);
         // Taking away cannot exceed a capacity.

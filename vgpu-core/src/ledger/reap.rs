@@ -16,7 +16,7 @@
 use super::operation::{Change, Operation, Outcome, Step, parity};
 use super::region::{Lane, Region};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use vgpu_abi::ledger::{REAPER, Stamp, settled};
+use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled};
 
 /// Takes one dead lane out, step by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,10 +119,14 @@ impl Reap {
 /// Which lanes are worth a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sought {
-    /// Those that hold something: spares a storm of starting processes each other's.
+    /// Those that hold something: spares a storm of starting processes each other's. All, where lanes run
+    /// out: who starts then may not get its turn at the reaper's lock, and needs no more than a free lane.
     Charged,
     All,
 }
+
+/// So many claimed lanes, and any reap looks at all of them.
+const CROWDED: usize = LANES / 2;
 
 /// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead.
 /// Answers how many; the caller holds the reaper's lock.
@@ -131,11 +135,13 @@ pub enum Sought {
 /// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
 pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
     let mut count = finish(region)?;
+    let is_claimed = |lane: &&Lane| !lane.generation.load(Acquire).is_multiple_of(2);
+    let is_crowded = region.lanes.iter().filter(is_claimed).count() >= CROWDED;
     for (index, lane) in region.lanes.iter().enumerate().skip(REAPER + 1) {
         let generation = lane.generation.load(Acquire);
         // Only the reaper frees a lane, so a dead owner's generation cannot change under us.
-        let idle = || sought == Sought::Charged && held(region, index, lane) == 0;
-        if generation.is_multiple_of(2) || idle() || !is_dead(index) {
+        let passes = || sought == Sought::Charged && !is_crowded && held(region, index, lane) == 0;
+        if generation.is_multiple_of(2) || passes() || !is_dead(index) {
             continue;
         }
         let target = Stamp {
@@ -165,4 +171,32 @@ pub(super) fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
     let applied = lane.applied.load(Acquire);
     let pair = [lane.charged[0].load(Acquire), lane.charged[1].load(Acquire)];
     settled(index, lane.sequence.load(Acquire), applied, pair, writer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::explore;
+
+    /// Claims so many lanes, whose owners die without having charged anything.
+    fn with_dead(count: usize) -> Box<Region> {
+        let region = explore::region();
+        for lane in region.lanes.iter().skip(REAPER + 1).take(count) {
+            lane.generation.store(1, Release);
+        }
+        region
+    }
+
+    #[test]
+    fn idle_dead_lanes_are_left_until_lanes_run_out() {
+        let few = with_dead(CROWDED - 1);
+        assert_eq!(reap(&few, Sought::Charged, |_| true), Ok(0));
+        assert_eq!(reap(&few, Sought::All, |_| true), Ok(CROWDED - 1));
+        let many = with_dead(CROWDED);
+        assert_eq!(
+            reap(&many, Sought::Charged, |index| index != 1),
+            Ok(CROWDED - 1),
+            "one lives"
+        );
+    }
 }

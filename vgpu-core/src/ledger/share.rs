@@ -63,6 +63,13 @@ struct OwnLane {
     index: AtomicUsize,
 }
 
+/// What one lane holds after so many changes, the one that is under way included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnCharge {
+    changes: u64,
+    pub bytes: u64,
+}
+
 /// Where a charge was made: it is released there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation(u8);
@@ -155,15 +162,16 @@ impl Share {
         self.region().total.charged()
     }
 
-    /// Bytes that this very process has charged, at this moment.
-    #[must_use]
-    pub fn own(&self) -> u64 {
+    /// What each lane of this very process has charged.
+    pub fn own(&self) -> impl Iterator<Item = OwnCharge> {
         let indices = self.own.iter().map(|own| own.index.load(Acquire));
         let lanes = indices.filter_map(|index| Some((index, self.region().lanes.get(index)?)));
         lanes
             .filter(|(index, _)| *index != REAPER)
-            .fold(0, |sum, (index, lane)| {
-                sum.saturating_add(held(self.region(), index, lane))
+            .map(|(index, lane)| OwnCharge {
+                // Before the charge: a change that comes between the two shows in the next look.
+                changes: lane.sequence.load(Acquire),
+                bytes: held(self.region(), index, lane),
             })
     }
 

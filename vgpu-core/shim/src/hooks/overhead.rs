@@ -9,11 +9,10 @@
 //! the one that NVML lists after the process's first context and did not list before.
 //!
 //! What is charged for all else is reserved before the driver takes it and given back after, so a call
-//! that another thread is in makes the overhead look smaller, never larger, if that figure is the same
-//! before NVML is asked and after; where it never is, the smallest of several looks counts. So a call that
-//! can only take raises the charge and never lowers it: where others are at work it may be charged too
-//! little until the next measured call, and never too much. The difference of a look before the call and
-//! one after is no measure: the first may be too small.
+//! that another thread is in makes the overhead look smaller, never larger, if no charge changed while
+//! NVML was asked. Where there is no such moment, nothing is measured: where other threads allocate
+//! without a pause it may be charged too little until the next measured call, and never too much. The
+//! difference of a look before the call and one after is no measure: the first may be too small.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -33,8 +32,10 @@ use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
-/// How often NVML is asked for a list that has this process in it.
-const ATTEMPTS: u32 = 4;
+/// How often NVML is asked for a list that has this process in it, at a moment without changes.
+const ATTEMPTS: u32 = 16;
+/// How many lists in a row must show the same new process before it is taken for this one.
+const AGREED: u32 = 4;
 
 /// What one GPU's contexts and code are charged.
 #[derive(Debug, Default)]
@@ -78,7 +79,13 @@ impl Overhead {
                 None => return (OUT_OF_MEMORY, true),
             }
         }
-        let before = self.look(ready, gpu, None, first.is_some());
+        // Asked for only where it counts: each look is a call of NVML.
+        let unknown = ready.nvml_pid.load(Ordering::Relaxed) == 0;
+        let before = if unknown || change == Change::GivesBack {
+            self.look(ready, gpu, None)
+        } else {
+            Look::Blind
+        };
         let result = call();
         if result != SUCCESS && change == Change::Takes {
             let back = self.measured;
@@ -89,7 +96,7 @@ impl Overhead {
             Look::Strangers(pids) => Some(pids.as_slice()),
             _ => None,
         };
-        let after = self.look(ready, gpu, known, false);
+        let after = self.look(ready, gpu, known);
         let Look::Excess(after) = after else {
             // Not seen: what was charged ahead stays.
             self.measured = self.level.bytes();
@@ -120,59 +127,48 @@ impl Overhead {
         self.level.set(gpu, 0);
     }
 
-    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>, is_new: bool) -> Look {
+    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
         pools::refresh(gpu);
         graphs::refresh(gpu);
-        let charged = || gpu.account.own().saturating_sub(self.level.bytes());
-        let (mut stranger, mut least) = (0, None);
-        for attempt in 0..ATTEMPTS {
-            let earlier = charged();
+        let (mut stranger, mut agreed) = (0, 0);
+        for _ in 0..ATTEMPTS {
+            let charged = gpu.account.own();
             let Some(list) = processes(ready, gpu) else {
                 return Look::Blind;
             };
-            let later = charged();
-            let others = earlier.max(later);
-            let own = ready.nvml_pid.load(Ordering::Relaxed);
-            if own == 0 {
+            let is_still = gpu.account.own() == charged;
+            if ready.nvml_pid.load(Ordering::Relaxed) == 0 {
+                let pids = list.iter().map(|(pid, _)| *pid);
                 let Some(known) = known else {
-                    return Look::Strangers(list.iter().map(|(pid, _)| *pid).collect());
+                    return Look::Strangers(pids.collect());
                 };
-                let came: Vec<u32> = list
-                    .iter()
-                    .map(|(pid, _)| *pid)
-                    .filter(|pid| !known.contains(pid))
-                    .collect();
-                match came.as_slice() {
-                    own if own.contains(&std::process::id()) => {
-                        ready.nvml_pid.store(std::process::id(), Ordering::Relaxed);
-                    }
+                let came: Vec<u32> = pids.filter(|pid| !known.contains(pid)).collect();
+                let own = match came.as_slice() {
+                    several if several.contains(&std::process::id()) => std::process::id(),
                     // Another namespace's name for this process, if it stays the only one.
-                    [one] if attempt > 0 && *one == stranger && attempt + 1 == ATTEMPTS => {
-                        ready.nvml_pid.store(*one, Ordering::Relaxed);
-                    }
-                    [one] if attempt == 0 || *one == stranger => {
+                    [one] => {
+                        agreed = if *one == stranger { agreed + 1 } else { 1 };
                         stranger = *one;
+                        if agreed < AGREED {
+                            continue;
+                        }
+                        stranger
+                    }
+                    _ => {
+                        agreed = 0;
                         continue;
                     }
-                    _ => continue,
-                }
+                };
+                ready.nvml_pid.store(own, Ordering::Relaxed);
             }
             let own = ready.nvml_pid.load(Ordering::Relaxed);
             // A list may miss a process for a moment: that it is not there says nothing.
-            if let Some((_, held)) = list.iter().find(|(pid, _)| *pid == own) {
-                let excess = *held as i64 - others as i64;
-                if earlier == later {
-                    return Look::Excess(excess);
-                }
-                // The sum of the lanes may be of no one moment while others are at work.
-                least = least.map_or(Some(excess), |least: i64| Some(least.min(excess)));
-                continue;
-            }
-            if is_new {
-                return Look::Excess(-(others as i64));
+            if let (true, Some((_, held))) = (is_still, list.iter().find(|(pid, _)| *pid == own)) {
+                let others = charged.bytes().saturating_sub(self.level.bytes());
+                return Look::Excess(*held as i64 - others as i64);
             }
         }
-        least.map_or(Look::Blind, Look::Excess)
+        Look::Blind
     }
 }
 
