@@ -8,6 +8,7 @@
 //! ```
 
 pub mod account;
+pub mod bindings;
 pub mod grants;
 pub mod hami;
 pub mod ledger;

@@ -113,6 +113,22 @@ fn endpoints_hold_what_is_bound_to_them() {
     one.ok("cuLogicalEndpointIdRelease @1 2");
 }
 
+#[test]
+fn what_the_driver_does_not_unbind_or_destroy_changes_nothing() {
+    let faults =
+        "fail.cuLogicalEndpointUnbind = 1 after 0 every 2\nfail.cuLogicalEndpointDestroy = 1 after 0 every 1\n";
+    let mut one = Watched::new(faults, GIB);
+    one.ok("cuLogicalEndpointIdReserve >1 1");
+    one.ok("cuLogicalEndpointCreate @1 [1,67108864,0]");
+    one.call("cuMemCreate >2 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuLogicalEndpointBindMem @1 0 0 @2 0 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemRelease @2", 0, 32 * MIB);
+    one.call("cuLogicalEndpointDestroy @1", 1, 32 * MIB);
+    one.call("cuLogicalEndpointUnbind @1 0 32MiB 32MiB", 0, 32 * MIB);
+    one.call("cuLogicalEndpointUnbind @1 0 0 64MiB", 1, 32 * MIB);
+    one.call("cuLogicalEndpointUnbind @1 0 0 64MiB", 0, 0);
+}
+
 /// What a binding of a pool's memory keeps is charged beside the pool; the software GPU refuses such bindings.
 #[test]
 fn a_binding_that_fails_is_not_charged() {

@@ -68,6 +68,58 @@ fn multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @3 64MiB", 0, 0);
 }
 
+/// Another bind may come while the driver unbinds, so what is bound is let go before; a driver that refuses
+/// has it back.
+#[test]
+fn what_the_driver_does_not_bind_or_unbind_changes_nothing() {
+    let faults = "fail.cuMulticastUnbind = 1 after 0 every 2\nfail.cuMulticastBindMem = 1 after 0 every 2\n";
+    let mut one = Watched::new(faults, GIB);
+    one.call("cuMulticastCreate >1 [1,67108864,0,0]", 0, 0);
+    one.call("cuMemCreate >2 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuMulticastBindMem @1 0 @2 0 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemCreate >3 16MiB [1,1,0,0] 0", 0, 48 * MIB);
+    one.call("cuMulticastBindMem @1 32MiB @3 0 16MiB 0", 1, 48 * MIB);
+    one.call("cuMemRelease @3", 0, 32 * MIB);
+    one.call("cuMemRelease @2", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 48MiB 16MiB", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 0 64MiB", 1, 32 * MIB);
+    one.call("cuMulticastUnbind @1 7 0 64MiB", 101, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 0 32MiB", 0, 0);
+}
+
+#[test]
+fn a_binding_for_a_device_goes_with_that_device() {
+    let mut one = Watched::new("", GIB);
+    one.call("cuMulticastCreate >1 [1,67108864,0,0]", 0, 0);
+    one.call("cuMemCreate >2 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuMulticastBindMem_v2 @1 1 0 @2 0 32MiB 0", 101, 32 * MIB);
+    one.call("cuMulticastBindMem_v2 @1 0 0 @2 0 32MiB 0", 0, 32 * MIB);
+    one.ok("cuMemAddressReserve >3 32MiB 0 0 0");
+    one.ok("cuMemMap @3 32MiB 0 @2 0");
+    one.call("cuMulticastBindAddr_v2 @1 0 32MiB @3 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemUnmap @3 32MiB", 0, 32 * MIB);
+    one.call("cuMemRelease @2", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 0 32MiB", 0, 32 * MIB);
+    one.call("cuMulticastUnbind @1 0 32MiB 32MiB", 0, 0);
+}
+
+/// A handle from another process whose properties the driver does not tell: a multicast object.
+#[test]
+fn imported_multicast_objects_hold_what_is_bound_to_them() {
+    let fault = "fail.cuMemGetAllocationPropertiesFromHandle = 1 after 0 every 1\n";
+    let mut one = Watched::new(fault, GIB);
+    one.call("cuMulticastCreate >1 [1,67108864,1,0]", 0, 0);
+    one.ok("cuMemExportToShareableHandle >2 @1 1 0");
+    one.call("cuMemImportFromShareableHandle >3 @2 1", 0, 0);
+    one.call("cuMemCreate >4 32MiB [1,1,0,0] 0", 0, 32 * MIB);
+    one.call("cuMulticastBindMem @3 0 @4 0 32MiB 0", 0, 32 * MIB);
+    one.call("cuMemRelease @4", 0, 32 * MIB);
+    one.ok("cuMemAddressReserve >5 64MiB 0 0 0");
+    one.call("cuMemMap @5 64MiB 0 @3 0", 0, 32 * MIB);
+    one.call("cuMemRelease @3", 0, 32 * MIB);
+    one.call("cuMemUnmap @5 64MiB", 0, 0);
+}
+
 /// Another process that was told, in slot 2, how to open the first one's pointer 1.
 fn importer(one: &mut Watched) -> Caller {
     one.ok("cuIpcGetMemHandle >2 @1");

@@ -3,8 +3,8 @@
 
 use crate::drop_in;
 use crate::hooks::arrays::Array;
+use crate::hooks::bindings::Bindings;
 use crate::hooks::contexts::{Contexts, Made};
-use crate::hooks::endpoints::Bindings;
 use crate::hooks::granules::Live;
 use crate::hooks::graphs;
 use crate::hooks::imports::Import;

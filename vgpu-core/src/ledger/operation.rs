@@ -193,12 +193,20 @@ impl Operation {
         }
     }
 
-    #[cold]
+    #[inline(always)]
     fn withdraw(&self, lane: &Lane, outcome: Outcome) -> Step {
-        let held = parity(lane, self.sequence.wrapping_sub(1)).load(Relaxed);
-        parity(lane, self.sequence).store(held, Release);
+        withdraw(lane, self.sequence);
         Step::Withdrawn(outcome)
     }
+}
+
+/// Makes both parities of `lane` equal again, whose operation `sequence` is not to be. Never inlined: the
+/// usual way would compute for it where they lie.
+#[cold]
+#[inline(never)]
+fn withdraw(lane: &Lane, sequence: u64) {
+    let held = parity(lane, sequence.wrapping_sub(1)).load(Relaxed);
+    parity(lane, sequence).store(held, Release);
 }
 
 /// The charge of `lane` after its operation `sequence`.

@@ -72,7 +72,7 @@ pub struct OwnCharge {
 
 /// Where a charge was made: it is released there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation(u8);
+pub struct Reservation(u32);
 
 /// Why a charge was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl Share {
     /// Gives back `bytes` of what `reservation` charged.
     #[inline(always)]
     pub fn release(&self, reservation: Reservation, bytes: u64) {
-        let Some(own) = self.own.get(usize::from(reservation.0)) else {
+        let Some(own) = self.own.get(reservation.0 as usize) else {
             return;
         };
         if !own.busy.lock_within(LANE_PATIENCE) {
@@ -265,7 +265,7 @@ impl Share {
         let outcome = Operation::new(own.index.load(Relaxed), change).run(self.region());
         own.busy.unlock();
         match outcome {
-            Outcome::Applied => Ok(Reservation(slot as u8)),
+            Outcome::Applied => Ok(Reservation(slot as u32)),
             Outcome::Refused => Err(Refusal::Limit),
             Outcome::Damaged => {
                 self.warn_of_damage();

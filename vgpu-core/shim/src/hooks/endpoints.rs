@@ -3,15 +3,18 @@
 //!
 //! An endpoint that was imported binds memory of this process too, so bindings are kept by the endpoint's
 //! number, whoever made it. The program chooses that number, and 0 is one.
+//!
+//! How it fails: a destruction that the driver refuses leaves what is bound. A thread that binds while another
+//! destroys the endpoint may leave its entry behind: the memory stays charged until an endpoint of that number
+//! is destroyed. The same for unbinding, and calls that fail: [`vgpu_core::bindings`].
 
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::multicast;
-use crate::hooks::vmm::{Backing, Tile};
+use crate::hooks::bindings::{self, Bindings, Memory};
 use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::sync::Arc;
+use vgpu_core::bindings::{Object, Part, bind, unbind as unbound};
 
 /// CUlogicalEndpointProp.
 #[repr(C)]
@@ -29,11 +32,33 @@ const _: () = assert!(size_of::<Properties>() == 24);
 /// CU_LOGICAL_ENDPOINT_TYPE_UNICAST.
 const OF_ONE_GPU: c_int = 1;
 
-/// What is bound to an endpoint, and where.
-pub(crate) type Bindings = Vec<(Tile, Arc<Backing>)>;
+/// An endpoint by its number.
+struct Endpoint<'a> {
+    ready: &'a Ready,
+    number: c_uint,
+}
 
-fn key(endpoint: c_uint) -> u64 {
-    1 << 32 | u64::from(endpoint)
+impl Endpoint<'_> {
+    fn key(&self) -> u64 {
+        1 << 32 | u64::from(self.number)
+    }
+}
+
+impl Object<Memory> for Endpoint<'_> {
+    fn add(&self, more: Bindings) {
+        let key = self.key();
+        self.ready.endpoints.run(key, |run| {
+            run.meet(key, more, |known, more| {
+                known.add(more);
+                None
+            })
+        });
+    }
+
+    fn take(&self, part: Part) -> Bindings {
+        let taken = self.ready.endpoints.with(self.key(), |known| known.take(part));
+        taken.unwrap_or_default()
+    }
 }
 
 /// Calls `pass` with the real device in a copy.
@@ -80,37 +105,13 @@ pub(crate) unsafe fn limits(
     unsafe { with_real(ready, properties, |own| real(alignment, largest, own)) }
 }
 
-/// Where on which GPU something is bound.
-struct Place {
-    endpoint: c_uint,
-    device: c_int,
-    offset: u64,
-    bytes: u64,
-}
-
-/// Binds through `bind` (given the real device), and keeps `what` for as long as it is bound.
-fn bound(ready: &Ready, at: &Place, what: Vec<Arc<Backing>>, bind: impl FnOnce(c_int) -> c_int) -> c_int {
-    let Some(devices) = ready.devices() else {
-        return bind(at.device);
-    };
-    let (Some(gpu), Some(device)) = (devices.gpu(at.device), devices.real(at.device)) else {
-        return INVALID_DEVICE;
-    };
-    let result = bind(device);
-    if result == SUCCESS && !what.is_empty() {
-        let tile = [at.offset, at.bytes, gpu as u64, 0, 0];
-        keep(ready, at.endpoint, what.into_iter().map(|what| (tile, what)).collect());
-    }
-    result
-}
-
 type BindMemory = unsafe extern "C" fn(c_uint, c_int, u64, u64, u64, u64, c_ulonglong) -> c_int;
 type BindAddress = unsafe extern "C" fn(c_uint, c_int, u64, *mut c_void, u64, c_ulonglong) -> c_int;
 
 pub(crate) unsafe fn bind_memory(
     ready: &'static Ready,
     real: BindMemory,
-    endpoint: c_uint,
+    number: c_uint,
     device: c_int,
     offset: u64,
     memory: u64,
@@ -118,100 +119,65 @@ pub(crate) unsafe fn bind_memory(
     bytes: u64,
     flags: c_ulonglong,
 ) -> c_int {
-    let what = ready.vmm_handles.with(memory, |(backing, _)| backing.clone());
-    let at = Place {
-        endpoint,
-        device,
-        offset,
-        bytes,
-    };
-    bound(ready, &at, what.into_iter().collect(), |device| {
-        // SAFETY: passed on, with the real device.
-        unsafe { real(endpoint, device, offset, memory, from, bytes, flags) }
+    bindings::on_gpu(ready, device, |gpu, device| {
+        let what = bindings::at(Part { gpu, offset, bytes }, bindings::of_handle(ready, memory));
+        bind(&Endpoint { ready, number }, what, || {
+            // SAFETY: passed on, with the real device.
+            unsafe { real(number, device, offset, memory, from, bytes, flags) }
+        })
     })
 }
 
 pub(crate) unsafe fn bind_address(
     ready: &'static Ready,
     real: BindAddress,
-    endpoint: c_uint,
+    number: c_uint,
     device: c_int,
     offset: u64,
     address: *mut c_void,
     bytes: u64,
     flags: c_ulonglong,
 ) -> c_int {
-    let Some(what) = multicast::bindable(ready, address as u64, bytes) else {
-        return OUT_OF_MEMORY;
-    };
-    let at = Place {
-        endpoint,
-        device,
-        offset,
-        bytes,
-    };
-    bound(ready, &at, what, |device| {
-        // SAFETY: passed on, with the real device.
-        unsafe { real(endpoint, device, offset, address, bytes, flags) }
+    bindings::on_gpu(ready, device, |gpu, device| {
+        let Some(memory) = bindings::of_address(ready, address as u64, bytes) else {
+            return OUT_OF_MEMORY;
+        };
+        let what = bindings::at(Part { gpu, offset, bytes }, memory);
+        bind(&Endpoint { ready, number }, what, || {
+            // SAFETY: passed on, with the real device.
+            unsafe { real(number, device, offset, address, bytes, flags) }
+        })
     })
 }
 
 pub(crate) unsafe fn unbind(
     ready: &'static Ready,
     real: unsafe extern "C" fn(c_uint, c_int, u64, u64) -> c_int,
-    endpoint: c_uint,
+    number: c_uint,
     device: c_int,
     offset: u64,
     bytes: u64,
 ) -> c_int {
-    let (gpu, device) = match ready.devices() {
-        Some(devices) => match (devices.gpu(device), devices.real(device)) {
-            (Some(gpu), Some(device)) => (gpu as u64, device),
-            _ => return INVALID_DEVICE,
-        },
-        None => (u64::MAX, device),
-    };
-    let end = offset.saturating_add(bytes);
-    let within = |tile: &Tile| tile[2] == gpu && tile[0] >= offset && tile[0].saturating_add(tile[1]) <= end;
-    // Out of the table first: once unbound, another thread may bind there.
-    let gone = ready.endpoints.with(key(endpoint), |bindings| {
-        let all = std::mem::take(bindings).into_iter();
-        let (gone, left): (Bindings, Bindings) = all.partition(|(tile, _)| within(tile));
-        *bindings = left;
-        gone
-    });
-    // SAFETY: passed on, with the real device.
-    let result = unsafe { real(endpoint, device, offset, bytes) };
-    if result != SUCCESS {
-        keep(ready, endpoint, gone.unwrap_or_default());
-    }
-    result
+    bindings::on_gpu(ready, device, |gpu, device| {
+        unbound(&Endpoint { ready, number }, Part { gpu, offset, bytes }, || {
+            // SAFETY: passed on, with the real device.
+            unsafe { real(number, device, offset, bytes) }
+        })
+    })
 }
 
 pub(crate) unsafe fn destroy(
     ready: &'static Ready,
     real: unsafe extern "C" fn(c_uint) -> c_int,
-    endpoint: c_uint,
+    number: c_uint,
 ) -> c_int {
+    let endpoint = Endpoint { ready, number };
     // Out of the table first: once destroyed, another thread may make one of this number.
-    let gone = ready.endpoints.remove(key(endpoint));
+    let gone = ready.endpoints.remove(endpoint.key());
     // SAFETY: passed on.
-    let result = unsafe { real(endpoint) };
-    if result != SUCCESS {
-        keep(ready, endpoint, gone.unwrap_or_default());
+    let result = unsafe { real(number) };
+    if let Some(kept) = gone.filter(|_| result != SUCCESS) {
+        endpoint.add(kept);
     }
     result
-}
-
-/// Adds to what is bound to an endpoint.
-fn keep(ready: &Ready, endpoint: c_uint, bindings: Bindings) {
-    if !bindings.is_empty() {
-        let key = key(endpoint);
-        ready.endpoints.run(key, |run| match run.get(key) {
-            Some(known) => known.extend(bindings),
-            None => {
-                run.insert(key, bindings);
-            }
-        });
-    }
 }

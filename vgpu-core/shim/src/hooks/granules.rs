@@ -22,7 +22,7 @@
 //! How it fails: with less than a granule left, a small allocation is refused even where the driver
 //! would have found room in a granule that is charged already: only the driver knows, after the call.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::detour::OUT_OF_MEMORY;
 use crate::hooks::memory::{GRANULE, charge, keep};
 use crate::real::real;
 use crate::state::Ready;
@@ -133,7 +133,7 @@ impl Live {
 
 /// Counts a new small allocation in; `live` is its reservation.
 #[inline(always)]
-pub(crate) fn join(ready: &Ready, pointer: u64, bytes: u64, mut live: Live) -> c_int {
+pub(crate) fn join(ready: &Ready, pointer: u64, bytes: u64, mut live: Live) -> Result<(), c_int> {
     if pointer % GRANULE + bytes > GRANULE {
         return straddle(ready, pointer, live);
     }
@@ -151,22 +151,22 @@ pub(crate) fn join(ready: &Ready, pointer: u64, bytes: u64, mut live: Live) -> c
     if let Some(surplus) = surplus {
         surplus.forget(ready);
     }
-    SUCCESS
+    Ok(())
 }
 
 /// It lies in two granules, as no driver known places it: charged both, to itself.
 #[cold]
-fn straddle(ready: &Ready, pointer: u64, mut live: Live) -> c_int {
+fn straddle(ready: &Ready, pointer: u64, mut live: Live) -> Result<(), c_int> {
     let more = ready.gpus.get(live.gpu as usize).and_then(|gpu| charge(gpu, GRANULE));
     let Some(more) = more else {
         // SAFETY: a pointer that the driver has just given.
         unsafe { real!(cuMemFree_v2(u64))(pointer) };
         live.forget(ready);
-        return OUT_OF_MEMORY;
+        return Err(OUT_OF_MEMORY);
     };
     live.join_charge(more);
     keep(ready, pointer, live);
-    SUCCESS
+    Ok(())
 }
 
 /// Takes out what `pointer` is charged, before the driver frees it.

@@ -6,7 +6,7 @@ use crate::detour::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::graphs::{Needs, enter, leave, mapped, settle_all, used};
 use crate::hooks::locations::{Access, with_real};
 use crate::hooks::memory::GRANULE;
-use crate::hooks::pools;
+use crate::hooks::pool_calls;
 use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
@@ -23,7 +23,7 @@ const DEPTH: u32 = 16;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AllocNode {
-    pool: pools::Properties,
+    pool: pool_calls::Properties,
     access: *const Access,
     access_count: usize,
     bytes: usize,

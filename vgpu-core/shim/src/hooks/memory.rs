@@ -21,11 +21,21 @@ pub(crate) const PITCH: u64 = 512;
 #[inline(always)]
 pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
     let bytes = rounded(bytes, GRANULE)?;
-    match gpu.account.reserve(bytes) {
-        Ok(charge) => Some(charge),
-        Err(Refusal::Limit) if make_room(gpu) => gpu.account.reserve(bytes).ok(),
-        Err(_) => None,
+    let charge = match gpu.account.reserve(bytes) {
+        Ok(charge) => charge,
+        Err(Refusal::Limit) => charge_with_room(gpu, bytes)?,
+        Err(_) => return None,
+    };
+    Some(charge)
+}
+
+#[cold]
+#[inline(never)]
+fn charge_with_room(gpu: &Gpu, bytes: u64) -> Option<Charge> {
+    if !make_room(gpu) {
+        return None;
     }
+    gpu.account.reserve(bytes).ok()
 }
 
 /// Has the driver give back what it keeps unused; whether that may have been anything.
@@ -44,13 +54,9 @@ fn charged(
     bytes: u64,
     packed: bool,
     allocate: impl FnOnce() -> Result<u64, c_int>,
-) -> c_int {
-    let Some(owner) = ready.gpus.get(gpu) else {
-        return OUT_OF_MEMORY;
-    };
-    let Some(charge) = charge(owner, bytes) else {
-        return OUT_OF_MEMORY;
-    };
+) -> Result<(), c_int> {
+    let owner = ready.gpus.get(gpu).ok_or(OUT_OF_MEMORY)?;
+    let charge = charge(owner, bytes).ok_or(OUT_OF_MEMORY)?;
     match allocate() {
         Ok(pointer) => {
             let live = Live::new(gpu, charge);
@@ -58,11 +64,11 @@ fn charged(
                 return granules::join(ready, pointer, bytes, live);
             }
             keep(ready, pointer, live);
-            SUCCESS
+            Ok(())
         }
         Err(error) => {
             owner.account.release(charge);
-            error
+            Err(error)
         }
     }
 }
@@ -113,11 +119,12 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     });
-    if result == OUT_OF_MEMORY {
+    match result {
+        Ok(()) => SUCCESS,
         // SAFETY: the caller's, to be written.
-        return unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) };
+        Err(OUT_OF_MEMORY) => unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) },
+        Err(error) => error,
     }
-    result
 }
 
 pub(crate) unsafe fn alloc_v1(
@@ -131,10 +138,11 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes) },
     };
-    charged(ready, gpu, u64::from(bytes), true, || {
+    let result = charged(ready, gpu, u64::from(bytes), true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
-    })
+    });
+    result.err().unwrap_or(SUCCESS)
 }
 
 pub(crate) unsafe fn managed(
@@ -153,11 +161,12 @@ pub(crate) unsafe fn managed(
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes, flags), pointer) }
     });
-    if result == OUT_OF_MEMORY {
+    match result {
+        Ok(()) => SUCCESS,
         // SAFETY: the caller's, to be written.
-        return unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) };
+        Err(OUT_OF_MEMORY) => unsafe { host_memory::instead(ready, gpu, pointer, bytes as u64) },
+        Err(error) => error,
     }
-    result
 }
 
 /// Rows of `width` bytes, `height` of them: `allocate` answers what the driver has written, pointer and
@@ -178,8 +187,11 @@ fn pitched(
         (pointer, row) = allocate()?;
         Ok(pointer)
     });
-    if result != SUCCESS || grow(ready, gpu, pointer, bytes, row.saturating_mul(height)) {
-        return result;
+    if let Err(error) = result {
+        return error;
+    }
+    if grow(ready, gpu, pointer, bytes, row.saturating_mul(height)) {
+        return SUCCESS;
     }
     // Rows are wider than any driver known makes them, and that much is not free.
     // SAFETY: a pointer that the driver has just given.

@@ -2,6 +2,7 @@
 //! caller's arguments.
 
 pub(crate) mod arrays;
+pub(crate) mod bindings;
 pub(crate) mod contexts;
 pub(crate) mod device_list;
 pub(crate) mod endpoints;
@@ -28,6 +29,7 @@ pub(crate) mod nvml_usage;
 pub(crate) mod nvml_whole;
 pub(crate) mod overhead;
 pub(crate) mod places;
+pub(crate) mod pool_calls;
 pub(crate) mod pools;
 pub(crate) mod proc_address;
 pub(crate) mod shapes;

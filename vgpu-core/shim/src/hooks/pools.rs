@@ -12,13 +12,14 @@
 //! asked. So a pool that is destroyed while it reserves memory is only marked as doomed, keeps nothing
 //! that is unused, and is destroyed at the first look that finds it empty.
 //!
+//! The calls themselves: [`pool_calls`](super::pool_calls).
+//!
 //! How it fails: a driver that does not tell what a pool reserves (before 11.3) never finds it empty,
 //! and its charge stays until the process ends.
 
 use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::graphs;
 use crate::hooks::level::Level;
-use crate::hooks::locations::Location;
 use crate::hooks::memory::GRANULE;
 use crate::real::real;
 use crate::state::{Gpu, Ready};
@@ -42,104 +43,15 @@ pub(crate) struct Pool {
     doomed: bool,
 }
 
-/// CUmemPoolProps: as the driver has it; only where the pool lies matters here.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Properties {
-    kind: c_int,
-    handle_types: c_int,
-    pub(crate) location: Location,
-    security: *mut c_void,
-    max_size: usize,
-    usage: u16,
-    reserved: [u8; 54],
-}
-const _: () = assert!(size_of::<Properties>() == 88);
-
-type Alloc = unsafe extern "C" fn(*mut u64, usize, usize) -> c_int;
-type AllocFrom = unsafe extern "C" fn(*mut u64, usize, usize, usize) -> c_int;
-
-pub(crate) unsafe fn alloc(
-    ready: &'static Ready,
-    real: Alloc,
-    pointer: *mut u64,
-    bytes: usize,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on, here and below.
-    let pass = || unsafe { real(pointer, bytes, stream) };
-    let Some((gpu, device)) = place_of(ready, stream) else {
-        return pass();
-    };
-    match chosen_pool(device) {
-        Some(pool) => grow(gpu, pool, pointer, bytes, stream, pass),
-        None => pass(),
-    }
-}
-
-pub(crate) unsafe fn alloc_from(
-    ready: &'static Ready,
-    real: AllocFrom,
-    pointer: *mut u64,
-    bytes: usize,
-    pool: usize,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    let pass = || unsafe { real(pointer, bytes, pool, stream) };
-    let owner = ready
-        .gpus
-        .iter()
-        .find(|gpu| gpu.pools.lock().iter().any(|known| known.handle == pool));
-    // A default pool is known to us only here.
-    let owner = owner.or_else(|| {
-        let devices = ready.devices()?;
-        let default = devices
-            .list
-            .iter()
-            .find(|(device, _)| default_pool(*device) == Some(pool));
-        ready
-            .gpus
-            .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
-    });
-    match owner {
-        Some(gpu) => grow(gpu, pool, pointer, bytes, stream, pass),
-        None => pass(),
-    }
-}
-
-/// The GPU and the device of a stream: memory comes from its pool, whatever context is current.
-fn place_of(ready: &'static Ready, stream: usize) -> Option<(&'static Gpu, c_int)> {
-    let devices = ready.devices()?;
-    let (device, gpu) = match devices.list.as_slice() {
-        [one] => *one,
-        several => {
-            let (mut device, mut context) = (-1, 0);
-            // SAFETY: all are to be written; the context that was pushed is popped.
-            unsafe {
-                if real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) == SUCCESS
-                    && real!(cuCtxPushCurrent_v2(usize))(context) == SUCCESS
-                {
-                    real!(cuCtxGetDevice(*mut c_int))(&mut device);
-                    real!(cuCtxPopCurrent_v2(*mut usize))(&mut context);
-                }
-            }
-            *several.iter().find(|(known, _)| *known == device)?
-        }
-    };
-    Some((ready.gpus.get(gpu)?, device))
-}
-
-/// The pool from which a device allocates.
-fn chosen_pool(device: c_int) -> Option<usize> {
-    let mut pool = 0;
-    // SAFETY: to be written.
-    let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
-    (result == SUCCESS && pool != 0).then_some(pool)
-}
-
 /// Allocates from `pool` with its growth charged.
-fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, stream: usize, allocate: impl Fn() -> c_int) -> c_int {
+pub(crate) fn grow(
+    gpu: &Gpu,
+    pool: usize,
+    pointer: *mut u64,
+    bytes: usize,
+    stream: usize,
+    allocate: impl Fn() -> c_int,
+) -> c_int {
     if bytes == 0 || pointer.is_null() {
         return allocate();
     }
@@ -184,6 +96,12 @@ fn grow(gpu: &Gpu, pool: usize, pointer: *mut u64, bytes: usize, stream: usize, 
     }
     trim_one(gpu, pool);
     OUT_OF_MEMORY
+}
+
+/// The GPU of a pool that is known.
+pub(crate) fn owner(ready: &'static Ready, pool: usize) -> Option<&'static Gpu> {
+    let has = |gpu: &&Gpu| gpu.pools.lock().iter().any(|known| known.handle == pool);
+    ready.gpus.iter().find(has)
 }
 
 /// Charges `pool`, of `gpu`, what it reserves from now on.
@@ -305,52 +223,8 @@ pub(crate) fn after_free(ready: &Ready) {
     }
 }
 
-pub(crate) unsafe fn free(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize) -> c_int,
-    pointer: u64,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
-    let result = super::memory::released(ready, pointer, || unsafe { real(pointer, stream) });
-    after_free(ready);
-    graphs::after_free(ready);
-    result
-}
-
-pub(crate) unsafe fn create(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, *const Properties) -> c_int,
-    pool: *mut usize,
-    properties: *const Properties,
-) -> c_int {
-    // SAFETY: null, or the caller's properties.
-    let Some(mut own) = (unsafe { properties.as_ref() }).copied() else {
-        // SAFETY: passed on.
-        return unsafe { real(pool, properties) };
-    };
-    let Some(devices) = ready.devices() else {
-        // SAFETY: passed on.
-        return unsafe { real(pool, properties) };
-    };
-    let gpu = own.location.gpu(devices);
-    let location = match own.location.real(devices) {
-        Ok(location) => location,
-        Err(error) => return error,
-    };
-    own.location = location;
-    // SAFETY: passed on, with the real device in a copy.
-    let result = unsafe { real(pool, &own) };
-    if let (SUCCESS, Some(gpu), false) = (result, gpu.and_then(|gpu| ready.gpus.get(gpu)), pool.is_null()) {
-        // SAFETY: the driver has written it.
-        let handle = unsafe { *pool };
-        entry(&mut gpu.pools.lock(), handle);
-        USED.store(true, Ordering::Relaxed);
-    }
-    result
-}
-
-pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, pool: usize) -> c_int {
+/// Destroys `pool` through `destroy`, at once or when it is empty.
+pub(crate) fn retire(ready: &Ready, pool: usize, destroy: impl Fn() -> c_int) -> c_int {
     for (index, gpu) in ready.gpus.iter().enumerate() {
         let mut pools = gpu.pools.lock();
         let Some(at) = pools.iter().position(|known| known.handle == pool) else {
@@ -365,22 +239,20 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
             && let Some(default) = default_pool(device)
         {
             if default == pool {
-                // SAFETY: passed on: the driver says that this one cannot be destroyed.
-                return unsafe { real(pool) };
+                // The driver says that this one cannot be destroyed.
+                return destroy();
             }
             pools[at].doomed = true;
             doom(pool, device, default);
             return SUCCESS;
         }
-        // SAFETY: passed on.
-        let result = unsafe { real(pool) };
+        let result = destroy();
         if result == SUCCESS {
             drop_pool(gpu, pools.swap_remove(at));
         }
         return result;
     }
-    // SAFETY: passed on.
-    unsafe { real(pool) }
+    destroy()
 }
 
 /// What else a program sees of a destruction: its device allocates from the default pool again.
@@ -396,21 +268,10 @@ fn doom(pool: usize, device: c_int, default: usize) {
     }
 }
 
-fn default_pool(device: c_int) -> Option<usize> {
+/// The pool from which a device allocates unless the program says otherwise.
+pub(crate) fn default_pool(device: c_int) -> Option<usize> {
     let mut pool = 0;
     // SAFETY: to be written.
     let result = unsafe { real!(cuDeviceGetDefaultMemPool(*mut usize, c_int))(&mut pool, device) };
     (result == SUCCESS).then_some(pool)
-}
-
-pub(crate) unsafe fn trim(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize) -> c_int,
-    pool: usize,
-    keep: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(pool, keep) };
-    after_free(ready);
-    result
 }

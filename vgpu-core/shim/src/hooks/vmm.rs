@@ -14,6 +14,7 @@
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
+use crate::hooks::bindings::Bindings;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
@@ -44,11 +45,11 @@ pub(crate) struct Backing {
     charge: Spin<Option<Charge>>,
     /// Made by another process: charged by what is mapped of it.
     imported: bool,
-    /// What is bound to it, and where: a multicast object's.
-    pub(crate) bound: Spin<Vec<(Tile, Arc<Backing>)>>,
+    /// What is bound to it: a multicast object's.
+    pub(crate) bound: Spin<Bindings>,
 }
 
-/// Where something is bound to or mapped into something else, as the caller says it.
+/// Where something is mapped into an array, as the caller says it.
 pub(crate) type Tile = [u64; 5];
 
 impl Drop for Backing {
@@ -222,11 +223,11 @@ pub(crate) unsafe fn import(
         real!(cuMemGetAllocationPropertiesFromHandle(*mut Properties, u64))(properties.as_mut_ptr(), handle);
         properties.assume_init().location
     };
-    if let Some(gpu) = ready.devices().and_then(|devices| location.real_gpu(devices)) {
-        let mut backing = Backing::new(ready, gpu, None);
-        backing.imported = true;
-        ready.vmm_handles.insert(handle, (Arc::new(backing), 1));
-    }
+    // On no GPU: host memory, or a multicast object, which is there for what will be bound to it.
+    let gpu = ready.devices().and_then(|devices| location.real_gpu(devices));
+    let mut backing = Backing::new(ready, gpu.unwrap_or(0), None);
+    backing.imported = gpu.is_some();
+    ready.vmm_handles.insert(handle, (Arc::new(backing), 1));
     result
 }
 

@@ -2,7 +2,7 @@
 
 use crate::hooks::{
     arrays, contexts, device_list, endpoints, errors, exports, externals, graph_calls, imports, info, init, interop,
-    locations, memory, modules, multicast, places, pools, proc_address, shapes, vmm,
+    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, vmm,
 };
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -24,12 +24,12 @@ hooks! { cuda;
     released cuMemFree_v2: (pointer: u64) => memory::free;
     released cuMemFree: (pointer: c_uint) => memory::free_v1;
 
-    charged cuMemAllocAsync, cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pools::alloc;
-    charged cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pools::alloc_from;
-    released cuMemFreeAsync, cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pools::free;
-    limited cuMemPoolCreate: (pool: *mut usize, properties: *const pools::Properties) => pools::create;
-    released cuMemPoolDestroy: (pool: usize) => pools::destroy;
-    released cuMemPoolTrimTo: (pool: usize, keep: usize) => pools::trim;
+    charged cuMemAllocAsync, cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
+    charged cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from;
+    released cuMemFreeAsync, cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pool_calls::free;
+    limited cuMemPoolCreate: (pool: *mut usize, properties: *const pool_calls::Properties) => pool_calls::create;
+    released cuMemPoolDestroy: (pool: usize) => pool_calls::destroy;
+    released cuMemPoolTrimTo: (pool: usize, keep: usize) => pool_calls::trim;
 
     virtualised cuGraphAddMemAllocNode: (node: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut graph_calls::AllocNode) => graph_calls::add_alloc;
     virtualised cuGraphAddNode: (node: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut graph_calls::NodeParams) => graph_calls::add;

@@ -1,0 +1,162 @@
+//! Calls about pools: whose pool it is, and what it says of devices, which is translated. What pools are
+//! charged: [`pools`].
+
+use crate::detour::SUCCESS;
+use crate::hooks::locations::Location;
+use crate::hooks::memory::released;
+use crate::hooks::{graphs, pools};
+use crate::real::real;
+use crate::state::{Gpu, Ready};
+use core::ffi::{c_int, c_void};
+
+/// CUmemPoolProps: as the driver has it; only where the pool lies matters here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    pub(crate) location: Location,
+    security: *mut c_void,
+    max_size: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+const _: () = assert!(size_of::<Properties>() == 88);
+
+type Alloc = unsafe extern "C" fn(*mut u64, usize, usize) -> c_int;
+type AllocFrom = unsafe extern "C" fn(*mut u64, usize, usize, usize) -> c_int;
+
+pub(crate) unsafe fn alloc(
+    ready: &'static Ready,
+    real: Alloc,
+    pointer: *mut u64,
+    bytes: usize,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on, here and below.
+    let pass = || unsafe { real(pointer, bytes, stream) };
+    let Some((gpu, device)) = place_of(ready, stream) else {
+        return pass();
+    };
+    match chosen_pool(device) {
+        Some(pool) => pools::grow(gpu, pool, pointer, bytes, stream, pass),
+        None => pass(),
+    }
+}
+
+pub(crate) unsafe fn alloc_from(
+    ready: &'static Ready,
+    real: AllocFrom,
+    pointer: *mut u64,
+    bytes: usize,
+    pool: usize,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    let pass = || unsafe { real(pointer, bytes, pool, stream) };
+    let owner = pools::owner(ready, pool).or_else(|| {
+        // A default pool is known to us only here.
+        let devices = ready.devices()?;
+        let default = devices
+            .list
+            .iter()
+            .find(|(device, _)| pools::default_pool(*device) == Some(pool));
+        ready
+            .gpus
+            .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
+    });
+    match owner {
+        Some(gpu) => pools::grow(gpu, pool, pointer, bytes, stream, pass),
+        None => pass(),
+    }
+}
+
+/// The GPU and the device of a stream: memory comes from its pool, whatever context is current.
+fn place_of(ready: &'static Ready, stream: usize) -> Option<(&'static Gpu, c_int)> {
+    let devices = ready.devices()?;
+    let (device, gpu) = match devices.list.as_slice() {
+        [one] => *one,
+        several => {
+            let (mut device, mut context) = (-1, 0);
+            // SAFETY: all are to be written; the context that was pushed is popped.
+            unsafe {
+                if real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) == SUCCESS
+                    && real!(cuCtxPushCurrent_v2(usize))(context) == SUCCESS
+                {
+                    real!(cuCtxGetDevice(*mut c_int))(&mut device);
+                    real!(cuCtxPopCurrent_v2(*mut usize))(&mut context);
+                }
+            }
+            *several.iter().find(|(known, _)| *known == device)?
+        }
+    };
+    Some((ready.gpus.get(gpu)?, device))
+}
+
+/// The pool from which a device allocates.
+fn chosen_pool(device: c_int) -> Option<usize> {
+    let mut pool = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
+    (result == SUCCESS && pool != 0).then_some(pool)
+}
+
+pub(crate) unsafe fn free(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(u64, usize) -> c_int,
+    pointer: u64,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
+    let result = released(ready, pointer, || unsafe { real(pointer, stream) });
+    pools::after_free(ready);
+    graphs::after_free(ready);
+    result
+}
+
+pub(crate) unsafe fn create(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, *const Properties) -> c_int,
+    pool: *mut usize,
+    properties: *const Properties,
+) -> c_int {
+    // SAFETY: null, or the caller's properties.
+    let Some(mut own) = (unsafe { properties.as_ref() }).copied() else {
+        // SAFETY: passed on.
+        return unsafe { real(pool, properties) };
+    };
+    let Some(devices) = ready.devices() else {
+        // SAFETY: passed on.
+        return unsafe { real(pool, properties) };
+    };
+    let gpu = own.location.gpu(devices);
+    let location = match own.location.real(devices) {
+        Ok(location) => location,
+        Err(error) => return error,
+    };
+    own.location = location;
+    // SAFETY: passed on, with the real device in a copy.
+    let result = unsafe { real(pool, &own) };
+    if let (SUCCESS, Some(gpu), false) = (result, gpu.and_then(|gpu| ready.gpus.get(gpu)), pool.is_null()) {
+        // SAFETY: the driver has written it.
+        pools::know(gpu, unsafe { *pool });
+    }
+    result
+}
+
+pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, pool: usize) -> c_int {
+    // SAFETY: passed on.
+    pools::retire(ready, pool, || unsafe { real(pool) })
+}
+
+pub(crate) unsafe fn trim(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, usize) -> c_int,
+    pool: usize,
+    keep: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(pool, keep) };
+    pools::after_free(ready);
+    result
+}
