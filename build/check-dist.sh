@@ -38,6 +38,9 @@ check_glibc() { # FILE
     [ "$(printf '%s\n2.17\n' "$v" | sort -V | tail -n 1)" = 2.17 ] || echo "GLIBC_$v"
   done | some)
   [ -z "$bad" ] || finding "$1" "needs $bad, newer than GLIBC_2.17"
+  # A name without a version is one that no glibc up to 2.17 has: the loader would say so on old systems alone.
+  bad=$(readelf -W --dyn-syms "$dist/$1" | awk '$7 == "UND" && $5 != "WEAK" && $8 != "" && $8 !~ /@/ {print $8}' | some)
+  [ -z "$bad" ] || finding "$1" "needs $bad of no known glibc version"
 }
 
 check_needed() { # FILE ALLOWED...

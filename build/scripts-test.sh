@@ -26,7 +26,7 @@ library() {
 broken_artefacts_are_named() {
   local out
   mkdir -p "$work/dist"
-  library libvgpu.so 'int nothing; double cos(double); double f(double x) { return cos(x); }' -lm -Wl,-soname,libcuda.so.1
+  library libvgpu.so 'int nothing; int memory_of_tomorrow(void); double cos(double); double f(double x) { return cos(x) + memory_of_tomorrow(); }' -lm -Wl,-soname,libcuda.so.1
   library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }'
   library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so
   cc -x c -o "$work/dist/vgpu-cdi-hook" - <<<'int main(void) { return 0; }'
@@ -43,6 +43,7 @@ broken_artefacts_are_named() {
   expect 'libvgpu-preload.so: needs libc.so.6; allowed: nothing' "$out"
   expect "libvgpu-preload.so: exports 'cuInit dlsym', not exactly 'dlopen dlmopen dlsym dlvsym'" "$out"
   expect 'soft-gpu/libcuda.so.1: needs GLIBC_2.28, newer than GLIBC_2.17' "$out"
+  expect 'libvgpu.so: needs memory_of_tomorrow of no known glibc version' "$out"
   expect "soft-gpu/libcuda.so.1: SONAME is 'other.so', not 'libcuda.so.1'" "$out"
   expect 'soft-gpu/libnvidia-ml.so.1: missing: run `make dist`' "$out"
   expect 'vgpu-cdi-hook: is not static: it asks for /lib64/ld-linux-x86-64.so.2' "$out"
