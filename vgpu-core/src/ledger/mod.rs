@@ -7,6 +7,7 @@
 //!                        └ whose lane's lock is free?           └► vgpu_abi::ledger::read (node)
 //! ```
 //!
+//! - A file that is no sound ledger of this share is refused: `open`.
 //! - The total is one 16-byte word that names its last writer: [`wide`].
 //! - A change of it goes in steps, of which any may be the owner's last: [`operation`].
 //! - A lane's owner holds a lock that the kernel drops with its address space:
@@ -18,6 +19,7 @@
 //! 0, whose lock is the reaper's lock. So the one pending reap is always found there, and a process
 //! can reap before it has a lane.
 
+mod open;
 pub mod operation;
 pub mod reap;
 pub mod region;
@@ -29,4 +31,5 @@ mod explore;
 #[cfg(test)]
 mod threads;
 
-pub use share::{OpenError, Refusal, Reservation, Share};
+pub use open::OpenError;
+pub use share::{Refusal, Reservation, Share};

@@ -10,6 +10,7 @@
 //! process ends. The ledger is damaged while running: charges are refused, releases pass, one line.
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
+use super::open::{OpenError, Problem, check};
 use super::operation::{Change, Operation, Outcome};
 use super::reap::{Sought, held, reap};
 use super::region::{Lane, Region, lane_offset};
@@ -17,14 +18,13 @@ use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
 use crate::os::spin::{Patience, Spin, Word};
 use crate::os::{coarse_millis, errno, file, fork, stderr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
-use std::{fmt, io};
-use vgpu_abi::ledger::{self as format, Damage, LANES, REAPER, Stamp};
+use vgpu_abi::ledger::{self as format, LANES, REAPER, Stamp};
 
 /// The most lanes of one process.
 pub const OWN_LANES: usize = 4;
@@ -79,15 +79,6 @@ pub struct Reservation(u32);
 pub enum Refusal {
     Limit,
     Damaged,
-}
-
-/// Why a share cannot be opened.
-#[derive(Debug)]
-pub enum OpenError {
-    File(PathBuf, io::Error),
-    Damage(PathBuf, Damage),
-    Lane(PathBuf),
-    Processor,
 }
 
 impl Share {
@@ -403,66 +394,7 @@ impl Share {
     }
 }
 
-enum Problem {
-    Io(io::Error),
-    Damage(Damage),
-}
-
-/// Checks a ledger's first and last line.
-fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(), Problem> {
-    let size = file::size(file).map_err(Problem::Io)?;
-    // One ledger, or two in a row.
-    if size != format::SIZE as u64 && size != format::MAX_SIZE as u64 || size < (start + format::SIZE) as u64 {
-        return Err(Problem::Damage(Damage::Size(
-            usize::try_from(size).unwrap_or(usize::MAX),
-        )));
-    }
-    let mut bytes = vec![0; format::SIZE];
-    for at in [0, format::SIZE - format::LINE] {
-        read_at(file, &mut bytes[at..at + format::LINE], start + at).map_err(Problem::Io)?;
-    }
-    format::check(&bytes).map_err(Problem::Damage)?;
-    if bytes[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
-        return Err(Problem::Damage(Damage::Share));
-    }
-    Ok(())
-}
-
-fn read_at(file: &OwnedFd, bytes: &mut [u8], at: usize) -> io::Result<()> {
-    let at = libc::off_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: pointer and length are the slice's, which pread fills.
-    let count = unsafe { libc::pread(file.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), at) };
-    if count == isize::try_from(bytes.len()).unwrap_or(isize::MAX) {
-        return Ok(());
-    }
-    Err(if count < 0 {
-        io::Error::last_os_error()
-    } else {
-        io::ErrorKind::UnexpectedEof.into()
-    })
-}
-
 /// Inode of this process's PID namespace; 0 where /proc does not tell.
 fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
-
-// === impl OpenError ===
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::Damage(path, damage) => write!(f, "{}: {damage}", path.display()),
-            Self::Lane(path) => write!(
-                f,
-                "{}: every lane is taken: at most {} processes use a share at once",
-                path.display(),
-                LANES - 1
-            ),
-            Self::Processor => write!(f, "this processor lacks cmpxchg16b"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}

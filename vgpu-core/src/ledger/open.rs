@@ -1,0 +1,76 @@
+//! What is refused when a ledger is opened, and why.
+#![allow(unsafe_code)] // pread at an offset of an OwnedFd, which std has for File alone.
+
+use crate::os::file;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::{fmt, io};
+use vgpu_abi::ledger::{self as format, Damage, LANES};
+
+/// Why a share cannot be opened.
+#[derive(Debug)]
+pub enum OpenError {
+    File(PathBuf, io::Error),
+    Damage(PathBuf, Damage),
+    Lane(PathBuf),
+    Processor,
+}
+
+pub(super) enum Problem {
+    Io(io::Error),
+    Damage(Damage),
+}
+
+/// Checks a ledger's first and last line.
+pub(super) fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(), Problem> {
+    let size = file::size(file).map_err(Problem::Io)?;
+    // One ledger, or two in a row.
+    if size != format::SIZE as u64 && size != format::MAX_SIZE as u64 || size < (start + format::SIZE) as u64 {
+        return Err(Problem::Damage(Damage::Size(
+            usize::try_from(size).unwrap_or(usize::MAX),
+        )));
+    }
+    let mut bytes = vec![0; format::SIZE];
+    for at in [0, format::SIZE - format::LINE] {
+        read_at(file, &mut bytes[at..at + format::LINE], start + at).map_err(Problem::Io)?;
+    }
+    format::check(&bytes).map_err(Problem::Damage)?;
+    if bytes[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
+        return Err(Problem::Damage(Damage::Share));
+    }
+    Ok(())
+}
+
+fn read_at(file: &OwnedFd, bytes: &mut [u8], at: usize) -> io::Result<()> {
+    let at = libc::off_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: pointer and length are the slice's, which pread fills.
+    let count = unsafe { libc::pread(file.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), at) };
+    if count == isize::try_from(bytes.len()).unwrap_or(isize::MAX) {
+        return Ok(());
+    }
+    Err(if count < 0 {
+        io::Error::last_os_error()
+    } else {
+        io::ErrorKind::UnexpectedEof.into()
+    })
+}
+
+// === impl OpenError ===
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Damage(path, damage) => write!(f, "{}: {damage}", path.display()),
+            Self::Lane(path) => write!(
+                f,
+                "{}: every lane is taken: at most {} processes use a share at once",
+                path.display(),
+                LANES - 1
+            ),
+            Self::Processor => write!(f, "this processor lacks cmpxchg16b"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
