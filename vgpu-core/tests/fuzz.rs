@@ -5,7 +5,8 @@ mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use support::serve::{Chance, guard};
+use support::chance::Chance;
+use support::hang::guard;
 use vgpu_core::grants;
 use vgpu_core::visible::{choose, names_instances};
 

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
+use support::hang::guard;
 use support::serve::Serving;
 use support::{Bench, GIB, MIB, dist, lines, number};
 use vgpu_core::hami::region;
@@ -214,10 +215,9 @@ fn core_86_a_lock_that_a_killed_process_held_holds_nobody_up() {
     file.write_all_at(&[0; 32], 24).expect("the semaphore is taken");
     file.write_all_at(&i32::MAX.to_le_bytes(), 16)
         .expect("by nobody who lives");
-    let start = std::time::Instant::now();
+    let _guard = guard("a semaphore of nobody who lives");
     let shown = container.run(&["init", "alloc:1GiB", "info"], &[LIMIT]);
     assert_eq!(shown[..2], ["init 0", "alloc 0"]);
-    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
 }
 
 #[test]

@@ -13,7 +13,9 @@
 mod support;
 
 use std::time::Duration;
-use support::serve::{Chance, Serving, guard};
+use support::chance::Chance;
+use support::hang::guard;
+use support::serve::Serving;
 use support::{Bench, GIB, GRANULE, dist, lines, number};
 
 /// The lines of a client of the bare GPU.

@@ -7,7 +7,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
-use support::serve::{Chance, Serving, guard, setting};
+use support::chance::{Chance, setting};
+use support::hang::guard;
+use support::serve::Serving;
 use support::{Bench, GIB, lines, number};
 use vgpu_abi::ledger::{self, FIRST_LANE_AT, LANES, LINE, SIZE};
 

@@ -11,7 +11,9 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::serve::{Chance, HangGuard, Serving, Truth, setting};
+use support::chance::{Chance, setting};
+use support::hang::HangGuard;
+use support::serve::{Serving, Truth};
 use support::{Bench, GIB};
 
 const PROCESSES: usize = 16;
@@ -100,11 +102,9 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whatever_was_allocated() {
         highest = highest.max(seen.highest.load(Ordering::Relaxed));
         compare(&bench, &mut truth, &mut clients);
         // The rest at once.
-        let mut clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
+        let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(100_000)));
-        clients
-            .iter_mut()
-            .for_each(|client| client.child.kill().expect("it lives"));
+        clients.iter().for_each(|client| client.signal(libc::SIGKILL));
         drop(clients);
         killed += PROCESSES as u64;
         assert_eq!(truth.used(), 0, "the driver gave all back");

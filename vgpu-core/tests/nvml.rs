@@ -4,7 +4,8 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
-use support::serve::{Serving, guard};
+use support::hang::guard;
+use support::serve::Serving;
 use support::{Bench, GIB, lines, number, until};
 use vgpu_abi::ledger;
 use vgpu_abi::paths::LEDGER;

@@ -13,7 +13,7 @@ mod name;
 mod support;
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use support::serve::Chance;
+use support::chance::Chance;
 
 /// Path, load address, dynamic section.
 type Loaded = (CString, usize, usize);

@@ -3,6 +3,8 @@
 
 pub(crate) mod actor;
 pub(crate) mod caller;
+pub(crate) mod chance;
+pub(crate) mod hang;
 pub(crate) mod serve;
 pub(crate) mod trace;
 pub(crate) mod watched;

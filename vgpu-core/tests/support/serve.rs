@@ -1,15 +1,12 @@
-//! Clients that take their steps one by one, limits on how long a test may hang, and numbers by chance.
+//! Clients that take their steps one by one.
 
 use super::Bench;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
 
 /// A client that goes on as it is told, by its step `serve` or `wait`; killed when dropped.
 pub(crate) struct Serving {
-    pub(crate) child: Child,
+    child: Child,
     lines: BufReader<ChildStdout>,
 }
 
@@ -133,74 +130,4 @@ impl Truth {
         // result, count, then UUID, total and used of each GPU
         super::number(&self.client.ask("memory"), 4) - self.idle
     }
-}
-
-/// Ends the test program when a test takes longer: a hang is a failure, not an endless run.
-pub(crate) struct HangGuard(Arc<AtomicBool>);
-
-impl HangGuard {
-    pub(crate) fn new(what: &'static str, limit: Duration) -> Self {
-        let done = Arc::new(AtomicBool::new(false));
-        let end = Instant::now() + limit;
-        let seen = Arc::clone(&done);
-        std::thread::spawn(move || {
-            while Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(100));
-                if seen.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
-            eprintln!("{what}: still not done after {limit:?}: something hangs");
-            std::process::abort();
-        });
-        Self(done)
-    }
-}
-
-impl Drop for HangGuard {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The guard of a test that takes seconds.
-pub(crate) fn guard(what: &'static str) -> HangGuard {
-    HangGuard::new(what, Duration::from_secs(300))
-}
-
-/// A small generator.
-pub(crate) struct Chance(u64);
-
-impl Chance {
-    /// From `seed`, or from VGPU_SEED, or from the clock: then the seed is printed.
-    pub(crate) fn new(seed: Option<u64>) -> Self {
-        static OF_RUN: OnceLock<u64> = OnceLock::new();
-        let of_run = || {
-            let given = std::env::var("VGPU_SEED").ok().and_then(|text| text.parse().ok());
-            let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let seed = given.unwrap_or_else(|| clock().map_or(1, |now| now.as_nanos() as u64 >> 8));
-            println!("VGPU_SEED={seed}");
-            seed
-        };
-        Self(seed.unwrap_or_else(|| *OF_RUN.get_or_init(of_run)).wrapping_mul(2) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Below `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 11) % bound
-    }
-}
-
-/// A number in the environment.
-pub(crate) fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| {
-        text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number"))
-    })
 }

@@ -1,7 +1,8 @@
 //! Who is dead and who only looks so: stopped, without its first thread, with another's PID. And who gives back
 //! what the dead held.
 
-use crate::support::serve::{Serving, Truth, guard};
+use crate::support::hang::guard;
+use crate::support::serve::{Serving, Truth};
 use crate::support::{Bench, GIB, MIB, number, until};
 use std::process::Command;
 use std::time::Duration;

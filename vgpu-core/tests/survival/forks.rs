@@ -1,7 +1,8 @@
 //! Children, by whatever call, and a program in another's place: each counts for itself, and what a dead parent
 //! held is free.
 
-use crate::support::serve::{Serving, guard};
+use crate::support::hang::guard;
+use crate::support::serve::Serving;
 use crate::support::{Bench, GIB, number, until};
 
 #[test]

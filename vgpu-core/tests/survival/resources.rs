@@ -1,7 +1,8 @@
 //! What a program takes from itself: the library, descriptors, address space, system calls. A start that lacks
 //! them is refused, and whoever runs keeps its account.
 
-use crate::support::serve::{Serving, Truth, guard};
+use crate::support::hang::guard;
+use crate::support::serve::{Serving, Truth};
 use crate::support::{Bench, GIB, lines, number};
 use std::time::Duration;
 

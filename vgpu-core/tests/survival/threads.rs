@@ -1,7 +1,7 @@
 //! Lanes, of which a process takes one for each thread that meets another: they come back, and no more are given
 //! than there are.
 
-use crate::support::serve::guard;
+use crate::support::hang::guard;
 use crate::support::{Bench, GIB, MIB};
 use vgpu_abi::ledger::{LANES, share_mark};
 use vgpu_core::ledger::{OpenError, Share};
