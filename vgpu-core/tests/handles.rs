@@ -4,8 +4,9 @@
 mod support;
 
 use support::caller::Caller;
+use support::serve::Truth;
 use support::watched::Watched;
-use support::{GIB, MIB};
+use support::{Bench, GIB, MIB};
 
 #[test]
 fn sparse_arrays_hold_what_is_mapped_into_them() {
@@ -118,6 +119,31 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemMap @5 64MiB 0 @3 0", 0, 32 * MIB);
     one.call("cuMemRelease @3", 0, 32 * MIB);
     one.call("cuMemUnmap @5 64MiB", 0, 0);
+}
+
+#[test]
+fn imported_memory_that_is_bound_is_charged_here_too() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
+    one.ok("cuMemImportFromShareableHandle >3 @2 1");
+    one.ok("cuMulticastCreate >4 [1,67108864,1,0]");
+    one.ok("cuMulticastBindMem @4 0 @3 0 32MiB 0");
+    assert_eq!(one.charged(), 96 * MIB, "its maker may die first");
+    one.ok("cuMemRelease @3");
+    assert_eq!(one.charged(), 96 * MIB);
+    one.ok("cuMulticastUnbind @4 0 0 32MiB");
+    assert_eq!(one.charged(), 64 * MIB);
+}
+
+#[test]
+fn what_threads_count_at_once_is_gone_with_the_last() {
+    let bench = Bench::with_profile("context_cost = 100MiB\n");
+    bench.share("share", 0, 0, GIB);
+    let mut truth = Truth::new(&bench);
+    let mut client = bench.serving(&["init"]);
+    assert_eq!(client.ask("counted:5000"), "0");
+    assert_eq!([bench.usage("share").charged, truth.used()], [0; 2]);
 }
 
 /// Another process that was told, in slot 2, how to open the first one's pointer 1.

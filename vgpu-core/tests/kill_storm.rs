@@ -52,8 +52,8 @@ fn watch_gpu(truth: &mut Truth, seen: &Seen) {
     }
 }
 
-/// Has every process end its storm with what it holds; the ledger and the GPU agree then.
-fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) {
+/// Has every process end its storm with what it holds; the ledger and the GPU agree then. The sum of it.
+fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     for client in clients.iter_mut() {
         assert_eq!(client.line(), "listen 0");
         client.signal(libc::SIGUSR1);
@@ -75,6 +75,7 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) {
         assert!(client.ask("info").starts_with("0 "));
     }
     assert_eq!([bench.usage("share").charged, truth.used()], [0; 2], "all was freed");
+    sum
 }
 
 #[test]
@@ -100,7 +101,7 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whatever_was_allocated() {
         killed += ROUND;
         looks += seen.looks.load(Ordering::Relaxed);
         highest = highest.max(seen.highest.load(Ordering::Relaxed));
-        compare(&bench, &mut truth, &mut clients);
+        highest = highest.max(compare(&bench, &mut truth, &mut clients));
         // The rest at once.
         let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(100_000)));

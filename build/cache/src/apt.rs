@@ -233,6 +233,8 @@ fn unpack(package: &Path, root: &Path) -> Result<(), String> {
         .arg(root)
         .stdin(archive);
     let unpacked = run(&mut tar);
+    // It holds the pipe's other end: dpkg-deb would wait for ever for who reads it.
+    drop(tar);
     match reader.wait() {
         Ok(status) if status.success() => unpacked.map(|_| ()),
         status => Err(format!("dpkg-deb --fsys-tarfile {}: {status:?}", package.display())),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! How it fails: a folder appears in it by one rename, so a cut download leaves nothing that a later run
-//! would trust, and of two runs at once the faster one's stays.
+//! would trust, and of two runs at once the faster one's stays. What a killed run left is removed a day later.
 #![forbid(unsafe_code)]
 
 pub mod apt;
@@ -38,6 +38,20 @@ fn choose(cache: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -
     Ok(base.join("dra-driver-vgpu"))
 }
 
+/// Removes what runs that were killed on the way have left, a day ago or more.
+fn sweep(cache: &Path) {
+    let is_old = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let age = entry.metadata().and_then(|known| known.modified()).ok();
+        let age = age.and_then(|changed| changed.elapsed().ok());
+        name.as_encoded_bytes().starts_with(b".") && age.is_some_and(|age| age.as_secs() > 24 * 3600)
+    };
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten().filter(is_old) {
+        // Best effort: another run may be at it.
+        let _ = fs::remove_dir_all(entry.path());
+    }
+}
+
 /// The folder `name-<hash of key>`, made by `make` if it is not there. `key` is all that decides what is in it.
 ///
 /// # Errors
@@ -53,6 +67,7 @@ pub fn folder<E: From<String>>(name: &str, key: &str, make: impl FnOnce(&Path) -
     }
     let failed = |error: std::io::Error| E::from(format!("{}: {error}", cache.display()));
     fs::create_dir_all(&cache).map_err(failed)?;
+    sweep(&cache);
     let aside = tempfile::Builder::new()
         .prefix(&format!(".{name}-"))
         .tempdir_in(&cache)

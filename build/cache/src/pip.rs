@@ -46,7 +46,8 @@ pub fn packages(name: &str, key: &str, arguments: &[&str]) -> Result<PathBuf, Er
 
 /// What pip said when it got no answer, rather than the wrong one.
 fn unavailable(said: &str) -> Option<&str> {
-    const SIGNS: [&str; 6] = [
+    const SIGNS: [&str; 7] = [
+        "connection broken by",
         "ConnectionError",
         "ConnectTimeoutError",
         "ReadTimeoutError",

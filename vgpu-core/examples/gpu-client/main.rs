@@ -480,5 +480,6 @@ impl Client {
 }
 
 fn main() {
+    storm::parent();
     Client::new().run_all(std::env::args().skip(1).collect::<Vec<_>>().into_iter());
 }

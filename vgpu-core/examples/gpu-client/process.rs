@@ -90,6 +90,8 @@ fn waited(client: &mut Client, child: c_int) -> String {
 
 fn sleeper(child: c_int) -> String {
     if child == 0 {
+        // SAFETY: ends this process after minutes, should its test be gone by then.
+        unsafe { libc::alarm(300) };
         loop {
             // SAFETY: waits for the signal that ends it.
             unsafe { libc::pause() };

@@ -2,8 +2,8 @@
 
 use crate::Client;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 const THREADS: u64 = 4;
 
@@ -37,6 +37,8 @@ pub(crate) fn step(client: &mut Client, name: &str, number: u64) -> Option<Strin
             "0".into()
         }
         "churn" => churn(client, number).to_string(),
+        // So many retains and releases in each thread, of the primary context and of one handle, all gone in the end.
+        "counted" => counted(client, number).to_string(),
         "cancel" => cancelled(client, number).to_string(),
         "listen" => {
             let handler = stop as extern "C" fn(c_int) as libc::sighandler_t;
@@ -68,7 +70,12 @@ fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + S
 struct Rounds {
     left: Option<u64>,
     done: u64,
-    parent: u32,
+}
+
+/// Who started this program; to be asked first at its start.
+pub(crate) fn parent() -> u32 {
+    static PARENT: OnceLock<u32> = OnceLock::new();
+    *PARENT.get_or_init(std::os::unix::process::parent_id)
 }
 
 impl Rounds {
@@ -76,13 +83,12 @@ impl Rounds {
         Self {
             left: (rounds > 0).then_some(rounds),
             done: 0,
-            parent: std::os::unix::process::parent_id(),
         }
     }
 
     fn next(&mut self) -> bool {
         self.done += 1;
-        if self.done.is_multiple_of(1024) && std::os::unix::process::parent_id() != self.parent {
+        if self.done.is_multiple_of(1024) && std::os::unix::process::parent_id() != parent() {
             // SAFETY: nothing of a client whose test is gone needs an end in order.
             unsafe { libc::_exit(3) };
         }
@@ -262,6 +268,36 @@ impl Live {
         };
         assert_eq!(result, 0, "a free");
     }
+}
+
+fn counted(client: &mut Client, rounds: u64) -> u64 {
+    let bytes = 32_usize << 20;
+    let (cuda, properties, mut handle, mut address) = (client.cuda(), [1_u64, 1, 0, 0], 0_u64, 0_u64);
+    let results = [
+        call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64) (&mut handle, bytes, properties.as_ptr(), 0)),
+        call!(cuda, "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64) (&mut address, bytes, 0, 0, 0)),
+        call!(
+            cuda,
+            "cuMemMap"(u64, usize, usize, u64, u64)(address, bytes, 0, handle, 0)
+        ),
+        call!(cuda, "cuMemRelease"(u64)(handle)),
+    ];
+    assert_eq!(results, [0; 4]);
+    let failed = all_threads(client, move |cuda, _| {
+        let (cuda, mut context, mut handle) = (cuda as *mut c_void, 0_usize, 0_u64);
+        let round = |_: &u64| {
+            let retained = call!(cuda, "cuDevicePrimaryCtxRetain" (*mut usize, c_int) (&mut context, 0));
+            let named = call!(cuda, "cuMemRetainAllocationHandle" (*mut u64, u64) (&mut handle, address));
+            let released = call!(cuda, "cuMemRelease"(u64)(handle));
+            let let_go = call!(cuda, "cuDevicePrimaryCtxRelease_v2"(c_int)(0));
+            [retained, named, released, let_go] != [0; 4]
+        };
+        (0..rounds).filter(round).count() as u64
+    });
+    assert_eq!(call!(cuda, "cuMemUnmap"(u64, usize)(address, bytes)), 0);
+    assert_eq!(call!(cuda, "cuMemAddressFree"(u64, usize)(address, bytes)), 0);
+    assert_eq!(call!(cuda, "cuDevicePrimaryCtxRelease_v2"(c_int)(0)), 0);
+    failed
 }
 
 /// `number` threads that each allocate, free and end, 32 at a time; how many were refused.

@@ -5,9 +5,9 @@ use crate::drop_in;
 use crate::hooks::arrays::Array;
 use crate::hooks::bindings::Bindings;
 use crate::hooks::contexts::{Contexts, Made};
+use crate::hooks::counted::Counted;
 use crate::hooks::granules::Live;
 use crate::hooks::graphs;
-use crate::hooks::imports::Import;
 use crate::hooks::overhead::Overhead;
 use crate::hooks::pools::Pool;
 use crate::hooks::vmm::Backing;
@@ -36,9 +36,9 @@ pub(crate) struct Ready {
     /// Live allocations by pointer, and granules that small ones share.
     pub(crate) live: Table<Live>,
     pub(crate) arrays: Table<Array>,
-    pub(crate) vmm_handles: Table<(Arc<Backing>, u32)>,
+    pub(crate) vmm_handles: Counted,
     pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
-    pub(crate) imports: Table<Import>,
+    pub(crate) imports: Counted,
     /// External memory by handle, and the buffers that are mapped of it.
     pub(crate) externals: Table<Arc<Backing>>,
     pub(crate) buffers: Table<Arc<Backing>>,

@@ -14,9 +14,9 @@
 //!
 //! How it fails, and what then: a process killed between any two steps leaves words that `account` can settle;
 //! whoever looks or allocates next buries it. Nobody waits for a lock that a dead or stopped process could keep
-//! for ever: allocation and pictures take none, joining and burying wait for the folder's lock for a bounded time
-//! (`region`'s patience). A state file that is damaged or of another version refuses, with one line that names the
-//! variable.
+//! for ever: joining, and burying, which a picture or an allocation that finds dead does first, wait for the
+//! folder's lock for a bounded time; changes stand still for a picture for milliseconds. A state file that is
+//! damaged or of another version refuses, with one line that names the variable.
 //!
 //! It is the yardstick of the tests, so it shares neither code nor liveness mechanism with vgpu-abi's ledger.
 

@@ -153,18 +153,35 @@ impl Drop for Lock {
 
 /// Who holds a write flock on which file, as this PID namespace sees it: (device, inode) to PID. None when
 /// /proc does not tell.
-pub struct Holders(Option<HashMap<(u64, u64), u32>>);
+pub struct Holders {
+    known: Option<HashMap<(u64, u64), u32>>,
+    /// How often the list may still be read again.
+    more: u32,
+}
 
 impl Holders {
     pub fn read() -> Self {
-        Self(fs::read_to_string("/proc/locks").ok().map(|text| parse_locks(&text)))
+        Self {
+            known: Self::list(),
+            more: 3,
+        }
     }
 
-    /// The PID of the process in this place; `own` is what it called itself.
-    pub fn pid(&self, dir: &Path, place: usize, own: u32) -> Option<u32> {
-        let Some(holders) = &self.0 else { return Some(own) };
+    fn list() -> Option<HashMap<(u64, u64), u32>> {
+        fs::read_to_string("/proc/locks").ok().map(|text| parse_locks(&text))
+    }
+
+    /// The PID of the process in this place; `own` is what it called itself. The kernel's list may miss locks
+    /// while others come and go, so only who is never in it is unseen.
+    pub fn pid(&mut self, dir: &Path, place: usize, own: u32) -> Option<u32> {
+        let Some(known) = &mut self.known else { return Some(own) };
         let meta = fs::metadata(path(dir, place)).ok()?;
-        holders.get(&(meta.dev(), meta.ino())).copied()
+        let file = (meta.dev(), meta.ino());
+        while !known.contains_key(&file) && self.more > 0 {
+            self.more -= 1;
+            known.extend(Self::list().into_iter().flatten());
+        }
+        known.get(&file).copied()
     }
 }
 

@@ -213,25 +213,22 @@ impl State {
             busy: 0,
             users: Vec::new(),
         };
-        let (mut served, mut holders, mut reads) = (0, Holders::read(), 1);
+        let (mut served, mut holders) = (0, Holders::read());
         for ((place, proc), (phase, units)) in self.places().zip(units) {
             let entry = &proc.gpus[gpu];
             let contexts = entry.contexts.load(Ordering::Relaxed);
+            if phase & PHASE_MASK != LIVE || (units == 0 && contexts == 0) {
+                continue;
+            }
+            let pid = holders.pid(&self.dir, place, proc.pid.load(Ordering::Relaxed));
             // Another phase: not the process that the snapshot saw in this place.
-            let lives = phase & PHASE_MASK == LIVE && proc.phase.load(Ordering::Acquire) == phase;
-            if !lives || (units == 0 && contexts == 0) {
+            let is_gone = || pid.is_none() && matches!(pulse(&self.dir, place), Pulse::Dead(_));
+            if proc.phase.load(Ordering::Acquire) != phase || is_gone() {
                 continue;
             }
             let (bytes, window) = (units * self.profile.granularity, entry.usage.in_window(now));
             served += window;
             picture.used += bytes;
-            let own = proc.pid.load(Ordering::Relaxed);
-            let mut pid = holders.pid(&self.dir, place, own);
-            // The kernel's list may miss locks while others come and go: only who is never in it is unseen.
-            while pid.is_none() && reads < 4 {
-                (holders, reads) = (Holders::read(), reads + 1);
-                pid = holders.pid(&self.dir, place, own);
-            }
             picture.users.push(User {
                 place,
                 pid,
@@ -256,15 +253,21 @@ impl State {
         let (until, mut still) = (Instant::now() + PATIENCE, 0);
         while Instant::now() < until {
             for _ in 0..64 {
-                let phases = phases();
-                if let Some(units) = entry.total.snapshot(phases.len(), self.held(gpu)) {
+                let before = phases();
+                let units = entry.total.snapshot(before.len(), self.held(gpu));
+                // Who joined in between may be in the one and not in the other.
+                if let Some(units) = units.filter(|_| phases() == before) {
                     entry.still_until.store(0, Ordering::Relaxed);
-                    return phases.into_iter().zip(units).collect();
+                    return before.into_iter().zip(units).collect();
                 }
             }
             still = (2 * still).clamp(STILL_NS.start, STILL_NS.end);
             entry.still_until.store(now() + still, Ordering::Relaxed);
         }
+        eprintln!(
+            "soft-gpu: {}: no one picture of GPU {gpu} in {PATIENCE:?}",
+            self.dir.display()
+        );
         let own = self.places().map(|(_, proc)| proc.gpus[gpu].held.units());
         phases().into_iter().zip(own).collect()
     }

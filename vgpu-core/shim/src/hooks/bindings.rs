@@ -31,6 +31,12 @@ pub(crate) fn of_handle(ready: &Ready, handle: u64) -> Option<Memory> {
     ready.vmm_handles.with(handle, |(backing, _)| backing.clone())
 }
 
+/// The same, charged up to `end` if another process made it; None: that is not free.
+pub(crate) fn up_to(ready: &Ready, handle: u64, end: u64) -> Option<Option<Memory>> {
+    let memory = of_handle(ready, handle);
+    memory.as_ref().is_none_or(|memory| memory.reach(end)).then_some(memory)
+}
+
 /// The memory of the `bytes` at `address`; None: it cannot be charged.
 pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Option<Vec<Memory>> {
     let mapped = within(ready, address, bytes);

@@ -90,18 +90,30 @@ fn ended(
     count: impl FnOnce(&mut Contexts),
     sweep_more: impl FnOnce(&Contexts),
 ) -> c_int {
-    let Some(gpu) = ready.gpus.get(index) else {
-        return end();
-    };
-    let mut contexts = gpu.contexts.lock();
+    match ready.gpus.get(index) {
+        Some(gpu) => ended_of(ready, index, gpu, &mut gpu.contexts.lock(), end, count, sweep_more),
+        None => end(),
+    }
+}
+
+/// The same under the lock of `contexts`.
+fn ended_of(
+    ready: &'static Ready,
+    index: usize,
+    gpu: &Gpu,
+    contexts: &mut Contexts,
+    end: impl FnOnce() -> c_int,
+    count: impl FnOnce(&mut Contexts),
+    sweep_more: impl FnOnce(&Contexts),
+) -> c_int {
     let mut overhead = gpu.overhead.lock();
     let (result, _) = overhead.around(ready, gpu, None, Change::GivesBack, || {
         let result = end();
         if result == SUCCESS {
-            count(&mut contexts);
+            count(contexts);
             // What went with the context is given back before the second look.
             sweep(ready, index);
-            sweep_more(&contexts);
+            sweep_more(contexts);
             refresh(gpu);
         }
         result
@@ -152,21 +164,21 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let (Some(index), Some(real)) = (devices.gpu(device), devices.real(device)) else {
         return INVALID_DEVICE;
     };
-    let last = ready.gpus.get(index).is_some_and(|gpu| {
-        let contexts = gpu.contexts.lock();
-        all || contexts.retains <= 1
-    });
-    if !last {
+    let Some(gpu) = ready.gpus.get(index) else {
+        return call(real);
+    };
+    // Held until it is counted: another thread may retain or release it at the same time.
+    let mut contexts = gpu.contexts.lock();
+    if !all && contexts.retains > 1 {
         let result = call(real);
-        if let (SUCCESS, Some(gpu)) = (result, ready.gpus.get(index)) {
-            let mut contexts = gpu.contexts.lock();
-            contexts.retains = contexts.retains.saturating_sub(1);
-        }
+        contexts.retains -= u32::from(result == SUCCESS);
         return result;
     }
-    ended(
+    ended_of(
         ready,
         index,
+        gpu,
+        &mut contexts,
         || call(real),
         |contexts| contexts.retains = 0,
         |contexts| {

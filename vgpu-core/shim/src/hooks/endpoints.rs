@@ -120,7 +120,10 @@ pub(crate) unsafe fn bind_memory(
     flags: c_ulonglong,
 ) -> c_int {
     bindings::on_gpu(ready, device, |gpu, device| {
-        let what = bindings::at(Part { gpu, offset, bytes }, bindings::of_handle(ready, memory));
+        let Some(known) = bindings::up_to(ready, memory, from.saturating_add(bytes)) else {
+            return OUT_OF_MEMORY;
+        };
+        let what = bindings::at(Part { gpu, offset, bytes }, known);
         bind(&Endpoint { ready, number }, what, || {
             // SAFETY: passed on, with the real device.
             unsafe { real(number, device, offset, memory, from, bytes, flags) }

@@ -6,26 +6,19 @@
 //! Mapping takes no memory, so the charge may follow the call, which alone tells the size.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::counted;
 use crate::hooks::granules::Live;
 use crate::hooks::memory::{charge, keep};
+use crate::hooks::vmm::Backing;
 use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::account::Charge;
+use std::sync::Arc;
 
 /// CUipcMemHandle.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Handle([u64; 8]);
-
-/// One mapping of another process's memory.
-#[derive(Debug)]
-pub(crate) struct Import {
-    gpu: usize,
-    /// How often it was opened.
-    count: u32,
-    charge: Charge,
-}
 
 /// GPU and size of what lies at `pointer`.
 pub(crate) fn extent(ready: &Ready, pointer: u64) -> Option<(usize, u64)> {
@@ -57,7 +50,7 @@ pub(crate) unsafe fn open(
     }
     // SAFETY: the driver has written it.
     let pointer = unsafe { *pointer };
-    if ready.imports.with(pointer, |import| import.count += 1).is_some() {
+    if counted::again(&ready.imports, pointer) {
         return result;
     }
     let Some((gpu, bytes)) = extent(ready, pointer) else {
@@ -65,7 +58,8 @@ pub(crate) unsafe fn open(
     };
     match ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes)) {
         Some(charge) => {
-            ready.imports.insert(pointer, Import { gpu, count: 1, charge });
+            let mapped = Arc::new(Backing::new(ready, gpu, Some(charge)));
+            ready.imports.insert(pointer, (mapped, 1));
             SUCCESS
         }
         None => {
@@ -77,28 +71,8 @@ pub(crate) unsafe fn open(
 }
 
 pub(crate) unsafe fn close(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
-    // Out of the table first: once closed, the driver may give the address to another thread.
-    let last = ready.imports.with(pointer, |import| import.count == 1) == Some(true);
-    let taken = last.then(|| ready.imports.remove(pointer)).flatten();
     // SAFETY: passed on.
-    let result = unsafe { real(pointer) };
-    match (result, taken) {
-        (SUCCESS, Some(import)) => {
-            if let Some(gpu) = ready.gpus.get(import.gpu) {
-                gpu.account.release(import.charge);
-            }
-        }
-        (SUCCESS, None) => {
-            ready
-                .imports
-                .with(pointer, |import| import.count = import.count.saturating_sub(1));
-        }
-        (_, Some(import)) => {
-            ready.imports.insert(pointer, import);
-        }
-        (_, None) => {}
-    }
-    result
+    counted::release(&ready.imports, pointer, || unsafe { real(pointer) })
 }
 
 /// A pointer of an imported pool: given back by cuMemFree and cuMemFreeAsync.

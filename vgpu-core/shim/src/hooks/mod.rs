@@ -4,6 +4,7 @@
 pub(crate) mod arrays;
 pub(crate) mod bindings;
 pub(crate) mod contexts;
+pub(crate) mod counted;
 pub(crate) mod device_list;
 pub(crate) mod endpoints;
 pub(crate) mod errors;

@@ -52,6 +52,10 @@ fn part(gpu: usize, offset: usize, bytes: usize) -> Part {
     }
 }
 
+fn end(from: usize, bytes: usize) -> u64 {
+    (from as u64).saturating_add(bytes as u64)
+}
+
 pub(crate) unsafe fn create(
     ready: &'static Ready,
     real: unsafe extern "C" fn(*mut u64, *const c_void) -> c_int,
@@ -85,8 +89,10 @@ pub(crate) unsafe fn bind_memory(
     bytes: usize,
     flags: c_ulonglong,
 ) -> c_int {
-    let what = at_home(offset, bytes, bindings::of_handle(ready, memory));
-    bind(&Multicast::of(ready, object), what, || {
+    let Some(known) = bindings::up_to(ready, memory, end(from, bytes)) else {
+        return OUT_OF_MEMORY;
+    };
+    bind(&Multicast::of(ready, object), at_home(offset, bytes, known), || {
         // SAFETY: passed on.
         unsafe { real(object, offset, memory, from, bytes, flags) }
     })
@@ -104,7 +110,10 @@ pub(crate) unsafe fn bind_memory_v2(
     flags: c_ulonglong,
 ) -> c_int {
     bindings::on_gpu(ready, device, |gpu, device| {
-        let what = bindings::at(part(gpu, offset, bytes), bindings::of_handle(ready, memory));
+        let Some(known) = bindings::up_to(ready, memory, end(from, bytes)) else {
+            return OUT_OF_MEMORY;
+        };
+        let what = bindings::at(part(gpu, offset, bytes), known);
         bind(&Multicast::of(ready, object), what, || {
             // SAFETY: passed on, with the real device.
             unsafe { real(object, device, offset, memory, from, bytes, flags) }

@@ -8,11 +8,12 @@
 //! NVML names processes by PIDs of its own namespace, so this process is recognised by its coming: it is
 //! the one that NVML lists after the process's first context and did not list before.
 //!
-//! What is charged for all else is reserved before the driver takes it and given back after, so a call
-//! that another thread is in makes the overhead look smaller, never larger, if no charge changed while
-//! NVML was asked. Where there is no such moment, nothing is measured: where other threads allocate
-//! without a pause it may be charged too little until the next measured call, and never too much. The
-//! difference of a look before the call and one after is no measure: the first may be too small.
+//! What is charged for all else is reserved before the driver takes it and given back after (pools are
+//! asked again, and charged, after each look), so a call that another thread is in makes the overhead look
+//! smaller, never larger, if no charge changed while NVML was asked. Where there is no such moment, nothing
+//! is measured: where other threads allocate without a pause, what a call took may not be charged, and what
+//! one gave back may stay charged, until the next call that is measured. The difference of a look before
+//! the call and one after is no measure: the first may be too small.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -42,6 +43,8 @@ const AGREED: u32 = 4;
 pub(crate) struct Overhead {
     level: Level,
     measured: u64,
+    /// Something was given back, and how much was not seen.
+    fell: bool,
 }
 
 /// What a call may do to the overhead.
@@ -79,9 +82,10 @@ impl Overhead {
                 None => return (OUT_OF_MEMORY, true),
             }
         }
-        // Asked for only where it counts: each look is a call of NVML.
-        let unknown = ready.nvml_pid.load(Ordering::Relaxed) == 0;
-        let before = if unknown || change == Change::GivesBack {
+        // Asked for only where it counts: each look is a call of NVML. Who is new beside a first context may be
+        // this process; later it has long been listed, and who is new is another.
+        let is_coming = first.is_some() && ready.nvml_pid.load(Ordering::Relaxed) == 0;
+        let before = if is_coming || change == Change::GivesBack {
             self.look(ready, gpu, None)
         } else {
             Look::Blind
@@ -98,11 +102,17 @@ impl Overhead {
         };
         let after = self.look(ready, gpu, known);
         let Look::Excess(after) = after else {
-            // Not seen: what was charged ahead stays.
+            // Not seen: what was charged ahead stays, and what went is still charged.
             self.measured = self.level.bytes();
+            self.fell |= change != Change::Takes;
             return (result, true);
         };
         let all = after.max(0) as u64;
+        let change = if core::mem::take(&mut self.fell) {
+            Change::Either
+        } else {
+            change
+        };
         self.measured = match (change, &before) {
             (Change::Takes, _) => self.measured.max(all),
             // Both may be too small.
@@ -123,19 +133,23 @@ impl Overhead {
 
     /// After the last context went; nothing is left of it.
     pub(crate) fn clear(&mut self, gpu: &Gpu) {
-        self.measured = 0;
+        *self = Self {
+            level: core::mem::take(&mut self.level),
+            ..Self::default()
+        };
         self.level.set(gpu, 0);
     }
 
     fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
-        pools::refresh(gpu);
-        graphs::refresh(gpu);
         let (mut stranger, mut agreed) = (0, 0);
+        refresh(gpu);
         for _ in 0..ATTEMPTS {
             let charged = gpu.account.own();
             let Some(list) = processes(ready, gpu) else {
                 return Look::Blind;
             };
+            // A pool is charged after it grew: who was at it while NVML was asked shows now.
+            refresh(gpu);
             let is_still = gpu.account.own() == charged;
             if ready.nvml_pid.load(Ordering::Relaxed) == 0 {
                 let pids = list.iter().map(|(pid, _)| *pid);
@@ -170,6 +184,11 @@ impl Overhead {
         }
         Look::Blind
     }
+}
+
+fn refresh(gpu: &Gpu) {
+    pools::refresh(gpu);
+    graphs::refresh(gpu);
 }
 
 /// The processes on a GPU and what they hold, as NVML has them.

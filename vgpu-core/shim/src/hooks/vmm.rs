@@ -11,10 +11,14 @@
 //! What another process has made is charged here as well, by what is mapped of it: who made it may die
 //! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
 //! processes share counts twice while both have it. The driver does not tell how large it is before.
+//!
+//! How it fails: what is imported and mapped into an array alone is charged to its maker alone, for no call
+//! tells how much of it a tile takes.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
 use crate::hooks::bindings::Bindings;
+use crate::hooks::counted;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
@@ -72,7 +76,7 @@ impl Backing {
     }
 
     /// Charges imported memory up to `end`; false: that is not free.
-    fn reach(&self, end: u64) -> bool {
+    pub(crate) fn reach(&self, end: u64) -> bool {
         if !self.imported {
             return true;
         }
@@ -159,24 +163,8 @@ pub(crate) unsafe fn create(
 }
 
 pub(crate) unsafe fn release(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, handle: u64) -> c_int {
-    // Out of the table first: the driver may give the value again at once.
-    let last = ready.vmm_handles.with(handle, |(_, count)| *count == 1) == Some(true);
-    let taken = last.then(|| ready.vmm_handles.remove(handle)).flatten();
     // SAFETY: passed on.
-    let result = unsafe { real(handle) };
-    match (result, taken) {
-        (SUCCESS, None) => {
-            ready
-                .vmm_handles
-                .with(handle, |(_, count)| *count = count.saturating_sub(1));
-        }
-        (SUCCESS, Some(_)) => {}
-        (_, Some(kept)) => {
-            ready.vmm_handles.insert(handle, kept);
-        }
-        (_, None) => {}
-    }
-    result
+    counted::release(&ready.vmm_handles, handle, || unsafe { real(handle) })
 }
 
 pub(crate) unsafe fn retain(
@@ -190,8 +178,7 @@ pub(crate) unsafe fn retain(
     if result == SUCCESS && !handle.is_null() {
         // SAFETY: the driver has written it.
         let handle = unsafe { *handle };
-        let known = ready.vmm_handles.with(handle, |(_, count)| *count += 1);
-        if known.is_none()
+        if !counted::again(&ready.vmm_handles, handle)
             && let Some(backing) = at(ready, address as u64)
         {
             ready.vmm_handles.insert(handle, (backing, 1));
@@ -214,7 +201,7 @@ pub(crate) unsafe fn import(
     }
     // SAFETY: the driver has written it.
     let handle = unsafe { *handle };
-    if ready.vmm_handles.with(handle, |(_, count)| *count += 1).is_some() {
+    if counted::again(&ready.vmm_handles, handle) {
         return result;
     }
     let mut properties = core::mem::MaybeUninit::<Properties>::zeroed();
