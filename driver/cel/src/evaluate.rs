@@ -1,0 +1,466 @@
+//! Runs a checked expression and counts its cost as it goes.
+//!
+//! ```text
+//! Node ─► value, or a fault: an error (which `||` and `&&` may get over) or a stop (which nothing does)
+//!           cost + 1 a variable, selection or call, more for what goes over texts and lists; stops above 1,000,000
+//! ```
+//!
+//! Beside the cost, which must be Kubernetes', a budget of work bounds what the cost model does not see (copies of
+//! lists, deep comparisons, patterns that are only known at run time), so that no selector takes seconds or gigabytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::cost::{self, Price};
+use crate::device::Device;
+use crate::libraries::pattern::Pattern;
+use crate::node::{Call, Entry, Item, Node, Path, Root, Step, StepKey};
+use crate::value::{Fault, Map, Out, Stop, Value, error, no_such_overload};
+
+/// Where a variable of a macro stands.
+#[derive(Clone)]
+pub(crate) enum Slot<'v> {
+    Empty,
+    Value(Value<'v>),
+    /// An error, which the variable is whenever it is asked for.
+    Fault(Fault),
+    /// Computed when it is asked for.
+    Lazy(&'v Node),
+    /// Known already, but charged when it is asked for.
+    Due(Value<'v>, u64),
+}
+
+pub(crate) struct Evaluation<'v> {
+    device: Option<&'v Device>,
+    pub(crate) cost: u64,
+    work: u64,
+    pub(crate) slots: Vec<Slot<'v>>,
+    patterns: HashMap<String, Pattern>,
+}
+
+/// Steps of about five nanoseconds, or eight bytes.
+const WORK_LIMIT: u64 = 20_000_000;
+/// What a pattern counts that is only known at run time.
+const PATTERN_WORK: u64 = 100_000;
+
+impl<'v> Evaluation<'v> {
+    pub(crate) fn new(device: &'v Device, slots: usize) -> Self {
+        Self {
+            device: Some(device),
+            cost: 0,
+            work: 0,
+            slots: vec![Slot::Empty; slots],
+            patterns: HashMap::new(),
+        }
+    }
+
+    /// For what is folded when the expression is compiled: there is no device yet.
+    pub(crate) fn constant() -> Self {
+        Self {
+            device: None,
+            cost: 0,
+            work: 0,
+            slots: Vec::new(),
+            patterns: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn pay(&mut self, cost: u64) -> Result<(), Fault> {
+        self.cost = self.cost.saturating_add(cost);
+        if self.cost > crate::COST_LIMIT {
+            return Err(Fault::Stop(Stop::Cost));
+        }
+        Ok(())
+    }
+
+    /// What may still be paid.
+    pub(crate) fn left(&self) -> u64 {
+        crate::COST_LIMIT.saturating_sub(self.cost)
+    }
+
+    pub(crate) fn work(&mut self, steps: usize) -> Result<(), Fault> {
+        self.work = self.work.saturating_add(steps as u64);
+        if self.work > WORK_LIMIT {
+            return Err(Fault::Stop(Stop::Work));
+        }
+        Ok(())
+    }
+
+    /// The pattern of a call: compiled before, or now.
+    pub(crate) fn with_pattern<T>(
+        &mut self,
+        call: &Call,
+        text: &str,
+        then: impl FnOnce(&Pattern) -> T,
+    ) -> Result<T, Fault> {
+        if let Some(pattern) = &call.pattern {
+            return Ok(then(pattern));
+        }
+        if let Some(pattern) = self.patterns.get(text) {
+            return Ok(then(pattern));
+        }
+        self.work += PATTERN_WORK;
+        self.work(text.len())?;
+        match Pattern::new(text) {
+            Ok(pattern) => {
+                let result = then(&pattern);
+                self.patterns.insert(text.to_owned(), pattern);
+                Ok(result)
+            }
+            Err(why) => error(format!("illegal regex: {why}")),
+        }
+    }
+
+    pub(crate) fn eval(&mut self, node: &'v Node) -> Out<'v> {
+        match node {
+            Node::Const(value) => Ok(value.clone()),
+            Node::Path(path) => self.path(path, true),
+            Node::And(terms) => self.logical(&terms.0, &terms.1, false),
+            Node::Or(terms) => self.logical(&terms.0, &terms.1, true),
+            Node::Equal { sides, negated } => self.equal(&sides.0, &sides.1, *negated),
+            Node::InSet(parts) => Ok(Value::Bool(parts.1.contains(&self.eval(&parts.0)?))),
+            Node::Call(call) => self.call(call),
+            Node::OrValue(parts) => match self.eval(&parts.0)? {
+                Value::Optional(Some(value)) => Ok((*value).clone()),
+                Value::Optional(None) => self.eval(&parts.1),
+                _ => no_such_overload(),
+            },
+            Node::OrOptional(parts) => match self.eval(&parts.0)? {
+                Value::Optional(None) => self.eval(&parts.1),
+                some @ Value::Optional(_) => Ok(some),
+                _ => no_such_overload(),
+            },
+            Node::List(items) => self.list(items),
+            Node::Map(entries) => self.map(entries),
+            Node::Fold(fold) => self.fold(fold),
+            Node::Bind(bind) => {
+                self.slots[bind.slot] = Slot::Lazy(&bind.init);
+                self.eval(&bind.body)
+            }
+            Node::OptMap(map) => self.opt_map(map),
+            Node::SortBy(sort) => self.sort_by(sort),
+        }
+    }
+
+    /// A node in a place where cel-go does not count the selection itself: a branch of a choice, or an index.
+    fn raw(&mut self, node: &'v Node) -> Out<'v> {
+        match node {
+            Node::Path(path) if !path.test => self.path(path, false),
+            other => self.eval(other),
+        }
+    }
+
+    // === paths ===
+
+    fn path(&mut self, path: &'v Path, counted: bool) -> Out<'v> {
+        let choice = matches!(path.root, Root::Choice(_));
+        let root = match &path.root {
+            Root::Device => match self.device {
+                Some(device) => Ok(Value::Map(Map::Device(device))),
+                None => error("no device"),
+            },
+            Root::Slot(slot) => self.slot(*slot),
+            Root::Node(node) => self.eval(node),
+            Root::Choice(parts) => match self.eval(&parts[0]) {
+                Ok(Value::Bool(true)) => self.raw(&parts[1]),
+                Ok(Value::Bool(false)) => self.raw(&parts[2]),
+                Ok(_) => no_such_overload(),
+                Err(fault) => Err(fault),
+            },
+        };
+        let result = match root {
+            Ok(value) if path.steps.is_empty() => Ok(value),
+            Ok(value) => self.steps(value, path),
+            Err(fault) => Err(fault),
+        };
+        if counted && !path.test && !choice {
+            self.pay(1)?;
+        }
+        result
+    }
+
+    fn slot(&mut self, slot: usize) -> Out<'v> {
+        match &self.slots[slot] {
+            Slot::Value(value) => return Ok(value.clone()),
+            Slot::Fault(fault) => return Err(fault.clone()),
+            Slot::Empty => return error("no such attribute"),
+            Slot::Lazy(_) | Slot::Due(..) => {}
+        }
+        let result = match std::mem::replace(&mut self.slots[slot], Slot::Empty) {
+            Slot::Lazy(node) => self.eval(node),
+            Slot::Due(value, cost) => self.pay(cost).map(|()| value),
+            _ => error("no such attribute"),
+        };
+        self.slots[slot] = match &result {
+            Ok(value) => Slot::Value(value.clone()),
+            Err(fault) => Slot::Fault(fault.clone()),
+        };
+        result
+    }
+
+    fn steps(&mut self, from: Value<'v>, path: &'v Path) -> Out<'v> {
+        let (mut at, mut optional) = match from {
+            Value::Optional(None) if path.test => return Ok(Value::Bool(false)),
+            Value::Optional(None) => return Ok(Value::Optional(None)),
+            Value::Optional(Some(value)) => ((*value).clone(), true),
+            other => (other, false),
+        };
+        for (index, step) in path.steps.iter().enumerate() {
+            optional |= step.optional;
+            let test = path.test && index + 1 == path.steps.len();
+            let found = self.step(&at, step, optional || test);
+            if optional {
+                match found? {
+                    Some(value) => {
+                        self.pay(1)?;
+                        at = value;
+                    }
+                    None if path.test => return Ok(Value::Bool(false)),
+                    None => return Ok(Value::Optional(None)),
+                }
+            } else {
+                self.pay(1)?;
+                match found? {
+                    found if test => return Ok(Value::Bool(found.is_some())),
+                    Some(value) => at = value,
+                    None => return error("no such key"),
+                }
+            }
+        }
+        Ok(match (optional, path.test) {
+            (true, true) => Value::Bool(true),
+            (true, false) => Value::some(at),
+            (false, _) => at,
+        })
+    }
+
+    /// One selection; without `presence`, what is missing is an error that names it.
+    fn step(&mut self, at: &Value<'v>, step: &'v Step, presence: bool) -> Result<Option<Value<'v>>, Fault> {
+        let found = match (&step.key, at) {
+            (StepKey::Text(name), Value::Map(map)) => {
+                let found = map.find_text(name)?;
+                if found.is_none() && !presence {
+                    return error(format!("no such key: {}", name.as_str()));
+                }
+                return Ok(found);
+            }
+            (StepKey::Text(name), other) => self.index(other, &Value::Str(name.clone()), presence)?,
+            (StepKey::Const(key), other) => self.index(other, &key.clone(), presence)?,
+            (StepKey::Node(node), other) => {
+                let key = self.raw(node)?;
+                self.index(other, &key, presence)?
+            }
+        };
+        Ok(found)
+    }
+
+    fn index(&mut self, at: &Value<'v>, key: &Value<'v>, presence: bool) -> Result<Option<Value<'v>>, Fault> {
+        let found = match at {
+            Value::Map(map) => map.find(key)?,
+            Value::List(list) => {
+                let index = match key {
+                    Value::Int(i) => usize::try_from(*i).ok(),
+                    Value::Uint(u) => usize::try_from(*u).ok(),
+                    Value::Double(d) => match crate::value::whole(*d) {
+                        Some(i) => usize::try_from(i).ok(),
+                        None => return error("unsupported index value"),
+                    },
+                    other => return error(format!("unsupported index type '{}' in list", other.type_name())),
+                };
+                match index.and_then(|index| list.get(index)) {
+                    None if !presence => return error("index out of bounds"),
+                    found => found.cloned(),
+                }
+            }
+            _ => None,
+        };
+        if found.is_none() && !presence {
+            return error(match key {
+                Value::Str(text) => format!("no such key: {}", text.as_str()),
+                other => format!("no such key of type {}", other.type_name()),
+            });
+        }
+        Ok(found)
+    }
+
+    // === operators and calls ===
+
+    fn logical(&mut self, left: &'v Node, right: &'v Node, decides: bool) -> Out<'v> {
+        let mut failed = None;
+        for node in [left, right] {
+            match self.eval(node) {
+                Ok(Value::Bool(b)) if b == decides => return Ok(Value::Bool(decides)),
+                Ok(Value::Bool(_)) => {}
+                Ok(_) => failed = failed.or(no_such_overload::<()>().err()),
+                Err(stop @ Fault::Stop(_)) => return Err(stop),
+                Err(fault) => failed = failed.or(Some(fault)),
+            }
+        }
+        failed.map_or(Ok(Value::Bool(!decides)), Err)
+    }
+
+    fn equal(&mut self, left: &'v Node, right: &'v Node, negated: bool) -> Out<'v> {
+        let left = recoverable(self.eval(left))?;
+        let right = recoverable(self.eval(right))?;
+        self.pay(cost::equality(left.as_ref().ok(), right.as_ref().ok(), negated))?;
+        let (left, right) = (left?, right?);
+        Ok(Value::Bool(match self.equals(&left, &right) {
+            Ok(equal) => equal != negated,
+            Err(Fault::Error(_)) if negated => true,
+            Err(fault) => return Err(fault),
+        }))
+    }
+
+    fn call(&mut self, call: &'v Call) -> Out<'v> {
+        let mut values = [Value::Null, Value::Null, Value::Null, Value::Null];
+        let mut failed = None;
+        for (node, value) in call.args.iter().zip(&mut values) {
+            match recoverable(self.eval(node))? {
+                Ok(found) => *value = found,
+                // cel-go evaluates and charges both arguments of a call, but stops at the first error among three.
+                Err(fault) if call.args.len() > 2 => return Err(fault),
+                Err(fault) => failed = failed.or(Some(fault)),
+            }
+        }
+        let args = &values[..call.args.len().min(4)];
+        self.pay(call.price.before(args))?;
+        if let Some(fault) = failed {
+            return Err(fault);
+        }
+        let result = (call.function)(self, call, args);
+        if matches!(call.price, Price::Joined | Price::Made) {
+            let result = recoverable(result)?;
+            self.pay(call.price.after(result.as_ref().ok()))?;
+            return result;
+        }
+        result
+    }
+
+    fn list(&mut self, items: &'v [Item]) -> Out<'v> {
+        let mut elements = Ok(Vec::with_capacity(items.len()));
+        for item in items {
+            match (recoverable(self.eval(&item.node))?, &mut elements) {
+                (Ok(Value::Optional(Some(value))), Ok(elements)) if item.optional => elements.push((*value).clone()),
+                (Ok(Value::Optional(None)), _) if item.optional => {}
+                (Ok(_), _) if item.optional => elements = error("cannot initialize optional list element"),
+                (Ok(value), Ok(elements)) => elements.push(value),
+                (Err(fault), _) => elements = Err(fault),
+                (Ok(_), Err(_)) => {}
+            }
+            if elements.is_err() {
+                break;
+            }
+        }
+        self.pay(10)?;
+        Ok(Value::list(elements?))
+    }
+
+    fn map(&mut self, entries: &'v [Entry]) -> Out<'v> {
+        let made = recoverable(self.map_entries(entries))?;
+        self.pay(30)?;
+        made
+    }
+
+    fn map_entries(&mut self, entries: &'v [Entry]) -> Out<'v> {
+        let mut map = BTreeMap::new();
+        for entry in entries {
+            let key = self.eval(&entry.key)?;
+            let mut value = self.eval(&entry.value)?;
+            let Some(at) = key.key() else {
+                return error(format!("unsupported key type {}", key.type_name()));
+            };
+            if entry.optional {
+                match value {
+                    Value::Optional(Some(inner)) => value = (*inner).clone(),
+                    Value::Optional(None) => {
+                        map.remove(&at);
+                        continue;
+                    }
+                    _ => return error("cannot initialize optional entry"),
+                }
+            }
+            map.insert(at, (key, value));
+        }
+        Ok(Value::Map(Map::Owned(Arc::new(map))))
+    }
+
+    // === equality ===
+
+    /// `==`. Values of different types are unlike, except that Kubernetes' own cannot be compared with others.
+    pub(crate) fn equals(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
+        self.work(1)?;
+        Ok(match (a, b) {
+            (Value::Null, Value::Null) => true,
+            (Value::Null, _) | (_, Value::Null) => false,
+            (Value::Bool(a), Value::Bool(b)) => a == b,
+            (Value::Str(a), Value::Str(b)) => a.as_str() == b.as_str(),
+            (Value::Bytes(a), Value::Bytes(b)) => a == b,
+            (Value::Type(a), Value::Type(b)) => a == b,
+            (Value::Duration(a), Value::Duration(b)) => a == b,
+            (Value::Timestamp(a), Value::Timestamp(b)) => a == b,
+            (Value::Quantity(_), Value::Quantity(crate::value::Amount::Computed(_))) => return no_such_overload(),
+            (Value::Quantity(a), Value::Quantity(b)) => a.get() == b.get(),
+            (Value::Semver(a), Value::Semver(b)) => a.cmp_precedence(b).is_eq(),
+            (Value::Ip(a), Value::Ip(b)) => a == b,
+            (Value::Cidr(a, x), Value::Cidr(b, y)) => a == b && x == y,
+            (Value::Url(a), Value::Url(b)) => a.text() == b.text(),
+            (Value::Format(a), Value::Format(b)) => a.name == b.name,
+            (Value::Optional(None), Value::Optional(None)) => true,
+            (Value::Optional(Some(a)), Value::Optional(Some(b))) => return self.equals(a, b),
+            (Value::List(a), Value::List(b)) => {
+                if a.len() != b.len() {
+                    return Ok(false);
+                }
+                for (a, b) in a.iter().zip(b.iter()) {
+                    // cel-go takes only a clear no for unlike.
+                    if self.is_unlike(a, b)? {
+                        return Ok(false);
+                    }
+                }
+                true
+            }
+            (Value::Map(a), Value::Map(b)) => {
+                if a.len() != b.len() {
+                    return Ok(false);
+                }
+                for (key, value) in a.entries()? {
+                    match b.find(&key)? {
+                        None => return Ok(false),
+                        Some(other) if self.is_unlike(&value, &other)? => return Ok(false),
+                        Some(_) => {}
+                    }
+                }
+                true
+            }
+            (
+                Value::Quantity(_) | Value::Semver(_) | Value::Ip(_) | Value::Cidr(..) | Value::Url(_) | Value::Format(_),
+                _,
+            ) => return no_such_overload(),
+            _ => crate::value::compare_numbers(a, b).is_some_and(|order| order.is_some_and(std::cmp::Ordering::is_eq)),
+        })
+    }
+
+    fn is_unlike(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
+        match self.equals(a, b) {
+            Ok(equal) => Ok(!equal),
+            Err(Fault::Error(_)) => Ok(false),
+            Err(stop) => Err(stop),
+        }
+    }
+
+    /// Whether they are equal for certain.
+    pub(crate) fn is_equal(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
+        match self.equals(a, b) {
+            Err(Fault::Error(_)) => Ok(false),
+            other => other,
+        }
+    }
+}
+
+/// An error within, so that what the step costs can be paid first; a stop ends it all.
+pub(crate) fn recoverable<'v>(result: Out<'v>) -> Result<Out<'v>, Fault> {
+    match result {
+        Err(stop @ Fault::Stop(_)) => Err(stop),
+        other => Ok(other),
+    }
+}
