@@ -36,6 +36,8 @@ type answer struct {
 	// The worst case that Kubernetes computes at compile time; it refuses a selector for it only at admission.
 	Estimate uint64 `json:"estimate"`
 	Error    string `json:"error,omitempty"`
+	// Kubernetes' packages can panic: nobody can agree with that.
+	Panics bool `json:"panics,omitempty"`
 }
 
 func main() {
@@ -68,13 +70,18 @@ func run() error {
 	return in.Err()
 }
 
-func reply(q question) answer {
+func reply(q question) (said answer) {
+	defer func() {
+		if why := recover(); why != nil {
+			said = answer{Panics: true, Error: fmt.Sprint(why)}
+		}
+	}()
 	features := cel.Features{EnableConsumableCapacity: true}
 	compiled := cel.GetCompiler(features).CompileCELExpression(q.Expression, cel.Options{})
 	if compiled.Error != nil {
 		return answer{Error: compiled.Error.Detail}
 	}
-	said := answer{Compiles: true, Estimate: compiled.MaxCost}
+	said = answer{Compiles: true, Estimate: compiled.MaxCost}
 	if q.Device == nil {
 		return said
 	}

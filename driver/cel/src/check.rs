@@ -4,13 +4,17 @@
 //! The rules are those of cel-go's checker: unification with `dyn`, all overloads that match are taken, and the type of
 //! several is `dyn` unless they agree.
 
+use std::collections::HashMap;
+
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedEntryExpr, ListExpr, LiteralValue, SelectExpr, SourceInfo};
 
 use crate::cost;
 use crate::declarations::{self, Overload};
-use crate::evaluate::Evaluation;
-use crate::libraries::{self, format_text, pattern::Pattern};
+use crate::evaluate::{Evaluation, can_index};
+use crate::libraries::format_text::{self, Verb};
+use crate::libraries::pattern::Pattern;
+use crate::libraries;
 use crate::node::{Call, Entry, Item, Node, Path, Root, Set, Step, StepKey};
 use crate::types::{Type, Unifier};
 use crate::value::{Fault, Key, Map, Text, Value};
@@ -27,6 +31,8 @@ pub(crate) struct Checker<'a> {
     alike: Vec<(Vec<Type>, u64)>,
     /// Within a call of format(), whose argument may mix types.
     formatting: u32,
+    /// What was found out within calls of format().
+    formatted: HashMap<u64, Type>,
 }
 
 pub(crate) type Checked = Result<(Node, Type), CompileError>;
@@ -40,6 +46,7 @@ pub(crate) fn check(expression: &IdedExpr, source: &SourceInfo) -> Result<(Node,
         slots: 0,
         alike: Vec::new(),
         formatting: 0,
+        formatted: HashMap::new(),
     };
     let (node, result) = checker.check(expression)?;
     let result = checker.unifier.finish(&result);
@@ -65,6 +72,14 @@ impl Checker<'_> {
     }
 
     pub(crate) fn check(&mut self, expression: &IdedExpr) -> Checked {
+        let checked = self.check_any(expression)?;
+        if self.formatting > 0 {
+            self.formatted.insert(expression.id, checked.1.clone());
+        }
+        Ok(checked)
+    }
+
+    fn check_any(&mut self, expression: &IdedExpr) -> Checked {
         let id = expression.id;
         match &expression.expr {
             Expr::Literal(literal) => Ok(constant(literal)),
@@ -143,7 +158,7 @@ impl Checker<'_> {
             let (node, t) = self.check(element)?;
             let t = self.entry_type(element.id, t, optional)?;
             types.push(t.clone());
-            elements = Some(self.join(element.id, elements, t)?);
+            elements = Some(self.unifier.join(elements, t));
             items.push(Item { node, optional });
         }
         self.note_alike(types, list.elements.first());
@@ -173,11 +188,11 @@ impl Checker<'_> {
             first = first.or(Some(&entry.key));
             let (key, t) = self.check(&entry.key)?;
             key_types.push(t.clone());
-            keys = Some(self.join(entry.key.id, keys, t)?);
+            keys = Some(self.unifier.join(keys, t));
             let (value, t) = self.check(&entry.value)?;
             let t = self.entry_type(entry.value.id, t, entry.optional)?;
             value_types.push(t.clone());
-            values = Some(self.join(entry.value.id, values, t)?);
+            values = Some(self.unifier.join(values, t));
             nodes.push(Entry {
                 key,
                 value,
@@ -206,16 +221,6 @@ impl Checker<'_> {
             (Type::Dyn, false) => Ok(Type::Dyn),
             (other, false) => Err(self.error(id, format!("expected type optional({other}) but found {other}"))),
         }
-    }
-
-    fn join(&mut self, id: u64, before: Option<Type>, next: Type) -> Result<Type, CompileError> {
-        let expected = before.clone();
-        let found = next.clone();
-        self.unifier.join(before, next).ok_or_else(|| {
-            let expected = expected.map_or(Type::Dyn, |t| self.unifier.finish(&t));
-            let found = self.unifier.finish(&found);
-            self.error(id, format!("expected type {expected} but found {found}"))
-        })
     }
 
     fn note_alike(&mut self, types: Vec<Type>, first: Option<&IdedExpr>) {
@@ -346,6 +351,12 @@ impl Checker<'_> {
             let [a, b] = <[Node; 2]>::try_from(args).ok()?;
             Some(Box::new((a, b)))
         };
+        if matches!(name, "_[_]" | "_[?_]")
+            && let Some(key) = args.get(1).and_then(Node::constant)
+            && !can_index(key)
+        {
+            return Err(self.error(id, format!("invalid qualifier type: {}", key.type_name())));
+        }
         let special = match name {
             "_&&_" => two(args).map(Node::And),
             "_||_" => two(args).map(Node::Or),
@@ -355,7 +366,7 @@ impl Checker<'_> {
             }),
             "or" => two(args).map(Node::OrOptional),
             "orValue" => two(args).map(Node::OrValue),
-            "_?:_" => <[Node; 3]>::try_from(args)
+            "_?_:_" => <[Node; 3]>::try_from(args)
                 .ok()
                 .map(|parts| path(Root::Choice(Box::new(parts)))),
             "_[_]" | "_[?_]" => two(args).map(|parts| {
@@ -390,21 +401,21 @@ impl Checker<'_> {
         let pattern = match (name, args.get(1).and_then(Node::constant)) {
             ("matches" | "find" | "findAll", Some(Value::Str(text))) => match Pattern::new(text.as_str()) {
                 Ok(pattern) => Some(pattern),
-                // Only a wrong constant of matches() is known to be wrong before it runs.
-                Err(why) if name == "matches" => {
-                    return Err(self.error(id, format!("invalid matches argument: {why}")));
-                }
-                Err(_) => None,
+                Err(why) => return Err(self.error(id, format!("invalid {name} argument: {why}"))),
             },
             _ => None,
         };
         let constant = args.len() == 1 && args[0].constant().is_some() && libraries::is_conversion(name);
+        // cel-go calls two arguments at once where it knows the overload or has one implementation for all.
+        let dispatched = overload.is_empty() && !name.starts_with(['_', '@']) && !matches!(name, "size" | "sort");
+        let sequential = args.len() > 2 || dispatched || name == "format" || pattern.is_some();
         let call = Call {
             function: libraries::function(name),
             name,
             overload,
             price: cost::price(name, overload),
             args,
+            sequential,
             pattern,
         };
         if !constant {
@@ -435,13 +446,29 @@ impl Checker<'_> {
             ));
         }
         for (verb, element) in verbs.iter().zip(&list.elements) {
-            let (_, t) = self.check(element)?;
-            let t = self.unifier.resolve(&t);
-            if !format_text::accepts(*verb, &t) {
-                return Err(self.error(element.id, format!("{t} is not allowed for %{verb}")));
-            }
+            self.check_formatted(*verb, element)?;
         }
         Ok(())
+    }
+
+    /// One value of a format; of a literal list or map also those within.
+    fn check_formatted(&mut self, verb: Verb, element: &IdedExpr) -> Result<(), CompileError> {
+        let t = self.formatted.get(&element.id).cloned().unwrap_or(Type::Dyn);
+        let t = self.unifier.resolve(&t);
+        if !format_text::accepts(verb, &t) {
+            return Err(self.error(element.id, format!("{t} is not allowed for %{verb}")));
+        }
+        match &element.expr {
+            Expr::List(list) => list.elements.iter().try_for_each(|part| self.check_formatted(verb, part)),
+            Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
+                EntryExpr::MapEntry(entry) => {
+                    self.check_formatted(verb, &entry.key)?;
+                    self.check_formatted(verb, &entry.value)
+                }
+                EntryExpr::StructField(_) => Ok(()),
+            }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A price depends on the function and on the overload that the types leave; where they leave several, cel-go knows
 //! none, and charges 1.
 
-use crate::value::{Map, Value};
+use crate::value::Value;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Price {
@@ -87,7 +87,8 @@ impl Price {
             Self::SumTenth => tenths(size(0).saturating_add(size(1))),
             Self::Contains => tenths(size(0)).saturating_mul(tenths(size(1))),
             Self::Pattern => pattern(size(0), size(1)),
-            Self::Traverse => args.first().map_or(0, traverse),
+            // Counted by `Evaluation::traverse`, whose steps are bounded.
+            Self::Traverse => 0,
             Self::SelfCompare(index) => args.get(index).map_or(1, self_compare),
             Self::Flatten => {
                 let depth = match args.get(1) {
@@ -109,7 +110,7 @@ impl Price {
         }
     }
 
-    /// What is due for the result.
+    /// What is due for the result; for an error as for something of size 1.
     pub(crate) fn after(self, result: Option<&Value<'_>>) -> u64 {
         let size = result.map_or(1, Value::size);
         match self {
@@ -159,29 +160,4 @@ pub(crate) fn self_compare(list: &Value<'_>) -> u64 {
         _ => square.saturating_mul(2),
     };
     cost.saturating_add(11)
-}
-
-fn traverse(value: &Value<'_>) -> u64 {
-    match value {
-        Value::Str(text) => text.as_str().len() as u64 / 10,
-        Value::Bytes(bytes) => bytes.len() as u64 / 10,
-        // Within a list, lists are not looked into any deeper than the limit of the cost allows.
-        Value::List(elements) => sum(elements.iter().map(traverse)),
-        Value::Map(Map::Owned(entries)) => sum(entries.values().map(|(k, v)| traverse(k) + traverse(v))),
-        Value::Map(map) => map
-            .entries()
-            .map_or(1, |entries| sum(entries.iter().map(|(k, v)| traverse(k) + traverse(v)))),
-        _ => 1,
-    }
-}
-
-fn sum(costs: impl Iterator<Item = u64>) -> u64 {
-    let mut total = 0u64;
-    for cost in costs {
-        total = total.saturating_add(cost);
-        if total > crate::COST_LIMIT {
-            break;
-        }
-    }
-    total
 }

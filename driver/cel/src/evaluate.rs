@@ -34,6 +34,8 @@ pub(crate) struct Evaluation<'v> {
     device: Option<&'v Device>,
     pub(crate) cost: u64,
     work: u64,
+    /// What variables cost when they were computed, with their slots: cel-go runs the target of an optMap twice.
+    pub(crate) once: Vec<(usize, u64)>,
     pub(crate) slots: Vec<Slot<'v>>,
     patterns: HashMap<String, Pattern>,
 }
@@ -49,6 +51,7 @@ impl<'v> Evaluation<'v> {
             device: Some(device),
             cost: 0,
             work: 0,
+            once: Vec::new(),
             slots: vec![Slot::Empty; slots],
             patterns: HashMap::new(),
         }
@@ -60,6 +63,7 @@ impl<'v> Evaluation<'v> {
             device: None,
             cost: 0,
             work: 0,
+            once: Vec::new(),
             slots: Vec::new(),
             patterns: HashMap::new(),
         }
@@ -84,6 +88,39 @@ impl<'v> Evaluation<'v> {
             return Err(Fault::Stop(Stop::Work));
         }
         Ok(())
+    }
+
+    /// A look at all of a text, which is fast, but not free as the cost model has it.
+    fn work_on(&mut self, value: &Value<'v>) -> Result<(), Fault> {
+        match value {
+            Value::Str(text) => self.work(text.as_str().len() / 64),
+            Value::Bytes(bytes) => self.work(bytes.len() / 64),
+            _ => Ok(()),
+        }
+    }
+
+    /// The price of a look at every value within one: a tenth of a text's bytes, 1 for everything else.
+    fn traverse(&mut self, value: &Value<'v>) -> Result<u64, Fault> {
+        self.work(1)?;
+        Ok(match value {
+            Value::Str(text) => text.as_str().len() as u64 / 10,
+            Value::Bytes(bytes) => bytes.len() as u64 / 10,
+            Value::List(elements) => {
+                let mut total = 0u64;
+                for element in elements.iter() {
+                    total = total.saturating_add(self.traverse(element)?);
+                }
+                total
+            }
+            Value::Map(map) => {
+                let mut total = 0u64;
+                for (key, value) in map.entries()? {
+                    total = total.saturating_add(self.traverse(&key)?).saturating_add(self.traverse(&value)?);
+                }
+                total
+            }
+            _ => 1,
+        })
     }
 
     /// The pattern of a call: compiled before, or now.
@@ -118,7 +155,11 @@ impl<'v> Evaluation<'v> {
             Node::And(terms) => self.logical(&terms.0, &terms.1, false),
             Node::Or(terms) => self.logical(&terms.0, &terms.1, true),
             Node::Equal { sides, negated } => self.equal(&sides.0, &sides.1, *negated),
-            Node::InSet(parts) => Ok(Value::Bool(parts.1.contains(&self.eval(&parts.0)?))),
+            Node::InSet(parts) => match self.eval(&parts.0)? {
+                // cel-go keeps the constants in a hash table, where such a value cannot be looked up.
+                Value::Semver(_) | Value::Bytes(_) | Value::Format(_) => Err(Fault::Stop(Stop::Unanswerable)),
+                value => Ok(Value::Bool(parts.1.contains(&value))),
+            },
             Node::Call(call) => self.call(call),
             Node::OrValue(parts) => match self.eval(&parts.0)? {
                 Value::Optional(Some(value)) => Ok((*value).clone()),
@@ -186,11 +227,14 @@ impl<'v> Evaluation<'v> {
             Slot::Empty => return error("no such attribute"),
             Slot::Lazy(_) | Slot::Due(..) => {}
         }
+        let (before, logged) = (self.cost, self.once.len());
         let result = match std::mem::replace(&mut self.slots[slot], Slot::Empty) {
             Slot::Lazy(node) => self.eval(node),
             Slot::Due(value, cost) => self.pay(cost).map(|()| value),
             _ => error("no such attribute"),
         };
+        let within: u64 = self.once[logged..].iter().map(|(_, cost)| cost).sum();
+        self.once.push((slot, (self.cost - before).saturating_sub(within)));
         self.slots[slot] = match &result {
             Ok(value) => Slot::Value(value.clone()),
             Err(fault) => Slot::Fault(fault.clone()),
@@ -255,6 +299,9 @@ impl<'v> Evaluation<'v> {
     }
 
     fn index(&mut self, at: &Value<'v>, key: &Value<'v>, presence: bool) -> Result<Option<Value<'v>>, Fault> {
+        if !can_index(key) {
+            return error(format!("invalid qualifier type: {}", key.type_name()));
+        }
         let found = match at {
             Value::Map(map) => map.find(key)?,
             Value::List(list) => {
@@ -314,17 +361,31 @@ impl<'v> Evaluation<'v> {
     fn call(&mut self, call: &'v Call) -> Out<'v> {
         let mut values = [Value::Null, Value::Null, Value::Null, Value::Null];
         let mut failed = None;
-        for (node, value) in call.args.iter().zip(&mut values) {
+        for (index, (node, value)) in call.args.iter().zip(&mut values).enumerate() {
             match recoverable(self.eval(node))? {
                 Ok(found) => *value = found,
-                // cel-go evaluates and charges both arguments of a call, but stops at the first error among three.
-                Err(fault) if call.args.len() > 2 => return Err(fault),
+                // Where cel-go ends at the first error, it charges the call only if that was the last argument.
+                Err(fault) if call.sequential && index + 1 < call.args.len() => return Err(fault),
                 Err(fault) => failed = failed.or(Some(fault)),
             }
         }
         let args = &values[..call.args.len().min(4)];
-        self.pay(call.price.before(args))?;
+        for arg in args {
+            self.work_on(arg)?;
+        }
+        if let Price::SelfCompare(index) = call.price
+            && (failed.is_some() || !matches!(args.get(index), Some(Value::List(_))))
+        {
+            // cel-go cannot price a call of these for anything but a list, and gives up on the whole expression.
+            return Err(Fault::Stop(Stop::Unanswerable));
+        }
+        let due = match (call.price, args.first()) {
+            (Price::Traverse, Some(list)) => self.traverse(list)?,
+            (price, _) => price.before(args),
+        };
+        self.pay(due)?;
         if let Some(fault) = failed {
+            self.pay(call.price.after(None))?;
             return Err(fault);
         }
         let result = (call.function)(self, call, args);
@@ -367,7 +428,7 @@ impl<'v> Evaluation<'v> {
             let key = self.eval(&entry.key)?;
             let mut value = self.eval(&entry.value)?;
             let Some(at) = key.key() else {
-                return error(format!("unsupported key type {}", key.type_name()));
+                return Err(Fault::Stop(Stop::Unanswerable));
             };
             if entry.optional {
                 match value {
@@ -389,6 +450,7 @@ impl<'v> Evaluation<'v> {
     /// `==`. Values of different types are unlike, except that Kubernetes' own cannot be compared with others.
     pub(crate) fn equals(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
         self.work(1)?;
+        self.work_on(a)?;
         Ok(match (a, b) {
             (Value::Null, Value::Null) => true,
             (Value::Null, _) | (_, Value::Null) => false,
@@ -397,7 +459,7 @@ impl<'v> Evaluation<'v> {
             (Value::Bytes(a), Value::Bytes(b)) => a == b,
             (Value::Type(a), Value::Type(b)) => a == b,
             (Value::Duration(a), Value::Duration(b)) => a == b,
-            (Value::Timestamp(a), Value::Timestamp(b)) => a == b,
+            (Value::Timestamp(a, _), Value::Timestamp(b, _)) => a == b,
             (Value::Quantity(_), Value::Quantity(crate::value::Amount::Computed(_))) => return no_such_overload(),
             (Value::Quantity(a), Value::Quantity(b)) => a.get() == b.get(),
             (Value::Semver(a), Value::Semver(b)) => a.cmp_precedence(b).is_eq(),
@@ -423,6 +485,7 @@ impl<'v> Evaluation<'v> {
                 if a.len() != b.len() {
                     return Ok(false);
                 }
+                self.work(a.len())?;
                 for (key, value) in a.entries()? {
                     match b.find(&key)? {
                         None => return Ok(false),
@@ -455,6 +518,14 @@ impl<'v> Evaluation<'v> {
             other => other,
         }
     }
+}
+
+/// Whether a map or a list can be asked for it.
+pub(crate) fn can_index(key: &Value<'_>) -> bool {
+    matches!(
+        key,
+        Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::Str(_)
+    )
 }
 
 /// An error within, so that what the step costs can be paid first; a stop ends it all.

@@ -10,7 +10,7 @@ use crate::cost;
 use crate::evaluate::{Evaluation, Slot, recoverable};
 use crate::libraries::lists;
 use crate::node::{Fold, FoldKind, Node, OptMap, SortBy};
-use crate::value::{Fault, Key, Map, Out, Value, error, no_such_overload};
+use crate::value::{Fault, Key, Map, Out, Stop, Value, error, no_such_overload};
 
 impl<'v> Evaluation<'v> {
     pub(crate) fn fold(&mut self, fold: &'v Fold) -> Out<'v> {
@@ -171,9 +171,11 @@ impl<'v> Evaluation<'v> {
     /// `target.hasValue() ? optional.of(bind(v, target.value(), body)) : optional.none()`, where cel-go evaluates the
     /// target again for its value.
     pub(crate) fn opt_map(&mut self, map: &'v OptMap) -> Out<'v> {
-        let before = self.cost;
+        let (before, logged) = (self.cost, self.once.len());
         let target = recoverable(self.eval(&map.target))?;
-        let again = self.cost - before;
+        // The second time, variables from outside the target are known already.
+        let outside = self.once[logged..].iter().filter(|(slot, _)| *slot < map.first_slot);
+        let again = (self.cost - before).saturating_sub(outside.map(|(_, cost)| cost).sum());
         self.pay(1)?;
         match target? {
             Value::Optional(Some(value)) => {
@@ -195,11 +197,25 @@ impl<'v> Evaluation<'v> {
 
     /// `bind(@input, target, @input.@sortByAssociatedKeys(@input.map(v, key)))`
     pub(crate) fn sort_by(&mut self, sort: &'v SortBy) -> Out<'v> {
-        let target = self.eval(&sort.target)?;
+        let target = match self.eval(&sort.target) {
+            Err(Fault::Error(_)) if sort.typed => {
+                self.pay(2)?;
+                return Err(Fault::Stop(Stop::Unanswerable));
+            }
+            Err(Fault::Error(why)) => {
+                self.pay(3)?;
+                return Err(Fault::Error(why));
+            }
+            other => other?,
+        };
         self.pay(2)?; // @input, twice
         let constant = sort.key.constant().is_some();
         let mut keys = Ok(Vec::new());
-        for (item, _) in self.items(&target, false)? {
+        let items = match self.items(&target, false) {
+            Err(Fault::Error(_)) if sort.typed => return Err(Fault::Stop(Stop::Unanswerable)),
+            other => other?,
+        };
+        for (item, _) in items {
             self.slots[sort.slot] = Slot::Value(item);
             self.pay(1)?;
             let key = recoverable(self.eval(&sort.key))?;
@@ -214,7 +230,11 @@ impl<'v> Evaluation<'v> {
             }
         }
         self.pay(1)?;
-        let keys = Value::list(keys?);
+        let keys = match keys {
+            Ok(keys) => Value::list(keys),
+            Err(_) if sort.typed => return Err(Fault::Stop(Stop::Unanswerable)),
+            Err(fault) => return Err(fault),
+        };
         self.pay(if sort.typed { cost::self_compare(&keys) } else { 1 })?;
         match (&target, &keys) {
             (Value::List(list), Value::List(keys)) => lists::sort_by(self, list, keys),
@@ -225,7 +245,7 @@ impl<'v> Evaluation<'v> {
 
 fn insert<'v>(map: &mut BTreeMap<Key, (Value<'v>, Value<'v>)>, key: Value<'v>, value: Value<'v>) -> Result<(), Fault> {
     let Some(at) = key.key() else {
-        return error(format!("unsupported key type {}", key.type_name()));
+        return Err(Fault::Stop(Stop::Unanswerable));
     };
     if map.contains_key(&at) {
         return error("insert failed: key already exists");

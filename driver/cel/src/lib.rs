@@ -122,6 +122,7 @@ impl Program {
             Err(Fault::Error(why)) => Err(EvalError::Failed(why.to_string())),
             Err(Fault::Stop(Stop::Cost)) => Err(EvalError::CostLimit),
             Err(Fault::Stop(Stop::Work)) => Err(EvalError::WorkLimit),
+            Err(Fault::Stop(Stop::Unanswerable)) => Err(EvalError::Failed("Kubernetes cannot evaluate this: a sort of what is no list, or a key that cannot be one".to_owned())),
         };
         (result, evaluation.cost)
     }

@@ -28,9 +28,7 @@ impl Checker<'_> {
         Some(match (call.func_name.as_str(), args) {
             ("all", [v, body]) => self.fold(id, target, FoldKind::All, [Some(v), None], None, body),
             ("exists", [v, body]) => self.fold(id, target, FoldKind::Exists, [Some(v), None], None, body),
-            ("exists_one" | "existsOne", [v, body]) => {
-                self.fold(id, target, FoldKind::ExistsOne, [Some(v), None], None, body)
-            }
+            ("exists_one", [v, body]) => self.fold(id, target, FoldKind::ExistsOne, [Some(v), None], None, body),
             ("map", [v, body]) => self.fold(id, target, FoldKind::List, [Some(v), None], None, body),
             ("map", [v, filter, body]) => self.fold(id, target, FoldKind::List, [Some(v), None], Some(filter), body),
             ("filter", [v, filter]) => self.fold(id, target, FoldKind::List, [Some(v), None], Some(filter), v),
@@ -175,6 +173,7 @@ impl Checker<'_> {
 
     fn opt_map(&mut self, id: u64, target: &IdedExpr, variable: &IdedExpr, body: &IdedExpr, flat: bool) -> Checked {
         let name = self.variable(variable)?;
+        let first_slot = self.slots;
         let (target_node, t) = self.check(target)?;
         let inner = self.unifier.fresh();
         if !self.unifier.assignable(&t, &Type::optional(inner.clone())) {
@@ -199,6 +198,7 @@ impl Checker<'_> {
         let result = self.unifier.resolve(&result);
         let node = OptMap {
             target: target_node,
+            first_slot,
             slot,
             body: body_node,
             flat,

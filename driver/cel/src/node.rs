@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::cost::Price;
-use crate::evaluate::Evaluation;
+use crate::evaluate::{Evaluation, can_index};
 use crate::libraries::pattern::Pattern;
 use crate::value::{Key, Out, Text, Value};
 
@@ -79,6 +79,8 @@ pub(crate) struct Call {
     pub(crate) price: Price,
     /// The receiver first.
     pub(crate) args: Vec<Node>,
+    /// Whether the first error among them ends the call; else, as with operators, all are evaluated first.
+    pub(crate) sequential: bool,
     /// A constant pattern among them.
     pub(crate) pattern: Option<Pattern>,
 }
@@ -114,6 +116,8 @@ pub(crate) struct Bind {
 /// `optMap`, and flat, `optFlatMap`.
 pub(crate) struct OptMap {
     pub(crate) target: Node,
+    /// The first slot of a variable within the target.
+    pub(crate) first_slot: usize,
     pub(crate) slot: usize,
     pub(crate) body: Node,
     pub(crate) flat: bool,
@@ -140,6 +144,9 @@ impl Set {
     pub(crate) fn of(values: &[Value<'static>]) -> Option<Self> {
         let mut set = Self::default();
         for value in values {
+            if !can_index(value) {
+                return None;
+            }
             match value.key()? {
                 Key::Str(text) => set.texts.push(text),
                 key => {

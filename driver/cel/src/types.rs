@@ -249,13 +249,13 @@ impl Unifier {
         }
     }
 
-    /// The type of a list's elements, one more of which is of type `next`; nothing if they do not go together.
-    pub(crate) fn join(&mut self, before: Option<Type>, next: Type) -> Option<Type> {
-        let Some(before) = before else { return Some(next) };
+    /// The type of a list's elements, one more of which is of type `next`.
+    pub(crate) fn join(&mut self, before: Option<Type>, next: Type) -> Type {
+        let Some(before) = before else { return next };
         if !self.assignable(&before, &next) {
-            return None;
+            return Type::Dyn;
         }
-        Some(if less_specific(&before, &next) { before } else { next })
+        if less_specific(&before, &next) { before } else { next }
     }
 }
 

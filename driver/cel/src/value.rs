@@ -30,8 +30,8 @@ pub(crate) enum Value<'v> {
     Type(&'static str),
     /// Nanoseconds.
     Duration(i64),
-    /// Nanoseconds since 1970.
-    Timestamp(i128),
+    /// Nanoseconds since 1970, and the zone it was written in: seconds east of UTC, which only its text shows.
+    Timestamp(i128, i32),
     Quantity(Amount<'v>),
     Semver(Version),
     Ip(IpAddr),
@@ -72,10 +72,13 @@ pub(crate) enum Map<'v> {
 /// What a map can be asked for. Whole numbers are one key, whatever their type.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
+    Null,
     Bool(bool),
     Number(i128),
     Double(u64),
     Str(Arc<str>),
+    Duration(i64),
+    Timestamp(i128),
 }
 
 /// Why there is no value.
@@ -91,6 +94,8 @@ pub(crate) enum Fault {
 pub(crate) enum Stop {
     Cost,
     Work,
+    /// Kubernetes' packages break down here, and the whole expression with them.
+    Unanswerable,
 }
 
 pub(crate) type Out<'v> = Result<Value<'v>, Fault>;
@@ -168,7 +173,7 @@ impl<'v> Value<'v> {
             Self::Optional(_) => "optional_type",
             Self::Type(_) => "type",
             Self::Duration(_) => "google.protobuf.Duration",
-            Self::Timestamp(_) => "google.protobuf.Timestamp",
+            Self::Timestamp(..) => "google.protobuf.Timestamp",
             Self::Quantity(_) => "kubernetes.Quantity",
             Self::Semver(_) => "kubernetes.Semver",
             Self::Ip(_) => "net.IP",
@@ -181,6 +186,9 @@ impl<'v> Value<'v> {
     /// The key that this value is in a map.
     pub(crate) fn key(&self) -> Option<Key> {
         Some(match self {
+            Self::Null => Key::Null,
+            Self::Duration(d) => Key::Duration(*d),
+            Self::Timestamp(t, _) => Key::Timestamp(*t),
             Self::Bool(b) => Key::Bool(*b),
             Self::Int(i) => Key::Number(i128::from(*i)),
             Self::Uint(u) => Key::Number(i128::from(*u)),
@@ -205,7 +213,7 @@ impl<'v> Value<'v> {
             (Self::Str(a), Self::Str(b)) => a.as_str().cmp(b.as_str()),
             (Self::Bytes(a), Self::Bytes(b)) => a.cmp(b),
             (Self::Duration(a), Self::Duration(b)) => a.cmp(b),
-            (Self::Timestamp(a), Self::Timestamp(b)) => a.cmp(b),
+            (Self::Timestamp(a, _), Self::Timestamp(b, _)) => a.cmp(b),
             _ => match compare_numbers(self, other) {
                 Some(Some(order)) => order,
                 Some(None) => return error("NaN values cannot be ordered"),

@@ -93,10 +93,10 @@ fn to_duration<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<
 
 fn to_timestamp<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
-        [Value::Timestamp(t)] => Ok(Value::Timestamp(*t)),
-        [Value::Int(seconds)] => go_time::timestamp(i128::from(*seconds) * go_time::SECOND),
+        [Value::Timestamp(t, zone)] => Ok(Value::Timestamp(*t, *zone)),
+        [Value::Int(seconds)] => go_time::timestamp(i128::from(*seconds) * go_time::SECOND, 0),
         [Value::Str(text)] => match go_time::parse_timestamp(text.as_str()) {
-            Some(t) => go_time::timestamp(t),
+            Some((t, zone)) => go_time::timestamp(t, zone),
             None => unreadable("google.protobuf.Timestamp"),
         },
         _ => no_such_overload(),
@@ -113,7 +113,7 @@ fn to_int<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
         }
         [Value::Double(_)] => error("integer overflow"),
         [Value::Duration(d)] => Ok(Value::Int(*d)),
-        [Value::Timestamp(t)] => Ok(Value::Int(t.div_euclid(go_time::SECOND) as i64)),
+        [Value::Timestamp(t, _)] => Ok(Value::Int(t.div_euclid(go_time::SECOND) as i64)),
         [Value::Str(text)] => match text.as_str().parse() {
             Ok(i) => Ok(Value::Int(i)),
             Err(_) => unreadable("int"),
@@ -162,14 +162,14 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
         Value::Uint(u) => u.to_string(),
         Value::Double(d) => shortest(*d),
         Value::Duration(d) => go_time::duration_text(*d),
-        Value::Timestamp(t) => go_time::timestamp_text(*t),
+        Value::Timestamp(t, zone) => go_time::timestamp_text(*t, *zone),
         Value::Ip(ip) => ip.to_string(),
         Value::Cidr(ip, bits) => network::cidr_text(*ip, *bits),
         _ => return None,
     })
 }
 
-/// A double as Go's %g writes it: with an exponent below 1e-4 and from 1e21 on.
+/// A double as Go's %g writes it: with an exponent below 1e-4 and from 1e6 on.
 pub(super) fn shortest(d: f64) -> String {
     if d.is_nan() {
         return "NaN".to_owned();
@@ -182,7 +182,7 @@ pub(super) fn shortest(d: f64) -> String {
         return scientific;
     };
     match exponent.parse::<i32>() {
-        Ok(exponent) if d != 0.0 && !(-4..21).contains(&exponent) => {
+        Ok(exponent) if d != 0.0 && !(-4..6).contains(&exponent) => {
             let sign = if exponent < 0 { '-' } else { '+' };
             format!("{mantissa}e{sign}{:02}", exponent.abs())
         }

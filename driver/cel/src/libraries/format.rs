@@ -26,10 +26,10 @@ static FORMATS: [Format; 13] = [
         Ok(_) => None,
         Err(_) => Some("is not a URI"),
     }),
-    format("uuid", "uuid", 83, |text| (!is_uuid(text)).then_some("does not match the UUID format")),
+    format("uuid", "uuid", 70, |text| (!is_uuid(text)).then_some("does not match the UUID format")),
     format("byte", "byte", 84, |text| (!is_base64(text)).then_some("invalid base64")),
-    format("date", "date", 109, |text| (!is_date(text)).then_some("invalid date")),
-    format("datetime", "datetime", 109, |text| (!is_datetime(text)).then_some("invalid datetime")),
+    format("date", "date", 71, |text| (!is_date(text)).then_some("invalid date")),
+    format("datetime", "datetime", 71, |text| (!is_datetime(text)).then_some("invalid datetime")),
 ];
 
 const fn format(

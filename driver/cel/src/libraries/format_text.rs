@@ -2,9 +2,10 @@
 
 use super::conversions::{shortest, text_of};
 use super::go_time;
+use super::operators::LONGEST;
 use super::strings::quote;
 use crate::types::Type;
-use crate::value::{Key, Map, Value};
+use crate::value::Value;
 
 /// What a verb is: `%s`, or `%.2f` with its places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +85,7 @@ pub(crate) fn accepts(verb: Verb, t: &Type) -> bool {
 /// More places than a double has digits.
 const MOST_PLACES: usize = 2_000;
 
-pub(crate) fn format(text: &str, args: &[Value<'_>], longest: usize) -> Result<String, String> {
+pub(crate) fn format(text: &str, args: &[Value<'_>]) -> Result<String, String> {
     let mut out = String::new();
     let mut next = args.iter().enumerate();
     for piece in pieces(text)? {
@@ -95,7 +96,7 @@ pub(crate) fn format(text: &str, args: &[Value<'_>], longest: usize) -> Result<S
                 out.push_str(&one(verb, value)?);
             }
         }
-        if out.len() > longest {
+        if out.len() > LONGEST {
             return Err("the text is too long".to_owned());
         }
     }
@@ -171,7 +172,8 @@ fn number(letter: char, places: usize, d: f64) -> String {
         let point = if fraction.is_empty() { "" } else { "." };
         return format!("{sign}{grouped}{point}{fraction}");
     }
-    let plain = format!("{d:.places$e}");
+    // The precision is not heeded here; Kubernetes does not, either.
+    let plain = format!("{d:.6e}");
     let (mantissa, exponent) = plain.split_once('e').unwrap_or((plain.as_str(), "0"));
     let (sign, digits) = exponent.strip_prefix('-').map_or(("", exponent), |rest| ("\u{207b}", rest));
     let raised: String = format!("{digits:0>2}")
@@ -184,7 +186,7 @@ fn number(letter: char, places: usize, d: f64) -> String {
             digit.to_digit(10).map_or(digit, |d| RAISED[d as usize])
         })
         .collect();
-    format!("{mantissa}\u{202f}\u{d7}\u{202f}10{sign}{raised}")
+    format!("{mantissa}\u{d7}10{sign}{raised}")
 }
 
 /// `%s`.
@@ -194,8 +196,12 @@ fn string(value: &Value<'_>) -> Result<String, String> {
         Value::Str(text) => text.as_str().to_owned(),
         Value::Bytes(bytes) => String::from_utf8(bytes.to_vec()).map_err(|_| "invalid UTF-8 in bytes")?,
         Value::Type(name) => (*name).to_owned(),
-        Value::List(_) | Value::Map(_) => nested(value)?,
-        Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::Timestamp(_) | Value::Duration(_) => {
+        Value::List(_) | Value::Map(_) => {
+            let mut out = String::new();
+            nested(value, &mut out)?;
+            out
+        }
+        Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::Timestamp(..) | Value::Duration(_) => {
             text_of(value).unwrap_or_default()
         }
         other => {
@@ -207,33 +213,57 @@ fn string(value: &Value<'_>) -> Result<String, String> {
     })
 }
 
-/// A value within a list or a map.
-fn nested(value: &Value<'_>) -> Result<String, String> {
-    Ok(match value {
+/// A value within a list or a map. One value can be in many places: the text may grow far beyond what made it.
+fn nested(value: &Value<'_>, out: &mut String) -> Result<(), String> {
+    if out.len() > LONGEST {
+        return Err("the text is too long".to_owned());
+    }
+    match value {
         Value::List(list) => {
-            let parts: Vec<_> = list.iter().map(nested).collect::<Result<_, _>>()?;
-            format!("[{}]", parts.join(", "))
-        }
-        Value::Map(Map::Owned(map)) => {
-            let mut parts = Vec::with_capacity(map.len());
-            for (key, (name, value)) in map.iter() {
-                if matches!(key, Key::Double(_)) || matches!(name, Value::Double(_)) {
-                    return Err("no formatting function for map key of type double".to_owned());
+            out.push('[');
+            for (index, element) in list.iter().enumerate() {
+                if index > 0 {
+                    out.push_str(", ");
                 }
-                parts.push(format!("{}:{}", nested(name)?, nested(value)?));
+                nested(element, out)?;
+            }
+            out.push(']');
+        }
+        Value::Map(map) => {
+            let mut parts = Vec::new();
+            let mut length = out.len();
+            for (key, value) in map.entries().map_err(|_| "a map cannot be read")? {
+                if !matches!(key, Value::Str(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)) {
+                    return Err(format!("no formatting function for map key of type {}", key.type_name()));
+                }
+                let (mut name, mut text) = (String::new(), String::new());
+                nested(&key, &mut name)?;
+                nested(&value, &mut text)?;
+                length += name.len() + text.len();
+                if length > LONGEST {
+                    return Err("the text is too long".to_owned());
+                }
+                parts.push(format!("{name}:{text}"));
             }
             parts.sort_unstable();
-            format!("{{{}}}", parts.join(", "))
+            out.push('{');
+            out.push_str(&parts.join(", "));
+            out.push('}');
         }
-        Value::Map(_) => return Err("no formatting function for this map".to_owned()),
-        Value::Str(text) => quote(text.as_str()),
-        Value::Bytes(bytes) => format!("b{}", quote(&String::from_utf8_lossy(bytes))),
-        Value::Double(d) if d.is_nan() => "\"NaN\"".to_owned(),
-        Value::Double(d) if d.is_infinite() => format!("\"{}\"", shortest(*d)),
-        Value::Double(d) => format!("{d:.6}"),
-        Value::Type(name) => format!("type({name})"),
-        Value::Duration(d) => format!("duration(\"{}\")", go_time::duration_text(*d)),
-        Value::Timestamp(t) => format!("timestamp(\"{}\")", go_time::timestamp_text(*t)),
-        other => string(other)?,
-    })
+        Value::Str(text) => out.push_str(&quote(text.as_str())),
+        Value::Bytes(bytes) => {
+            out.push('b');
+            out.push_str(&quote(&String::from_utf8_lossy(bytes)));
+        }
+        Value::Double(d) if d.is_nan() => out.push_str("\"NaN\""),
+        Value::Double(d) if d.is_infinite() => out.push_str(&format!("\"{}\"", shortest(*d))),
+        Value::Double(d) => out.push_str(&format!("{d:.6}")),
+        Value::Type(name) => out.push_str(&format!("type({name})")),
+        Value::Duration(d) => out.push_str(&format!("duration(\"{}\")", go_time::duration_text(*d))),
+        Value::Timestamp(t, zone) => {
+            out.push_str(&format!("timestamp(\"{}\")", go_time::timestamp_text(*t, *zone)));
+        },
+        other => out.push_str(&string(other)?),
+    }
+    Ok(())
 }

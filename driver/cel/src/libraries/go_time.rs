@@ -8,9 +8,9 @@ pub(crate) const FIRST: i128 = -62_135_596_800 * SECOND;
 const LAST: i128 = 253_402_300_800 * SECOND - 1;
 
 /// The timestamp, if it is one.
-pub(crate) fn timestamp<'v>(nanoseconds: i128) -> Out<'v> {
+pub(crate) fn timestamp<'v>(nanoseconds: i128, zone: i32) -> Out<'v> {
     if (FIRST..=LAST).contains(&nanoseconds) {
-        Ok(Value::Timestamp(nanoseconds))
+        Ok(Value::Timestamp(nanoseconds, zone))
     } else {
         error("timestamp overflow")
     }
@@ -116,8 +116,8 @@ pub(crate) fn days(date: Date) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// RFC 3339, as Go reads it.
-pub(crate) fn parse_timestamp(text: &str) -> Option<i128> {
+/// RFC 3339, as Go reads it: nanoseconds since 1970, and seconds east of UTC.
+pub(crate) fn parse_timestamp(text: &str) -> Option<(i128, i32)> {
     let number = |range: std::ops::Range<usize>| -> Option<i64> {
         let digits = text.get(range)?;
         digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
@@ -149,7 +149,7 @@ pub(crate) fn parse_timestamp(text: &str) -> Option<i128> {
     }
     let zone = zone_offset(rest)?;
     let seconds = days(day) * 86_400 + hour * 3_600 + minute * 60 + second - zone;
-    Some(i128::from(seconds) * SECOND + nanoseconds)
+    Some((i128::from(seconds) * SECOND + nanoseconds, zone as i32))
 }
 
 fn zone_offset(zone: &str) -> Option<i64> {
@@ -167,8 +167,8 @@ fn zone_offset(zone: &str) -> Option<i64> {
     (hours <= 24 && minutes < 60).then_some(sign * (hours * 3_600 + minutes * 60))
 }
 
-pub(crate) fn timestamp_text(nanoseconds: i128) -> String {
-    let seconds = nanoseconds.div_euclid(SECOND) as i64;
+pub(crate) fn timestamp_text(nanoseconds: i128, zone: i32) -> String {
+    let seconds = nanoseconds.div_euclid(SECOND) as i64 + i64::from(zone);
     let day = date(seconds.div_euclid(86_400));
     let time = seconds.rem_euclid(86_400);
     let mut text = format!(
@@ -185,7 +185,12 @@ pub(crate) fn timestamp_text(nanoseconds: i128) -> String {
         text.push('.');
         text.push_str(format!("{rest:09}").trim_end_matches('0'));
     }
-    text.push('Z');
+    if zone == 0 {
+        text.push('Z');
+    } else {
+        let (sign, minutes) = (if zone < 0 { '-' } else { '+' }, zone.abs() / 60);
+        text.push_str(&format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60));
+    }
     text
 }
 
@@ -204,11 +209,9 @@ mod tests {
             ("9999-12-31T23:59:59Z", 253_402_300_799),
             ("2000-01-01T02:00:00+02:00", 946_684_800),
         ] {
-            let t = parse_timestamp(text).unwrap();
+            let (t, zone) = parse_timestamp(text).unwrap();
             assert_eq!(t, i128::from(seconds) * SECOND, "{text}");
-            if text.ends_with('Z') {
-                assert_eq!(timestamp_text(t), text);
-            }
+            assert_eq!(timestamp_text(t, zone), text);
         }
         for text in ["2023-02-29T00:00:00Z", "2023-01-01", "2023-01-01T24:00:00Z", "2023-1-01T00:00:00Z", ""] {
             assert_eq!(parse_timestamp(text), None, "{text}");

@@ -73,7 +73,7 @@ fn comparable(value: &Value<'_>) -> bool {
             | Value::Str(_)
             | Value::Bytes(_)
             | Value::Duration(_)
-            | Value::Timestamp(_)
+            | Value::Timestamp(..)
     )
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn is_conversion(name: &str) -> bool {
 /// The operator as it is written.
 pub(crate) fn symbol(name: &str) -> &str {
     match name {
-        "_?:_" => "? :",
+        "_?_:_" => "? :",
         "@in" => "in",
         "_[_]" => "[]",
         "_[?_]" => "[?]",

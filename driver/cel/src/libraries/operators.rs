@@ -65,8 +65,8 @@ fn add<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
             Ok(Value::list(a.iter().chain(b.iter()).cloned().collect()))
         }
         [Value::Duration(a), Value::Duration(b)] => or_overflow(a.checked_add(*b), Value::Duration),
-        [Value::Timestamp(t), Value::Duration(d)] | [Value::Duration(d), Value::Timestamp(t)] => {
-            go_time::timestamp(t + i128::from(*d))
+        [Value::Timestamp(t, zone), Value::Duration(d)] | [Value::Duration(d), Value::Timestamp(t, zone)] => {
+            go_time::timestamp(t + i128::from(*d), *zone)
         }
         _ => no_such_overload(),
     }
@@ -78,8 +78,8 @@ fn subtract<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v>
         [Value::Uint(a), Value::Uint(b)] => or_overflow(a.checked_sub(*b), Value::Uint),
         [Value::Double(a), Value::Double(b)] => Ok(Value::Double(a - b)),
         [Value::Duration(a), Value::Duration(b)] => or_overflow(a.checked_sub(*b), Value::Duration),
-        [Value::Timestamp(a), Value::Timestamp(b)] => or_overflow(i64::try_from(a - b).ok(), Value::Duration),
-        [Value::Timestamp(t), Value::Duration(d)] => go_time::timestamp(t - i128::from(*d)),
+        [Value::Timestamp(a, _), Value::Timestamp(b, _)] => or_overflow(i64::try_from(a - b).ok(), Value::Duration),
+        [Value::Timestamp(t, zone), Value::Duration(d)] => go_time::timestamp(t - i128::from(*d), *zone),
         _ => no_such_overload(),
     }
 }

@@ -57,7 +57,7 @@ fn unwrap<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v>
 
 fn is_zero(value: &Value<'_>) -> bool {
     match value {
-        Value::Null | Value::Optional(None) => true,
+        Value::Null => true,
         Value::Bool(b) => !b,
         Value::Int(i) => *i == 0,
         Value::Uint(u) => *u == 0,
@@ -68,7 +68,7 @@ fn is_zero(value: &Value<'_>) -> bool {
         Value::Map(map) => map.len() == 0,
         Value::Duration(d) => *d == 0,
         // The zero of Go's time is the year 1.
-        Value::Timestamp(t) => *t == super::go_time::FIRST,
+        Value::Timestamp(t, _) => *t == super::go_time::FIRST,
         _ => false,
     }
 }

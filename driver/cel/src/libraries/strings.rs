@@ -219,7 +219,7 @@ fn format<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v>
     let [Value::Str(text), Value::List(list)] = args else {
         return no_such_overload();
     };
-    let formatted = format_text::format(text.as_str(), list, LONGEST);
+    let formatted = format_text::format(text.as_str(), list);
     match formatted {
         Ok(text) => {
             run.work(text.len() / 8)?;

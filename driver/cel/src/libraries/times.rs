@@ -31,8 +31,8 @@ pub(super) fn function(name: &str) -> Option<Function> {
 /// Nanoseconds since 1970, at the place that is asked for.
 fn local(args: &[Value<'_>]) -> Result<i128, Fault> {
     match args {
-        [Value::Timestamp(t)] => Ok(*t),
-        [Value::Timestamp(t), Value::Str(zone)] => Ok(t + i128::from(offset(zone.as_str())?) * SECOND),
+        [Value::Timestamp(t, _)] => Ok(*t),
+        [Value::Timestamp(t, _), Value::Str(zone)] => Ok(t + i128::from(offset(zone.as_str())?) * SECOND),
         _ => no_such_overload(),
     }
 }
