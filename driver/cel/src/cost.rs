@@ -21,8 +21,12 @@ pub(crate) enum Price {
     SelfCompare(usize),
     Flatten,
     Sets(u64),
-    ContainsIp { text: bool },
-    ContainsCidr { text: bool },
+    ContainsIp {
+        text: bool,
+    },
+    ContainsCidr {
+        text: bool,
+    },
     Validate,
     /// By the result: a text that was put together.
     Joined,
@@ -134,14 +138,7 @@ fn pattern(text: u64, pattern: u64) -> u64 {
 pub(crate) fn equality(a: Option<&Value<'_>>, b: Option<&Value<'_>>, negated: bool) -> u64 {
     let of_kubernetes = matches!(
         a,
-        Some(
-            Value::Quantity(_)
-                | Value::Ip(_)
-                | Value::Cidr(..)
-                | Value::Format(_)
-                | Value::Url(_)
-                | Value::Semver(_)
-        )
+        Some(Value::Quantity(_) | Value::Ip(_) | Value::Cidr(..) | Value::Format(_) | Value::Url(_) | Value::Semver(_))
     );
     if of_kubernetes && !negated {
         return 1;

@@ -21,7 +21,9 @@ pub(crate) struct Overload {
 /// The overloads of a function, if there is one of that name.
 pub(crate) fn function(name: &str) -> Option<(&'static str, &'static [Overload])> {
     static FUNCTIONS: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new(read);
-    FUNCTIONS.get_key_value(name).map(|(name, overloads)| (*name, overloads.as_slice()))
+    FUNCTIONS
+        .get_key_value(name)
+        .map(|(name, overloads)| (*name, overloads.as_slice()))
 }
 
 fn read() -> HashMap<&'static str, Vec<Overload>> {
@@ -35,7 +37,10 @@ fn read() -> HashMap<&'static str, Vec<Overload>> {
         if let Some((types, signature)) = signature.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
             for one in types.split(' ') {
                 let id: &'static str = id.replace('*', one).leak();
-                functions.entry(name).or_default().push(overload(id, &signature.replace('*', one)));
+                functions
+                    .entry(name)
+                    .or_default()
+                    .push(overload(id, &signature.replace('*', one)));
             }
         } else {
             functions.entry(name).or_default().push(overload(id, signature));

@@ -45,7 +45,11 @@ pub(crate) fn find<'a, T>(of: &'a BTreeMap<String, T>, driver: &str, domain: &st
         of.get(&format!("{domain}/{name}"))
     };
     // A name with a slash cannot be one of the driver's domain.
-    found.or_else(|| (domain == driver && !name.contains('/')).then(|| of.get(name)).flatten())
+    found.or_else(|| {
+        (domain == driver && !name.contains('/'))
+            .then(|| of.get(name))
+            .flatten()
+    })
 }
 
 /// The domains that have an entry, each once, in order.
@@ -78,7 +82,11 @@ mod tests {
 
     #[test]
     fn a_name_without_a_domain_belongs_to_the_driver() {
-        let of = BTreeMap::from([("a".to_owned(), 1), ("dra.vgpu/b".to_owned(), 2), ("x.y/a".to_owned(), 3)]);
+        let of = BTreeMap::from([
+            ("a".to_owned(), 1),
+            ("dra.vgpu/b".to_owned(), 2),
+            ("x.y/a".to_owned(), 3),
+        ]);
         assert_eq!(find(&of, "dra.vgpu", "dra.vgpu", "a"), Some(&1));
         assert_eq!(find(&of, "dra.vgpu", "dra.vgpu", "b"), Some(&2));
         assert_eq!(find(&of, "dra.vgpu", "x.y", "a"), Some(&3));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::cost::{self, Price};
 use crate::device::Device;
 use crate::libraries::pattern::Pattern;
-use crate::node::{Call, Entry, Item, Node, Path, Root, Step, StepKey};
+use crate::node::{Call, Entry, Item, Node};
 use crate::value::{Fault, Map, Out, Stop, Value, error, no_such_overload};
 
 /// Where a variable of a macro stands.
@@ -31,7 +31,7 @@ pub(crate) enum Slot<'v> {
 }
 
 pub(crate) struct Evaluation<'v> {
-    device: Option<&'v Device>,
+    pub(crate) device: Option<&'v Device>,
     pub(crate) cost: u64,
     work: u64,
     /// What variables cost when they were computed, with their slots: cel-go runs the target of an optMap twice.
@@ -41,7 +41,7 @@ pub(crate) struct Evaluation<'v> {
 }
 
 /// Steps of about five nanoseconds, or eight bytes.
-const WORK_LIMIT: u64 = 20_000_000;
+const WORK_LIMIT: u64 = 5_000_000;
 /// What a pattern counts that is only known at run time.
 const PATTERN_WORK: u64 = 100_000;
 
@@ -91,7 +91,7 @@ impl<'v> Evaluation<'v> {
     }
 
     /// A look at all of a text, which is fast, but not free as the cost model has it.
-    fn work_on(&mut self, value: &Value<'v>) -> Result<(), Fault> {
+    pub(crate) fn work_on(&mut self, value: &Value<'v>) -> Result<(), Fault> {
         match value {
             Value::Str(text) => self.work(text.as_str().len() / 64),
             Value::Bytes(bytes) => self.work(bytes.len() / 64),
@@ -115,7 +115,9 @@ impl<'v> Evaluation<'v> {
             Value::Map(map) => {
                 let mut total = 0u64;
                 for (key, value) in map.entries()? {
-                    total = total.saturating_add(self.traverse(&key)?).saturating_add(self.traverse(&value)?);
+                    total = total
+                        .saturating_add(self.traverse(&key)?)
+                        .saturating_add(self.traverse(&value)?);
                 }
                 total
             }
@@ -161,6 +163,7 @@ impl<'v> Evaluation<'v> {
                 value => Ok(Value::Bool(parts.1.contains(&value))),
             },
             Node::Call(call) => self.call(call),
+            Node::Prepaid(parts) => self.pay(parts.1).map(|()| parts.0.clone()),
             Node::OrValue(parts) => match self.eval(&parts.0)? {
                 Value::Optional(Some(value)) => Ok((*value).clone()),
                 Value::Optional(None) => self.eval(&parts.1),
@@ -184,153 +187,12 @@ impl<'v> Evaluation<'v> {
     }
 
     /// A node in a place where cel-go does not count the selection itself: a branch of a choice, or an index.
-    fn raw(&mut self, node: &'v Node) -> Out<'v> {
+    pub(crate) fn raw(&mut self, node: &'v Node) -> Out<'v> {
         match node {
             Node::Path(path) if !path.test => self.path(path, false),
             other => self.eval(other),
         }
     }
-
-    // === paths ===
-
-    fn path(&mut self, path: &'v Path, counted: bool) -> Out<'v> {
-        let choice = matches!(path.root, Root::Choice(_));
-        let root = match &path.root {
-            Root::Device => match self.device {
-                Some(device) => Ok(Value::Map(Map::Device(device))),
-                None => error("no device"),
-            },
-            Root::Slot(slot) => self.slot(*slot),
-            Root::Node(node) => self.eval(node),
-            Root::Choice(parts) => match self.eval(&parts[0]) {
-                Ok(Value::Bool(true)) => self.raw(&parts[1]),
-                Ok(Value::Bool(false)) => self.raw(&parts[2]),
-                Ok(_) => no_such_overload(),
-                Err(fault) => Err(fault),
-            },
-        };
-        let result = match root {
-            Ok(value) if path.steps.is_empty() => Ok(value),
-            Ok(value) => self.steps(value, path),
-            Err(fault) => Err(fault),
-        };
-        if counted && !path.test && !choice {
-            self.pay(1)?;
-        }
-        result
-    }
-
-    fn slot(&mut self, slot: usize) -> Out<'v> {
-        match &self.slots[slot] {
-            Slot::Value(value) => return Ok(value.clone()),
-            Slot::Fault(fault) => return Err(fault.clone()),
-            Slot::Empty => return error("no such attribute"),
-            Slot::Lazy(_) | Slot::Due(..) => {}
-        }
-        let (before, logged) = (self.cost, self.once.len());
-        let result = match std::mem::replace(&mut self.slots[slot], Slot::Empty) {
-            Slot::Lazy(node) => self.eval(node),
-            Slot::Due(value, cost) => self.pay(cost).map(|()| value),
-            _ => error("no such attribute"),
-        };
-        let within: u64 = self.once[logged..].iter().map(|(_, cost)| cost).sum();
-        self.once.push((slot, (self.cost - before).saturating_sub(within)));
-        self.slots[slot] = match &result {
-            Ok(value) => Slot::Value(value.clone()),
-            Err(fault) => Slot::Fault(fault.clone()),
-        };
-        result
-    }
-
-    fn steps(&mut self, from: Value<'v>, path: &'v Path) -> Out<'v> {
-        let (mut at, mut optional) = match from {
-            Value::Optional(None) if path.test => return Ok(Value::Bool(false)),
-            Value::Optional(None) => return Ok(Value::Optional(None)),
-            Value::Optional(Some(value)) => ((*value).clone(), true),
-            other => (other, false),
-        };
-        for (index, step) in path.steps.iter().enumerate() {
-            optional |= step.optional;
-            let test = path.test && index + 1 == path.steps.len();
-            let found = self.step(&at, step, optional || test);
-            if optional {
-                match found? {
-                    Some(value) => {
-                        self.pay(1)?;
-                        at = value;
-                    }
-                    None if path.test => return Ok(Value::Bool(false)),
-                    None => return Ok(Value::Optional(None)),
-                }
-            } else {
-                self.pay(1)?;
-                match found? {
-                    found if test => return Ok(Value::Bool(found.is_some())),
-                    Some(value) => at = value,
-                    None => return error("no such key"),
-                }
-            }
-        }
-        Ok(match (optional, path.test) {
-            (true, true) => Value::Bool(true),
-            (true, false) => Value::some(at),
-            (false, _) => at,
-        })
-    }
-
-    /// One selection; without `presence`, what is missing is an error that names it.
-    fn step(&mut self, at: &Value<'v>, step: &'v Step, presence: bool) -> Result<Option<Value<'v>>, Fault> {
-        let found = match (&step.key, at) {
-            (StepKey::Text(name), Value::Map(map)) => {
-                let found = map.find_text(name)?;
-                if found.is_none() && !presence {
-                    return error(format!("no such key: {}", name.as_str()));
-                }
-                return Ok(found);
-            }
-            (StepKey::Text(name), other) => self.index(other, &Value::Str(name.clone()), presence)?,
-            (StepKey::Const(key), other) => self.index(other, &key.clone(), presence)?,
-            (StepKey::Node(node), other) => {
-                let key = self.raw(node)?;
-                self.index(other, &key, presence)?
-            }
-        };
-        Ok(found)
-    }
-
-    fn index(&mut self, at: &Value<'v>, key: &Value<'v>, presence: bool) -> Result<Option<Value<'v>>, Fault> {
-        if !can_index(key) {
-            return error(format!("invalid qualifier type: {}", key.type_name()));
-        }
-        let found = match at {
-            Value::Map(map) => map.find(key)?,
-            Value::List(list) => {
-                let index = match key {
-                    Value::Int(i) => usize::try_from(*i).ok(),
-                    Value::Uint(u) => usize::try_from(*u).ok(),
-                    Value::Double(d) => match crate::value::whole(*d) {
-                        Some(i) => usize::try_from(i).ok(),
-                        None => return error("unsupported index value"),
-                    },
-                    other => return error(format!("unsupported index type '{}' in list", other.type_name())),
-                };
-                match index.and_then(|index| list.get(index)) {
-                    None if !presence => return error("index out of bounds"),
-                    found => found.cloned(),
-                }
-            }
-            _ => None,
-        };
-        if found.is_none() && !presence {
-            return error(match key {
-                Value::Str(text) => format!("no such key: {}", text.as_str()),
-                other => format!("no such key of type {}", other.type_name()),
-            });
-        }
-        Ok(found)
-    }
-
-    // === operators and calls ===
 
     fn logical(&mut self, left: &'v Node, right: &'v Node, decides: bool) -> Out<'v> {
         let mut failed = None;
@@ -443,80 +305,6 @@ impl<'v> Evaluation<'v> {
             map.insert(at, (key, value));
         }
         Ok(Value::Map(Map::Owned(Arc::new(map))))
-    }
-
-    // === equality ===
-
-    /// `==`. Values of different types are unlike, except that Kubernetes' own cannot be compared with others.
-    pub(crate) fn equals(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
-        self.work(1)?;
-        self.work_on(a)?;
-        Ok(match (a, b) {
-            (Value::Null, Value::Null) => true,
-            (Value::Null, _) | (_, Value::Null) => false,
-            (Value::Bool(a), Value::Bool(b)) => a == b,
-            (Value::Str(a), Value::Str(b)) => a.as_str() == b.as_str(),
-            (Value::Bytes(a), Value::Bytes(b)) => a == b,
-            (Value::Type(a), Value::Type(b)) => a == b,
-            (Value::Duration(a), Value::Duration(b)) => a == b,
-            (Value::Timestamp(a, _), Value::Timestamp(b, _)) => a == b,
-            (Value::Quantity(_), Value::Quantity(crate::value::Amount::Computed(_))) => return no_such_overload(),
-            (Value::Quantity(a), Value::Quantity(b)) => a.get() == b.get(),
-            (Value::Semver(a), Value::Semver(b)) => a.cmp_precedence(b).is_eq(),
-            (Value::Ip(a), Value::Ip(b)) => a == b,
-            (Value::Cidr(a, x), Value::Cidr(b, y)) => a == b && x == y,
-            (Value::Url(a), Value::Url(b)) => a.text() == b.text(),
-            (Value::Format(a), Value::Format(b)) => a.name == b.name,
-            (Value::Optional(None), Value::Optional(None)) => true,
-            (Value::Optional(Some(a)), Value::Optional(Some(b))) => return self.equals(a, b),
-            (Value::List(a), Value::List(b)) => {
-                if a.len() != b.len() {
-                    return Ok(false);
-                }
-                for (a, b) in a.iter().zip(b.iter()) {
-                    // cel-go takes only a clear no for unlike.
-                    if self.is_unlike(a, b)? {
-                        return Ok(false);
-                    }
-                }
-                true
-            }
-            (Value::Map(a), Value::Map(b)) => {
-                if a.len() != b.len() {
-                    return Ok(false);
-                }
-                self.work(a.len())?;
-                for (key, value) in a.entries()? {
-                    match b.find(&key)? {
-                        None => return Ok(false),
-                        Some(other) if self.is_unlike(&value, &other)? => return Ok(false),
-                        Some(_) => {}
-                    }
-                }
-                true
-            }
-            (
-                Value::Quantity(_) | Value::Semver(_) | Value::Ip(_) | Value::Cidr(..) | Value::Url(_) | Value::Format(_),
-                _,
-            ) => return no_such_overload(),
-            _ => crate::value::compare_numbers(a, b).is_some_and(|order| order.is_some_and(std::cmp::Ordering::is_eq)),
-        })
-    }
-
-    fn is_unlike(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
-        match self.equals(a, b) {
-            Ok(equal) => Ok(!equal),
-            Err(Fault::Error(_)) => Ok(false),
-            Err(stop) => Err(stop),
-        }
-    }
-
-    /// Whether they are equal for certain.
-    pub(crate) fn is_equal(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
-        match self.equals(a, b) {
-            Err(Fault::Error(_)) => Ok(false),
-            other => other,
-        }
     }
 }
 

@@ -29,7 +29,12 @@ impl<'v> Evaluation<'v> {
     fn items(&mut self, range: &Value<'v>, two: bool) -> Result<Vec<(Value<'v>, Value<'v>)>, Fault> {
         self.work(range.size() as usize)?;
         Ok(match range {
-            Value::List(list) if two => list.iter().cloned().enumerate().map(|(i, v)| (Value::Int(i as i64), v)).collect(),
+            Value::List(list) if two => list
+                .iter()
+                .cloned()
+                .enumerate()
+                .map(|(i, v)| (Value::Int(i as i64), v))
+                .collect(),
             Value::List(list) => list.iter().map(|v| (v.clone(), Value::Null)).collect(),
             Value::Map(map) => map.entries()?,
             other => return error(format!("got '{}', expected iterable type", other.type_name())),

@@ -25,16 +25,19 @@
 //! (`google.protobuf.Int64Value{...}`), time zones by region, hexadecimal floating-point texts.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod check;
 mod cost;
 mod declarations;
 mod device;
+mod equality;
 mod evaluate;
 mod fold;
 mod libraries;
 mod macros;
 mod node;
 mod parse;
+mod path;
 mod types;
 mod value;
 
@@ -122,7 +125,9 @@ impl Program {
             Err(Fault::Error(why)) => Err(EvalError::Failed(why.to_string())),
             Err(Fault::Stop(Stop::Cost)) => Err(EvalError::CostLimit),
             Err(Fault::Stop(Stop::Work)) => Err(EvalError::WorkLimit),
-            Err(Fault::Stop(Stop::Unanswerable)) => Err(EvalError::Failed("Kubernetes cannot evaluate this: a sort of what is no list, or a key that cannot be one".to_owned())),
+            Err(Fault::Stop(Stop::Unanswerable)) => Err(EvalError::Failed(
+                "Kubernetes cannot evaluate this: a sort of what is no list, or a key that cannot be one".to_owned(),
+            )),
         };
         (result, evaluation.cost)
     }

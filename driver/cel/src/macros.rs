@@ -44,15 +44,25 @@ impl Checker<'_> {
             ("transformMap", [k, v, body]) => {
                 self.fold(id, target, FoldKind::TransformMap, [Some(k), Some(v)], None, body)
             }
-            ("transformMap", [k, v, filter, body]) => {
-                self.fold(id, target, FoldKind::TransformMap, [Some(k), Some(v)], Some(filter), body)
-            }
+            ("transformMap", [k, v, filter, body]) => self.fold(
+                id,
+                target,
+                FoldKind::TransformMap,
+                [Some(k), Some(v)],
+                Some(filter),
+                body,
+            ),
             ("transformMapEntry", [k, v, body]) => {
                 self.fold(id, target, FoldKind::TransformMapEntry, [Some(k), Some(v)], None, body)
             }
-            ("transformMapEntry", [k, v, filter, body]) => {
-                self.fold(id, target, FoldKind::TransformMapEntry, [Some(k), Some(v)], Some(filter), body)
-            }
+            ("transformMapEntry", [k, v, filter, body]) => self.fold(
+                id,
+                target,
+                FoldKind::TransformMapEntry,
+                [Some(k), Some(v)],
+                Some(filter),
+                body,
+            ),
             ("sortBy", [v, key]) => self.sort_by(id, target, v, key),
             ("optMap", [v, body]) => self.opt_map(id, target, v, body, false),
             ("optFlatMap", [v, body]) => self.opt_map(id, target, v, body, true),
@@ -109,7 +119,9 @@ impl Checker<'_> {
                 (Type::Dyn, Type::Dyn)
             }
             other => {
-                let message = format!("expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)");
+                let message = format!(
+                    "expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
                 return Err(self.error(target.id, message));
             }
         };
@@ -219,7 +231,9 @@ impl Checker<'_> {
             Type::Map(kv) => kv.0.clone(),
             Type::Dyn | Type::Param(_) => Type::Dyn,
             other => {
-                let message = format!("expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)");
+                let message = format!(
+                    "expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
                 return Err(self.error(target.id, message));
             }
         };

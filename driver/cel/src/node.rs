@@ -20,6 +20,8 @@ pub(crate) enum Node {
     /// `x in [constants]`.
     InSet(Box<(Node, Set)>),
     Call(Box<Call>),
+    /// `quantity("20Gi")`: computed when it is compiled, charged whenever it runs.
+    Prepaid(Box<(Value<'static>, u64)>),
     /// `optional.orValue(value)`: the second runs only where the first is empty.
     OrValue(Box<(Node, Node)>),
     OrOptional(Box<(Node, Node)>),

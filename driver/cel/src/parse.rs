@@ -50,7 +50,9 @@ fn parse(expression: &str) -> Result<(Node, usize), CompileError> {
         }
     })?;
     if depth(&root) > DEEPEST {
-        return Err(error(format!("the expression is nested more than {DEEPEST} levels deep")));
+        return Err(error(format!(
+            "the expression is nested more than {DEEPEST} levels deep"
+        )));
     }
     check::check(&root, &source)
 }

@@ -186,11 +186,7 @@ impl Unifier {
                 return (true, true);
             }
             if self.unify(other, &now) {
-                let general = if less_specific(other, &now) {
-                    other.clone()
-                } else {
-                    now
-                };
+                let general = if less_specific(other, &now) { other.clone() } else { now };
                 if !self.occurs(param, &general) {
                     self.bind(param, general);
                 }

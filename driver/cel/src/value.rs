@@ -153,7 +153,13 @@ impl<'v> Value<'v> {
             Self::List(list) => list.len() as u64,
             Self::Map(map) => map.len() as u64,
             Self::Optional(Some(value)) => value.size(),
-            Self::Ip(ip) => if ip.is_ipv4() { 4 } else { 16 },
+            Self::Ip(ip) => {
+                if ip.is_ipv4() {
+                    4
+                } else {
+                    16
+                }
+            }
             Self::Cidr(_, bits) => u64::from(*bits).div_ceil(8),
             _ => 1,
         }
@@ -253,7 +259,11 @@ fn order_of_double(d: f64, number: i128) -> Option<Ordering> {
         return Some(if d > 0.0 { Ordering::Greater } else { Ordering::Less });
     }
     let whole = d.trunc() as i128;
-    Some(whole.cmp(&number).then_with(|| d.fract().partial_cmp(&0.0).unwrap_or(Ordering::Equal)))
+    Some(
+        whole
+            .cmp(&number)
+            .then_with(|| d.fract().partial_cmp(&0.0).unwrap_or(Ordering::Equal)),
+    )
 }
 
 // === impl Map ===
@@ -329,24 +339,30 @@ impl<'v> Map<'v> {
                 .collect(),
             Self::Attributes(device) => device::domains(&device.attributes, &device.driver)
                 .into_iter()
-                .map(|domain| (text(domain), Value::Map(Self::AttributesOf(device, Text::Borrowed(domain)))))
+                .map(|domain| {
+                    (
+                        text(domain),
+                        Value::Map(Self::AttributesOf(device, Text::Borrowed(domain))),
+                    )
+                })
                 .collect(),
             Self::Capacities(device) => device::domains(&device.capacity, &device.driver)
                 .into_iter()
-                .map(|domain| (text(domain), Value::Map(Self::CapacitiesOf(device, Text::Borrowed(domain)))))
+                .map(|domain| {
+                    (
+                        text(domain),
+                        Value::Map(Self::CapacitiesOf(device, Text::Borrowed(domain))),
+                    )
+                })
                 .collect(),
-            Self::AttributesOf(device, domain) => {
-                device::names(&device.attributes, &device.driver, domain.as_str())
-                    .into_iter()
-                    .map(|(name, attribute)| Ok((text(name), of_attribute(name, attribute)?)))
-                    .collect::<Result<_, _>>()?
-            }
-            Self::CapacitiesOf(device, domain) => {
-                device::names(&device.capacity, &device.driver, domain.as_str())
-                    .into_iter()
-                    .map(|(name, quantity)| (text(name), Value::Quantity(Amount::Borrowed(quantity))))
-                    .collect()
-            }
+            Self::AttributesOf(device, domain) => device::names(&device.attributes, &device.driver, domain.as_str())
+                .into_iter()
+                .map(|(name, attribute)| Ok((text(name), of_attribute(name, attribute)?)))
+                .collect::<Result<_, _>>()?,
+            Self::CapacitiesOf(device, domain) => device::names(&device.capacity, &device.driver, domain.as_str())
+                .into_iter()
+                .map(|(name, quantity)| (text(name), Value::Quantity(Amount::Borrowed(quantity))))
+                .collect(),
         })
     }
 }
@@ -377,8 +393,6 @@ fn of_attribute<'v>(name: &str, attribute: &'v device::Attribute) -> Out<'v> {
         Attribute::Bools(all) => Value::list(all.iter().map(|b| Value::Bool(*b)).collect()),
         Attribute::Ints(all) => Value::list(all.iter().map(|i| Value::Int(*i)).collect()),
         Attribute::Strings(all) => Value::list(all.iter().map(|s| Value::Str(Text::Borrowed(s))).collect()),
-        Attribute::Versions(all) => {
-            Value::list(all.iter().map(|text| version(text)).collect::<Result<_, _>>()?)
-        }
+        Attribute::Versions(all) => Value::list(all.iter().map(|text| version(text)).collect::<Result<_, _>>()?),
     })
 }

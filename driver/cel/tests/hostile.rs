@@ -1,21 +1,15 @@
-//! Expressions made to do harm: each ends, soon, with an answer or an error.
+//! Expressions made to do harm: each ends with an answer or an error.
 
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use vgpu_cel::{Device, EvalError, LONGEST_EXPRESSION, compile};
 
-/// Far beyond what any of them takes, even in a debug build on a busy machine: this is about minutes and gigabytes.
-const SOON: Duration = Duration::from_secs(60);
-
+/// That it comes back at all is what is tested: without the bounds it would be hours, or all of the memory.
 fn run(expression: &str) -> Result<Result<bool, EvalError>, String> {
-    let begin = Instant::now();
-    let result = compile(expression)
+    compile(expression)
         .map(|program| program.matches(&Device::default()))
-        .map_err(|why| why.to_string());
-    assert!(begin.elapsed() < SOON, "{} took {:?}", &expression[..80.min(expression.len())], begin.elapsed());
-    result
+        .map_err(|why| why.to_string())
 }
 
 /// A chain of cel.bind whose values double.
@@ -23,7 +17,11 @@ fn doubling(first: &str, levels: usize, next: &str, last: &str) -> String {
     let mut text = String::new();
     let _ = write!(text, "cel.bind(x0, {first}, ");
     for level in 1..=levels {
-        let _ = write!(text, "cel.bind(x{level}, {}, ", next.replace('x', &format!("x{}", level - 1)));
+        let _ = write!(
+            text,
+            "cel.bind(x{level}, {}, ",
+            next.replace('x', &format!("x{}", level - 1))
+        );
     }
     text.push_str(&last.replace('x', &format!("x{levels}")));
     text.push_str(&")".repeat(levels + 1));
@@ -35,7 +33,15 @@ fn nesting_is_bounded_and_needs_no_stack_of_the_caller() {
     // Half of the limit's bytes each way, from a thread whose own stack is small.
     let small = std::thread::Builder::new().stack_size(1 << 20);
     let threads = small.spawn(|| {
-        for (open, close) in [("(", ")"), ("[", "]"), ("{1:", "}"), ("!", ""), ("-", ""), ("size(", ")"), ("[0].map(x, ", ")")] {
+        for (open, close) in [
+            ("(", ")"),
+            ("[", "]"),
+            ("{1:", "}"),
+            ("!", ""),
+            ("-", ""),
+            ("size(", ")"),
+            ("[0].map(x, ", ")"),
+        ] {
             let times = LONGEST_EXPRESSION / (open.len() + close.len()).max(2) - 10;
             for times in [100, times] {
                 let text = format!("{}true{}", open.repeat(times), close.repeat(times));
@@ -44,7 +50,16 @@ fn nesting_is_bounded_and_needs_no_stack_of_the_caller() {
                 }
             }
         }
-        for link in [".a", "[0]", " + 1", " && true", ".size()", " ? true : true", ".?a", " == true"] {
+        for link in [
+            ".a",
+            "[0]",
+            " + 1",
+            " && true",
+            ".size()",
+            " ? true : true",
+            ".?a",
+            " == true",
+        ] {
             let text = format!("device{}", link.repeat((LONGEST_EXPRESSION - 10) / link.len()));
             let _ = run(&text);
         }
@@ -92,9 +107,17 @@ fn what_the_cost_does_not_see_is_bounded_too() {
         doubling("optional.of([0])", 60, "x.optMap(v, v + v)", "x.hasValue()"),
         doubling("'ab'", 90, "x.replace('', x)", "x.size() > 0"),
         doubling("'a'", 90, "strings.quote(x)", "x.size() > 0"),
-        doubling("['a']", 90, "[x.join('bbbbbbbbbbbbbbbbbbbbbb'), x.join('c')]", "x.size() > 0"),
+        doubling(
+            "['a']",
+            90,
+            "[x.join('bbbbbbbbbbbbbbbbbbbbbb'), x.join('c')]",
+            "x.size() > 0",
+        ),
         // Much work for each unit of cost.
-        format!("cel.bind(s, '{}', lists.range(90000).all(x, s.size() > 0))", "a".repeat(9_000)),
+        format!(
+            "cel.bind(s, '{}', lists.range(90000).all(x, s.size() > 0))",
+            "a".repeat(9_000)
+        ),
         "cel.bind(l, lists.range(20000), lists.range(20000).all(x, l == l))".to_owned(),
         "cel.bind(l, lists.range(20000).map(x, ''), lists.range(20000).all(x, !l.includes('a')))".to_owned(),
         // Patterns that are only known when they are needed.
@@ -118,7 +141,10 @@ fn patterns_cannot_explode() {
 fn types_cannot_grow_without_end() {
     let text = doubling("'a'", 200, "{x: x}", "x == {}");
     let why = run(&text).unwrap_err();
-    assert!(why.contains("too complex") || why.contains("deep") || why.contains("recursion"), "{why}");
+    assert!(
+        why.contains("too complex") || why.contains("deep") || why.contains("recursion"),
+        "{why}"
+    );
 }
 
 proptest! {

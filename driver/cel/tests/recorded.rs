@@ -10,7 +10,9 @@ use serde_json::Value;
 use vgpu_cel::{COST_LIMIT, EvalError, compile};
 
 fn check(name: &str) -> usize {
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name);
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata")
+        .join(name);
     let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let mut wrong = Vec::new();
     let samples = device::samples();

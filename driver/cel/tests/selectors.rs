@@ -30,16 +30,31 @@ fn gpu() -> Device {
 fn selectors_say_yes_or_no() {
     for (expression, expected) in [
         (r#"device.driver == "dra.vgpu""#, true),
-        (r#"device.driver == "dra.vgpu" && device.attributes["dra.vgpu"].type == "gpu" && device.capacity["dra.vgpu"].memory.compareTo(quantity("20Gi")) >= 0"#, true),
-        (r#"device.capacity["dra.vgpu"].memory.isGreaterThan(quantity("80Gi"))"#, false),
-        (r#"device.attributes["dra.vgpu"].driverVersion.compareTo(semver("535.0.0")) > 0"#, true),
-        (r#"device.attributes["dra.vgpu"].driverVersion.isLessThan(semver("v530", true))"#, false),
+        (
+            r#"device.driver == "dra.vgpu" && device.attributes["dra.vgpu"].type == "gpu" && device.capacity["dra.vgpu"].memory.compareTo(quantity("20Gi")) >= 0"#,
+            true,
+        ),
+        (
+            r#"device.capacity["dra.vgpu"].memory.isGreaterThan(quantity("80Gi"))"#,
+            false,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"].driverVersion.compareTo(semver("535.0.0")) > 0"#,
+            true,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"].driverVersion.isLessThan(semver("v530", true))"#,
+            false,
+        ),
         (r#"device.attributes["resource.kubernetes.io"].numaNode == 0"#, true),
         (r#"device.attributes["dra.vgpu"].?missing.orValue(7) == 7"#, true),
         (r#"device.attributes["no.such"].?a.orValue("x") == "x""#, true),
         (r#"has(device.attributes["no.such"].a)"#, false),
         (r#"has(device.attributes["dra.vgpu"].type)"#, true),
-        (r#"cel.bind(a, device.attributes["dra.vgpu"], a.shared && a.index == 3)"#, true),
+        (
+            r#"cel.bind(a, device.attributes["dra.vgpu"], a.shared && a.index == 3)"#,
+            true,
+        ),
         (r#"device.allowMultipleAllocations"#, true),
         (r#"device.attributes["dra.vgpu"].shared"#, true),
         (r#"device.attributes["dra.vgpu"].links.includes("b")"#, true),
@@ -49,10 +64,19 @@ fn selectors_say_yes_or_no() {
         (r#"device.attributes["dra.vgpu"].type in ["gpu", "mig"]"#, true),
         (r#"device.attributes["dra.vgpu"].missing == 1 || true"#, true),
         (r#"false && device.attributes["dra.vgpu"].missing == 1"#, false),
-        (r#""dra.vgpu" in device.attributes && !("x.y" in device.attributes)"#, true),
-        (r#"device.attributes["dra.vgpu"][?"type"].optMap(t, t + "!").orValue("") == "gpu!""#, true),
+        (
+            r#""dra.vgpu" in device.attributes && !("x.y" in device.attributes)"#,
+            true,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"][?"type"].optMap(t, t + "!").orValue("") == "gpu!""#,
+            true,
+        ),
         (r#"[3, 1, 2].sortBy(x, -x) == [3, 2, 1]"#, true),
-        (r#"{"a": 1, "b": 2}.transformMap(k, v, v * 2) == {"a": 2, "b": 4}"#, true),
+        (
+            r#"{"a": 1, "b": 2}.transformMap(k, v, v * 2) == {"a": 2, "b": 4}"#,
+            true,
+        ),
         (r#""%d of %s".format([dyn(3), "x"]) == "3 of x""#, true),
     ] {
         let program = compile(expression).unwrap_or_else(|e| panic!("{expression}: {e}"));
@@ -67,7 +91,10 @@ fn what_cannot_be_right_is_refused_before_it_runs() {
         ("device.drivers == 'x'", "undefined field \"drivers\""),
         ("false && nothing(1)", "undeclared reference to \"nothing\""),
         ("device.driver", "must evaluate to bool or an unknown type, not string"),
-        ("device.driver == 1", "no matching overload for \"==\" applied to (string, int)"),
+        (
+            "device.driver == 1",
+            "no matching overload for \"==\" applied to (string, int)",
+        ),
         ("device.capacity['a'].b > 1", "no matching overload"),
         ("true ? 1 : 2", "must evaluate to bool"),
         ("[1, 'a'] == [2]", "expected type int but found string"),

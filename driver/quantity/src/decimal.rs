@@ -74,12 +74,7 @@ impl Number {
     }
 
     pub(crate) fn add(&self, other: &Self) -> Self {
-        if let (
-            Self::Small { value: a, scale: s, .. },
-            Self::Small {
-                value: b, scale: t, ..
-            },
-        ) = (self, other)
+        if let (Self::Small { value: a, scale: s, .. }, Self::Small { value: b, scale: t, .. }) = (self, other)
             && let Some((value, scale)) = add_small((*a, *s), (*b, *t))
         {
             return Self::small(value, scale);

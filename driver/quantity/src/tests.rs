@@ -52,7 +52,9 @@ fn large_numbers_are_exact_and_binary_ones_are_held() {
 
 #[test]
 fn what_is_no_quantity_is_refused() {
-    for text in ["", "a", "Gi", "1Gib", "1 Gi", "--1", "1.2.3", "1e", "1ee3", "1K", "1e5000", "\u{663}"] {
+    for text in [
+        "", "a", "Gi", "1Gib", "1 Gi", "--1", "1.2.3", "1e", "1ee3", "1K", "1e5000", "\u{663}",
+    ] {
         assert!(Quantity::parse(text).is_err(), "{text:?}: {:?}", Quantity::parse(text));
     }
 }

@@ -108,7 +108,9 @@ fn to_int<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
         [Value::Int(i)] => Ok(Value::Int(*i)),
         [Value::Uint(u)] => i64::try_from(*u).map_or_else(|_| error("integer overflow"), |i| Ok(Value::Int(i))),
         // cel-go takes the ends of the range for too large.
-        [Value::Double(d)] if d.is_finite() && *d > -9_223_372_036_854_775_808.0 && *d < 9_223_372_036_854_775_807.0 => {
+        [Value::Double(d)]
+            if d.is_finite() && *d > -9_223_372_036_854_775_808.0 && *d < 9_223_372_036_854_775_807.0 =>
+        {
             Ok(Value::Int(*d as i64))
         }
         [Value::Double(_)] => error("integer overflow"),
@@ -125,7 +127,9 @@ fn to_int<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
 fn to_uint<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
         [Value::Uint(u)] => Ok(Value::Uint(*u)),
-        [Value::Int(i)] => u64::try_from(*i).map_or_else(|_| error("unsigned integer overflow"), |u| Ok(Value::Uint(u))),
+        [Value::Int(i)] => {
+            u64::try_from(*i).map_or_else(|_| error("unsigned integer overflow"), |u| Ok(Value::Uint(u)))
+        }
         [Value::Double(d)] if d.is_finite() && *d >= 0.0 && *d < 18_446_744_073_709_551_615.0 => {
             Ok(Value::Uint(*d as u64))
         }

@@ -14,22 +14,40 @@ pub(crate) struct Format {
 }
 
 static FORMATS: [Format; 13] = [
-    format("DNS1123Label", "dns1123Label", 30, |text| label(text, Start::Any, false)),
-    format("DNS1123Subdomain", "dns1123Subdomain", 60, |text| subdomain(text, false)),
-    format("DNS1035Label", "dns1035Label", 30, |text| label(text, Start::Letter, false)),
+    format("DNS1123Label", "dns1123Label", 30, |text| {
+        label(text, Start::Any, false)
+    }),
+    format("DNS1123Subdomain", "dns1123Subdomain", 60, |text| {
+        subdomain(text, false)
+    }),
+    format("DNS1035Label", "dns1035Label", 30, |text| {
+        label(text, Start::Letter, false)
+    }),
     format("QualifiedName", "qualifiedName", 60, qualified_name),
-    format("DNS1123LabelPrefix", "dns1123LabelPrefix", 30, |text| label(text, Start::Any, true)),
-    format("DNS1123SubdomainPrefix", "dns1123SubdomainPrefix", 60, |text| subdomain(text, true)),
-    format("DNS1035LabelPrefix", "dns1035LabelPrefix", 30, |text| label(text, Start::Letter, true)),
+    format("DNS1123LabelPrefix", "dns1123LabelPrefix", 30, |text| {
+        label(text, Start::Any, true)
+    }),
+    format("DNS1123SubdomainPrefix", "dns1123SubdomainPrefix", 60, |text| {
+        subdomain(text, true)
+    }),
+    format("DNS1035LabelPrefix", "dns1035LabelPrefix", 30, |text| {
+        label(text, Start::Letter, true)
+    }),
     format("LabelValue", "labelValue", 40, label_value),
     format("URI", "uri", 1103, |text| match super::url::parse(text) {
         Ok(_) => None,
         Err(_) => Some("is not a URI"),
     }),
-    format("uuid", "uuid", 70, |text| (!is_uuid(text)).then_some("does not match the UUID format")),
-    format("byte", "byte", 84, |text| (!is_base64(text)).then_some("invalid base64")),
+    format("uuid", "uuid", 70, |text| {
+        (!is_uuid(text)).then_some("does not match the UUID format")
+    }),
+    format("byte", "byte", 84, |text| {
+        (!is_base64(text)).then_some("invalid base64")
+    }),
     format("date", "date", 71, |text| (!is_date(text)).then_some("invalid date")),
-    format("datetime", "datetime", 71, |text| (!is_datetime(text)).then_some("invalid datetime")),
+    format("datetime", "datetime", 71, |text| {
+        (!is_datetime(text)).then_some("invalid datetime")
+    }),
 ];
 
 const fn format(
@@ -54,8 +72,9 @@ pub(super) fn function(name: &str) -> Option<Function> {
     Some(match name {
         "validate" => validate,
         "format.named" => |_, _, args| match args {
-            [Value::Str(name)] => Ok(named(name.as_str())
-                .map_or(Value::Optional(None), |format| Value::some(Value::Format(format)))),
+            [Value::Str(name)] => {
+                Ok(named(name.as_str()).map_or(Value::Optional(None), |format| Value::some(Value::Format(format))))
+            }
             _ => no_such_overload(),
         },
         _ if name.strip_prefix("format.").is_some_and(|name| named(name).is_some()) => |_, call, _| {
@@ -108,7 +127,11 @@ fn label_characters(text: &str, start: Start) -> bool {
         return false;
     };
     inner(*last)
-        && (if start == Start::Letter { first.is_ascii_lowercase() } else { inner(*first) })
+        && (if start == Start::Letter {
+            first.is_ascii_lowercase()
+        } else {
+            inner(*first)
+        })
         && bytes.iter().all(|b| inner(*b) || *b == b'-')
 }
 
@@ -172,7 +195,9 @@ fn is_base64(text: &str) -> bool {
     let padding = text.len() - digits.len();
     text.len().is_multiple_of(4)
         && padding <= 2
-        && digits.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
+        && digits
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
 }
 
 fn is_date(text: &str) -> bool {

@@ -53,7 +53,11 @@ fn pieces(text: &str) -> Result<Vec<Piece<'_>>, String> {
             if end == 0 {
                 return Err("error while converting precision to integer".to_owned());
             }
-            places = Some(after[..end].parse().map_err(|_| "error while converting precision to integer")?);
+            places = Some(
+                after[..end]
+                    .parse()
+                    .map_err(|_| "error while converting precision to integer")?,
+            );
             rest = &after[end..];
         }
         let letter = rest.chars().next().ok_or("unexpected end of string")?;
@@ -175,7 +179,9 @@ fn number(letter: char, places: usize, d: f64) -> String {
     // The precision is not heeded here; Kubernetes does not, either.
     let plain = format!("{d:.6e}");
     let (mantissa, exponent) = plain.split_once('e').unwrap_or((plain.as_str(), "0"));
-    let (sign, digits) = exponent.strip_prefix('-').map_or(("", exponent), |rest| ("\u{207b}", rest));
+    let (sign, digits) = exponent
+        .strip_prefix('-')
+        .map_or(("", exponent), |rest| ("\u{207b}", rest));
     let raised: String = format!("{digits:0>2}")
         .chars()
         .map(|digit| {
@@ -201,9 +207,12 @@ fn string(value: &Value<'_>) -> Result<String, String> {
             nested(value, &mut out)?;
             out
         }
-        Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::Timestamp(..) | Value::Duration(_) => {
-            text_of(value).unwrap_or_default()
-        }
+        Value::Bool(_)
+        | Value::Int(_)
+        | Value::Uint(_)
+        | Value::Double(_)
+        | Value::Timestamp(..)
+        | Value::Duration(_) => text_of(value).unwrap_or_default(),
         other => {
             return Err(format!(
                 "error during formatting: string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps, was given {}",
@@ -234,7 +243,10 @@ fn nested(value: &Value<'_>, out: &mut String) -> Result<(), String> {
             let mut length = out.len();
             for (key, value) in map.entries().map_err(|_| "a map cannot be read")? {
                 if !matches!(key, Value::Str(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)) {
-                    return Err(format!("no formatting function for map key of type {}", key.type_name()));
+                    return Err(format!(
+                        "no formatting function for map key of type {}",
+                        key.type_name()
+                    ));
                 }
                 let (mut name, mut text) = (String::new(), String::new());
                 nested(&key, &mut name)?;
@@ -262,7 +274,7 @@ fn nested(value: &Value<'_>, out: &mut String) -> Result<(), String> {
         Value::Duration(d) => out.push_str(&format!("duration(\"{}\")", go_time::duration_text(*d))),
         Value::Timestamp(t, zone) => {
             out.push_str(&format!("timestamp(\"{}\")", go_time::timestamp_text(*t, *zone)));
-        },
+        }
         other => out.push_str(&string(other)?),
     }
     Ok(())

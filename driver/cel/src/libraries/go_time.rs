@@ -39,7 +39,9 @@ pub(crate) fn parse_duration(text: &str) -> Option<i64> {
         if whole.is_empty() && fraction.is_empty() {
             return None;
         }
-        let end = after.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(after.len());
+        let end = after
+            .find(|c: char| c == '.' || c.is_ascii_digit())
+            .unwrap_or(after.len());
         let (name, after) = after.split_at(end);
         let unit: u64 = match name {
             "ns" => 1,
@@ -120,7 +122,10 @@ pub(crate) fn days(date: Date) -> i64 {
 pub(crate) fn parse_timestamp(text: &str) -> Option<(i128, i32)> {
     let number = |range: std::ops::Range<usize>| -> Option<i64> {
         let digits = text.get(range)?;
-        digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
+        digits
+            .bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| digits.parse().ok())?
     };
     let mark = |at: usize, is: u8| text.as_bytes().get(at) == Some(&is);
     let marked = mark(4, b'-') && mark(7, b'-') && mark(10, b'T') && mark(13, b':') && mark(16, b':');
@@ -162,7 +167,8 @@ fn zone_offset(zone: &str) -> Option<i64> {
         _ => return None,
     };
     let (hours, minutes) = zone.get(1..)?.split_once(':')?;
-    let two = |text: &str| (text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse::<i64>().ok())?;
+    let two =
+        |text: &str| (text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse::<i64>().ok())?;
     let (hours, minutes) = (two(hours)?, two(minutes)?);
     (hours <= 24 && minutes < 60).then_some(sign * (hours * 3_600 + minutes * 60))
 }
@@ -213,7 +219,13 @@ mod tests {
             assert_eq!(t, i128::from(seconds) * SECOND, "{text}");
             assert_eq!(timestamp_text(t, zone), text);
         }
-        for text in ["2023-02-29T00:00:00Z", "2023-01-01", "2023-01-01T24:00:00Z", "2023-1-01T00:00:00Z", ""] {
+        for text in [
+            "2023-02-29T00:00:00Z",
+            "2023-01-01",
+            "2023-01-01T24:00:00Z",
+            "2023-1-01T00:00:00Z",
+            "",
+        ] {
             assert_eq!(parse_timestamp(text), None, "{text}");
         }
     }

@@ -28,7 +28,9 @@ pub(super) fn function(name: &str) -> Option<Function> {
         "distinct" => distinct,
         "sets.contains" => |run, _, args| pair(run, args, contains_all),
         "sets.equivalent" => |run, _, args| {
-            pair(run, args, |run, a, b| Ok(contains_all(run, a, b)? && contains_all(run, b, a)?))
+            pair(run, args, |run, a, b| {
+                Ok(contains_all(run, a, b)? && contains_all(run, b, a)?)
+            })
         },
         "sets.intersects" => |run, _, args| pair(run, args, intersects),
         _ => return None,
@@ -240,7 +242,9 @@ pub(crate) fn sort_by<'v>(run: &mut Evaluation<'v>, list: &Arc<Vec<Value<'v>>>, 
     let mut order: Vec<usize> = (0..keys.len()).collect();
     // NaN is not less than anything, which is no order; it is left where it is.
     order.sort_by(|a, b| keys[*a].compare(&keys[*b]).unwrap_or(Ordering::Equal));
-    Ok(Value::list(order.into_iter().map(|index| list[index].clone()).collect()))
+    Ok(Value::list(
+        order.into_iter().map(|index| list[index].clone()).collect(),
+    ))
 }
 
 fn range<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {

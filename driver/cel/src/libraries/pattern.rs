@@ -10,7 +10,7 @@ use regex::{Regex, RegexBuilder};
 pub(crate) struct Pattern(Regex);
 
 /// What a compiled pattern may take; Go would take more, and time with it.
-const SIZE_LIMIT: usize = 4 << 20;
+const SIZE_LIMIT: usize = 2 << 20;
 
 impl Pattern {
     pub(crate) fn new(text: &str) -> Result<Self, String> {
@@ -23,7 +23,11 @@ impl Pattern {
             .map(Self)
             .map_err(|why| {
                 let why = why.to_string();
-                why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+                why.lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim_start_matches("error: ")
+                    .to_owned()
             })
     }
 
@@ -92,7 +96,9 @@ fn repetition(text: &str) -> Result<Option<usize>, String> {
 /// What follows an opening parenthesis: Go's flags are i, m, s and U.
 fn group<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
     out.push('(');
-    let Some(flags) = text.strip_prefix('?') else { return Ok(text) };
+    let Some(flags) = text.strip_prefix('?') else {
+        return Ok(text);
+    };
     if flags.starts_with("P<") || flags.starts_with('<') {
         return Ok(text);
     }
@@ -264,7 +270,20 @@ mod tests {
     #[test]
     fn what_go_refuses_is_refused() {
         for pattern in [
-            "(", ")", "[", "*", "a{1001}", "(?=a)", "(?x)a", r"\1", r"\y", r"\", "(?P<n", "[z-a]", "a{2,1}", r"\p{Nope}",
+            "(",
+            ")",
+            "[",
+            "*",
+            "a{1001}",
+            "(?=a)",
+            "(?x)a",
+            r"\1",
+            r"\y",
+            r"\",
+            "(?P<n",
+            "[z-a]",
+            "a{2,1}",
+            r"\p{Nope}",
         ] {
             assert!(Pattern::new(pattern).is_err(), "{pattern}");
         }

@@ -7,9 +7,9 @@ use crate::value::{Out, Value, no_such_overload};
 pub(super) fn function(name: &str) -> Option<Function> {
     Some(match name {
         "matches" => |run, call, args| match args {
-            [Value::Str(text), Value::Str(pattern)] => {
-                run.with_pattern(call, pattern.as_str(), |pattern| Value::Bool(pattern.is_match(text.as_str())))
-            }
+            [Value::Str(text), Value::Str(pattern)] => run.with_pattern(call, pattern.as_str(), |pattern| {
+                Value::Bool(pattern.is_match(text.as_str()))
+            }),
             _ => no_such_overload(),
         },
         "find" => |run, call, args| match args {

@@ -109,8 +109,12 @@ pub(super) fn last_index_of<'v>(text: &str, part: &str, offset: Option<i64>) -> 
         return Ok(Value::Int(-1));
     }
     let last = position(text, offset).map_or(text.len(), |at| (at + part.len()).min(text.len()));
-    let end = (last..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
-    let found = text[..end].rfind(part).map_or(-1, |at| text[..at].chars().count() as i64);
+    let end = (last..=text.len())
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(text.len());
+    let found = text[..end]
+        .rfind(part)
+        .map_or(-1, |at| text[..at].chars().count() as i64);
     Ok(Value::Int(found))
 }
 

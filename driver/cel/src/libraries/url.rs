@@ -114,7 +114,9 @@ fn scheme(text: &str) -> Result<(String, &str), &'static str> {
 fn host(authority: &str) -> Result<String, &'static str> {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     if let Some((user, _)) = authority.rsplit_once('@')
-        && !user.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&b))
+        && !user
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&b))
     {
         return Err("net/url: invalid userinfo");
     }
@@ -197,7 +199,12 @@ fn split_host(host: &str) -> (&str, &str) {
         }
         _ => (host, ""),
     };
-    (name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name), port)
+    (
+        name.strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'))
+            .unwrap_or(name),
+        port,
+    )
 }
 
 fn query(text: &str) -> Value<'static> {
@@ -212,9 +219,14 @@ fn query(text: &str) -> Value<'static> {
         let value = String::from_utf8_lossy(&unescape(value, true)).into_owned();
         let name: Arc<str> = name.into();
         let entry = all.entry(Key::Str(Arc::clone(&name)));
-        entry.or_insert_with(|| (Value::text(name), Vec::new())).1.push(Value::text(value));
+        entry
+            .or_insert_with(|| (Value::text(name), Vec::new()))
+            .1
+            .push(Value::text(value));
     }
-    let map = all.into_iter().map(|(key, (name, values))| (key, (name, Value::list(values))));
+    let map = all
+        .into_iter()
+        .map(|(key, (name, values))| (key, (name, Value::list(values))));
     Value::Map(Map::Owned(Arc::new(map.collect())))
 }
 

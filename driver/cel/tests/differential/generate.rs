@@ -175,8 +175,16 @@ impl Templates {
         random: &mut Random,
     ) -> Expression {
         // Now and then a part of a wrong type: what is refused must be refused by both.
-        let of = if random.one_in(60) { self.types[random.below(self.types.len())] } else { of };
-        let variables: Vec<_> = scope.iter().filter(|(_, t)| *t == of).map(|(name, _)| name.clone()).collect();
+        let of = if random.one_in(60) {
+            self.types[random.below(self.types.len())]
+        } else {
+            of
+        };
+        let variables: Vec<_> = scope
+            .iter()
+            .filter(|(_, t)| *t == of)
+            .map(|(name, _)| name.clone())
+            .collect();
         if !variables.is_empty() && random.one_in(2) {
             return Expression {
                 of,
@@ -188,7 +196,12 @@ impl Templates {
             .iter()
             .filter(|template| template.of == of && (depth > 0 || template.is_leaf()))
             .collect();
-        self.write(fitting[random.below(fitting.len())], depth.saturating_sub(1), scope, random)
+        self.write(
+            fitting[random.below(fitting.len())],
+            depth.saturating_sub(1),
+            scope,
+            random,
+        )
     }
 
     fn write(
@@ -235,7 +248,9 @@ fn template(line: &'static str) -> Template {
     let mut pieces = Vec::new();
     let word = |text: &'static str| text.find(|c: char| !c.is_alphanumeric()).unwrap_or(text.len());
     while !rest.is_empty() {
-        let part = rest.strip_prefix('<').filter(|after| after.starts_with(char::is_uppercase));
+        let part = rest
+            .strip_prefix('<')
+            .filter(|after| after.starts_with(char::is_uppercase));
         if let Some(after) = part {
             let (of, after) = after.split_at(word(after));
             pieces.push(Piece::Part(of));
@@ -243,7 +258,10 @@ fn template(line: &'static str) -> Template {
         } else if let Some(after) = rest.strip_prefix("$=") {
             pieces.push(Piece::Bound);
             rest = after;
-        } else if let Some(after) = rest.strip_prefix('$').filter(|after| after.starts_with(char::is_uppercase)) {
+        } else if let Some(after) = rest
+            .strip_prefix('$')
+            .filter(|after| after.starts_with(char::is_uppercase))
+        {
             let (of, after) = after.split_at(word(after));
             pieces.push(Piece::Variable(of));
             rest = after;

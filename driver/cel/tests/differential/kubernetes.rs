@@ -87,7 +87,12 @@ fn build(version: &str) -> Result<PathBuf, String> {
         hash.update([0]);
     }
     hash.update(version);
-    let key: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let tools = cache()?.join("tools");
     fs::create_dir_all(&tools).unwrap_or_else(|e| panic!("{}: {e}", tools.display()));
     let done = tools.join(format!("cel-go-{key}"));
@@ -106,7 +111,15 @@ fn build(version: &str) -> Result<PathBuf, String> {
         .current_dir(&source)
         .env("GOWORK", "off")
         .env("CGO_ENABLED", "0")
-        .args(["build", "-p", "1", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o"])
+        .args([
+            "build",
+            "-p",
+            "1",
+            "-mod=readonly",
+            "-trimpath",
+            "-buildvcs=false",
+            "-o",
+        ])
         .arg(&new)
         .arg(".")
         .output()
@@ -115,7 +128,9 @@ fn build(version: &str) -> Result<PathBuf, String> {
     if !built.status.success() {
         let too_old = said.contains("requires go >=") || said.contains("toolchain not available");
         if too_old {
-            return Err(format!("{version} is too old: install Go >= 1.26, or Go >= 1.21 with GOTOOLCHAIN=auto"));
+            return Err(format!(
+                "{version} is too old: install Go >= 1.26, or Go >= 1.21 with GOTOOLCHAIN=auto"
+            ));
         }
         panic!("go build of e2e/cel-go: {said}");
     }

@@ -5,10 +5,10 @@
 //! is made as small as possible before it is shown; then it belongs into `testdata/disagreements.jsonl`, with
 //! `VGPU_CEL_KEEP=FILE` appended there as it is found.
 
-mod generate;
-mod kubernetes;
 #[path = "../support/device.rs"]
 mod device;
+mod generate;
+mod kubernetes;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -91,7 +91,11 @@ impl Cases {
 fn keep(file: &str, expression: &str, device: usize, said: &Answer) {
     let line = json!({"expression": expression, "device": device, "compiles": said.compiles, "result": said.result,
         "cost": said.cost, "over": said.is_over_cost()});
-    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
+    let mut file = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .unwrap();
     writeln!(file, "{line}").unwrap();
 }
 
@@ -102,7 +106,13 @@ fn kubernetes_says_the_same() {
         Err(why) => return vgpu_skip::skip("kubernetes_says_the_same", &why),
     };
     let devices = device::samples();
-    let devices: Vec<_> = devices.into_iter().map(|text| { let device = device::read(&text); (text, device) }).collect();
+    let devices: Vec<_> = devices
+        .into_iter()
+        .map(|text| {
+            let device = device::read(&text);
+            (text, device)
+        })
+        .collect();
     let mut cases = Cases { kubernetes, devices };
     let templates = Templates::read();
     let mut random = Random::new(number("VGPU_CEL_SEED", 1));
@@ -135,7 +145,10 @@ fn kubernetes_says_the_same() {
         if theirs.compiles && mine.compiles {
             same_cost += u64::from(mine.cost == theirs.cost);
             if std::env::var_os("VGPU_CEL_COSTS").is_some() && mine.cost != theirs.cost {
-                eprintln!("cost {} ours, {} theirs: {text} ({:?})", mine.cost, theirs.cost, theirs.result);
+                eprintln!(
+                    "cost {} ours, {} theirs: {text} ({:?})",
+                    mine.cost, theirs.cost, theirs.result
+                );
             }
             if theirs.cost > 20 && !theirs.is_over_cost() {
                 let ratio = mine.cost as f64 / theirs.cost as f64;
@@ -163,7 +176,9 @@ fn kubernetes_says_the_same() {
         if let Ok(file) = std::env::var("VGPU_CEL_KEEP") {
             keep(&file, &text, which, &theirs);
         }
-        found.push(format!("{text}\n    on device {which}\n    ours   {mine:?}\n    theirs {theirs:?}"));
+        found.push(format!(
+            "{text}\n    on device {which}\n    ours   {mine:?}\n    theirs {theirs:?}"
+        ));
         found.dedup();
     }
     eprintln!(
