@@ -40,7 +40,7 @@ fn parse(expression: &str) -> Result<(Node, usize), CompileError> {
         .parser()
         .max_recursion_depth(DEEPEST as u16)
         .error_recovery_limit(1)
-        .enable_ident_escape_syntax(false);
+        .enable_ident_escape_syntax(true);
     let (root, source) = parser.parse_with_source_info(expression).map_err(|errors| {
         let first = errors.errors.first();
         CompileError {
