@@ -1,0 +1,50 @@
+//! What a device has left: by this policies choose.
+
+use super::Search;
+use crate::pools::Candidate;
+
+/// The capacities that policies look at; a driver's own may be written without the domain.
+pub(crate) const MEMORY: &str = "memory";
+pub(crate) const CORES: &str = "cores";
+
+impl Search<'_, '_, '_> {
+    /// What is left of a capacity of a device; nothing where it has none or is taken.
+    pub(crate) fn free(&self, index: usize, name: &str) -> i128 {
+        let candidate = &self.view.candidates[index];
+        let dedicated = self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated);
+        if dedicated || !self.marked[index].is_empty() {
+            return 0;
+        }
+        let Some((name, capacity)) = capacity(candidate, name) else {
+            return 0;
+        };
+        let mut free = capacity.value.clone();
+        let used = self.usage[index].map(crate::ledger::Usage::consumed);
+        for used in used.into_iter().chain([self.in_flight[index].consumed()]) {
+            if let Some(used) = used.get(name) {
+                free.subtract(used);
+            }
+        }
+        free.rank()
+    }
+
+    /// Whether the device, or a share of it, may still be had.
+    pub(crate) fn has_room(&self, index: usize) -> bool {
+        let device = self.view.candidates[index].device();
+        self.is_unused(index) || self.is_multiple(device) && self.free(index, MEMORY) > 0
+    }
+
+    /// Whether nobody uses the device.
+    pub(crate) fn is_unused(&self, index: usize) -> bool {
+        self.usage[index].is_none() && self.marked[index].is_empty() && self.in_flight[index].is_none()
+    }
+}
+
+fn capacity<'a>(candidate: &'a Candidate, name: &str) -> Option<(&'a str, &'a crate::model::Capacity)> {
+    let all = &candidate.device().capacity;
+    let entry = all.get_key_value(name).or_else(|| {
+        all.iter()
+            .find(|(key, _)| key.split_once('/') == Some((candidate.driver(), name)))
+    });
+    entry.map(|(key, capacity)| (&**key, capacity))
+}
