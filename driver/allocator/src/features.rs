@@ -48,10 +48,9 @@ pub enum FeatureError {
 
 impl Default for Features {
     fn default() -> Self {
-        Self {
-            fractional_range: false,
-            ..Self::all(true)
-        }
+        let mut features = Self::all(true);
+        features.fractional_range = false;
+        features
     }
 }
 

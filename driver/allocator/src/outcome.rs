@@ -117,11 +117,11 @@ impl Outcome<'_> {
     /// nothing when all of them are everywhere.
     fn node_selector(&self) -> Option<NodeSelector> {
         let candidates = self.picks.iter().map(|pick| &self.view.candidates[pick.candidate]);
-        if candidates.clone().any(|candidate| is_local(candidate)) {
+        if candidates.clone().any(is_local) {
             return Some(only(self.view.node()));
         }
         let mut term = NodeSelectorTerm::default();
-        for selector in candidates.filter_map(|candidate| selector(candidate)) {
+        for selector in candidates.filter_map(selector) {
             // The API server allows one term.
             if let [from] = &selector.node_selector_terms[..] {
                 add_new(&mut term.match_fields, &from.match_fields);

@@ -162,7 +162,7 @@ impl Order {
     }
 
     /// Where the device is, of what the policy looks at.
-    fn place<'a>(self, candidate: &'a Candidate) -> Option<&'a Attribute> {
+    fn place(self, candidate: &Candidate) -> Option<&Attribute> {
         lookup(candidate.device(), candidate.driver(), self.policy.attribute()?)
     }
 

@@ -74,7 +74,7 @@ pub struct ViewError {
     pub slice: String,
     pub device: Option<String>,
     #[source]
-    pub source: SelectorError,
+    pub source: Box<SelectorError>,
 }
 
 /// A device that a node might use.
@@ -171,13 +171,16 @@ impl NodeView {
     }
 }
 
+/// Slices by driver and pool.
+type ByPool<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a Arc<Slice>>>;
+
 /// The slices that target the node, of the newest generation among them, by driver and pool.
 fn targeting<'a>(
     node: &Node,
     inventory: &'a Inventory,
     features: Features,
-) -> Result<BTreeMap<(&'a str, &'a str), Vec<&'a Arc<Slice>>>, ViewError> {
-    let mut pools: BTreeMap<_, Vec<&Arc<Slice>>> = BTreeMap::new();
+) -> Result<ByPool<'a>, ViewError> {
+    let mut pools = ByPool::new();
     for slice in inventory.candidates_for(&node.metadata.name) {
         let spec = &slice.spec;
         let partitioned = spec.per_device_node_selection.is_some() || !spec.shared_counters.is_empty();
@@ -203,7 +206,7 @@ pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError>
     let error = |device: Option<&Device>, source| ViewError {
         slice: slice.name.clone(),
         device: device.map(|device| device.name.clone()),
-        source,
+        source: Box::new(source),
     };
     if target.name.is_some_and(|name| !name.is_empty()) || target.all || target.selector.is_some() {
         return target.includes(node).map_err(|source| error(None, source));

@@ -1,0 +1,364 @@
+//! Random clusters and claims.
+//!
+//! Small, so that both allocators can try everything, and contrary: pools that are incomplete or of two generations,
+//! devices that other claims hold, numbers that do not fit, everything that allocation looks at.
+
+use serde_json::{Value, json};
+
+/// A generator of numbers; the same seed gives the same cases.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    pub fn percent(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+
+    fn quantity(&mut self) -> &'static str {
+        const USUAL: [&str; 8] = ["1", "2", "3", "4", "6", "8", "1Gi", "0"];
+        const ODD: [&str; 9] = [
+            "500m",
+            "1500m",
+            "-1",
+            "250u",
+            "9223372036854775807",
+            "18446744073709551616",
+            "1e30",
+            "2000000000000000000000n",
+            "1023Mi",
+        ];
+        if self.percent(93) { self.pick(&USUAL) } else { self.pick(&ODD) }
+    }
+}
+
+const DRIVERS: [&str; 2] = ["driver-a", "driver-b"];
+const CAPACITIES: [&str; 2] = ["memory", "cores"];
+const GATES: [&str; 6] = [
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions+DRAResourceClaimDeviceStatus",
+    "DRADeviceTaints",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+];
+
+/// One case, in the form of the conformance vectors, without answers.
+pub fn case(random: &mut Random) -> Value {
+    let mut features: Vec<&str> = GATES.to_vec();
+    if random.percent(15) {
+        features.retain(|_| random.percent(70));
+    }
+    if random.percent(20) {
+        features.push("DRAFractionalCapacityRange");
+    }
+    let multiple = features.contains(&"DRAConsumableCapacity");
+    let mut cluster = Cluster {
+        random,
+        slices: Vec::new(),
+        devices: Vec::new(),
+    };
+    for pool in 0..1 + cluster.random.below(3) {
+        cluster.pool(pool);
+    }
+    let Cluster { random, mut slices, devices } = cluster;
+    // The order in which slices come says nothing.
+    if random.percent(50) {
+        slices.reverse();
+    }
+    let mut dedicated = Vec::new();
+    let mut shared = Vec::new();
+    let mut consumed = serde_json::Map::new();
+    for (path, is_multiple) in devices {
+        match random.below(10) {
+            0 if !is_multiple || random.percent(20) => dedicated.push(path),
+            0 | 1 if is_multiple && multiple => {
+                let mut amounts = serde_json::Map::new();
+                for name in CAPACITIES {
+                    if random.percent(70) {
+                        amounts.insert(name.into(), (*random.pick(&["1", "2", "3", "512Mi"])).into());
+                    }
+                }
+                if random.percent(20) {
+                    shared.push(format!("{path}/share"));
+                } else {
+                    shared.push(format!("{path}/share"));
+                    consumed.insert(path, amounts.into());
+                }
+            }
+            _ => {}
+        }
+    }
+    let claims: Vec<Value> = (0..1 + random.below(3)).map(|index| claim(random, index, multiple)).collect();
+    json!({
+        "features": features,
+        "node": {"metadata": {"name": "node-1", "labels": {"zone": "a", "gpus": "4"}}},
+        "classes": classes(random, multiple),
+        "slices": slices,
+        "claims": claims,
+        "allocatedDevices": dedicated,
+        "allocatedShared": shared,
+        "aggregatedCapacity": consumed,
+    })
+}
+
+struct Cluster<'r> {
+    random: &'r mut Random,
+    slices: Vec<Value>,
+    /// Paths, and whether the device is given in shares.
+    devices: Vec<(String, bool)>,
+}
+
+impl Cluster<'_> {
+    fn pool(&mut self, index: usize) {
+        let driver = *self.random.pick(&DRIVERS);
+        let name = format!("pool-{index}");
+        let generation = 1 + self.random.below(2);
+        let count = 1 + self.random.below(2);
+        let partitions = self.random.percent(25);
+        let target = self.target();
+        let mut all = Vec::new();
+        for at in 0..count {
+            all.push(self.slice(driver, &name, at, partitions, &target));
+        }
+        if partitions {
+            let mut counters = json!({"sharedCounters": [{"name": "set", "counters": {
+                "memory": {"value": self.random.quantity()}, "engines": {"value": self.random.pick(&["4", "7"])},
+            }}]});
+            merge(&mut counters, &target);
+            all.push(counters);
+        }
+        let declared = if self.random.percent(92) { all.len() } else { all.len() + 1 };
+        for (at, mut spec) in all.into_iter().enumerate() {
+            let old = self.random.percent(4);
+            spec["driver"] = driver.into();
+            spec["pool"] = json!({
+                "name": name, "generation": if old { generation - 1 } else { generation }, "resourceSliceCount": declared,
+            });
+            let name = format!("slice-{index}-{}", (at + 7 * index) % 4);
+            self.slices.push(json!({"metadata": {"name": name}, "spec": spec}));
+        }
+    }
+
+    fn target(&mut self) -> Value {
+        let selector = |value: &str| {
+            json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [value]}]}]})
+        };
+        match self.random.below(20) {
+            0 => json!({"nodeName": "node-2"}),
+            1 | 2 => json!({"allNodes": true}),
+            3 => json!({"nodeSelector": selector("a")}),
+            4 => json!({"nodeSelector": selector("b")}),
+            5 => json!({"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}]}}),
+            6 | 7 => json!({"perDeviceNodeSelection": true}),
+            _ => json!({"nodeName": "node-1"}),
+        }
+    }
+
+    fn slice(&mut self, driver: &str, pool: &str, at: usize, partitions: bool, target: &Value) -> Value {
+        let mut devices = Vec::new();
+        for index in 0..self.random.below(4) {
+            let name = match self.random.percent(1) {
+                true => "twin".to_owned(),
+                false => format!("device-{at}-{index}"),
+            };
+            let mut device = self.device(&name, partitions);
+            if target.get("perDeviceNodeSelection").is_some() {
+                let target = loop {
+                    let target = self.target();
+                    if target.get("perDeviceNodeSelection").is_none() {
+                        break target;
+                    }
+                };
+                merge(&mut device, &target);
+            }
+            let is_multiple = device.get("allowMultipleAllocations").is_some();
+            self.devices.push((format!("{driver}/{pool}/{name}"), is_multiple));
+            devices.push(device);
+        }
+        let mut spec = json!({"devices": devices});
+        merge(&mut spec, target);
+        spec
+    }
+
+    fn device(&mut self, name: &str, partitions: bool) -> Value {
+        let random = &mut *self.random;
+        let mut device = json!({"name": name, "attributes": {}, "capacity": {}});
+        for (attribute, value) in [
+            ("numa", json!({"int": random.below(2)})),
+            ("model", json!({"string": *random.pick(&["x", "y"])})),
+            ("ready", json!({"bool": random.percent(50)})),
+            ("version", json!({"version": *random.pick(&["1.0.0", "2.0.0"])})),
+        ] {
+            if random.percent(96) {
+                device["attributes"][attribute] = value;
+            }
+        }
+        let multiple = random.percent(45);
+        if multiple {
+            device["allowMultipleAllocations"] = true.into();
+        }
+        for name in CAPACITIES {
+            if random.percent(80) {
+                device["capacity"][name] = capacity(random, multiple);
+            }
+        }
+        if partitions && random.percent(85) {
+            device["consumesCounters"] = json!([{"counterSet": if random.percent(98) {"set"} else {"unset"}, "counters": {
+                "memory": {"value": random.quantity()}, "engines": {"value": *random.pick(&["1", "2", "3"])},
+            }}]);
+        }
+        if random.percent(15) {
+            device["taints"] = json!([{
+                "key": "health", "value": *random.pick(&["bad", "odd"]),
+                "effect": *random.pick(&["NoSchedule", "NoExecute", "None"]),
+            }]);
+        }
+        if random.percent(10) {
+            device["bindingConditions"] = json!(["ready"]);
+            device["bindingFailureConditions"] = json!(["failed"]);
+            device["bindsToNode"] = random.percent(50).into();
+        }
+        device
+    }
+}
+
+fn capacity(random: &mut Random, multiple: bool) -> Value {
+    let mut capacity = json!({"value": random.quantity()});
+    if !multiple || random.percent(40) {
+        return capacity;
+    }
+    capacity["requestPolicy"] = match random.below(4) {
+        0 => json!({"default": "1", "validValues": ["1", "2", "4"]}),
+        1 => json!({"default": "2", "validRange": {"min": "2", "max": "8", "step": "2"}}),
+        2 => json!({"default": "1", "validRange": {"min": "1"}}),
+        _ => json!({"default": "500m", "validRange": {"min": "250m", "step": "250m"}}),
+    };
+    capacity
+}
+
+fn classes(random: &mut Random, multiple: bool) -> Value {
+    let selector = |text: &str| json!([{"cel": {"expression": text}}]);
+    let shared = match multiple {
+        true => "device.allowMultipleAllocations == true",
+        false => "true",
+    };
+    let config = match random.percent(30) {
+        true => json!([{"opaque": {"driver": "driver-a", "parameters": {"of": "class"}}}]),
+        false => json!([]),
+    };
+    json!([
+        {"metadata": {"name": "any"}, "spec": {"config": config}},
+        {"metadata": {"name": "a"}, "spec": {"selectors": selector("device.driver == \"driver-a\""), "config": config}},
+        {"metadata": {"name": "b"}, "spec": {"selectors": selector("device.driver == \"driver-b\"")}},
+        {"metadata": {"name": "shared"}, "spec": {"selectors": selector(shared)}},
+    ])
+}
+
+fn claim(random: &mut Random, index: usize, multiple: bool) -> Value {
+    let mut names = Vec::new();
+    let mut requests = Vec::new();
+    for at in 0..1 + random.below(3) {
+        let name = format!("r{at}");
+        names.push(name.clone());
+        if random.percent(30) {
+            let mut alternatives = Vec::new();
+            for alternative in 0..1 + random.below(3) {
+                let mut ask = ask(random, false, multiple);
+                ask["name"] = format!("s{alternative}").into();
+                names.push(format!("{name}/s{alternative}"));
+                alternatives.push(ask);
+            }
+            requests.push(json!({"name": name, "firstAvailable": alternatives}));
+        } else {
+            requests.push(json!({"name": name, "exactly": ask(random, true, multiple)}));
+        }
+    }
+    let mut devices = json!({"requests": requests});
+    let mut some = |random: &mut Random| -> Vec<String> {
+        match random.percent(50) {
+            true => Vec::new(),
+            false => names.iter().filter(|_| random.percent(60)).cloned().collect(),
+        }
+    };
+    if random.percent(35) {
+        let kind = *random.pick(&["matchAttribute", "distinctAttribute"]);
+        let attribute = *random.pick(&["driver-a/numa", "driver-a/model", "driver-a/ready", "driver-a/version", "driver-b/numa"]);
+        devices["constraints"] = json!([{kind: attribute, "requests": some(random)}]);
+    }
+    if random.percent(20) {
+        let opaque = json!({"driver": "driver-a", "parameters": {"of": "claim"}});
+        devices["config"] = json!([{"requests": some(random), "opaque": opaque}, {"requests": some(random), "opaque": opaque}]);
+    }
+    json!({"metadata": {"name": format!("claim-{index}"), "namespace": "ns"}, "spec": {"devices": devices}})
+}
+
+fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
+    let mut ask = json!({
+        "deviceClassName": *random.pick(&["any", "a", "a", "b", "shared"]),
+        "allocationMode": "ExactCount",
+        "count": match random.below(40) { 0 => 20, 1 => 0, other => 1 + other % 3 },
+    });
+    if random.percent(12) {
+        ask["allocationMode"] = "All".into();
+        ask["count"] = 0.into();
+    }
+    if exactly && random.percent(8) {
+        ask["adminAccess"] = random.percent(80).into();
+    }
+    if random.percent(15) {
+        ask["tolerations"] = match random.below(3) {
+            0 => json!([{"operator": "Exists"}]),
+            1 => json!([{"key": "health", "operator": "Equal", "value": "bad", "effect": "NoSchedule"}]),
+            _ => json!([{"key": "health", "operator": "Exists"}]),
+        };
+    }
+    if multiple && random.percent(40) {
+        let mut requests = serde_json::Map::new();
+        for name in CAPACITIES {
+            if random.percent(60) {
+                requests.insert(name.into(), random.quantity().into());
+            }
+        }
+        if random.percent(2) {
+            requests.insert("unknown".into(), "1".into());
+        }
+        ask["capacity"] = json!({"requests": requests});
+    }
+    if random.percent(35) {
+        let expression = match random.below(8) {
+            0 => "device.attributes[\"driver-a\"].model == \"x\"",
+            1 => "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",
+            2 => "device.driver == \"driver-a\" && device.attributes[\"driver-a\"].numa == 1",
+            3 => "device.driver == \"driver-b\" || device.driver == \"driver-a\"",
+            4 => "false",
+            5 if random.percent(20) => "noSuchVariable",
+            _ => "true",
+        };
+        ask["selectors"] = json!([{"cel": {"expression": expression}}]);
+    }
+    ask
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    if let (Value::Object(into), Value::Object(from)) = (into, from) {
+        into.extend(from.clone());
+    }
+}
