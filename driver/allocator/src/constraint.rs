@@ -1,5 +1,7 @@
 //! `matchAttribute` and `distinctAttribute`: what the devices of one claim must share, or must not.
 
+use vgpu_cel::Attribute as Value;
+
 use crate::model::{Attribute, Constraint, Device};
 
 /// One constraint of a claim, and what it has seen of the devices chosen so far.
@@ -104,12 +106,8 @@ pub(crate) fn lookup<'a>(device: &'a Device, driver: &str, name: &str) -> Option
 /// Whether two values are the same; `None` when the second is of a kind that is not compared.
 fn same(seen: &Attribute, value: &Attribute) -> Option<bool> {
     match value {
-        Attribute::Bool(_) | Attribute::Int(_) | Attribute::String(_) | Attribute::Version(_) => Some(seen == value),
-        Attribute::Bools(_)
-        | Attribute::Ints(_)
-        | Attribute::Strings(_)
-        | Attribute::Versions(_)
-        | Attribute::Unknown => None,
+        Attribute::Known(Value::Bool(_) | Value::Int(_) | Value::String(_) | Value::Version(_)) => Some(seen == value),
+        Attribute::Known(_) | Attribute::Unknown => None,
     }
 }
 

@@ -45,4 +45,4 @@ pub use plan::Classes;
 pub use policy::{Policy, UnknownPolicy};
 pub use pools::{NodeView, PoolError, ViewError};
 pub use reason::{Reason, ReasonKind};
-pub use selectors::{DeviceFacts, SelectorCache, Selectors};
+pub use selectors::{Cel, SelectorCache, Selectors};

@@ -175,11 +175,7 @@ impl NodeView {
 type ByPool<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a Arc<Slice>>>;
 
 /// The slices that target the node, of the newest generation among them, by driver and pool.
-fn targeting<'a>(
-    node: &Node,
-    inventory: &'a Inventory,
-    features: Features,
-) -> Result<ByPool<'a>, ViewError> {
+fn targeting<'a>(node: &Node, inventory: &'a Inventory, features: Features) -> Result<ByPool<'a>, ViewError> {
     let mut pools = ByPool::new();
     for slice in inventory.candidates_for(&node.metadata.name) {
         let spec = &slice.spec;

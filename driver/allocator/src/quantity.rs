@@ -1,23 +1,15 @@
-//! Kubernetes quantities, exact: any decimal to a billionth, beyond 64 bits as far as its digits go.
+//! Quantities: `vgpu_quantity`'s exact numbers, with the unit in which they were written.
 //!
-//! Kubernetes holds a quantity as an int64 with a scale, or as a decimal of any length. Here it is a whole number of
-//! billionths, in 128 bits where it fits and in as many as it needs otherwise, so that sums and comparisons are the
-//! same numbers in the same order. What finer than a billionth is written is rounded away from zero, and a binary
-//! unit (`Ki` to `Ei`) ends at 2^63 - 1, both as Kubernetes reads them.
+//! The number decides everything; the unit is only for the text, which is Kubernetes' canonical form: what was asked
+//! for in `Gi` is answered in `Gi`.
 
-mod arithmetic;
-mod parse;
 mod text;
 
 use std::cmp::Ordering;
+use std::str::FromStr;
 
-use num_bigint::BigInt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-pub use parse::QuantityError;
-
-/// Billionths in one.
-const UNIT: i128 = 1_000_000_000;
+pub use vgpu_quantity::QuantityError;
 
 /// How a quantity was written, and is written again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,22 +21,18 @@ pub enum Format {
 }
 
 /// One number. Equality and order are those of the numbers: `1Gi` is `1024Mi`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Quantity {
-    amount: Amount,
+    number: vgpu_quantity::Quantity,
     format: Format,
 }
 
-/// Billionths. `Large` only holds what `Small` cannot, so that each number has one form.
-#[derive(Debug, Clone)]
-enum Amount {
-    Small(i128),
-    Large(Box<BigInt>),
-}
-
-impl Default for Amount {
+impl Default for Quantity {
     fn default() -> Self {
-        Self::Small(0)
+        Self {
+            number: vgpu_quantity::Quantity::ZERO,
+            format: Format::default(),
+        }
     }
 }
 
@@ -53,9 +41,9 @@ impl Default for Amount {
 impl Quantity {
     /// A whole number.
     #[must_use]
-    pub fn whole(value: i64, format: Format) -> Self {
+    pub const fn whole(value: i64, format: Format) -> Self {
         Self {
-            amount: Amount::Small(i128::from(value) * UNIT),
+            number: vgpu_quantity::Quantity::from_i64(value),
             format,
         }
     }
@@ -64,20 +52,83 @@ impl Quantity {
     #[must_use]
     pub fn milli(value: i64, format: Format) -> Self {
         Self {
-            amount: Amount::Small(i128::from(value) * (UNIT / 1000)),
+            number: vgpu_quantity::Quantity::from_parts(value.into(), -3),
             format,
         }
     }
 
     #[must_use]
-    pub fn format(&self) -> Format {
+    pub const fn format(&self) -> Format {
         self.format
+    }
+
+    #[must_use]
+    pub const fn number(&self) -> &vgpu_quantity::Quantity {
+        &self.number
+    }
+
+    #[must_use]
+    pub fn is_negative(&self) -> bool {
+        self.number < vgpu_quantity::Quantity::ZERO
+    }
+
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.number == vgpu_quantity::Quantity::ZERO
+    }
+
+    /// A zero takes over the other's format, as Kubernetes' sums do.
+    pub fn add(&mut self, other: &Self) {
+        if self.is_zero() {
+            self.format = other.format;
+        }
+        self.number = self.number.add(&other.number);
+    }
+
+    pub fn subtract(&mut self, other: &Self) {
+        if self.is_zero() {
+            self.format = other.format;
+        }
+        self.number = self.number.sub(&other.number);
+    }
+
+    /// The next whole number away from zero, if 64 bits hold it.
+    #[must_use]
+    pub fn whole_away_from_zero(&self) -> Option<i64> {
+        self.number.as_i64().or_else(|| text::rounded(&self.number, 0, true))
+    }
+
+    /// The number in thousandths, if it is that exactly and 64 bits hold it.
+    #[must_use]
+    pub fn exact_milli(&self) -> Option<i64> {
+        text::rounded(&self.number, -3, false)
+    }
+
+    /// Held at the ends of 128 bits, in billionths: for an order among devices, not for sums.
+    #[must_use]
+    pub fn rank(&self) -> i128 {
+        match self.number.as_i64() {
+            Some(whole) => i128::from(whole) * 1_000_000_000,
+            None => text::billionths(&self.number),
+        }
+    }
+}
+
+impl FromStr for Quantity {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let number = vgpu_quantity::Quantity::parse(text)?;
+        Ok(Self {
+            format: text::format_of(text, &number),
+            number,
+        })
     }
 }
 
 impl PartialEq for Quantity {
     fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
+        self.number == other.number
     }
 }
 
@@ -91,7 +142,7 @@ impl PartialOrd for Quantity {
 
 impl Ord for Quantity {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.amount.cmp(&other.amount)
+        self.number.cmp(&other.number)
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Case, conformance, normalised};
-use vgpu_allocator::Policy;
+use vgpu_allocator::{Policy, SelectorCache};
 
 #[test]
 fn every_case_of_kubernetes_agrees() {
@@ -37,7 +37,7 @@ fn every_case_of_kubernetes_agrees() {
 }
 
 fn check(case: &Case) -> Result<(), String> {
-    let ours = case.allocate(Policy::FirstFit);
+    let ours = case.allocate(Policy::FirstFit, &mut SelectorCache::default());
     match (&ours, &case.results, &case.error) {
         (Err(_), None, Some(_)) | (Ok(None), None, None) => Ok(()),
         (Ok(Some(ours)), Some(theirs), None) => {

@@ -1,18 +1,12 @@
 //! What a device says of itself.
 
 use serde::{Deserialize, Deserializer};
+use vgpu_cel::Attribute as Value;
 
 /// One attribute's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute {
-    Bool(bool),
-    Int(i64),
-    String(String),
-    Version(String),
-    Bools(Vec<bool>),
-    Ints(Vec<i64>),
-    Strings(Vec<String>),
-    Versions(Vec<String>),
+    Known(Value),
     /// A kind of value that this version does not know.
     Unknown,
 }
@@ -33,15 +27,15 @@ impl<'de> Deserialize<'de> for Attribute {
     /// Of several values, which the API server refuses, lists come first and then int, bool, string, version.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Raw::deserialize(deserializer)?;
-        Ok(None
-            .or(raw.ints.map(Self::Ints))
-            .or(raw.bools.map(Self::Bools))
-            .or(raw.strings.map(Self::Strings))
-            .or(raw.versions.map(Self::Versions))
-            .or(raw.int.map(Self::Int))
-            .or(raw.bool.map(Self::Bool))
-            .or(raw.string.map(Self::String))
-            .or(raw.version.map(Self::Version))
-            .unwrap_or(Self::Unknown))
+        let value = None
+            .or(raw.ints.map(Value::Ints))
+            .or(raw.bools.map(Value::Bools))
+            .or(raw.strings.map(Value::Strings))
+            .or(raw.versions.map(Value::Versions))
+            .or(raw.int.map(Value::Int))
+            .or(raw.bool.map(Value::Bool))
+            .or(raw.string.map(Value::String))
+            .or(raw.version.map(Value::Version));
+        Ok(value.map_or(Self::Unknown, Self::Known))
     }
 }

@@ -13,15 +13,15 @@ use sha2::{Digest, Sha256};
 
 /// What Kubernetes says.
 #[derive(Debug, Deserialize)]
-pub struct Answer {
-    pub results: Option<serde_json::Value>,
-    pub error: Option<String>,
+pub(crate) struct Answer {
+    pub(crate) results: Option<serde_json::Value>,
+    pub(crate) error: Option<String>,
     #[serde(default)]
-    pub timeout: bool,
+    pub(crate) timeout: bool,
 }
 
 /// The running program; it ends with the value.
-pub struct Kubernetes {
+pub(crate) struct Kubernetes {
     child: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -29,7 +29,7 @@ pub struct Kubernetes {
 
 impl Kubernetes {
     /// `Err` says why it cannot run here.
-    pub fn start() -> Result<Self, String> {
+    pub(crate) fn start() -> Result<Self, String> {
         let program = build()?;
         let mut child = Command::new(&program)
             .stdin(Stdio::piped())
@@ -45,7 +45,7 @@ impl Kubernetes {
         })
     }
 
-    pub fn ask(&mut self, case: &serde_json::Value) -> Answer {
+    pub(crate) fn ask(&mut self, case: &serde_json::Value) -> Answer {
         let mut line = serde_json::to_string(case).unwrap();
         line.push('\n');
         self.questions.write_all(line.as_bytes()).unwrap();
@@ -75,7 +75,10 @@ fn build() -> Result<PathBuf, String> {
         .output()
         .map_err(|e| format!("Go cannot be run ({e}); install Go >= 1.26"))?;
     if !version.status.success() {
-        return Err(format!("go env fails: {}", String::from_utf8_lossy(&version.stderr).trim()));
+        return Err(format!(
+            "go env fails: {}",
+            String::from_utf8_lossy(&version.stderr).trim()
+        ));
     }
     let mut digest = Sha256::new();
     digest.update(&version.stdout);
@@ -83,7 +86,12 @@ fn build() -> Result<PathBuf, String> {
         digest.update(fs::read(source.join(file)).unwrap());
         digest.update([0]);
     }
-    let key: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let key: String = digest
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let home = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
@@ -103,7 +111,10 @@ fn build() -> Result<PathBuf, String> {
         .output()
         .map_err(|e| format!("go build: {e}"))?;
     if !built.status.success() {
-        return Err(format!("go build fails: {}", String::from_utf8_lossy(&built.stderr).trim()));
+        return Err(format!(
+            "go build fails: {}",
+            String::from_utf8_lossy(&built.stderr).trim()
+        ));
     }
     // Another test may have been quicker: its folder is as good.
     let _ = fs::rename(work.keep(), &done);

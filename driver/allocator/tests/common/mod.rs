@@ -1,15 +1,14 @@
-//! Cases: objects and what is in use, and a selector language that is just enough for them.
+//! Cases: objects and what is in use.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use vgpu_allocator::model::{Allocation, Attribute, DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
+use vgpu_allocator::model::{Allocation, DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
 use vgpu_allocator::quantity::Quantity;
 use vgpu_allocator::{
-    AllocateError, Attempt, Classes, DeviceFacts, Features, Inventory, Ledger, NodeView, Policy, SelectorCache,
-    Selectors, Slice,
+    AllocateError, Attempt, Classes, Features, Inventory, Ledger, NodeView, Policy, SelectorCache, Slice,
 };
 
 /// One case, in the form of the conformance vectors.
@@ -100,7 +99,11 @@ impl Case {
         ledger
     }
 
-    pub fn allocate(&self, policy: Policy) -> Result<Option<Vec<Allocation>>, AllocateError> {
+    pub fn allocate(
+        &self,
+        policy: Policy,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<Option<Vec<Allocation>>, AllocateError> {
         let features = self.features();
         let view = NodeView::new(&self.node, &self.inventory(), features)?;
         let claims: Vec<&ResourceClaim> = self.claims.iter().collect();
@@ -111,7 +114,7 @@ impl Case {
             features,
             policy,
         };
-        attempt.on_node(&view, &mut SelectorCache::new(Words), &mut || "share".to_owned())
+        attempt.on_node(&view, cache, &mut || "share".to_owned())
     }
 }
 
@@ -121,85 +124,6 @@ pub fn conformance() -> Option<std::path::PathBuf> {
     here.ancestors()
         .map(|folder| folder.join("shared/conformance/allocator"))
         .find(|folder| folder.is_dir())
-}
-
-/// Selectors of the form that the cases use: comparisons, joined by `&&` and `||`.
-pub struct Words;
-
-impl Selectors for Words {
-    fn matches(&self, expression: &str, device: &DeviceFacts<'_>) -> Result<bool, String> {
-        any(expression, device)
-    }
-}
-
-fn any(expression: &str, device: &DeviceFacts<'_>) -> Result<bool, String> {
-    for part in expression.split(" || ") {
-        if all(part, device)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn all(expression: &str, device: &DeviceFacts<'_>) -> Result<bool, String> {
-    for part in expression.split(" && ") {
-        if !comparison(part, device)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn comparison(expression: &str, device: &DeviceFacts<'_>) -> Result<bool, String> {
-    let unknown = || format!("undeclared reference in {expression:?}");
-    match expression {
-        "true" => return Ok(true),
-        "false" => return Ok(false),
-        _ => {}
-    }
-    let (left, right) = expression
-        .split_once(" == ")
-        .or_else(|| expression.split_once(" >= "))
-        .ok_or_else(unknown)?;
-    let text = right.trim_matches('"');
-    if left == "device.driver" {
-        return Ok(device.driver == text);
-    }
-    if left == "device.allowMultipleAllocations" {
-        return Ok(device.allow_multiple_allocations.to_string() == right);
-    }
-    if let Some(path) = left.strip_prefix("device.attributes") {
-        let name = name(path).ok_or_else(unknown)?;
-        let value = device
-            .attributes
-            .get(&name)
-            .ok_or_else(|| format!("no such key: {name}"))?;
-        return Ok(match value {
-            Attribute::String(value) => value == text,
-            Attribute::Int(value) => value.to_string() == right,
-            Attribute::Bool(value) => value.to_string() == right,
-            _ => false,
-        });
-    }
-    let path = left.strip_prefix("device.capacity").ok_or_else(unknown)?;
-    let (path, wanted) = path.split_once(".compareTo(quantity(\"").ok_or_else(unknown)?;
-    let name = name(path).ok_or_else(unknown)?;
-    let wanted: Quantity = wanted.trim_end_matches("\"))").parse().map_err(|e| format!("{e}"))?;
-    let value = device
-        .capacity
-        .get(&name)
-        .ok_or_else(|| format!("no such key: {name}"))?;
-    Ok(*value >= wanted)
-}
-
-/// `["domain"].name` or `["domain"]["name"]`.
-fn name(path: &str) -> Option<String> {
-    let (domain, rest) = path.strip_prefix("[\"")?.split_once("\"]")?;
-    let name = match rest.strip_prefix('.') {
-        Some(name) => name,
-        None => rest.strip_prefix("[\"")?.strip_suffix("\"]")?,
-    };
-    Some(format!("{domain}/{name}"))
 }
 
 /// Allocations that can be compared: without share ids, devices in one order, every config's requests spelt out.
@@ -236,7 +160,7 @@ pub fn normalised(mut allocations: Vec<Allocation>, claims: &[ResourceClaim]) ->
             .zip(&allocation.devices.results)
         {
             for (name, amount) in &original.consumed_capacity {
-                result["consumedCapacity"][name] = serde_json::json!(amount.billionths());
+                result["consumedCapacity"][name] = serde_json::json!(amount.rank().to_string());
             }
         }
         value

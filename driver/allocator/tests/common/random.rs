@@ -6,10 +6,10 @@
 use serde_json::{Value, json};
 
 /// A generator of numbers; the same seed gives the same cases.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
@@ -20,20 +20,22 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
     }
 
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    pub fn percent(&mut self, percent: usize) -> bool {
+    pub(crate) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 
-    fn quantity(&mut self) -> &'static str {
-        const USUAL: [&str; 8] = ["1", "2", "3", "4", "6", "8", "1Gi", "0"];
+    /// What there is, or what is asked for of it.
+    fn quantity(&mut self, is_there: bool) -> &'static str {
+        const THERE: [&str; 6] = ["3", "4", "6", "8", "16", "1Gi"];
+        const ASKED: [&str; 6] = ["0", "1", "1", "2", "3", "1023Mi"];
         const ODD: [&str; 9] = [
             "500m",
             "1500m",
@@ -45,7 +47,11 @@ impl Random {
             "2000000000000000000000n",
             "1023Mi",
         ];
-        if self.percent(93) { self.pick(&USUAL) } else { self.pick(&ODD) }
+        let usual = if is_there { THERE } else { ASKED };
+        match self.percent(97) {
+            true => usual[self.below(usual.len())],
+            false => ODD[self.below(ODD.len())],
+        }
     }
 }
 
@@ -61,7 +67,7 @@ const GATES: [&str; 6] = [
 ];
 
 /// One case, in the form of the conformance vectors, without answers.
-pub fn case(random: &mut Random) -> Value {
+pub(crate) fn case(random: &mut Random) -> Value {
     let mut features: Vec<&str> = GATES.to_vec();
     if random.percent(15) {
         features.retain(|_| random.percent(70));
@@ -75,10 +81,14 @@ pub fn case(random: &mut Random) -> Value {
         slices: Vec::new(),
         devices: Vec::new(),
     };
-    for pool in 0..1 + cluster.random.below(3) {
+    for pool in 0..1 + cluster.random.below(4) {
         cluster.pool(pool);
     }
-    let Cluster { random, mut slices, devices } = cluster;
+    let Cluster {
+        random,
+        mut slices,
+        devices,
+    } = cluster;
     // The order in which slices come says nothing.
     if random.percent(50) {
         slices.reverse();
@@ -96,17 +106,17 @@ pub fn case(random: &mut Random) -> Value {
                         amounts.insert(name.into(), (*random.pick(&["1", "2", "3", "512Mi"])).into());
                     }
                 }
-                if random.percent(20) {
-                    shared.push(format!("{path}/share"));
-                } else {
-                    shared.push(format!("{path}/share"));
+                shared.push(format!("{path}/share"));
+                if random.percent(80) {
                     consumed.insert(path, amounts.into());
                 }
             }
             _ => {}
         }
     }
-    let claims: Vec<Value> = (0..1 + random.below(3)).map(|index| claim(random, index, multiple)).collect();
+    let claims: Vec<Value> = (0..*random.pick(&[1, 1, 1, 2, 2, 2]))
+        .map(|index| claim(random, index, multiple))
+        .collect();
     json!({
         "features": features,
         "node": {"metadata": {"name": "node-1", "labels": {"zone": "a", "gpus": "4"}}},
@@ -140,14 +150,18 @@ impl Cluster<'_> {
         }
         if partitions {
             let mut counters = json!({"sharedCounters": [{"name": "set", "counters": {
-                "memory": {"value": self.random.quantity()}, "engines": {"value": self.random.pick(&["4", "7"])},
+                "memory": {"value": self.random.quantity(true)}, "engines": {"value": self.random.pick(&["4", "7"])},
             }}]});
             merge(&mut counters, &target);
             all.push(counters);
         }
-        let declared = if self.random.percent(92) { all.len() } else { all.len() + 1 };
+        let declared = if self.random.percent(95) {
+            all.len()
+        } else {
+            all.len() + 1
+        };
         for (at, mut spec) in all.into_iter().enumerate() {
-            let old = self.random.percent(4);
+            let old = self.random.percent(2);
             spec["driver"] = driver.into();
             spec["pool"] = json!({
                 "name": name, "generation": if old { generation - 1 } else { generation }, "resourceSliceCount": declared,
@@ -158,15 +172,15 @@ impl Cluster<'_> {
     }
 
     fn target(&mut self) -> Value {
-        let selector = |value: &str| {
-            json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [value]}]}]})
-        };
+        let selector = |value: &str| json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [value]}]}]});
         match self.random.below(20) {
             0 => json!({"nodeName": "node-2"}),
             1 | 2 => json!({"allNodes": true}),
             3 => json!({"nodeSelector": selector("a")}),
             4 => json!({"nodeSelector": selector("b")}),
-            5 => json!({"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}]}}),
+            5 => {
+                json!({"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}]}})
+            }
             6 | 7 => json!({"perDeviceNodeSelection": true}),
             _ => json!({"nodeName": "node-1"}),
         }
@@ -174,7 +188,7 @@ impl Cluster<'_> {
 
     fn slice(&mut self, driver: &str, pool: &str, at: usize, partitions: bool, target: &Value) -> Value {
         let mut devices = Vec::new();
-        for index in 0..self.random.below(4) {
+        for index in 0..self.random.below(5) {
             let name = match self.random.percent(1) {
                 true => "twin".to_owned(),
                 false => format!("device-{at}-{index}"),
@@ -222,7 +236,7 @@ impl Cluster<'_> {
         }
         if partitions && random.percent(85) {
             device["consumesCounters"] = json!([{"counterSet": if random.percent(98) {"set"} else {"unset"}, "counters": {
-                "memory": {"value": random.quantity()}, "engines": {"value": *random.pick(&["1", "2", "3"])},
+                "memory": {"value": random.quantity(false)}, "engines": {"value": *random.pick(&["1", "2", "3"])},
             }}]);
         }
         if random.percent(15) {
@@ -241,7 +255,7 @@ impl Cluster<'_> {
 }
 
 fn capacity(random: &mut Random, multiple: bool) -> Value {
-    let mut capacity = json!({"value": random.quantity()});
+    let mut capacity = json!({"value": random.quantity(true)});
     if !multiple || random.percent(40) {
         return capacity;
     }
@@ -275,7 +289,7 @@ fn classes(random: &mut Random, multiple: bool) -> Value {
 fn claim(random: &mut Random, index: usize, multiple: bool) -> Value {
     let mut names = Vec::new();
     let mut requests = Vec::new();
-    for at in 0..1 + random.below(3) {
+    for at in 0..*random.pick(&[1, 1, 1, 1, 2, 3]) {
         let name = format!("r{at}");
         names.push(name.clone());
         if random.percent(30) {
@@ -292,29 +306,36 @@ fn claim(random: &mut Random, index: usize, multiple: bool) -> Value {
         }
     }
     let mut devices = json!({"requests": requests});
-    let mut some = |random: &mut Random| -> Vec<String> {
+    let some = |random: &mut Random| -> Vec<String> {
         match random.percent(50) {
             true => Vec::new(),
             false => names.iter().filter(|_| random.percent(60)).cloned().collect(),
         }
     };
-    if random.percent(35) {
+    if random.percent(25) {
         let kind = *random.pick(&["matchAttribute", "distinctAttribute"]);
-        let attribute = *random.pick(&["driver-a/numa", "driver-a/model", "driver-a/ready", "driver-a/version", "driver-b/numa"]);
+        let attribute = *random.pick(&[
+            "driver-a/numa",
+            "driver-a/model",
+            "driver-a/ready",
+            "driver-a/version",
+            "driver-b/numa",
+        ]);
         devices["constraints"] = json!([{kind: attribute, "requests": some(random)}]);
     }
     if random.percent(20) {
         let opaque = json!({"driver": "driver-a", "parameters": {"of": "claim"}});
-        devices["config"] = json!([{"requests": some(random), "opaque": opaque}, {"requests": some(random), "opaque": opaque}]);
+        devices["config"] =
+            json!([{"requests": some(random), "opaque": opaque}, {"requests": some(random), "opaque": opaque}]);
     }
     json!({"metadata": {"name": format!("claim-{index}"), "namespace": "ns"}, "spec": {"devices": devices}})
 }
 
 fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
     let mut ask = json!({
-        "deviceClassName": *random.pick(&["any", "a", "a", "b", "shared"]),
+        "deviceClassName": *random.pick(&["any", "any", "any", "a", "a", "b", "shared"]),
         "allocationMode": "ExactCount",
-        "count": match random.below(40) { 0 => 20, 1 => 0, other => 1 + other % 3 },
+        "count": match random.below(40) { 0 => 20, 1 => 0, 2..9 => 2, 9..12 => 3, _ => 1 },
     });
     if random.percent(12) {
         ask["allocationMode"] = "All".into();
@@ -330,11 +351,11 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
             _ => json!([{"key": "health", "operator": "Exists"}]),
         };
     }
-    if multiple && random.percent(40) {
+    if multiple && random.percent(35) {
         let mut requests = serde_json::Map::new();
         for name in CAPACITIES {
-            if random.percent(60) {
-                requests.insert(name.into(), random.quantity().into());
+            if random.percent(40) {
+                requests.insert(name.into(), random.quantity(false).into());
             }
         }
         if random.percent(2) {
@@ -342,20 +363,42 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
         }
         ask["capacity"] = json!({"requests": requests});
     }
-    if random.percent(35) {
-        let expression = match random.below(8) {
-            0 => "device.attributes[\"driver-a\"].model == \"x\"",
-            1 => "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",
-            2 => "device.driver == \"driver-a\" && device.attributes[\"driver-a\"].numa == 1",
-            3 => "device.driver == \"driver-b\" || device.driver == \"driver-a\"",
-            4 => "false",
-            5 if random.percent(20) => "noSuchVariable",
-            _ => "true",
+    if random.percent(25) {
+        let expression = match random.percent(1) {
+            true => "noSuchVariable",
+            false => *random.pick(&SELECTORS),
         };
         ask["selectors"] = json!([{"cel": {"expression": expression}}]);
     }
     ask
 }
+
+/// Each sees something of what Kubernetes' library can do; a missing key is an error, as the first ones may meet.
+const SELECTORS: [&str; 23] = [
+    "device.attributes[\"driver-a\"].model == \"x\"",
+    "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",
+    "device.driver == \"driver-a\" && device.attributes[\"driver-a\"].numa == 1",
+    "device.attributes[device.driver].version.isGreaterThan(semver(\"1.2.3\"))",
+    "device.driver == \"driver-b\" || device.driver == \"driver-a\"",
+    "false",
+    "true",
+    "!(device.driver == \"driver-b\")",
+    "has(device.attributes[\"driver-a\"].model)",
+    "device.attributes[\"driver-a\"].?model.orValue(\"y\") == \"y\"",
+    "device.attributes[\"driver-a\"].?numa.orValue(0) in [0, 2]",
+    "device.driver.matches(\"^driver-[ab]$\")",
+    "device.driver.find(\"[ab]$\") == \"a\"",
+    "device.driver.split(\"-\")[1].upperAscii() == \"A\"",
+    "sets.contains([\"driver-a\", \"driver-c\"], [device.driver])",
+    "[1, 2, 3].sum() == 6 && [device.driver].exists(d, d.endsWith(\"a\"))",
+    "cel.bind(all, device.capacity[device.driver], \"memory\" in all && all.memory.isGreaterThan(quantity(\"1\")))",
+    "\"memory\" in device.capacity[device.driver] && device.capacity[device.driver].memory.add(quantity(\"1\")).asApproximateFloat() > 3.5",
+    "\"memory\" in device.capacity[device.driver] && device.capacity[device.driver].memory.isInteger() && device.capacity[device.driver].memory.asInteger() % 2 == 0",
+    "device.attributes[\"other\"].size() == 0",
+    "device.capacity[\"driver-a\"].?cores.orValue(quantity(\"3\")).sign() == 1",
+    "isURL(\"https://\" + device.driver) && url(\"https://\" + device.driver).getHost() == \"driver-a\"",
+    "\"%s\".format([device.driver]) == \"driver-a\"",
+];
 
 fn merge(into: &mut Value, from: &Value) {
     if let (Value::Object(into), Value::Object(from)) = (into, from) {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Leaves out one part after the other, and keeps what `is_interesting` still.
-pub fn shrink(mut case: Value, mut is_interesting: impl FnMut(&Value) -> bool) -> Value {
+pub(crate) fn shrink(mut case: Value, mut is_interesting: impl FnMut(&Value) -> bool) -> Value {
     let mut changed = true;
     while changed {
         changed = false;
@@ -49,7 +49,23 @@ fn remove(value: &mut Value, path: &str) -> bool {
     };
     let last = last.replace("~1", "/").replace("~0", "~");
     // Without these nothing can be read, or it means something else.
-    if ["metadata", "name", "spec", "driver", "pool", "allocationMode", "deviceClassName", "count", "generation", "resourceSliceCount", "node", "claims", "features"].contains(&&*last) {
+    if [
+        "metadata",
+        "name",
+        "spec",
+        "driver",
+        "pool",
+        "allocationMode",
+        "deviceClassName",
+        "count",
+        "generation",
+        "resourceSliceCount",
+        "node",
+        "claims",
+        "features",
+    ]
+    .contains(&&*last)
+    {
         return false;
     }
     match value.pointer_mut(parent) {
