@@ -3,7 +3,7 @@
 //! clap's own messages take several lines; here each mistake becomes one that names the flag.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -11,6 +11,7 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub enum Parsed {
     Run(RunFlags),
+    Allocate(AllocateFlags),
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
@@ -54,6 +55,29 @@ Exit status:
   COMMAND's; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be executed;
   2 for a mistake in the flags and for a machine that cannot do what they ask.";
 
+const ALLOCATE_LONG: &str = "\
+Allocates the ResourceClaims in FILEs to one node, as vgpu-controller would, without a cluster. FILEs hold
+Node, DeviceClass, ResourceSlice, DeviceTaintRule and ResourceClaim objects, as YAML documents or JSON, single
+or in Lists; what `kubectl get -o yaml` prints will do. Claims with a status.allocation count as in use; the
+others are allocated together, in the order given.";
+
+const ALLOCATE_AFTER: &str = "\
+Policies:
+  binpack     the device with least memory left, then least cores, then by name
+  spread      the node with most memory left, and there the device with most
+  numa, pcie  devices of one NUMA node or PCIe root together, as far as possible
+  whole-gpus  GPUs in use before unused ones
+  first-fit   what Kubernetes' own allocator takes, on the first node by name
+
+Output:
+  A List of the claims that were allocated, with their status.allocation. When they do not fit: the claims
+  as they were, and reasons: [{claim, request, node, pool, device, reason, field, message}]; reason is one of
+  Selector, CELError, Capacity, Counter, Taint, Constraint, InUse, NodeMismatch, IncompletePool and UnknownClass.
+  The same in words on standard error.
+
+Exit status:
+  0 when everything was allocated, 1 when it does not fit, 2 for a mistake in the flags or in FILEs.";
+
 #[derive(Parser, Debug)]
 #[command(name = "vgpu", version, about = ABOUT, after_help = "`vgpu run --help` says what a run holds and what it does not.")]
 struct Cli {
@@ -66,6 +90,9 @@ enum Command {
     /// Run a local command under GPU limits. An ordinary user's run does not hold setuid and static programs, nor a cleared environment
     #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
     Run(RunFlags),
+    /// Allocate the claims in files to a node, as the controller would, without a cluster
+    #[command(long_about = ALLOCATE_LONG, after_help = ALLOCATE_AFTER)]
+    Allocate(AllocateFlags),
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
 }
@@ -93,26 +120,58 @@ pub struct RunFlags {
     pub command: Vec<OsString>,
 }
 
+/// The flags of `vgpu allocate` as typed.
+#[derive(Args, Debug)]
+pub struct AllocateFlags {
+    /// Files with the objects; - is standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true, num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    /// Only this node [default: the best of all]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// How to choose among what fits [default: binpack]
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<String>,
+    /// Kubernetes' feature gates, A=true,B=false [default: those of Kubernetes 1.37]
+    #[arg(long, value_name = "GATES")]
+    pub feature_gates: Vec<String>,
+    /// The form of the answer
+    #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
+    pub output: OutputFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    Json,
+    Yaml,
+}
+
 /// Reads a command line.
 ///
 /// # Errors
 /// One line that names the flag and what is wrong with it.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let runs = args.get(1).is_none_or(|command| command != "allocate");
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
         }) => Ok(Parsed::Run(flags)),
+        Ok(Cli {
+            command: Command::Allocate(flags),
+        }) => Ok(Parsed::Allocate(flags)),
         Ok(Cli {
             command: Command::ListGpus { library },
         }) => Ok(Parsed::ListGpus { library }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Parsed::Print(error.to_string()))
         }
-        Err(error) => Err(one_line(&error)),
+        Err(error) => Err(one_line(&error, runs)),
     }
 }
 
-fn one_line(error: &clap::Error) -> String {
+/// `runs`: for a command that takes a COMMAND.
+fn one_line(error: &clap::Error, runs: bool) -> String {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),
         Some(ContextValue::Strings(texts)) => texts.join(" "),
@@ -121,12 +180,18 @@ fn one_line(error: &clap::Error) -> String {
     let flag = named(ContextKind::InvalidArg);
     let what = match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
+        ErrorKind::UnknownArgument if !runs => format!("{flag:?}: unexpected argument; files follow after -f"),
         ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
             format!("{flag}: its value is missing")
         }
+        ErrorKind::InvalidValue => {
+            let values = named(ContextKind::ValidValue);
+            format!("{flag}: {:?} is not one of {values}", named(ContextKind::InvalidValue))
+        }
         ErrorKind::TooManyValues => format!("{flag}: takes no value"),
         ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
+        ErrorKind::MissingRequiredArgument if !runs => "-f: FILE is missing".to_owned(),
         ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
         ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -182,6 +247,29 @@ mod tests {
             let line = line_of(args);
             assert!(line.starts_with(start), "{args:?}: {line}");
             assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_of_allocate_is_one_line_too() {
+        for (args, start) in [
+            (&["vgpu", "allocate"][..], "-f: FILE is missing"),
+            (
+                &["vgpu", "allocate", "x.yaml"],
+                "\"x.yaml\": unexpected argument; files",
+            ),
+            (&["vgpu", "allocate", "-f"], "--filename: its value is missing"),
+            (
+                &["vgpu", "allocate", "-f", "x", "-o", "xml"],
+                "--output: \"xml\" is not one of json yaml",
+            ),
+            (
+                &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
+                "--nodes: unknown flag",
+            ),
+        ] {
+            let line = line_of(args);
+            assert!(line.starts_with(start), "{args:?}: {line}");
         }
     }
 

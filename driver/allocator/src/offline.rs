@@ -89,9 +89,14 @@ pub fn run(
         features: options.features,
         policy: options.policy,
     };
-    let found = first_that_fits(&attempt, &views, cache, share_id)?;
-    if let Some(allocations) = found {
-        return Ok(Report::allocated(objects, &allocations));
+    match first_that_fits(&attempt, &views, cache, share_id) {
+        Ok(Some(allocations)) => return Ok(Report::allocated(objects, &allocations)),
+        Ok(None) => {}
+        // The same on every node, and so said once.
+        Err(error) => {
+            let reason = error.reason("", &waiting).ok_or(error)?;
+            return Ok(Report::refused(objects, vec![reason]));
+        }
     }
     let mut reasons = Vec::new();
     for view in &views {

@@ -32,7 +32,7 @@ use crate::selectors::SelectorCache;
 
 pub(crate) use device::Refusal;
 use device::Undo;
-pub(crate) use free::{CORES, MEMORY};
+pub(crate) use free::{CORES, MEMORY, capacity_of};
 
 /// Steps after which an attempt is given up: some seconds.
 pub(crate) const MOST_STEPS: u64 = 3_000_000;

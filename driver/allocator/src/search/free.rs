@@ -1,7 +1,7 @@
 //! What a device has left: by this policies choose.
 
 use super::Search;
-use crate::pools::Candidate;
+use crate::model::{Capacity, Device};
 
 /// The capacities that policies look at; a driver's own may be written without the domain.
 pub(crate) const MEMORY: &str = "memory";
@@ -15,7 +15,7 @@ impl Search<'_, '_, '_> {
         if dedicated || !self.marked[index].is_empty() {
             return 0;
         }
-        let Some((name, capacity)) = capacity(candidate, name) else {
+        let Some((name, capacity)) = capacity_of(candidate.device(), candidate.driver(), name) else {
             return 0;
         };
         let mut free = capacity.value.clone();
@@ -40,11 +40,11 @@ impl Search<'_, '_, '_> {
     }
 }
 
-fn capacity<'a>(candidate: &'a Candidate, name: &str) -> Option<(&'a str, &'a crate::model::Capacity)> {
-    let all = &candidate.device().capacity;
-    let entry = all.get_key_value(name).or_else(|| {
-        all.iter()
-            .find(|(key, _)| key.split_once('/') == Some((candidate.driver(), name)))
+/// A device's capacity by name, and the name that it has there.
+pub(crate) fn capacity_of<'a>(device: &'a Device, driver: &str, name: &str) -> Option<(&'a str, &'a Capacity)> {
+    let entry = device.capacity.get_key_value(name).or_else(|| {
+        let mut all = device.capacity.iter();
+        all.find(|(key, _)| key.split_once('/') == Some((driver, name)))
     });
     entry.map(|(key, capacity)| (&**key, capacity))
 }

@@ -374,7 +374,7 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
 }
 
 /// Each sees something of what Kubernetes' library can do; a missing key is an error, as the first ones may meet.
-const SELECTORS: [&str; 23] = [
+const SELECTORS: [&str; 24] = [
     "device.attributes[\"driver-a\"].model == \"x\"",
     "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",
     "device.driver == \"driver-a\" && device.attributes[\"driver-a\"].numa == 1",
@@ -386,6 +386,7 @@ const SELECTORS: [&str; 23] = [
     "has(device.attributes[\"driver-a\"].model)",
     "device.attributes[\"driver-a\"].?model.orValue(\"y\") == \"y\"",
     "device.attributes[\"driver-a\"].?numa.orValue(0) in [0, 2]",
+    "device.attributes[\"driver-a\"].?ready.hasValue() ? device.attributes[\"driver-a\"].ready : true",
     "device.driver.matches(\"^driver-[ab]$\")",
     "device.driver.find(\"[ab]$\") == \"a\"",
     "device.driver.split(\"-\")[1].upperAscii() == \"A\"",
@@ -397,7 +398,7 @@ const SELECTORS: [&str; 23] = [
     "device.attributes[\"other\"].size() == 0",
     "device.capacity[\"driver-a\"].?cores.orValue(quantity(\"3\")).sign() == 1",
     "isURL(\"https://\" + device.driver) && url(\"https://\" + device.driver).getHost() == \"driver-a\"",
-    "\"%s\".format([device.driver]) == \"driver-a\"",
+    "\"%s-%d\".format([device.driver, 1]) == \"driver-a-1\"",
 ];
 
 fn merge(into: &mut Value, from: &Value) {
