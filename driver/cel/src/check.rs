@@ -102,7 +102,7 @@ impl Checker<'_> {
             return Ok((path(Root::Device), Type::DEVICE));
         }
         match type_name(name) {
-            Some((name, t)) => Ok((Node::Const(Value::Type(name)), Type::Type(t.into()))),
+            Some((name, t)) => Ok((Node::Const(Value::Type(name)), Type::Meta(t.into()))),
             None => Err(self.error(id, format!("undeclared reference to {name:?}"))),
         }
     }
@@ -111,7 +111,7 @@ impl Checker<'_> {
         if let Some(name) = qualified(&select.operand, &select.field)
             && let Some((name, t)) = type_name(&name)
         {
-            return Ok((Node::Const(Value::Type(name)), Type::Type(t.into())));
+            return Ok((Node::Const(Value::Type(name)), Type::Meta(t.into())));
         }
         self.field(id, &select.operand, &select.field, false, false)
     }
@@ -330,7 +330,7 @@ fn type_name(name: &str) -> Option<(&'static str, Type)> {
         "list" => ("list", any_list()),
         "map" => ("map", Type::map(Type::Dyn, Type::Dyn)),
         "null_type" => ("null_type", Type::Null),
-        "type" => ("type", Type::Type(Type::Dyn.into())),
+        "type" => ("type", Type::Meta(Type::Dyn.into())),
         "optional_type" => ("optional_type", Type::optional(Type::Dyn)),
         "google.protobuf.Duration" => ("google.protobuf.Duration", Type::Duration),
         "google.protobuf.Timestamp" => ("google.protobuf.Timestamp", Type::Timestamp),

@@ -80,7 +80,7 @@ fn parse(text: &str, params: &mut Vec<char>) -> Type {
         return match outer {
             "list" => Type::list(parse(inner, params)),
             "optional" => Type::optional(parse(inner, params)),
-            "type" => Type::Type(parse(inner, params).into()),
+            "type" => Type::Meta(parse(inner, params).into()),
             "map" => {
                 let (key, value) = inner.split_once(',').unwrap_or((inner, ""));
                 Type::map(parse(key, params), parse(value, params))

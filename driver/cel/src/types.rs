@@ -22,7 +22,7 @@ pub(crate) enum Type {
     Map(Arc<(Type, Type)>),
     Optional(Arc<Type>),
     /// The type of a type.
-    Type(Arc<Type>),
+    Meta(Arc<Type>),
     /// A type of Kubernetes' library, by name.
     Object(&'static str),
 }
@@ -64,7 +64,7 @@ impl Type {
             Self::List(t) => Self::list(t.shifted(offset)),
             Self::Map(kv) => Self::map(kv.0.shifted(offset), kv.1.shifted(offset)),
             Self::Optional(t) => Self::optional(t.shifted(offset)),
-            Self::Type(t) => Self::Type(Arc::new(t.shifted(offset))),
+            Self::Meta(t) => Self::Meta(Arc::new(t.shifted(offset))),
             other => other.clone(),
         }
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Type {
             Self::List(t) => write!(f, "list({t})"),
             Self::Map(kv) => write!(f, "map({}, {})", kv.0, kv.1),
             Self::Optional(t) => write!(f, "optional({t})"),
-            Self::Type(t) => write!(f, "type({t})"),
+            Self::Meta(t) => write!(f, "type({t})"),
             Self::Object(name) => f.write_str(name),
         }
     }
@@ -171,7 +171,7 @@ impl Unifier {
             (Type::Null, other) | (other, Type::Null) => other.accepts_null(),
             (Type::List(x), Type::List(y)) | (Type::Optional(x), Type::Optional(y)) => self.unify(x, y),
             (Type::Map(x), Type::Map(y)) => self.unify(&x.0, &y.0) && self.unify(&x.1, &y.1),
-            (Type::Type(_), Type::Type(_)) => true,
+            (Type::Meta(_), Type::Meta(_)) => true,
             _ => a == b,
         }
     }
@@ -211,7 +211,7 @@ impl Unifier {
                 Some(bound) => self.occurs(param, &bound),
                 None => false,
             },
-            Type::List(t) | Type::Optional(t) | Type::Type(t) => self.occurs(param, t),
+            Type::List(t) | Type::Optional(t) | Type::Meta(t) => self.occurs(param, t),
             Type::Map(kv) => self.occurs(param, &kv.0) || self.occurs(param, &kv.1),
             _ => false,
         }
@@ -240,7 +240,7 @@ impl Unifier {
             Type::List(e) => Type::list(self.substitute(e, last)),
             Type::Map(kv) => Type::map(self.substitute(&kv.0, last), self.substitute(&kv.1, last)),
             Type::Optional(e) => Type::optional(self.substitute(e, last)),
-            Type::Type(e) => Type::Type(Arc::new(self.substitute(e, last))),
+            Type::Meta(e) => Type::Meta(Arc::new(self.substitute(e, last))),
             other => other.clone(),
         }
     }
@@ -262,7 +262,7 @@ fn less_specific(a: &Type, b: &Type) -> bool {
         (_, Type::Dyn | Type::Param(_)) => false,
         (Type::List(x), Type::List(y)) | (Type::Optional(x), Type::Optional(y)) => less_specific(x, y),
         (Type::Map(x), Type::Map(y)) => less_specific(&x.0, &y.0) && less_specific(&x.1, &y.1),
-        (Type::Type(_), Type::Type(_)) => true,
+        (Type::Meta(_), Type::Meta(_)) => true,
         _ => a == b,
     }
 }
