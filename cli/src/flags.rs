@@ -2,16 +2,21 @@
 //!
 //! clap's own messages take several lines; here each mistake becomes one that names the flag.
 
+mod offline;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat};
 
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Parsed {
     Run(RunFlags),
     Allocate(AllocateFlags),
+    Explain(ExplainFlags),
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
@@ -55,29 +60,6 @@ Exit status:
   COMMAND's; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be executed;
   2 for a mistake in the flags and for a machine that cannot do what they ask.";
 
-const ALLOCATE_LONG: &str = "\
-Allocates the ResourceClaims in FILEs to one node, as vgpu-controller would, without a cluster. FILEs hold
-Node, DeviceClass, ResourceSlice, DeviceTaintRule and ResourceClaim objects, as YAML documents or JSON, single
-or in Lists; what `kubectl get -o yaml` prints will do. Claims with a status.allocation count as in use; the
-others are allocated together, in the order given.";
-
-const ALLOCATE_AFTER: &str = "\
-Policies:
-  binpack     the device with least memory left, then least cores, then by name
-  spread      the node with most memory left, and there the device with most
-  numa, pcie  devices of one NUMA node or PCIe root together, as far as possible
-  whole-gpus  GPUs in use before unused ones
-  first-fit   what Kubernetes' own allocator takes, on the first node by name
-
-Output:
-  A List of the claims that were allocated, with their status.allocation. When they do not fit: the claims
-  as they were, and reasons: [{claim, request, node, pool, device, reason, field, message}]; reason is one of
-  Selector, CELError, Capacity, Counter, Taint, Constraint, InUse, NodeMismatch, IncompletePool and UnknownClass.
-  The same in words on standard error.
-
-Exit status:
-  0 when everything was allocated, 1 when it does not fit, 2 for a mistake in the flags or in FILEs.";
-
 #[derive(Parser, Debug)]
 #[command(name = "vgpu", version, about = ABOUT, after_help = "`vgpu run --help` says what a run holds and what it does not.")]
 struct Cli {
@@ -91,8 +73,11 @@ enum Command {
     #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
     Run(RunFlags),
     /// Allocate the claims in files to a node, as the controller would, without a cluster
-    #[command(long_about = ALLOCATE_LONG, after_help = ALLOCATE_AFTER)]
+    #[command(long_about = offline::ALLOCATE_LONG, after_help = offline::ALLOCATE_AFTER)]
     Allocate(AllocateFlags),
+    /// Say why a pod or a claim waits: what stands in the way on every GPU, and what would fit
+    #[command(long_about = offline::EXPLAIN_LONG, after_help = offline::EXPLAIN_AFTER)]
+    Explain(ExplainFlags),
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
 }
@@ -120,39 +105,13 @@ pub struct RunFlags {
     pub command: Vec<OsString>,
 }
 
-/// The flags of `vgpu allocate` as typed.
-#[derive(Args, Debug)]
-pub struct AllocateFlags {
-    /// Files with the objects; - is standard input
-    #[arg(short, long = "filename", value_name = "FILE", required = true, num_args = 1..)]
-    pub files: Vec<PathBuf>,
-    /// Only this node [default: the best of all]
-    #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
-    /// How to choose among what fits [default: binpack]
-    #[arg(long, value_name = "NAME")]
-    pub policy: Option<String>,
-    /// Kubernetes' feature gates, A=true,B=false [default: those of Kubernetes 1.37]
-    #[arg(long, value_name = "GATES")]
-    pub feature_gates: Vec<String>,
-    /// The form of the answer
-    #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
-    pub output: OutputFormat,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutputFormat {
-    Json,
-    Yaml,
-}
-
 /// Reads a command line.
 ///
 /// # Errors
 /// One line that names the flag and what is wrong with it.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let runs = args.get(1).is_none_or(|command| command != "allocate");
+    let command = args.get(1).map(|command| command.to_string_lossy().into_owned());
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
@@ -161,17 +120,20 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
             command: Command::Allocate(flags),
         }) => Ok(Parsed::Allocate(flags)),
         Ok(Cli {
+            command: Command::Explain(flags),
+        }) => Ok(Parsed::Explain(flags)),
+        Ok(Cli {
             command: Command::ListGpus { library },
         }) => Ok(Parsed::ListGpus { library }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Parsed::Print(error.to_string()))
         }
-        Err(error) => Err(one_line(&error, runs)),
+        Err(error) => Err(one_line(&error, command.as_deref())),
     }
 }
 
-/// `runs`: for a command that takes a COMMAND.
-fn one_line(error: &clap::Error, runs: bool) -> String {
+/// `command`: which of ours was typed.
+fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),
         Some(ContextValue::Strings(texts)) => texts.join(" "),
@@ -180,7 +142,12 @@ fn one_line(error: &clap::Error, runs: bool) -> String {
     let flag = named(ContextKind::InvalidArg);
     let what = match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
-        ErrorKind::UnknownArgument if !runs => format!("{flag:?}: unexpected argument; files follow after -f"),
+        ErrorKind::UnknownArgument if command == Some("allocate") => {
+            format!("{flag:?}: unexpected argument; files follow after -f")
+        }
+        ErrorKind::UnknownArgument if command == Some("explain") => {
+            format!("{flag:?}: unexpected argument; one pod or claim is explained at a time")
+        }
         ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
             format!("{flag}: its value is missing")
@@ -191,7 +158,10 @@ fn one_line(error: &clap::Error, runs: bool) -> String {
         }
         ErrorKind::TooManyValues => format!("{flag}: takes no value"),
         ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
-        ErrorKind::MissingRequiredArgument if !runs => "-f: FILE is missing".to_owned(),
+        ErrorKind::MissingRequiredArgument if command == Some("allocate") => "-f: FILE is missing".to_owned(),
+        ErrorKind::MissingRequiredArgument if command == Some("explain") => {
+            "what to explain is missing: pod/NAME or claim/NAME".to_owned()
+        }
         ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
         ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -251,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_of_allocate_is_one_line_too() {
+    fn a_mistake_of_allocate_and_explain_is_one_line_too() {
         for (args, start) in [
             (&["vgpu", "allocate"][..], "-f: FILE is missing"),
             (
@@ -266,6 +236,11 @@ mod tests {
             (
                 &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
                 "--nodes: unknown flag",
+            ),
+            (&["vgpu", "explain"], "what to explain is missing"),
+            (
+                &["vgpu", "explain", "pod/a", "pod/b"],
+                "\"pod/b\": unexpected argument; one pod",
             ),
         ] {
             let line = line_of(args);

@@ -11,6 +11,12 @@ use crate::pools::{NodeView, PoolState};
 use crate::search::Search;
 use crate::selectors::SelectorCache;
 
+/// Whether a device is where a node's allocation begins.
+pub(crate) enum Start {
+    Here(Option<Vec<Allocation>>),
+    Elsewhere,
+}
+
 /// What is to be allocated together, and what is known besides the node.
 #[derive(Clone, Copy)]
 pub struct Attempt<'a> {
@@ -68,6 +74,30 @@ impl<'a> Attempt<'a> {
     ) -> Result<Option<NodeRank>, AllocateError> {
         let order = self.policy.orders()[0];
         order.of_node(&mut self.search(view, cache, order)?)
+    }
+
+    /// Allocations if the first request's alternative can have this device, which must be the node's best one for it.
+    pub(crate) fn on_device(
+        &self,
+        view: &'a NodeView,
+        alternative: usize,
+        serial: u64,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Start, AllocateError> {
+        let found = view
+            .candidates
+            .iter()
+            .position(|candidate| candidate.serial() == serial);
+        let Some(index) = found else {
+            return Ok(Start::Elsewhere);
+        };
+        let order = self.policy.orders()[0];
+        let mut search = self.search(view, cache, order)?;
+        if !search.would_take(0, 0, alternative, index)? {
+            return Ok(Start::Elsewhere);
+        }
+        Ok(Start::Here(search.run()?.then(|| self.outcome(&search, share_id))))
     }
 
     pub(crate) fn search<'c, 's>(

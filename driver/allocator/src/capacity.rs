@@ -29,15 +29,16 @@ pub enum CapacityError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Misfit {
     UnknownName(String),
-    Policy {
-        name: String,
-        amount: Quantity,
-    },
-    Short {
-        name: String,
-        wanted: Quantity,
-        free: Quantity,
-    },
+    Policy { name: String, amount: Quantity },
+    Short(Box<Shortage>),
+}
+
+/// What is missing of a capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) name: String,
+    pub(crate) wanted: Quantity,
+    pub(crate) free: Quantity,
 }
 
 /// What the request would consume of the device, or why it cannot even of an unused one.
@@ -94,11 +95,11 @@ pub(crate) fn fits<'a>(
             free.subtract(used);
         }
         if *amount > free {
-            return Err(Misfit::Short {
+            return Err(Misfit::Short(Box::new(Shortage {
                 name: name.clone(),
                 wanted: amount.clone(),
                 free,
-            });
+            })));
         }
     }
     Ok(())
@@ -200,7 +201,7 @@ fn outside(amount: &Quantity, range: &Range, fractional: bool) -> bool {
 }
 
 /// Whether a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
-fn in_milli(range: &Range, fractional: bool) -> bool {
+pub(crate) fn in_milli(range: &Range, fractional: bool) -> bool {
     let readable = |bound: &Option<Quantity>| bound.as_ref().is_none_or(|bound| bound.exact_milli().is_some());
     fractional
         && readable(&range.min)
@@ -231,7 +232,7 @@ mod tests {
             Ok(Err(misfit)) => match misfit {
                 Misfit::UnknownName(_) => "unknown".into(),
                 Misfit::Policy { .. } => "policy".into(),
-                Misfit::Short { .. } => "short".into(),
+                Misfit::Short(_) => "short".into(),
             },
             Err(_) => "error".into(),
         }
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!(fits(&amounts("20Gi"), &device, used.iter()), Ok(()));
         assert!(matches!(
             fits(&amounts("20.5Gi"), &device, used.iter()),
-            Err(Misfit::Short { free, .. }) if free == "20Gi".parse().unwrap()
+            Err(Misfit::Short(shortage)) if shortage.free == "20Gi".parse().unwrap()
         ));
     }
 }

@@ -1,64 +1,121 @@
-//! Why an attempt found nothing on a node.
+//! Why an attempt found nothing on a node, and what would fit there.
 //!
 //! ```text
 //!  attempt fails ─► the furthest request that the search reached: everything before it fits together
 //!      │
 //!      ▼ stand before that request, with everything before it chosen
-//!  each device of the node ─► the first thing that keeps the request from it
+//!  each device of the node ─► the first thing that keeps the request from it, and who holds the rest
+//!      └──────────────────► the request again, with all the memory that is left, and with all the cores
 //! ```
+//!
+//! Both answers are the search's own: a device is tried as an allocation would try it, so what is said to fit does.
+
+use serde::Serialize;
 
 use crate::allocate::Attempt;
 use crate::capacity::Misfit;
 use crate::error::AllocateError;
 use crate::pools::{NodeView, PoolState};
+use crate::quantity::Quantity;
 use crate::reason::{Reason, ReasonKind, field_of};
-use crate::search::{Refusal, Search};
+use crate::search::{CORES, MEMORY, Refusal, Search};
 use crate::selectors::SelectorCache;
 
 /// A reason's kind, field and message.
 type Said = (ReasonKind, String, String);
 
+/// Why claims do not fit on a node, and what would.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Why {
+    /// What stands in the way of the first request that does not fit beside those before it.
+    pub reasons: Vec<Reason>,
+    /// What that request could have.
+    pub largest: Largest,
+}
+
+/// The largest fractions of one device that a request could have: of the devices that pass its selectors, taints and
+/// constraints, everything but the one amount as it asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Largest {
+    /// Most memory, at the cores that are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Room>,
+    /// Most cores, at the memory that is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Room>,
+}
+
+/// What one device could give.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Room {
+    pub claim: String,
+    pub request: String,
+    pub node: String,
+    pub pool: String,
+    pub device: String,
+    pub amount: Quantity,
+}
+
+impl Largest {
+    /// Takes over what is larger.
+    pub fn merge(&mut self, other: Self) {
+        keep_larger(&mut self.memory, other.memory);
+        keep_larger(&mut self.cores, other.cores);
+    }
+}
+
+fn keep_larger(known: &mut Option<Room>, other: Option<Room>) {
+    if let Some(other) = other
+        && known.as_ref().is_none_or(|known| known.amount < other.amount)
+    {
+        *known = Some(other);
+    }
+}
+
 impl<'a> Attempt<'a> {
-    /// What stands in the way of the first request that does not fit on the node besides those before it; nothing
-    /// when all of them fit.
+    /// Why the claims do not fit on the node; nothing when they do.
     ///
     /// # Errors
     /// A mistake in the claims themselves, which is no matter of this node.
-    pub fn explain(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Vec<Reason>, AllocateError> {
+    pub fn explain(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
         match self.find_reasons(view, cache) {
-            Ok(reasons) => Ok(reasons),
-            Err(error) => error
-                .reason(view.node(), self.claims)
-                .map(|reason| vec![reason])
-                .ok_or(error),
+            Ok(why) => Ok(why),
+            Err(error) => {
+                let reason = error.reason(view.node(), self.claims).ok_or(error)?;
+                Ok(Why {
+                    reasons: vec![reason],
+                    ..Why::default()
+                })
+            }
         }
     }
 
-    fn find_reasons(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Vec<Reason>, AllocateError> {
+    fn find_reasons(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
         // Without the policy's wishes, which refuse nothing.
         let Some(order) = self.policy.orders().pop() else {
-            return Ok(Vec::new());
+            return Ok(Why::default());
         };
         let mut search = self.search(view, cache, order)?;
         if matches!(search.run(), Ok(true)) {
-            return Ok(Vec::new());
+            return Ok(Why::default());
         }
         let (claim, request) = search.furthest;
         let mut search = self.search(view, cache, order)?;
         if !search.run_until(claim, request)? || search.plans.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Why::default());
         }
-        let mut reasons = Vec::new();
+        let mut why = Why::default();
         for alternative in 0..search.plans[claim].requests[request].asks.len() {
-            Explainer {
+            let mut explainer = Explainer {
                 search: &mut search,
                 claim,
                 request,
                 alternative,
-            }
-            .explain(&mut reasons)?;
+            };
+            explainer.explain(&mut why.reasons)?;
+            why.largest.merge(explainer.largest()?);
         }
-        Ok(reasons)
+        Ok(why)
     }
 }
 
@@ -120,6 +177,45 @@ impl Explainer<'_, '_, '_, '_> {
         Ok(())
     }
 
+    fn largest(&mut self) -> Result<Largest, AllocateError> {
+        let mut largest = Largest::default();
+        for index in 0..self.search.view.candidates.len() {
+            largest.merge(Largest {
+                memory: self.room(index, MEMORY)?.filter(|room| !room.amount.is_zero()),
+                cores: self.room(index, CORES)?,
+            });
+        }
+        Ok(largest)
+    }
+
+    /// The most of a capacity that the request could have of a device.
+    fn room(&mut self, index: usize, name: &str) -> Result<Option<Room>, AllocateError> {
+        let Some((name, amount)) = self.search.room(index, name) else {
+            return Ok(None);
+        };
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let mut asked = ask.exactly.capacity.clone().unwrap_or_default();
+        asked.requests.insert(name.to_owned(), amount.clone());
+        self.search.instead = Some(asked);
+        let taken = self
+            .search
+            .would_take(self.claim, self.request, self.alternative, index);
+        self.search.instead = None;
+        if !taken? {
+            return Ok(None);
+        }
+        let candidate = &self.search.view.candidates[index];
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        Ok(Some(Room {
+            claim: self.search.plans[self.claim].claim.key(),
+            request: ask.full_name(),
+            node: self.search.view.node().to_owned(),
+            pool: candidate.slice.spec.pool.name.clone(),
+            device: candidate.device().name.clone(),
+            amount,
+        }))
+    }
+
     fn say(&mut self, refusal: Refusal, index: usize) -> Result<Said, AllocateError> {
         let field = self.field();
         let holders = self.holders(index);
@@ -141,9 +237,9 @@ impl Explainer<'_, '_, '_, '_> {
                         let message = format!("{name}: {amount} is not among what the device's policy allows");
                         (ReasonKind::Capacity, at(&name), message)
                     }
-                    Misfit::Short { name, wanted, free } => {
-                        let message = format!("{name}: {wanted} wanted, {free} free{holders}");
-                        (ReasonKind::Capacity, at(&name), message)
+                    Misfit::Short(short) => {
+                        let message = format!("{}: {} wanted, {} free{holders}", short.name, short.wanted, short.free);
+                        (ReasonKind::Capacity, at(&short.name), message)
                     }
                 }
             }

@@ -9,20 +9,20 @@
 //! ```
 //!
 //! The shelves are `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
-//! that a comparison of all nodes would choose. Other policies, and slices that are not of one node, are answered by
-//! that comparison. Nothing is written: the caller writes the allocation, and its event comes back as any other's.
+//! that a comparison of all nodes would choose. Other policies, slices that are not of one node, and first requests for
+//! all devices or with admin access are answered by that comparison (`first-fit` goes through the nodes by name). Nothing is written: the caller writes the allocation, and its event comes back as any other's.
 
 mod shelves;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::allocate::Attempt;
+use crate::allocate::{Attempt, Start};
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
 use crate::ledger::Ledger;
-use crate::model::{Allocation, DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
+use crate::model::{Allocation, DeviceClass, DeviceTaintRule, Exactly, Node, ResourceClaim, ResourceSlice};
 use crate::plan::Classes;
 use crate::policy::{NodeRank, Policy};
 use crate::pools::NodeView;
@@ -160,56 +160,76 @@ impl Index {
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
-        if policy == Policy::Binpack && self.shelves.hold_everything() && is_plain(claims) {
-            self.from_shelves(claims, cache, share_id)
-        } else {
-            self.from_all_nodes(claims, policy, cache, share_id)
+        match policy {
+            Policy::Binpack if self.shelves.hold_everything() && is_plain(claims) => {
+                self.by_shelves(claims, cache, share_id)
+            }
+            Policy::FirstFit => self.by_name(claims, cache, share_id),
+            _ => self.by_rank(claims, policy, cache, share_id),
         }
     }
 
-    fn from_shelves(
+    /// The nodes in the order of their devices on the shelves: an earlier alternative of the first request before any
+    /// later one.
+    fn by_shelves(
         &mut self,
         claims: &[&ResourceClaim],
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
-        let wanted = shelves::Wanted::of(claims);
         let mut tried = BTreeSet::new();
-        let mut from = None;
-        while let Some((spot, node)) = self.shelves.next(&wanted, from.as_ref()) {
-            let node = node.to_owned();
-            from = Some(spot);
-            if tried.contains(&node) {
-                continue;
-            }
-            let Some(view) = self.view(&node)? else {
-                continue;
-            };
-            let attempt = self.attempt(claims, Policy::Binpack);
-            match attempt.rank(&view, cache).map(|rank| rank.map(|rank| rank.device)) {
-                // Not this device of the node: its turn comes with the one that does.
-                Ok(Some(device)) if Some(device.as_str()) != from.as_ref().map(shelves::Spot::device) => continue,
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    tried.insert(node);
+        for (alternative, ask) in first_asks(claims).enumerate() {
+            let wanted = shelves::Wanted::of(ask);
+            let mut from = None;
+            while let Some(spot) = self.shelves.next(&wanted, from.as_ref()) {
+                let spot = from.insert(spot);
+                let node = spot.node();
+                if tried.contains(node) {
                     continue;
                 }
-                Err(error) if error.is_of_devices() => {
-                    tried.insert(node);
+                let Some(view) = self.view(node)? else {
                     continue;
+                };
+                let attempt = self.attempt(claims, Policy::Binpack);
+                match attempt.on_device(&view, alternative, spot.serial(), cache, share_id) {
+                    // Not this device of the node; others may follow.
+                    Ok(Start::Elsewhere) => {}
+                    Ok(Start::Here(Some(allocations))) => {
+                        let node = node.to_owned();
+                        return Ok(Some(Placement { node, allocations }));
+                    }
+                    Err(error) if !error.is_of_devices() => return Err(error),
+                    Ok(Start::Here(None)) | Err(_) => {
+                        tried.insert(node.to_owned());
+                    }
                 }
-                Err(error) => return Err(error),
             }
-            match attempt.on_node(&view, cache, share_id) {
-                Ok(Some(allocations)) => return Ok(Some(Placement { node, allocations })),
-                Err(error) if !error.is_of_devices() => return Err(error),
-                Ok(None) | Err(_) => tried.insert(node),
-            };
         }
         Ok(None)
     }
 
-    fn from_all_nodes(
+    fn by_name(
+        &mut self,
+        claims: &[&ResourceClaim],
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Option<Placement>, AllocateError> {
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        for node in names {
+            let Some(view) = self.view(&node)? else {
+                continue;
+            };
+            match self.attempt(claims, Policy::FirstFit).on_node(&view, cache, share_id) {
+                Ok(Some(allocations)) => return Ok(Some(Placement { node, allocations })),
+                Err(error) if !error.is_of_devices() => return Err(error),
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Every node is looked at.
+    fn by_rank(
         &mut self,
         claims: &[&ResourceClaim],
         policy: Policy,
@@ -229,9 +249,7 @@ impl Index {
                 Err(error) => return Err(error),
             }
         }
-        if policy != Policy::FirstFit {
-            ranked.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: by name where they are equal
-        }
+        ranked.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: by name where they are equal
         let attempt = self.attempt(claims, policy);
         for order in policy.orders() {
             for (_, view) in &ranked {
@@ -308,15 +326,24 @@ impl Index {
     }
 }
 
-/// Whether the first request is one that the shelves answer: no list, not all devices, no look at devices in use.
+/// Whether the first request is one that the shelves answer: not all devices, no look at devices in use.
 fn is_plain(claims: &[&ResourceClaim]) -> bool {
-    let request = claims.first().and_then(|claim| claim.spec.devices.requests.first());
-    request
-        .and_then(|request| request.exactly.as_ref())
-        .is_some_and(|exactly| {
-            matches!(exactly.mode, crate::model::Mode::Exact(count) if count > 0)
-                && !exactly.admin_access.unwrap_or(false)
+    let mut asks = first_asks(claims).peekable();
+    asks.peek().is_some()
+        && asks.all(|ask| {
+            matches!(ask.mode, crate::model::Mode::Exact(count) if count > 0) && !ask.admin_access.unwrap_or(false)
         })
+}
+
+/// What the first request asks for, alternative by alternative.
+fn first_asks<'a>(claims: &[&'a ResourceClaim]) -> impl Iterator<Item = &'a Exactly> {
+    let request = claims.first().and_then(|claim| claim.spec.devices.requests.first());
+    request.into_iter().flat_map(|request| {
+        let alternatives = request.first_available.iter().map(|alternative| &alternative.ask);
+        // As in a plan: a list, if there is one.
+        let exactly = request.exactly.as_ref().filter(|_| request.first_available.is_empty());
+        exactly.into_iter().chain(alternatives)
+    })
 }
 
 #[cfg(test)]

@@ -95,6 +95,7 @@ impl Inventory {
         self.list_of_node(&slice).retain(|at| *at != handle.0);
         self.list_of_pool(&slice).retain(|at| *at != handle.0);
         self.free.push(handle.0);
+        self.drop_empty(&slice);
         Some(slice)
     }
 
@@ -116,6 +117,20 @@ impl Inventory {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Slice>> {
         self.slices.iter().flatten()
+    }
+
+    /// Nodes come and go.
+    fn drop_empty(&mut self, slice: &Slice) {
+        if let Some(node) = slice.spec.node_name.as_deref()
+            && self.on_node.get(node).is_some_and(Vec::is_empty)
+        {
+            self.on_node.remove(node);
+        }
+        if let Some(pools) = self.pools.get_mut(&slice.spec.driver)
+            && pools.get(&slice.spec.pool.name).is_some_and(Vec::is_empty)
+        {
+            pools.remove(&slice.spec.pool.name);
+        }
     }
 
     fn list_of_node(&mut self, slice: &Slice) -> &mut Vec<usize> {

@@ -96,11 +96,10 @@ impl Ledger {
     /// Takes an allocation off again: exactly what [`Self::add`] booked for the same arguments.
     pub fn remove(&mut self, holder: &Arc<str>, allocation: &Allocation, features: Features) {
         for entry in entries(allocation, features) {
-            let Some(devices) = self
-                .drivers
-                .get_mut(entry.driver)
-                .and_then(|pools| pools.get_mut(entry.pool))
-            else {
+            let Some(pools) = self.drivers.get_mut(entry.driver) else {
+                continue;
+            };
+            let Some(devices) = pools.get_mut(entry.pool) else {
                 continue;
             };
             let Some(usage) = devices.get_mut(entry.device) else {
@@ -120,6 +119,9 @@ impl Ledger {
             }
             if usage.is_unused() {
                 devices.remove(entry.device);
+                if devices.is_empty() {
+                    pools.remove(entry.pool);
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ mod claim;
 mod class;
 mod node;
 mod outcome;
+mod pod;
 mod slice;
 
 use serde::{Deserialize, Deserializer};
@@ -21,6 +22,7 @@ pub use claim::{
 pub use class::{ClassSpec, DeviceClass, OpaqueConfig, RequestedConfig};
 pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
+pub use pod::{ExtendedClaim, Pod, PodClaim, PodSpec, PodStatus};
 pub use slice::{
     Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,
     ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,

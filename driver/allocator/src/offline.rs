@@ -1,4 +1,4 @@
-//! Allocation of objects in files: what `vgpu allocate` does, but for reading and printing.
+//! Allocation of objects in files: what `vgpu allocate` and `vgpu explain` do, but for reading and printing.
 //!
 //! ```text
 //!  documents ─► Objects (by kind, checked as far as needed) ─► run: nodes in the policy's order ─► Report
@@ -8,6 +8,7 @@
 //!
 //! Claims with an allocation count as in use. The others are allocated together, in the order given, to one node.
 
+mod explain;
 mod objects;
 mod report;
 
@@ -26,6 +27,7 @@ use crate::pools::NodeView;
 use crate::reason::{Reason, ReasonKind};
 use crate::selectors::SelectorCache;
 
+pub use explain::{Explanation, Subject, explain};
 pub use objects::{InputError, Objects};
 pub use report::Report;
 
@@ -45,6 +47,14 @@ pub enum OfflineError {
     NoNode,
     #[error("node {name:?} is not in the input, which has {}", .known.join(", "))]
     UnknownNode { name: String, known: Vec<String> },
+    #[error("{0:?} is not a kind that can be explained; write pod/NAME or claim/NAME")]
+    SubjectKind(String),
+    #[error("there is a pod and a claim {0} in the input; write pod/NAME or claim/NAME")]
+    Ambiguous(String),
+    #[error("{0} is not in the input; give the object too, and its namespace by -n")]
+    NoSubject(String),
+    #[error("Pod {0}: {1}")]
+    Pod(String, String),
     #[error(transparent)]
     Claims(#[from] AllocateError),
 }
@@ -100,7 +110,7 @@ pub fn run(
     }
     let mut reasons = Vec::new();
     for view in &views {
-        reasons.extend(attempt.explain(view, cache)?);
+        reasons.extend(attempt.explain(view, cache)?.reasons);
     }
     reasons.extend(cluster.mismatched(&waiting));
     if let [node, ..] = &views[..]

@@ -107,7 +107,7 @@ pub(crate) struct NodeRank {
     /// An earlier alternative of the first request before any later one.
     alternative: usize,
     key: Key,
-    pub(crate) device: String,
+    device: String,
 }
 
 /// The least is tried first; what it says is the policy's.

@@ -25,6 +25,7 @@ use crate::counters::Counters;
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::ledger::{Ledger, Usage};
+use crate::model::CapacityRequirements;
 use crate::plan::{ClaimPlan, MOST_DEVICES};
 use crate::policy::Order;
 use crate::pools::NodeView;
@@ -65,6 +66,8 @@ pub(crate) struct Search<'a, 'c, 's> {
     pub(crate) furthest: (usize, usize),
     /// Where to stop as if it were the end.
     stop_at: Option<(usize, usize)>,
+    /// What to ask for in place of what the claims do, to find out what there is.
+    pub(crate) instead: Option<CapacityRequirements>,
 }
 
 #[derive(Debug, Default)]
@@ -151,6 +154,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
             steps: 0,
             furthest: (0, 0),
             stop_at: None,
+            instead: None,
             view,
             features,
             plans,

@@ -20,7 +20,7 @@ use serde_json::Value;
 use vgpu_allocator::{Policy, SelectorCache};
 
 const CASES: u64 = 6_000;
-const SECONDS: u64 = 40;
+const SECONDS: u64 = 30;
 
 #[test]
 fn random_cases_agree_with_kubernetes() {

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use crate::inventory::Slice;
-use crate::ledger::Ledger;
-use crate::model::{Allocation, Device, ResourceClaim};
+use crate::ledger::{Ledger, Usage};
+use crate::model::{Allocation, Device, Exactly};
 use crate::search::{CORES, MEMORY, capacity_of};
 
 /// A place in the order in which `binpack` takes devices, over all nodes.
@@ -14,8 +15,8 @@ pub(super) struct Spot {
     conditions: bool,
     memory: i128,
     cores: i128,
-    device: String,
-    node: String,
+    device: Arc<str>,
+    node: Arc<str>,
     serial: u64,
 }
 
@@ -37,28 +38,30 @@ pub(super) struct Shelves {
 
 #[derive(Debug)]
 struct Known {
-    /// With everything left.
-    full: Device,
-    node: String,
-    serial: u64,
-    /// Where it stands, unless somebody has it whole.
-    spot: Option<Spot>,
+    slice: Arc<Slice>,
+    /// Its place in the slice.
+    index: usize,
+    spot: Spot,
+    /// Whether it stands there: not if somebody has it whole.
+    stands: bool,
 }
 
 impl Spot {
-    pub(super) fn device(&self) -> &str {
-        &self.device
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The device, as long as it is published like this.
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
     }
 }
 
 impl Wanted {
-    pub(super) fn of(claims: &[&ResourceClaim]) -> Self {
-        let request = claims.first().and_then(|claim| claim.spec.devices.requests.first());
-        let capacity = request
-            .and_then(|request| request.exactly.as_ref())
-            .and_then(|exactly| exactly.capacity.as_ref());
+    pub(super) fn of(exactly: &Exactly) -> Self {
+        let requests = exactly.capacity.as_ref().map(|capacity| &capacity.requests);
         let wanted = |name: &str| {
-            let amount = capacity.and_then(|capacity| capacity.requests.get(name));
+            let amount = requests.and_then(|requests| requests.get(name));
             amount.map_or(i128::MIN, crate::quantity::Quantity::rank)
         };
         Self {
@@ -74,12 +77,13 @@ impl Shelves {
         self.strays == 0
     }
 
-    /// The next device that has enough left, and its node.
-    pub(super) fn next(&self, wanted: &Wanted, after: Option<&Spot>) -> Option<(Spot, &str)> {
+    /// The next device that has enough left.
+    pub(super) fn next(&self, wanted: &Wanted, after: Option<&Spot>) -> Option<Spot> {
         let mut from = match after {
             Some(after) => Bound::Excluded(after.clone()),
             None => Bound::Unbounded,
         };
+        let nothing: Arc<str> = Arc::default();
         loop {
             let found = self.order.range((from, Bound::Unbounded)).next()?;
             // What has too little of one is skipped with all others of its kind.
@@ -88,42 +92,43 @@ impl Shelves {
             } else if found.cores < wanted.cores {
                 (found.memory, wanted.cores)
             } else {
-                return Some((found.clone(), &found.node));
+                return Some(found.clone());
             };
             from = Bound::Included(Spot {
                 conditions: found.conditions,
                 memory: jump.0,
                 cores: jump.1,
-                device: String::new(),
-                node: String::new(),
+                device: nothing.clone(),
+                node: nothing.clone(),
                 serial: 0,
             });
         }
     }
 
-    pub(super) fn insert(&mut self, slice: &Slice, ledger: &Ledger) {
+    pub(super) fn insert(&mut self, slice: &Arc<Slice>, ledger: &Ledger) {
         let Some(node) = slice.spec.node_name.as_deref().filter(|node| !node.is_empty()) else {
             self.strays += 1;
             return;
         };
-        let (driver, pool) = (&slice.spec.driver, &slice.spec.pool.name);
+        let node: Arc<str> = node.into();
+        let pools = self.known.entry(slice.spec.driver.clone()).or_default();
+        let devices = pools.entry(slice.spec.pool.name.clone()).or_default();
         for (index, device) in slice.spec.devices.iter().enumerate() {
-            let full = Device {
-                name: device.name.clone(),
-                capacity: device.capacity.clone(),
-                binding_conditions: device.binding_conditions.clone(),
-                ..Device::default()
+            let spot = Spot {
+                conditions: device.binding_conditions.is_some(),
+                memory: 0,
+                cores: 0,
+                device: device.name.as_str().into(),
+                node: node.clone(),
+                serial: slice.serial(index),
             };
             let mut known = Known {
-                full,
-                node: node.to_owned(),
-                serial: slice.serial(index),
-                spot: None,
+                slice: slice.clone(),
+                index,
+                spot,
+                stands: false,
             };
-            known.spot = known.place(driver, pool, ledger);
-            self.order.extend(known.spot.clone());
-            let pools = self.known.entry(driver.clone()).or_default();
-            let devices = pools.entry(pool.clone()).or_default();
+            known.stand(&mut self.order, ledger);
             devices.entry(device.name.clone()).or_default().push(known);
         }
     }
@@ -145,15 +150,21 @@ impl Shelves {
                 continue;
             };
             known.retain(|known| {
-                let stays = known.serial != slice.serial(index);
-                if let (false, Some(spot)) = (stays, &known.spot) {
-                    self.order.remove(spot);
+                let goes = known.spot.serial == slice.serial(index);
+                if goes && known.stands {
+                    self.order.remove(&known.spot);
                 }
-                stays
+                !goes
             });
             if known.is_empty() {
                 devices.remove(&device.name);
             }
+        }
+        // Nodes come and go.
+        if devices.is_empty()
+            && let Some(pools) = self.known.get_mut(&slice.spec.driver)
+        {
+            pools.remove(&slice.spec.pool.name);
         }
     }
 
@@ -166,42 +177,45 @@ impl Shelves {
                 .and_then(|pools| pools.get_mut(&result.pool))
                 .and_then(|devices| devices.get_mut(&result.device));
             for known in known.into_iter().flatten() {
-                let spot = known.place(&result.driver, &result.pool, ledger);
-                if spot != known.spot {
-                    if let Some(old) = &known.spot {
-                        self.order.remove(old);
-                    }
-                    self.order.extend(spot.clone());
-                    known.spot = spot;
-                }
+                known.stand(&mut self.order, ledger);
             }
         }
     }
 }
 
 impl Known {
-    fn place(&self, driver: &str, pool: &str, ledger: &Ledger) -> Option<Spot> {
-        let usage = ledger.usage(driver, pool, &self.full.name);
-        if usage.is_some_and(crate::ledger::Usage::is_dedicated) {
-            return None;
+    /// Puts the device where it belongs by what it has left.
+    fn stand(&mut self, order: &mut BTreeSet<Spot>, ledger: &Ledger) {
+        let spec = &self.slice.spec;
+        let device = &spec.devices[self.index];
+        let usage = ledger.usage(&spec.driver, &spec.pool.name, &device.name);
+        let left = |name| left(device, &spec.driver, usage, name);
+        let (memory, cores) = (left(MEMORY), left(CORES));
+        let stands = !usage.is_some_and(Usage::is_dedicated);
+        if (self.stands, self.spot.memory, self.spot.cores) == (stands, memory, cores) {
+            return;
         }
-        let left = |name: &str| {
-            let Some((name, capacity)) = capacity_of(&self.full, driver, name) else {
-                return 0;
-            };
+        if self.stands {
+            order.remove(&self.spot);
+        }
+        (self.spot.memory, self.spot.cores) = (memory, cores);
+        if stands {
+            order.insert(self.spot.clone());
+        }
+        self.stands = stands;
+    }
+}
+
+fn left(device: &Device, driver: &str, usage: Option<&Usage>, name: &str) -> i128 {
+    let Some((name, capacity)) = capacity_of(device, driver, name) else {
+        return 0;
+    };
+    match usage.and_then(|usage| usage.consumed().get(name)) {
+        Some(used) => {
             let mut left = capacity.value.clone();
-            if let Some(used) = usage.and_then(|usage| usage.consumed().get(name)) {
-                left.subtract(used);
-            }
+            left.subtract(used);
             left.rank()
-        };
-        Some(Spot {
-            conditions: self.full.binding_conditions.is_some(),
-            memory: left(MEMORY),
-            cores: left(CORES),
-            device: self.full.name.clone(),
-            node: self.node.clone(),
-            serial: self.serial,
-        })
+        }
+        None => capacity.value.rank(),
     }
 }

@@ -30,23 +30,28 @@ fn node(index: usize) -> Event {
     Event::Node(read(json!({"metadata": {"name": format!("n{index}")}})))
 }
 
-fn claim(name: usize, memory: u8, cores: u8, count: u8, model: u8) -> ResourceClaim {
+/// With `first` a list whose first alternative asks for that much memory.
+fn claim(name: usize, first: Option<u8>, memory: u8, cores: u8, count: u8, model: u8) -> ResourceClaim {
     let selectors = match model {
         0 | 1 => json!([{"cel": {"expression": format!("device.attributes[\"drv\"].model == {model}")}}]),
         _ => json!([]),
     };
-    read(
-        json!({"metadata": {"name": format!("c{name}")}, "spec": {"devices": {"requests": [{"name": "r", "exactly": {
-            "deviceClassName": "gpu", "count": count, "selectors": selectors,
-            "capacity": {"requests": {"memory": memory, "cores": cores}},
-        }}]}}}),
-    )
+    let ask = |name: &str, memory: u8| {
+        json!({"name": name, "deviceClassName": "gpu", "count": count, "selectors": selectors,
+            "capacity": {"requests": {"memory": memory, "cores": cores}}})
+    };
+    let request = match first {
+        Some(first) => json!({"name": "r", "firstAvailable": [ask("a", first), ask("b", memory)]}),
+        None => json!({"name": "r", "exactly": ask("", memory)}),
+    };
+    read(json!({"metadata": {"name": format!("c{name}")}, "spec": {"devices": {"requests": [request]}}}))
 }
 
 /// What may happen to a cluster.
 #[derive(Debug, Clone)]
 enum Step {
     Allocate {
+        first: Option<u8>,
         memory: u8,
         cores: u8,
         count: u8,
@@ -61,7 +66,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (1..8u8, 0..6u8, 1..3u8, 0..4u8).prop_map(|(memory, cores, count, model)| Step::Allocate { memory, cores, count, model }),
+        6 => (prop::option::of(1..9u8), 1..8u8, 0..6u8, 1..3u8, 0..4u8)
+            .prop_map(|(first, memory, cores, count, model)| Step::Allocate { first, memory, cores, count, model }),
         3 => (0..20usize).prop_map(Step::Release),
         1 => (0..4usize, prop::collection::vec(1..12u8, 0..4)).prop_map(|(node, sizes)| Step::Republish(node, sizes)),
         1 => (0..4usize).prop_map(Step::SliceGone),
@@ -98,10 +104,10 @@ proptest! {
         let mut grown = false;
         for (number, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Allocate { memory, cores, count, model } => {
-                    let mut claim = claim(number, memory, cores, count, model);
+                Step::Allocate { first, memory, cores, count, model } => {
+                    let mut claim = claim(number, first, memory, cores, count, model);
                     let one = index.allocate(&[&claim], Policy::Binpack, &mut cache, &mut || "s".into());
-                    let all = index.from_all_nodes(&[&claim], Policy::Binpack, &mut cache, &mut || "s".into());
+                    let all = index.by_rank(&[&claim], Policy::Binpack, &mut cache, &mut || "s".into());
                     prop_assert_eq!(&one, &all);
                     if let Some(placement) = one.unwrap() {
                         claim.status.allocation = placement.allocations.into_iter().next();
@@ -141,7 +147,7 @@ fn other_policies_and_network_devices_are_answered_too() {
         index.apply(slice(at, &[4, 8]));
     }
     let mut cache = SelectorCache::default();
-    let claim = claim(0, 2, 0, 1, 2);
+    let claim = claim(0, None, 2, 0, 1, 2);
     let mut place = |index: &mut Index, policy| {
         let placement = index
             .allocate(&[&claim], policy, &mut cache, &mut || "s".into())

@@ -13,6 +13,8 @@ pub struct Objects {
     pub(super) slices: Vec<ResourceSlice>,
     pub(super) rules: Vec<DeviceTaintRule>,
     pub(super) claims: Vec<Given>,
+    /// As they are: only the one that is asked about is read.
+    pods: Vec<Value>,
     ignored: Vec<String>,
 }
 
@@ -61,7 +63,7 @@ impl Objects {
         self.add_nested(document, origin, 0)
     }
 
-    /// Objects of other kinds, which change nothing here.
+    /// Objects of other kinds, which change nothing in an allocation.
     #[must_use]
     pub fn ignored(&self) -> &[String] {
         &self.ignored
@@ -71,6 +73,16 @@ impl Objects {
         self.claims
             .iter()
             .filter(|given| given.claim.status.allocation.is_none())
+    }
+
+    /// By `namespace/name`.
+    pub(super) fn claim(&self, key: &str) -> Option<&ResourceClaim> {
+        let mut claims = self.claims.iter().map(|given| &given.claim);
+        claims.find(|claim| claim.key() == key)
+    }
+
+    pub(super) fn pod(&self, key: &str) -> Option<&Value> {
+        self.pods.iter().find(|pod| name_of(pod) == key)
     }
 
     fn add_nested(&mut self, document: Value, origin: &str, depth: usize) -> Result<(), InputError> {
@@ -96,6 +108,10 @@ impl Objects {
                 document,
             }),
             kind if kind.ends_with("List") => return self.add_list(document, origin, depth),
+            "Pod" => {
+                self.ignored.push(format!("Pod {}", name_of(&document)));
+                self.pods.push(document);
+            }
             kind => self.ignored.push(format!("{kind} {}", name_of(&document))),
         }
         Ok(())

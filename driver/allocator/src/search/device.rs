@@ -211,7 +211,8 @@ impl<'a> Search<'a, '_, '_> {
         let candidate = &self.view.candidates[index];
         let ask = self.ask(claim, request, alternative);
         let device = candidate.device();
-        let consumed = capacity::consumed(ask.exactly.capacity.as_ref(), device, self.features.fractional_range)
+        let asked = self.instead.as_ref().or(ask.exactly.capacity.as_ref());
+        let consumed = capacity::consumed(asked, device, self.features.fractional_range)
             .map_err(|error| ask.capacity_error(self.plans[claim].claim, candidate, error))?;
         Ok(consumed.and_then(|amounts| {
             let in_use = self.usage[index].map(crate::ledger::Usage::consumed);

@@ -2,12 +2,14 @@
 
 use super::Search;
 use crate::model::{Capacity, Device};
+use crate::quantity::Quantity;
+use crate::room;
 
 /// The capacities that policies look at; a driver's own may be written without the domain.
 pub(crate) const MEMORY: &str = "memory";
 pub(crate) const CORES: &str = "cores";
 
-impl Search<'_, '_, '_> {
+impl<'a> Search<'a, '_, '_> {
     /// What is left of a capacity of a device; nothing where it has none or is taken.
     pub(crate) fn free(&self, index: usize, name: &str) -> i128 {
         let candidate = &self.view.candidates[index];
@@ -15,17 +17,35 @@ impl Search<'_, '_, '_> {
         if dedicated || !self.marked[index].is_empty() {
             return 0;
         }
-        let Some((name, capacity)) = capacity_of(candidate.device(), candidate.driver(), name) else {
-            return 0;
-        };
-        let mut free = capacity.value.clone();
+        let capacity = capacity_of(candidate.device(), candidate.driver(), name);
+        capacity.map_or(0, |(name, capacity)| self.left(index, name, capacity).rank())
+    }
+
+    /// The most of a capacity that one more share of the device could ask for, and the name that it has there.
+    pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
+        let candidate = &self.view.candidates[index];
+        let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;
+        // A device that is not shared is given whole or not at all.
+        if !self.is_multiple(candidate.device()) {
+            return None;
+        }
+        let most = room::largest(
+            capacity,
+            &self.left(index, name, capacity),
+            self.features.fractional_range,
+        )?;
+        Some((name, most))
+    }
+
+    fn left(&self, index: usize, name: &str, capacity: &Capacity) -> Quantity {
+        let mut left = capacity.value.clone();
         let used = self.usage[index].map(crate::ledger::Usage::consumed);
         for used in used.into_iter().chain([self.in_flight[index].consumed()]) {
             if let Some(used) = used.get(name) {
-                free.subtract(used);
+                left.subtract(used);
             }
         }
-        free.rank()
+        left
     }
 
     /// Whether the device, or a share of it, may still be had.

@@ -82,7 +82,7 @@ fn build() -> Result<PathBuf, String> {
     }
     let mut digest = Sha256::new();
     digest.update(&version.stdout);
-    for file in ["go.mod", "go.sum", "main.go"] {
+    for file in ["go.mod", "go.sum", "main.go", "figures.go"] {
         digest.update(fs::read(source.join(file)).unwrap());
         digest.update([0]);
     }

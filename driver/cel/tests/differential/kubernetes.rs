@@ -110,7 +110,6 @@ fn build(version: &str) -> Result<PathBuf, String> {
     let built = Command::new("go")
         .current_dir(&source)
         .env("GOWORK", "off")
-        .env("CGO_ENABLED", "0")
         .args([
             "build",
             "-p",

@@ -1,7 +1,7 @@
 //! Random selectors on random devices, answered by us and by Kubernetes' own packages: whether they compile, what they
 //! yield, what they cost.
 //!
-//! `VGPU_CEL_SECONDS` (default 30) is how long it goes on, `VGPU_CEL_SEED` (default 1) where it starts. A disagreement
+//! `VGPU_CEL_SECONDS` (default 20) is how long it goes on, `VGPU_CEL_SEED` (default 1) where it starts. A disagreement
 //! is made as small as possible before it is shown; then it belongs into `testdata/disagreements.jsonl`, with
 //! `VGPU_CEL_KEEP=FILE` appended there as it is found.
 
@@ -116,7 +116,7 @@ fn kubernetes_says_the_same() {
     let mut cases = Cases { kubernetes, devices };
     let templates = Templates::read();
     let mut random = Random::new(number("VGPU_CEL_SEED", 1));
-    let end = Instant::now() + Duration::from_secs(number("VGPU_CEL_SECONDS", 30));
+    let end = Instant::now() + Duration::from_secs(number("VGPU_CEL_SECONDS", 20));
     let (mut tried, mut compiled, mut answered, mut same_cost, mut over) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut panics = 0u64;
     let (mut least, mut most) = (1f64, 1f64);

@@ -8,48 +8,40 @@
 //! allocated; 1: it does not fit, and the List says why; 2: a mistake in the flags or in the input.
 #![forbid(unsafe_code)]
 
-mod documents;
-
 use std::io::Write;
 use std::process::ExitCode;
 
-use serde_json::Value;
-use vgpu_allocator::offline::{self, InputError, Objects, OfflineError, Options};
-use vgpu_allocator::{FeatureError, Features, SelectorCache, UnknownPolicy};
+use vgpu_allocator::offline::{self, Objects, Options};
+use vgpu_allocator::{SelectorCache, UnknownPolicy};
 
+use super::{EXIT_DOES_NOT_FIT, OfflineError, features, objects_in, print, written};
 use crate::EXIT_USAGE;
-use crate::flags::{AllocateFlags, OutputFormat};
-use documents::DocumentError;
+use crate::flags::{AllocateFlags, ListFormat};
 
 /// Said beside the whole of it in the List.
 const REASONS_IN_WORDS: usize = 100;
-const EXIT_DOES_NOT_FIT: u8 = 1;
 
 #[derive(Debug, thiserror::Error)]
 enum AllocateError {
     #[error("--policy: {0}")]
     Policy(#[from] UnknownPolicy),
-    #[error("--feature-gates: {0}")]
-    Features(#[from] FeatureError),
-    #[error(transparent)]
-    Document(#[from] DocumentError),
-    #[error(transparent)]
-    Input(#[from] InputError),
-    #[error(transparent)]
-    Offline(#[from] OfflineError),
     #[error("/proc/sys/kernel/random/uuid: {0}; share ids are made from it")]
     Random(#[source] std::io::Error),
-    #[error("the answer cannot be written as YAML: {0}; take -o json")]
-    Yaml(String),
-    #[error("standard output: {0}")]
-    Output(#[source] std::io::Error),
+    #[error(transparent)]
+    Offline(#[from] OfflineError),
+}
+
+impl From<offline::OfflineError> for AllocateError {
+    fn from(error: offline::OfflineError) -> Self {
+        Self::Offline(error.into())
+    }
 }
 
 pub(crate) fn main(flags: &AllocateFlags) -> ExitCode {
     match run(flags) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DOES_NOT_FIT),
-        Err(AllocateError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(AllocateError::Offline(error)) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "vgpu allocate: {error}");
             ExitCode::from(EXIT_USAGE)
@@ -65,17 +57,9 @@ fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
             Some(name) => name.parse()?,
             None => Default::default(),
         },
-        features: flags
-            .feature_gates
-            .iter()
-            .try_fold(Features::default(), |features, text| features.parse(text))?,
+        features: features(&flags.feature_gates)?,
     };
-    let mut objects = Objects::default();
-    for file in &flags.files {
-        for document in documents::read(file)? {
-            objects.add(document, &file.display().to_string())?;
-        }
-    }
+    let objects = objects_in(&flags.files)?;
     let mut no_id = None;
     let mut share_id = || {
         uuid().unwrap_or_else(|error| {
@@ -88,7 +72,11 @@ fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
         return Err(AllocateError::Random(error));
     }
     say(&objects, &report);
-    print(&report.document(), flags.output)?;
+    let list = report.document();
+    print(&match flags.output {
+        ListFormat::Json => format!("{list:#}\n"),
+        ListFormat::Yaml => written(&list)?,
+    })?;
     Ok(report.fits())
 }
 
@@ -117,14 +105,4 @@ fn say(objects: &Objects, report: &offline::Report) {
             "vgpu allocate: and {more} more reasons; the List has all of them"
         );
     }
-}
-
-fn print(list: &Value, format: OutputFormat) -> Result<(), AllocateError> {
-    let text = match format {
-        OutputFormat::Json => format!("{list:#}\n"),
-        OutputFormat::Yaml => serde_saphyr::to_string(list).map_err(|error| AllocateError::Yaml(error.to_string()))?,
-    };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(AllocateError::Output)
 }
