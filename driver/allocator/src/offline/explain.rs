@@ -265,13 +265,15 @@ impl Explanation {
             };
         }
         let waiting = self.waiting.join(", ");
+        // A claim waits for nothing but itself.
+        let who = match subject.starts_with("claim ") {
+            true => subject.clone(),
+            false => format!("{subject} waits for {waiting}, which"),
+        };
         match (&self.nodes[..], &self.fits[..]) {
-            ([], _) => format!("{subject} waits for {waiting}, and no node is where its other claims are"),
-            ([node], []) => format!("{subject} waits for {waiting}, which does not fit on node {node}"),
-            (nodes, []) => format!(
-                "{subject} waits for {waiting}, which fits on none of {} nodes",
-                nodes.len()
-            ),
+            ([], _) => format!("{who} fits nowhere: no node is where its other claims are"),
+            ([node], []) => format!("{who} does not fit on node {node}"),
+            (nodes, []) => format!("{who} fits on none of {} nodes", nodes.len()),
             (nodes, fits) => {
                 let more = match fits.len().saturating_sub(NODES_IN_WORDS) {
                     0 => String::new(),
@@ -279,7 +281,7 @@ impl Explanation {
                 };
                 let named = &fits[..fits.len().min(NODES_IN_WORDS)];
                 format!(
-                    "{subject} waits for {waiting}, which fits on {} of {} nodes: {}{more}. As far as devices go it could run",
+                    "{who} fits on {} of {} nodes: {}{more}. As far as devices go it could run",
                     fits.len(),
                     nodes.len(),
                     named.join(", "),

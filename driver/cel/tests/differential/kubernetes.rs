@@ -1,12 +1,11 @@
-//! Kubernetes' own answers, from the program in e2e/cel-go: built once, kept outside the clone by what it is made of.
+//! Kubernetes' own answers, from the program in e2e/cel-go.
 
-use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
+use vgpu_cache::go;
 
 pub(crate) struct Kubernetes {
     process: Child,
@@ -31,14 +30,14 @@ impl Answer {
 }
 
 impl Kubernetes {
-    /// Nothing, with the reason, where no Go is.
+    /// Nothing, with the reason, where it cannot be built.
     pub(crate) fn start() -> Result<Self, String> {
-        let version = Command::new("go").args(["env", "GOVERSION"]).output();
-        let version = match version {
-            Ok(said) if said.status.success() => String::from_utf8_lossy(&said.stdout).trim().to_owned(),
-            _ => return Err("Go is missing: install Go >= 1.21".to_owned()),
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/cel-go");
+        let program = match go::program(&source) {
+            Ok(program) => program,
+            Err(go::Error::Unavailable(why)) => return Err(why),
+            Err(go::Error::Failed(why)) => panic!("{why}"),
         };
-        let program = build(&version)?;
         let mut process = Command::new(&program)
             .env("GOMAXPROCS", "1")
             .stdin(Stdio::piped())
@@ -76,71 +75,4 @@ impl Drop for Kubernetes {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-fn build(version: &str) -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/cel-go");
-    let mut hash = Sha256::new();
-    for name in ["go.mod", "go.sum", "main.go"] {
-        let file = source.join(name);
-        hash.update(fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())));
-        hash.update([0]);
-    }
-    hash.update(version);
-    let key: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let tools = cache()?.join("tools");
-    fs::create_dir_all(&tools).unwrap_or_else(|e| panic!("{}: {e}", tools.display()));
-    let done = tools.join(format!("cel-go-{key}"));
-    if done.is_file() {
-        return Ok(done);
-    }
-    let lock = tools.join(format!(".cel-go-{key}.lock"));
-    let lock = File::create(&lock).unwrap_or_else(|e| panic!("{}: {e}", lock.display()));
-    lock.lock().expect("a lock on a file in the cache");
-    if done.is_file() {
-        return Ok(done);
-    }
-    eprintln!("building e2e/cel-go: two minutes when nothing is cached");
-    let new = tools.join(format!(".cel-go-{key}"));
-    let built = Command::new("go")
-        .current_dir(&source)
-        .env("GOWORK", "off")
-        .args([
-            "build",
-            "-p",
-            "1",
-            "-mod=readonly",
-            "-trimpath",
-            "-buildvcs=false",
-            "-o",
-        ])
-        .arg(&new)
-        .arg(".")
-        .output()
-        .expect("go runs");
-    let said = String::from_utf8_lossy(&built.stderr);
-    if !built.status.success() {
-        let too_old = said.contains("requires go >=") || said.contains("toolchain not available");
-        if too_old {
-            return Err(format!(
-                "{version} is too old: install Go >= 1.26, or Go >= 1.21 with GOTOOLCHAIN=auto"
-            ));
-        }
-        panic!("go build of e2e/cel-go: {said}");
-    }
-    fs::rename(&new, &done).unwrap_or_else(|e| panic!("{}: {e}", done.display()));
-    Ok(done)
-}
-
-fn cache() -> Result<PathBuf, String> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let base = base.filter(|base| base.is_absolute());
-    let base = base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let base = base.ok_or("neither XDG_CACHE_HOME nor HOME is set")?;
-    Ok(base.join("dra-driver-vgpu"))
 }
