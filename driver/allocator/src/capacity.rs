@@ -69,7 +69,7 @@ pub(crate) fn consumed(
         let policy = device
             .capacity
             .get(name)
-            .and_then(|capacity| capacity.request_policy.as_ref());
+            .and_then(|capacity| capacity.request_policy.as_deref());
         if policy.is_some_and(|policy| violates(amount, policy, fractional)) {
             return Ok(Err(Misfit::Policy {
                 name: name.clone(),
@@ -106,7 +106,7 @@ pub(crate) fn fits<'a>(
 }
 
 fn one(name: &str, asked: Option<&Quantity>, capacity: &Capacity, fractional: bool) -> Result<Quantity, CapacityError> {
-    let policy = capacity.request_policy.as_ref();
+    let policy = capacity.request_policy.as_deref();
     let Some(asked) = asked else {
         let default = policy.and_then(|policy| policy.default.as_ref());
         return Ok(default.unwrap_or(&capacity.value).clone());

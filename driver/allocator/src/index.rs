@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The shelves are `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
-//! that a comparison of all nodes would choose. Other policies, slices that are not of one node, and first requests for
-//! all devices or with admin access are answered by that comparison (`first-fit` goes through the nodes by name). Nothing is written: the caller writes the allocation, and its event comes back as any other's.
+//! that a comparison of all nodes would choose. Other policies, and first requests for all devices, with admin access, or
+//! that match a device of no single node, are answered by that comparison (`first-fit` goes through the nodes by name). Nothing is written: the caller writes the allocation, and its event comes back as any other's.
 
 mod shelves;
 
@@ -22,7 +22,9 @@ use crate::error::AllocateError;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
 use crate::ledger::Ledger;
-use crate::model::{Allocation, DeviceClass, DeviceTaintRule, Exactly, Node, ResourceClaim, ResourceSlice};
+use crate::model::{
+    Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Exactly, Node, ResourceClaim, ResourceSlice,
+};
 use crate::plan::Classes;
 use crate::policy::{NodeRank, Policy};
 use crate::pools::NodeView;
@@ -71,7 +73,8 @@ pub struct Index {
     slices: HashMap<String, SliceHandle>,
     classes: ByName,
     ledger: Ledger,
-    claims: HashMap<Arc<str>, Allocation>,
+    /// What each claim holds.
+    claims: HashMap<Arc<str>, Box<[DeviceResult]>>,
     shelves: Shelves,
     /// Views that were needed and still hold.
     views: HashMap<String, Arc<NodeView>>,
@@ -140,9 +143,10 @@ impl Index {
                 let key: Arc<str> = claim.key().into();
                 self.release(&key);
                 if let Some(allocation) = claim.status.allocation {
-                    self.ledger.add(&key, &allocation, self.features);
-                    self.shelves.update(&allocation, &self.ledger);
-                    self.claims.insert(key, allocation);
+                    let results = allocation.devices.results;
+                    self.ledger.add(&key, &results, self.features);
+                    self.shelves.update(&results, &self.ledger);
+                    self.claims.insert(key, results.into_boxed_slice());
                 }
             }
             Event::ClaimGone { key } => self.release(&Arc::from(key)),
@@ -161,12 +165,26 @@ impl Index {
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
         match policy {
-            Policy::Binpack if self.shelves.hold_everything() && is_plain(claims) => {
+            Policy::Binpack if is_plain(claims) && !self.could_be_astray(claims, cache) => {
                 self.by_shelves(claims, cache, share_id)
             }
             Policy::FirstFit => self.by_name(claims, cache, share_id),
             _ => self.by_rank(claims, policy, cache, share_id),
         }
+    }
+
+    /// Whether the first request could have a device that is not on the shelves. One that nobody can judge might.
+    fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
+        self.shelves.strays().any(|device| {
+            first_asks(claims).any(|ask| {
+                let of_class = self.classes.get(&ask.class).map(|class| &class.spec.selectors);
+                let mut selectors = of_class.into_iter().flatten().chain(&ask.selectors);
+                selectors.all(|selector| match &selector.cel {
+                    Some(cel) => cache.matches(&cel.expression, &device).unwrap_or(true),
+                    None => true,
+                })
+            })
+        })
     }
 
     /// The nodes in the order of their devices on the shelves: an earlier alternative of the first request before any
@@ -319,9 +337,9 @@ impl Index {
     }
 
     fn release(&mut self, key: &Arc<str>) {
-        if let Some(allocation) = self.claims.remove(key) {
-            self.ledger.remove(key, &allocation, self.features);
-            self.shelves.update(&allocation, &self.ledger);
+        if let Some(results) = self.claims.remove(key) {
+            self.ledger.remove(key, &results, self.features);
+            self.shelves.update(&results, &self.ledger);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::capacity::Amounts;
 use crate::features::Features;
-use crate::model::Allocation;
+use crate::model::DeviceResult;
 
 /// What claims hold of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,10 +68,10 @@ impl Ledger {
         self.drivers.get(driver)?.get(pool)?.get(device)
     }
 
-    /// Books an allocation. A result with admin access takes nothing. Without the gate for consumable capacity, and
+    /// Books the results of an allocation. A result with admin access takes nothing. Without the gate for consumable capacity, and
     /// without a share, a result takes the whole device.
-    pub fn add(&mut self, holder: &Arc<str>, allocation: &Allocation, features: Features) {
-        for entry in entries(allocation, features) {
+    pub fn add(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
+        for entry in entries(results, features) {
             let usage = self
                 .drivers
                 .entry(entry.driver.to_owned())
@@ -94,8 +94,8 @@ impl Ledger {
     }
 
     /// Takes an allocation off again: exactly what [`Self::add`] booked for the same arguments.
-    pub fn remove(&mut self, holder: &Arc<str>, allocation: &Allocation, features: Features) {
-        for entry in entries(allocation, features) {
+    pub fn remove(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
+        for entry in entries(results, features) {
             let Some(pools) = self.drivers.get_mut(entry.driver) else {
                 continue;
             };
@@ -127,9 +127,9 @@ impl Ledger {
     }
 }
 
-fn entries(allocation: &Allocation, features: Features) -> impl Iterator<Item = Entry<'_>> {
-    let results = allocation.devices.results.iter();
+fn entries(results: &[DeviceResult], features: Features) -> impl Iterator<Item = Entry<'_>> {
     results
+        .iter()
         .filter(|result| !result.admin_access.unwrap_or(false))
         .map(move |result| Entry {
             driver: &result.driver,
@@ -143,8 +143,8 @@ fn entries(allocation: &Allocation, features: Features) -> impl Iterator<Item = 
 mod tests {
     use super::*;
 
-    fn allocation(results: &str) -> Allocation {
-        serde_json::from_str(&format!(r#"{{"devices":{{"results":[{results}]}}}}"#)).unwrap()
+    fn allocation(results: &str) -> Vec<DeviceResult> {
+        serde_json::from_str(&format!("[{results}]")).unwrap()
     }
 
     const SHARE: &str =

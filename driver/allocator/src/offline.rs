@@ -187,7 +187,7 @@ impl<'o> Cluster<'o> {
         let mut ledger = Ledger::default();
         for given in &objects.claims {
             if let Some(allocation) = &given.claim.status.allocation {
-                ledger.add(&given.claim.key().into(), allocation, options.features);
+                ledger.add(&given.claim.key().into(), &allocation.devices.results, options.features);
             }
         }
         Ok(Self {

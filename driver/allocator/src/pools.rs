@@ -89,6 +89,16 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
+    /// A device by itself, for its selectors: no pool, and no rules.
+    pub(crate) fn alone(slice: &Arc<Slice>, index: usize) -> Self {
+        Self {
+            pool: 0,
+            slice: slice.clone(),
+            index,
+            rule_taints: Vec::new(),
+        }
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.slice.spec.devices[self.index]
     }

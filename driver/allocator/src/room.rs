@@ -11,7 +11,7 @@ pub(crate) fn largest(capacity: &Capacity, free: &Quantity, fractional: bool) ->
     if free.is_negative() {
         return None;
     }
-    match &capacity.request_policy {
+    match capacity.request_policy.as_deref() {
         Some(RequestPolicy {
             valid_range: Some(range),
             ..

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::inventory::Slice;
 use crate::ledger::{Ledger, Usage};
-use crate::model::{Allocation, Device, Exactly};
+use crate::model::{Device, DeviceResult, Exactly};
+use crate::pools::Candidate;
 use crate::search::{CORES, MEMORY, capacity_of};
 
 /// A place in the order in which `binpack` takes devices, over all nodes.
@@ -33,7 +34,7 @@ pub(super) struct Shelves {
     /// Driver, pool, device: what is on the shelves, or taken whole. More than one while generations change.
     known: HashMap<String, HashMap<String, HashMap<String, Vec<Known>>>>,
     /// Slices that are not of one node.
-    strays: usize,
+    strays: Vec<Arc<Slice>>,
 }
 
 #[derive(Debug)]
@@ -72,9 +73,12 @@ impl Wanted {
 }
 
 impl Shelves {
-    /// Whether every device is of one node.
-    pub(super) fn hold_everything(&self) -> bool {
-        self.strays == 0
+    /// Devices that are not of one node, and so not on the shelves.
+    pub(super) fn strays(&self) -> impl Iterator<Item = Candidate> {
+        self.strays.iter().flat_map(|slice| {
+            let devices = 0..slice.spec.devices.len();
+            devices.map(move |index| Candidate::alone(slice, index))
+        })
     }
 
     /// The next device that has enough left.
@@ -107,7 +111,7 @@ impl Shelves {
 
     pub(super) fn insert(&mut self, slice: &Arc<Slice>, ledger: &Ledger) {
         let Some(node) = slice.spec.node_name.as_deref().filter(|node| !node.is_empty()) else {
-            self.strays += 1;
+            self.strays.push(slice.clone());
             return;
         };
         let node: Arc<str> = node.into();
@@ -135,7 +139,7 @@ impl Shelves {
 
     pub(super) fn remove(&mut self, slice: &Slice) {
         if slice.spec.node_name.as_deref().is_none_or(str::is_empty) {
-            self.strays -= 1;
+            self.strays.retain(|known| known.name != slice.name);
             return;
         }
         let devices = self
@@ -169,8 +173,8 @@ impl Shelves {
     }
 
     /// Puts the devices of an allocation where they belong now.
-    pub(super) fn update(&mut self, allocation: &Allocation, ledger: &Ledger) {
-        for result in &allocation.devices.results {
+    pub(super) fn update(&mut self, results: &[DeviceResult], ledger: &Ledger) {
+        for result in results {
             let known = self
                 .known
                 .get_mut(&result.driver)

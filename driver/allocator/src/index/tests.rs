@@ -26,6 +26,12 @@ fn gpu(index: usize, size: u8) -> Value {
     }})
 }
 
+fn stray(size: u8) -> Event {
+    Event::Slice(read(json!({"metadata": {"name": "net"}, "spec": {
+        "driver": "drv", "allNodes": true, "pool": {"name": "net", "resourceSliceCount": 1}, "devices": [gpu(9, size)],
+    }})))
+}
+
 fn node(index: usize) -> Event {
     Event::Node(read(json!({"metadata": {"name": format!("n{index}")}})))
 }
@@ -62,6 +68,9 @@ enum Step {
     SliceGone(usize),
     NodeGone(usize),
     NodeBack(usize),
+    /// A device that every node can use, of a model that some claims want.
+    Stray(u8),
+    StrayGone,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -73,6 +82,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4usize).prop_map(Step::SliceGone),
         1 => (0..4usize).prop_map(Step::NodeGone),
         1 => (0..4usize).prop_map(Step::NodeBack),
+        1 => (2..12u8).prop_map(Step::Stray),
+        1 => Just(Step::StrayGone),
     ]
 }
 
@@ -128,6 +139,11 @@ proptest! {
                 Step::SliceGone(at) => index.apply(Event::SliceGone { name: format!("s{at}") }),
                 Step::NodeGone(at) => index.apply(Event::NodeGone { name: format!("n{at}") }),
                 Step::NodeBack(at) => index.apply(node(at)),
+                Step::Stray(size) => {
+                    grown |= !held.is_empty();
+                    index.apply(stray(size));
+                }
+                Step::StrayGone => index.apply(Event::SliceGone { name: "net".into() }),
             }
             prop_assert!(grown || is_sound(&index));
         }
@@ -163,9 +179,7 @@ fn other_policies_and_network_devices_are_answered_too() {
         ("n0".to_owned(), "gpu-0".to_owned())
     );
     assert_eq!(place(&mut index, Policy::Spread), ("n0".to_owned(), "gpu-1".to_owned()));
-    index.apply(Event::Slice(read(json!({"metadata": {"name": "net"}, "spec": {
-        "driver": "drv", "allNodes": true, "pool": {"name": "net", "resourceSliceCount": 1}, "devices": [gpu(9, 3)],
-    }}))));
+    index.apply(stray(3));
     assert_eq!(
         place(&mut index, Policy::Binpack),
         ("n0".to_owned(), "gpu-9".to_owned())

@@ -67,7 +67,8 @@ pub struct Device {
 pub struct Capacity {
     #[serde(deserialize_with = "or_default")]
     pub value: Quantity,
-    pub request_policy: Option<RequestPolicy>,
+    /// Apart: a cluster has many devices, and a policy is five times as large as the value.
+    pub request_policy: Option<Box<RequestPolicy>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -21,14 +21,11 @@ impl<'a> Search<'a, '_, '_> {
         capacity.map_or(0, |(name, capacity)| self.left(index, name, capacity).rank())
     }
 
-    /// The most of a capacity that one more share of the device could ask for, and the name that it has there.
+    /// The most of a capacity that one more request could ask of the device, if it can have it at all, and the name
+    /// that it has there.
     pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
         let candidate = &self.view.candidates[index];
         let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;
-        // A device that is not shared is given whole or not at all.
-        if !self.is_multiple(candidate.device()) {
-            return None;
-        }
         let most = room::largest(
             capacity,
             &self.left(index, name, capacity),

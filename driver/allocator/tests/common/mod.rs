@@ -80,12 +80,8 @@ impl Case {
                 .as_object_mut()
                 .unwrap()
                 .extend(rest.as_object().unwrap().clone());
-            let allocation = serde_json::json!({"devices": {"results": [result]}});
-            ledger.add(
-                &holder,
-                &serde_json::from_value(allocation).unwrap(),
-                Features::default(),
-            );
+            let result = serde_json::from_value(result).unwrap();
+            ledger.add(&holder, &[result], Features::default());
         };
         for path in self.allocated_devices.iter().flatten() {
             add(path, serde_json::json!({}));

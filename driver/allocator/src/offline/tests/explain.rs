@@ -95,6 +95,26 @@ fn the_largest_fraction_is_what_an_allocation_would_get() {
 }
 
 #[test]
+fn a_device_that_is_not_shared_is_had_whole_or_not_at_all() {
+    let whole = |name: &str| {
+        let mut gpu = gpu(name, "80Gi");
+        gpu["allowMultipleAllocations"] = false.into();
+        gpu["capacity"] = json!({"memory": {"value": "80Gi"}, "cores": {"value": "100"}});
+        gpu
+    };
+    let all = [
+        node("n"),
+        class(),
+        slice("n", [whole("taken"), whole("unused")]),
+        held("h", "n", "taken", None),
+        memory("mine", "90Gi"),
+    ];
+    let answer = why(all, "mine").unwrap();
+    assert_eq!(amount(answer.largest.memory.as_ref()), Some(("80Gi".into(), "unused")));
+    assert_eq!(answer.largest.cores, None);
+}
+
+#[test]
 fn nothing_is_left_is_an_answer_too() {
     let all = [
         node("n"),
