@@ -24,6 +24,9 @@ if runs allocator; then
   "$CARGO_TARGET_DIR/release/examples/figures" 1000 0 --kubernetes "$kubernetes"
   "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 --kubernetes "$kubernetes"
   "$CARGO_TARGET_DIR/release/examples/figures" 5000 100000
+  for policy in spread numa pcie whole-gpus first-fit; do
+    "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 "$policy"
+  done
 fi
 if runs cluster; then
   build/prerequisites.sh demo

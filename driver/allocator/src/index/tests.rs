@@ -2,6 +2,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::policy::Policy;
+use crate::selectors::SelectorCache;
 
 fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -62,6 +64,7 @@ enum Step {
         cores: u8,
         count: u8,
         model: u8,
+        policy: usize,
     },
     Release(usize),
     Republish(usize, Vec<u8>),
@@ -75,8 +78,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (prop::option::of(1..9u8), 1..8u8, 0..6u8, 1..3u8, 0..4u8)
-            .prop_map(|(first, memory, cores, count, model)| Step::Allocate { first, memory, cores, count, model }),
+        6 => (prop::option::of(1..9u8), 1..8u8, 0..6u8, 1..3u8, 0..4u8, 0..6usize)
+            .prop_map(|(first, memory, cores, count, model, policy)| Step::Allocate { first, memory, cores, count, model, policy }),
+        // Alike, so that what is kept of the last one counts.
+        4 => (0..6usize).prop_map(|policy| Step::Allocate { first: None, memory: 2, cores: 1, count: 1, model: 2, policy }),
         3 => (0..20usize).prop_map(Step::Release),
         1 => (0..4usize, prop::collection::vec(1..12u8, 0..4)).prop_map(|(node, sizes)| Step::Republish(node, sizes)),
         1 => (0..4usize).prop_map(Step::SliceGone),
@@ -98,10 +103,19 @@ fn is_sound(index: &Index) -> bool {
     })
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+/// Few, unless PROPTEST_CASES says how many.
+fn cases() -> u32 {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default().cases,
+        None => 64,
+    }
+}
 
-    /// Whatever happens, the shelves say what a look at every node says, and nothing is given twice.
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    /// Whatever happens, the shelves, and what is kept of earlier comparisons, say what a look at every node says, and
+    /// nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
         let mut index = Index::new(Features::default());
@@ -115,10 +129,13 @@ proptest! {
         let mut grown = false;
         for (number, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Allocate { first, memory, cores, count, model } => {
+                Step::Allocate { first, memory, cores, count, model, policy } => {
                     let mut claim = claim(number, first, memory, cores, count, model);
-                    let one = index.allocate(&[&claim], Policy::Binpack, &mut cache, &mut || "s".into());
-                    let all = index.by_rank(&[&claim], Policy::Binpack, &mut cache, &mut || "s".into());
+                    let policy = Policy::ALL[policy];
+                    let one = index.allocate(&[&claim], policy, &mut cache, &mut || "s".into());
+                    let kept = std::mem::take(&mut index.rankings);
+                    let all = index.by_rank(&[&claim], policy, &mut cache, &mut || "s".into());
+                    index.rankings = kept;
                     prop_assert_eq!(&one, &all);
                     if let Some(placement) = one.unwrap() {
                         claim.status.allocation = placement.allocations.into_iter().next();
