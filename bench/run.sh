@@ -1,16 +1,34 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, then the cluster's.
-# `run.sh library [--quick|--real-gpu|--rounds N]` or `run.sh cluster` prints one part alone.
+# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, then the cluster's.
+# `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator` or `run.sh cluster` prints one part alone.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
 part=${1:-all}
 [ $# -eq 0 ] || shift
-case $part in library | cluster | all) ;; *) fail "$part: not a part; there are library and cluster" ;; esac
-if [ "$part" != cluster ]; then
+runs() { # whether PART is to be run
+  [ "$part" = all ] || [ "$part" = "$1" ]
+}
+case $part in library | allocator | cluster | all) ;; *) fail "$part: not a part; there are library, allocator and cluster" ;; esac
+if runs library; then
   python3 bench/run.py "$@"
 fi
-if [ "$part" != library ]; then
+if runs allocator; then
+  command -v go >/dev/null || fail "Go is missing: install Go >= 1.26, Kubernetes' own allocator is built with it"
+  kubernetes=$CARGO_TARGET_DIR/allocator-go
+  (cd e2e/allocator-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
+  cargo build --quiet --release -p vgpu-cel --example speed -p vgpu-allocator --example figures
+  echo "selectors:"
+  "$CARGO_TARGET_DIR/release/examples/speed"
+  echo "one fractional claim:"
+  "$CARGO_TARGET_DIR/release/examples/figures" 1000 0 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/release/examples/figures" 5000 100000
+  for policy in spread numa pcie whole-gpus first-fit; do
+    "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 "$policy"
+  done
+fi
+if runs cluster; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e
   cargo build --quiet --release -p vgpu-kubelet-plugin --example prepare_bench

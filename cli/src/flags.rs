@@ -2,15 +2,21 @@
 //!
 //! clap's own messages take several lines; here each mistake becomes one that names the flag.
 
+mod offline;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat};
+
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Parsed {
     Run(RunFlags),
+    Allocate(AllocateFlags),
+    Explain(ExplainFlags),
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
@@ -66,6 +72,12 @@ enum Command {
     /// Run a local command under GPU limits. An ordinary user's run does not hold setuid and static programs, nor a cleared environment
     #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
     Run(RunFlags),
+    /// Allocate the claims in files to a node, as the controller would, without a cluster
+    #[command(long_about = offline::ALLOCATE_LONG, after_help = offline::ALLOCATE_AFTER)]
+    Allocate(AllocateFlags),
+    /// Say why a pod or a claim waits: what stands in the way on every GPU, and what would fit
+    #[command(long_about = offline::EXPLAIN_LONG, after_help = offline::EXPLAIN_AFTER)]
+    Explain(ExplainFlags),
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
 }
@@ -98,21 +110,30 @@ pub struct RunFlags {
 /// # Errors
 /// One line that names the flag and what is wrong with it.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let command = args.get(1).map(|command| command.to_string_lossy().into_owned());
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
         }) => Ok(Parsed::Run(flags)),
+        Ok(Cli {
+            command: Command::Allocate(flags),
+        }) => Ok(Parsed::Allocate(flags)),
+        Ok(Cli {
+            command: Command::Explain(flags),
+        }) => Ok(Parsed::Explain(flags)),
         Ok(Cli {
             command: Command::ListGpus { library },
         }) => Ok(Parsed::ListGpus { library }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Parsed::Print(error.to_string()))
         }
-        Err(error) => Err(one_line(&error)),
+        Err(error) => Err(one_line(&error, command.as_deref())),
     }
 }
 
-fn one_line(error: &clap::Error) -> String {
+/// `command`: which of ours was typed.
+fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),
         Some(ContextValue::Strings(texts)) => texts.join(" "),
@@ -121,12 +142,26 @@ fn one_line(error: &clap::Error) -> String {
     let flag = named(ContextKind::InvalidArg);
     let what = match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
+        ErrorKind::UnknownArgument if command == Some("allocate") => {
+            format!("{flag:?}: unexpected argument; files follow after -f")
+        }
+        ErrorKind::UnknownArgument if command == Some("explain") => {
+            format!("{flag:?}: unexpected argument; one pod or claim is explained at a time")
+        }
         ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
             format!("{flag}: its value is missing")
         }
+        ErrorKind::InvalidValue => {
+            let values = named(ContextKind::ValidValue);
+            format!("{flag}: {:?} is not one of {values}", named(ContextKind::InvalidValue))
+        }
         ErrorKind::TooManyValues => format!("{flag}: takes no value"),
         ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
+        ErrorKind::MissingRequiredArgument if command == Some("allocate") => "-f: FILE is missing".to_owned(),
+        ErrorKind::MissingRequiredArgument if command == Some("explain") => {
+            "what to explain is missing: pod/NAME or claim/NAME".to_owned()
+        }
         ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
         ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -182,6 +217,34 @@ mod tests {
             let line = line_of(args);
             assert!(line.starts_with(start), "{args:?}: {line}");
             assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_of_allocate_and_explain_is_one_line_too() {
+        for (args, start) in [
+            (&["vgpu", "allocate"][..], "-f: FILE is missing"),
+            (
+                &["vgpu", "allocate", "x.yaml"],
+                "\"x.yaml\": unexpected argument; files",
+            ),
+            (&["vgpu", "allocate", "-f"], "--filename: its value is missing"),
+            (
+                &["vgpu", "allocate", "-f", "x", "-o", "xml"],
+                "--output: \"xml\" is not one of json yaml",
+            ),
+            (
+                &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
+                "--nodes: unknown flag",
+            ),
+            (&["vgpu", "explain"], "what to explain is missing"),
+            (
+                &["vgpu", "explain", "pod/a", "pod/b"],
+                "\"pod/b\": unexpected argument; one pod",
+            ),
+        ] {
+            let line = line_of(args);
+            assert!(line.starts_with(start), "{args:?}: {line}");
         }
     }
 

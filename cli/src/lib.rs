@@ -12,6 +12,8 @@
 //! What fails, and where it is settled: a `vgpu run` killed at any point leaves a share that the next
 //! one takes away ([`share`]); hostile folders in /tmp are refused ([`run_dir`]); a broken driver breaks
 //! a helper process only ([`gpus`]); a mount that fails ends COMMAND before it starts ([`namespace`]).
+//! `vgpu allocate` and `vgpu explain` share nothing with it but flags and exit statuses: see [`mod@offline`].
+//!
 //! A mistake is one line on stderr and exit 2; COMMAND's own output and exit status are never touched.
 
 pub mod artefacts;
@@ -23,6 +25,7 @@ pub mod inhabitants;
 pub mod launch;
 pub mod loader_cache;
 pub mod namespace;
+mod offline;
 pub mod plan;
 pub mod request;
 pub mod run;
@@ -42,6 +45,8 @@ pub const EXIT_USAGE: u8 = 2;
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match flags::parse(args) {
         Ok(Parsed::Run(raw)) => run::main(raw),
+        Ok(Parsed::Allocate(flags)) => offline::allocate::main(&flags),
+        Ok(Parsed::Explain(flags)) => offline::explain::main(&flags),
         Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
         Ok(Parsed::Print(text)) => {
             // Who closed the other end wants no more of it.

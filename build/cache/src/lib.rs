@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod apt;
+pub mod go;
 pub mod pip;
 
 use std::collections::hash_map::DefaultHasher;

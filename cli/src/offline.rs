@@ -1,0 +1,80 @@
+//! `vgpu allocate` and `vgpu explain`: the controller's allocator on objects in files, without a cluster.
+//!
+//! ```text
+//!  files, or kubectl get ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► words, JSON or YAML
+//! ```
+//!
+//! Nothing is written anywhere else, and nothing is read but the files that are named, or what kubectl says. Exit 0: it
+//! fits; 1: it does not, and the answer says why; 2: a mistake in the flags or in the input.
+#![forbid(unsafe_code)]
+
+pub(crate) mod allocate;
+mod documents;
+pub(crate) mod explain;
+mod kubectl;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use vgpu_allocator::offline::{self, InputError, Objects};
+use vgpu_allocator::{FeatureError, Features};
+
+use documents::DocumentError;
+use kubectl::KubectlError;
+
+const EXIT_DOES_NOT_FIT: u8 = 1;
+
+/// What both commands can meet.
+#[derive(Debug, thiserror::Error)]
+enum OfflineError {
+    #[error("--feature-gates: {0}")]
+    Features(#[from] FeatureError),
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error(transparent)]
+    Kubectl(#[from] KubectlError),
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    Offline(#[from] offline::OfflineError),
+    #[error("the answer cannot be written as YAML: {0}; take -o json")]
+    Yaml(String),
+    #[error("standard output: {0}")]
+    Output(#[source] std::io::Error),
+}
+
+impl OfflineError {
+    /// Who closed the other end wants no more of it.
+    fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+}
+
+fn features(gates: &[String]) -> Result<Features, OfflineError> {
+    let features = gates
+        .iter()
+        .try_fold(Features::default(), |features, text| features.parse(text))?;
+    Ok(features)
+}
+
+fn objects_in(files: &[PathBuf]) -> Result<Objects, OfflineError> {
+    let mut objects = Objects::default();
+    for file in files {
+        for document in documents::read(file)? {
+            objects.add(document, &file.display().to_string())?;
+        }
+    }
+    Ok(objects)
+}
+
+/// As YAML.
+fn written(answer: &Value) -> Result<String, OfflineError> {
+    serde_saphyr::to_string(answer).map_err(|error| OfflineError::Yaml(error.to_string()))
+}
+
+fn print(text: &str) -> Result<(), OfflineError> {
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(OfflineError::Output)
+}

@@ -1,0 +1,46 @@
+//! `vgpu explain`: why a pod or a claim waits.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use vgpu_allocator::SelectorCache;
+use vgpu_allocator::offline::{self, Options, Subject};
+
+use super::{EXIT_DOES_NOT_FIT, OfflineError, features, kubectl, objects_in, print, written};
+use crate::EXIT_USAGE;
+use crate::flags::{AnswerFormat, ExplainFlags};
+
+pub(crate) fn main(flags: &ExplainFlags) -> ExitCode {
+    match run(flags) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(EXIT_DOES_NOT_FIT),
+        Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "vgpu explain: {error}");
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
+}
+
+/// Whether nothing stands in the way.
+fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
+    let options = Options {
+        node: flags.node.clone(),
+        features: features(&flags.feature_gates)?,
+        ..Options::default()
+    };
+    let subject = Subject::parse(&flags.subject, &flags.namespace)?;
+    let objects = match flags.files.is_empty() {
+        true => kubectl::objects(&flags.namespace)?,
+        false => objects_in(&flags.files)?,
+    };
+    let answer = offline::explain(&objects, &subject, &options, &mut SelectorCache::default())?;
+    // It is made of texts, lists and numbers only.
+    let document = || serde_json::to_value(&answer).unwrap_or_default();
+    print(&match flags.output {
+        AnswerFormat::Text => answer.to_string(),
+        AnswerFormat::Json => format!("{:#}\n", document()),
+        AnswerFormat::Yaml => written(&document())?,
+    })?;
+    Ok(answer.fits())
+}

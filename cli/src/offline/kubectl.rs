@@ -1,0 +1,58 @@
+//! The cluster's objects, by kubectl: its context, its credentials, its way to the API server.
+
+use std::process::Command;
+
+use serde_json::Value;
+use vgpu_allocator::offline::Objects;
+
+use super::OfflineError;
+
+/// All that allocation reads, but for DeviceTaintRules, which not every cluster serves.
+const KINDS: &str = "nodes,deviceclasses.v1.resource.k8s.io,resourceslices.v1.resource.k8s.io,\
+                     resourceclaims.v1.resource.k8s.io";
+const RULES: &str = "devicetaintrules.v1.resource.k8s.io";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KubectlError {
+    #[error("kubectl: {0}; install it, or give the objects in files by -f")]
+    Missing(#[source] std::io::Error),
+    #[error("kubectl get {what}: {said}")]
+    Failed { what: &'static str, said: String },
+    #[error("kubectl get {what}: what it said is not JSON: {error}")]
+    Json {
+        what: &'static str,
+        error: serde_json::Error,
+    },
+}
+
+/// What is in the cluster, with the pods of one namespace.
+pub(super) fn objects(namespace: &str) -> Result<Objects, OfflineError> {
+    let mut objects = Objects::default();
+    objects.add(get(KINDS, &["--all-namespaces"])?, "kubectl get")?;
+    match get(RULES, &[]) {
+        Ok(rules) => objects.add(rules, "kubectl get")?,
+        Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => {}
+        Err(error) => return Err(error.into()),
+    }
+    objects.add(get("pods", &["--namespace", namespace])?, "kubectl get")?;
+    Ok(objects)
+}
+
+fn get(what: &'static str, scope: &[&str]) -> Result<Value, KubectlError> {
+    let output = Command::new("kubectl")
+        .args(["get", what, "--output", "json"])
+        .args(scope)
+        .output()
+        .map_err(KubectlError::Missing)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said
+            .trim()
+            .lines()
+            .last()
+            .unwrap_or("it failed without a word")
+            .to_owned();
+        return Err(KubectlError::Failed { what, said });
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| KubectlError::Json { what, error })
+}

@@ -1,0 +1,134 @@
+//! `vgpu explain`: from files, and from a cluster by a kubectl that this test writes.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const OBJECTS: &str = r#"
+{"apiVersion": "v1", "kind": "List", "items": [
+  {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "vgpu"}, "spec": {}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": {
+    "driver": "dra.vgpu", "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+    "devices": [{"name": "gpu-0", "allowMultipleAllocations": true, "capacity": {
+      "memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "64Mi", "step": "1Mi"}}},
+      "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}}}]}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "mine", "namespace": "team"},
+   "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
+     "capacity": {"requests": {"memory": "100Gi", "cores": "25"}}}}]}}}
+]}"#;
+
+const PODS: &str = r#"
+{"apiVersion": "v1", "kind": "List", "items": [
+  {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "namespace": "team"},
+   "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}}
+]}"#;
+
+const WORDS: &str = "\
+pod team/train waits for team/mine, which does not fit on node n1
+  claim team/mine, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi free
+most memory that one device has, with the cores asked for: 80Gi (request gpu of claim team/mine; node n1, device gpu-0)
+no device that this may have has any cores with the memory asked for
+";
+
+fn explain(path: Option<&Path>, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
+    command.arg("explain").args(args).stdin(Stdio::null());
+    if let Some(path) = path {
+        command.env("PATH", path);
+    }
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn files_are_answered_in_words_json_and_yaml() {
+    let folder = tempfile::tempdir().unwrap();
+    let (objects, pods) = (folder.path().join("objects.json"), folder.path().join("pods.json"));
+    std::fs::write(&objects, OBJECTS).unwrap();
+    std::fs::write(&pods, PODS).unwrap();
+    let files = [
+        "-f",
+        objects.to_str().unwrap(),
+        "-f",
+        pods.to_str().unwrap(),
+        "-n",
+        "team",
+    ];
+    let with = |more: &[&str]| explain(None, &[&files, more].concat());
+
+    let output = with(&["pod/train"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        (WORDS.to_owned(), String::new())
+    );
+
+    for format in ["json", "yaml"] {
+        let output = with(&["train", "-o", format]);
+        let answer: Value = match format {
+            "json" => serde_json::from_slice(&output.stdout).unwrap(),
+            _ => serde_saphyr::from_str(&text(&output.stdout)).unwrap(),
+        };
+        assert_eq!(answer["largest"]["memory"]["amount"], "80Gi");
+        assert_eq!(answer["reasons"][0]["reason"], "Capacity");
+    }
+
+    let output = with(&["pod/none"]);
+    assert_eq!(output.status.code(), Some(2));
+    let words = "vgpu explain: team/none is not in the input; give the object too, and its namespace by -n\n";
+    assert_eq!(text(&output.stderr), words);
+}
+
+/// A folder with a kubectl that says `kinds` of everything but pods and rules.
+fn kubectl(kinds: &str, rules: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("kinds"), kinds).unwrap();
+    std::fs::write(folder.path().join("pods"), PODS).unwrap();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n\
+         'get nodes,'*' --output json --all-namespaces') exec /bin/cat '{folder}/kinds' ;;\n\
+         'get devicetaintrules.v1.resource.k8s.io --output json') {rules} ;;\n\
+         'get pods --output json --namespace team') exec /bin/cat '{folder}/pods' ;;\n\
+         *) echo \"unexpected: $*\" >&2; exit 1 ;;\nesac\n",
+        folder = folder.path().display()
+    );
+    let program = folder.path().join("kubectl");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+#[test]
+fn without_files_the_cluster_is_asked_by_kubectl() {
+    let none = "echo 'error: the server doesn'\\''t have a resource type \"devicetaintrules\"' >&2; exit 1";
+    let folder = kubectl(OBJECTS, none);
+    let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        (WORDS.to_owned(), String::new())
+    );
+
+    let folder = kubectl(OBJECTS, "echo 'error: You must be logged in' >&2; exit 1");
+    let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
+    assert_eq!(output.status.code(), Some(2));
+    let words = "vgpu explain: kubectl get devicetaintrules.v1.resource.k8s.io: error: You must be logged in\n";
+    assert_eq!(text(&output.stderr), words);
+
+    let folder = kubectl("<html>", none);
+    let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
+    assert!(text(&output.stderr).contains("what it said is not JSON"), "{output:?}");
+
+    let empty = tempfile::tempdir().unwrap();
+    let output = explain(Some(empty.path()), &["pod/train"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("give the objects in files by -f"),
+        "{output:?}"
+    );
+}

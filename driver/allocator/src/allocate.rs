@@ -1,0 +1,134 @@
+//! One attempt: claims, one node, an answer.
+
+use crate::error::AllocateError;
+use crate::features::Features;
+use crate::ledger::Ledger;
+use crate::model::{Allocation, ResourceClaim};
+use crate::outcome::Outcome;
+use crate::plan::{Classes, Planner};
+use crate::policy::{NodeRank, Order, Policy};
+use crate::pools::{NodeView, PoolState};
+use crate::search::Search;
+use crate::selectors::SelectorCache;
+
+/// Whether a device is where a node's allocation begins.
+pub(crate) enum Start {
+    Here(Option<Vec<Allocation>>),
+    Elsewhere,
+}
+
+/// What is to be allocated together, and what is known besides the node.
+#[derive(Clone, Copy)]
+pub struct Attempt<'a> {
+    pub claims: &'a [&'a ResourceClaim],
+    pub classes: &'a dyn Classes,
+    /// What is in use.
+    pub ledger: &'a Ledger,
+    pub features: Features,
+    pub policy: Policy,
+}
+
+impl<'a> Attempt<'a> {
+    /// One allocation a claim, in their order, or `None` when they do not fit on the node together.
+    ///
+    /// # Errors
+    /// Something is wrong with the claims, their classes or the slices, so that there is no right answer.
+    pub fn on_node(
+        &self,
+        view: &'a NodeView,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Option<Vec<Allocation>>, AllocateError> {
+        for order in self.policy.orders() {
+            if let Some(found) = self.in_order(view, order, cache, share_id)? {
+                return Ok(Some(found));
+            }
+        }
+        // Not a reason to refuse anything that fits, but one for which nothing does.
+        let invalid = view.pools.iter().find_map(|pool| match &pool.state {
+            PoolState::Invalid(error) => Some((pool.path(), Box::new(error.clone()))),
+            PoolState::Usable | PoolState::Incomplete => None,
+        });
+        match invalid {
+            Some((pool, error)) => Err(AllocateError::InvalidPools { pool, error }),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) fn in_order(
+        &self,
+        view: &'a NodeView,
+        order: Order,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Option<Vec<Allocation>>, AllocateError> {
+        let mut search = self.search(view, cache, order)?;
+        Ok(search.run()?.then(|| self.outcome(&search, share_id)))
+    }
+
+    /// Where the node stands among others, by its best device for the first request; `None` if it has none.
+    pub(crate) fn rank(
+        &self,
+        view: &'a NodeView,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<Option<NodeRank>, AllocateError> {
+        let order = self.policy.orders()[0];
+        order.of_node(&mut self.search(view, cache, order)?)
+    }
+
+    /// Allocations if the first request's alternative can have this device, which must be the node's best one for it.
+    pub(crate) fn on_device(
+        &self,
+        view: &'a NodeView,
+        alternative: usize,
+        serial: u64,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Start, AllocateError> {
+        let found = view
+            .candidates
+            .iter()
+            .position(|candidate| candidate.serial() == serial);
+        let Some(index) = found else {
+            return Ok(Start::Elsewhere);
+        };
+        let order = self.policy.orders()[0];
+        let mut search = self.search(view, cache, order)?;
+        if !search.would_take(0, 0, alternative, index)? {
+            return Ok(Start::Elsewhere);
+        }
+        Ok(Start::Here(search.run()?.then(|| self.outcome(&search, share_id))))
+    }
+
+    pub(crate) fn search<'c, 's>(
+        &self,
+        view: &'a NodeView,
+        cache: &'c mut SelectorCache<'s>,
+        order: Order,
+    ) -> Result<Search<'a, 'c, 's>, AllocateError> {
+        let plans = Planner {
+            view,
+            classes: self.classes,
+            features: self.features,
+            cache,
+        }
+        .plan(self.claims)?;
+        Ok(Search::new(view, plans, self.ledger, self.features, cache, order))
+    }
+
+    fn outcome(&self, search: &Search<'a, '_, '_>, share_id: &mut dyn FnMut() -> String) -> Vec<Allocation> {
+        let claims = search.plans.iter().zip(&search.chosen).zip(&search.picks);
+        claims
+            .map(|((plan, chosen), picks)| {
+                Outcome {
+                    view: search.view,
+                    plan,
+                    chosen,
+                    picks,
+                    conditions: self.features.binds_with_conditions(),
+                }
+                .allocation(share_id)
+            })
+            .collect()
+    }
+}

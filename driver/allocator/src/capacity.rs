@@ -1,0 +1,308 @@
+//! What a request consumes of a device's capacity, and whether the device can.
+//!
+//! Every capacity of a device is consumed: what a request does not mention by its policy's default, or whole. What is
+//! asked for is rounded up as the policy says. A number that the policy's arithmetic cannot hold ends the attempt
+//! instead of skipping the device, as in Kubernetes: other devices would only be tried in vain, one by one.
+
+use std::collections::BTreeMap;
+
+use crate::model::{Capacity, CapacityRequirements, Device, Range, RequestPolicy};
+use crate::quantity::Quantity;
+
+/// Amounts by capacity name.
+pub(crate) type Amounts = BTreeMap<String, Quantity>;
+
+/// A number with which no device can be judged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CapacityError {
+    #[error("capacity {name:?}: the request {request} is beyond what its range (min, step) can count; ask for less")]
+    NotRepresentable { name: String, request: Quantity },
+    #[error("capacity {name:?}: its range has a step that is zero or too large; the driver must publish another")]
+    Step { name: String },
+    #[error(
+        "capacity {name:?}: {amount} would be consumed, which is below zero; ask for more, or have the driver publish another value"
+    )]
+    Negative { name: String, amount: Quantity },
+}
+
+/// Why a device cannot give what is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Misfit {
+    UnknownName(String),
+    Policy { name: String, amount: Quantity },
+    Short(Box<Shortage>),
+}
+
+/// What is missing of a capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) name: String,
+    pub(crate) wanted: Quantity,
+    pub(crate) free: Quantity,
+}
+
+/// What the request would consume of the device, or why it cannot even of an unused one.
+///
+/// # Errors
+/// A number with which no device can be judged.
+pub(crate) fn consumed(
+    request: Option<&CapacityRequirements>,
+    device: &Device,
+    fractional: bool,
+) -> Result<Result<Amounts, Misfit>, CapacityError> {
+    let asked = request.map(|request| &request.requests);
+    if let Some(name) = asked.and_then(|asked| asked.keys().find(|name| !device.capacity.contains_key(*name))) {
+        return Ok(Err(Misfit::UnknownName(name.clone())));
+    }
+    let mut amounts = Amounts::new();
+    for (name, capacity) in &device.capacity {
+        let amount = one(name, asked.and_then(|asked| asked.get(name)), capacity, fractional)?;
+        if amount.is_negative() {
+            return Err(CapacityError::Negative {
+                name: name.clone(),
+                amount,
+            });
+        }
+        amounts.insert(name.clone(), amount);
+    }
+    for (name, amount) in &amounts {
+        let policy = device
+            .capacity
+            .get(name)
+            .and_then(|capacity| capacity.request_policy.as_deref());
+        if policy.is_some_and(|policy| violates(amount, policy, fractional)) {
+            return Ok(Err(Misfit::Policy {
+                name: name.clone(),
+                amount: amount.clone(),
+            }));
+        }
+    }
+    Ok(Ok(amounts))
+}
+
+/// Whether the device can give the amounts besides what is in use.
+pub(crate) fn fits<'a>(
+    amounts: &Amounts,
+    device: &Device,
+    in_use: impl Iterator<Item = &'a Amounts> + Clone,
+) -> Result<(), Misfit> {
+    for (name, amount) in amounts {
+        let Some(capacity) = device.capacity.get(name) else {
+            continue;
+        };
+        let mut free = capacity.value.clone();
+        for used in in_use.clone().filter_map(|used| used.get(name)) {
+            free.subtract(used);
+        }
+        if *amount > free {
+            return Err(Misfit::Short(Box::new(Shortage {
+                name: name.clone(),
+                wanted: amount.clone(),
+                free,
+            })));
+        }
+    }
+    Ok(())
+}
+
+fn one(name: &str, asked: Option<&Quantity>, capacity: &Capacity, fractional: bool) -> Result<Quantity, CapacityError> {
+    let policy = capacity.request_policy.as_deref();
+    let Some(asked) = asked else {
+        let default = policy.and_then(|policy| policy.default.as_ref());
+        return Ok(default.unwrap_or(&capacity.value).clone());
+    };
+    Ok(match policy {
+        Some(RequestPolicy {
+            valid_range: Some(range @ Range { min: Some(min), .. }),
+            ..
+        }) => return round_up(name, asked, range, min, fractional),
+        Some(RequestPolicy {
+            valid_values: Some(values),
+            ..
+        }) => values.iter().find(|value| asked <= *value).unwrap_or(asked).clone(),
+        _ => asked.clone(),
+    })
+}
+
+/// The next value from `min` on in whole steps.
+fn round_up(
+    name: &str,
+    asked: &Quantity,
+    range: &Range,
+    min: &Quantity,
+    fractional: bool,
+) -> Result<Quantity, CapacityError> {
+    if asked < min {
+        return Ok(min.clone());
+    }
+    let Some(step) = &range.step else {
+        return Ok(asked.clone());
+    };
+    let too_large = || CapacityError::NotRepresentable {
+        name: name.to_owned(),
+        request: asked.clone(),
+    };
+    let milli = in_milli(range, fractional);
+    let read = |quantity: &Quantity| {
+        if milli {
+            quantity.exact_milli()
+        } else {
+            quantity.whole_away_from_zero()
+        }
+    };
+    let asked = read(asked).ok_or_else(too_large)?;
+    let (Some(step_by), Some(min)) = (read(step).filter(|step| *step != 0), read(min)) else {
+        return Err(CapacityError::Step { name: name.to_owned() });
+    };
+    // 128 bits hold any sum and product of these.
+    let (asked, step_by, min) = (i128::from(asked), i128::from(step_by), i128::from(min));
+    let steps = (asked - min) / step_by + i128::from((asked - min) % step_by != 0);
+    let value = i64::try_from(min + step_by * steps).map_err(|_| too_large())?;
+    Ok(match milli {
+        true if value % 1000 == 0 => Quantity::whole(value / 1000, step.format()),
+        true => Quantity::milli(value, step.format()),
+        false => Quantity::whole(value, step.format()),
+    })
+}
+
+fn violates(amount: &Quantity, policy: &RequestPolicy, fractional: bool) -> bool {
+    if policy.default.as_ref() == Some(amount) {
+        return false;
+    }
+    match (&policy.valid_range, &policy.valid_values) {
+        (Some(range), _) => outside(amount, range, fractional),
+        (None, Some(values)) => !values.is_empty() && !values.contains(amount),
+        (None, None) => false,
+    }
+}
+
+fn outside(amount: &Quantity, range: &Range, fractional: bool) -> bool {
+    if range.max.as_ref().is_some_and(|max| amount > max) {
+        return true;
+    }
+    let Some(step) = &range.step else {
+        return false;
+    };
+    let milli = in_milli(range, fractional);
+    let read = |quantity: &Quantity| {
+        if milli {
+            quantity.exact_milli()
+        } else {
+            quantity.whole_away_from_zero()
+        }
+    };
+    let min = range.min.as_ref().map_or(Some(0), read);
+    match (read(amount), read(step), min) {
+        (Some(amount), Some(step), Some(min)) if step != 0 => {
+            (i128::from(amount) - i128::from(min)) % i128::from(step) != 0
+        }
+        _ => true,
+    }
+}
+
+/// Whether a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
+pub(crate) fn in_milli(range: &Range, fractional: bool) -> bool {
+    let readable = |bound: &Option<Quantity>| bound.as_ref().is_none_or(|bound| bound.exact_milli().is_some());
+    fractional
+        && readable(&range.min)
+        && readable(&range.max)
+        && readable(&range.step)
+        && range
+            .step
+            .as_ref()
+            .and_then(Quantity::exact_milli)
+            .is_none_or(|step| step >= 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(capacity: &str) -> Device {
+        serde_json::from_str(&format!(r#"{{"name":"d","capacity":{{"memory":{capacity}}}}}"#)).unwrap()
+    }
+
+    fn consume(capacity: &str, asked: &str, fractional: bool) -> String {
+        let request = match asked {
+            "" => CapacityRequirements::default(),
+            asked => serde_json::from_str(&format!(r#"{{"requests":{{"memory":"{asked}"}}}}"#)).unwrap(),
+        };
+        match consumed(Some(&request), &device(capacity), fractional) {
+            Ok(Ok(amounts)) => amounts["memory"].to_string(),
+            Ok(Err(misfit)) => match misfit {
+                Misfit::UnknownName(_) => "unknown".into(),
+                Misfit::Policy { .. } => "policy".into(),
+                Misfit::Short(_) => "short".into(),
+            },
+            Err(_) => "error".into(),
+        }
+    }
+
+    const RANGE: &str =
+        r#"{"value":"80Gi","requestPolicy":{"default":"80Gi","validRange":{"min":"64Mi","max":"70Gi","step":"1Mi"}}}"#;
+    const VALUES: &str = r#"{"value":"64","requestPolicy":{"default":"1","validValues":["1","2","8"]}}"#;
+    const MILLI: &str = r#"{"value":"1","requestPolicy":{"default":"1","validRange":{"min":"100m","step":"100m"}}}"#;
+
+    #[test]
+    fn requests_are_rounded_as_the_policy_says() {
+        for (capacity, asked, expected) in [
+            (RANGE, "", "80Gi"),
+            (RANGE, "1", "64Mi"),
+            (RANGE, "-1Gi", "64Mi"),
+            (RANGE, "1500000001", "1431Mi"),
+            (RANGE, "71Gi", "policy"),
+            (RANGE, "18446744073709551616", "error"),
+            (RANGE, "9223372036854775807", "error"),
+            (VALUES, "", "1"),
+            (VALUES, "3", "8"),
+            (VALUES, "9", "policy"),
+            (r#"{"value":"80Gi"}"#, "", "80Gi"),
+            (r#"{"value":"80Gi"}"#, "3500000u", "3500m"),
+            (r#"{"value":"-1"}"#, "", "error"),
+            (r#"{"value":"1"}"#, "-1", "error"),
+            (
+                r#"{"value":"9","requestPolicy":{"validRange":{"min":"1","step":"0"}}}"#,
+                "2",
+                "error",
+            ),
+            (
+                r#"{"value":"9","requestPolicy":{"validRange":{"min":"250m"}}}"#,
+                "300m",
+                "300m",
+            ),
+        ] {
+            assert_eq!(consume(capacity, asked, false), expected, "{capacity} {asked}");
+        }
+    }
+
+    #[test]
+    fn fractions_of_a_range_take_the_gate() {
+        assert_eq!(consume(MILLI, "500m", false), "1");
+        assert_eq!(consume(MILLI, "500m", true), "500m");
+        assert_eq!(consume(MILLI, "450m", true), "500m");
+        assert_eq!(consume(MILLI, "1u", true), "100m");
+        assert_eq!(consume(MILLI, "200001u", true), "error");
+        assert_eq!(consume(RANGE, "1500000001", true), "1431Mi");
+    }
+
+    #[test]
+    fn an_unknown_name_is_a_misfit_before_anything_else() {
+        let request: CapacityRequirements = serde_json::from_str(r#"{"requests":{"bytes":"1"}}"#).unwrap();
+        assert_eq!(
+            consumed(Some(&request), &device(r#"{"value":"-1"}"#), false),
+            Ok(Err(Misfit::UnknownName("bytes".into())))
+        );
+    }
+
+    #[test]
+    fn what_is_in_use_counts() {
+        let device = device(r#"{"value":"80Gi"}"#);
+        let amounts = |text: &str| Amounts::from([("memory".to_owned(), text.parse().unwrap())]);
+        let used = [amounts("30Gi"), amounts("30Gi")];
+        assert_eq!(fits(&amounts("20Gi"), &device, used.iter()), Ok(()));
+        assert!(matches!(
+            fits(&amounts("20.5Gi"), &device, used.iter()),
+            Err(Misfit::Short(shortage)) if shortage.free == "20Gi".parse().unwrap()
+        ));
+    }
+}

@@ -1,0 +1,341 @@
+//! Why an attempt found nothing on a node, and what would fit there.
+//!
+//! ```text
+//!  attempt fails ─► the furthest request that the search reached: everything before it fits together
+//!      │
+//!      ▼ stand before that request, with everything before it chosen
+//!  each device of the node ─► the first thing that keeps the request from it, and who holds the rest
+//!      └──────────────────► the request again, with all the memory that is left, and with all the cores
+//! ```
+//!
+//! Both answers are the search's own: a device is tried as an allocation would try it, so what is said to fit does.
+
+use serde::Serialize;
+
+use crate::allocate::Attempt;
+use crate::capacity::Misfit;
+use crate::error::AllocateError;
+use crate::pools::{NodeView, PoolState};
+use crate::quantity::Quantity;
+use crate::reason::{Reason, ReasonKind, field_of};
+use crate::search::{CORES, MEMORY, Refusal, Search};
+use crate::selectors::SelectorCache;
+
+/// A reason's kind, field and message.
+type Said = (ReasonKind, String, String);
+
+/// Why claims do not fit on a node, and what would.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Why {
+    /// What stands in the way of the first request that does not fit beside those before it.
+    pub reasons: Vec<Reason>,
+    /// What that request could have.
+    pub largest: Largest,
+}
+
+/// The largest fractions of one device that a request could have: of the devices that pass its selectors, taints and
+/// constraints, everything but the one amount as it asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Largest {
+    /// Most memory, at the cores that are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Room>,
+    /// Most cores, at the memory that is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Room>,
+}
+
+/// What one device could give.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Room {
+    pub claim: String,
+    pub request: String,
+    pub node: String,
+    pub pool: String,
+    pub device: String,
+    pub amount: Quantity,
+}
+
+impl Largest {
+    /// Takes over what is larger.
+    pub fn merge(&mut self, other: Self) {
+        keep_larger(&mut self.memory, other.memory);
+        keep_larger(&mut self.cores, other.cores);
+    }
+}
+
+fn keep_larger(known: &mut Option<Room>, other: Option<Room>) {
+    if let Some(other) = other
+        && known.as_ref().is_none_or(|known| known.amount < other.amount)
+    {
+        *known = Some(other);
+    }
+}
+
+impl<'a> Attempt<'a> {
+    /// Why the claims do not fit on the node; nothing when they do.
+    ///
+    /// # Errors
+    /// A mistake in the claims themselves, which is no matter of this node.
+    pub fn explain(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
+        match self.find_reasons(view, cache) {
+            Ok(why) => Ok(why),
+            Err(error) => {
+                let reason = error.reason(view.node(), self.claims).ok_or(error)?;
+                Ok(Why {
+                    reasons: vec![reason],
+                    ..Why::default()
+                })
+            }
+        }
+    }
+
+    fn find_reasons(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
+        // Without the policy's wishes, which refuse nothing.
+        let Some(order) = self.policy.orders().pop() else {
+            return Ok(Why::default());
+        };
+        let mut search = self.search(view, cache, order)?;
+        if matches!(search.run(), Ok(true)) {
+            return Ok(Why::default());
+        }
+        let (claim, request) = search.furthest;
+        let mut search = self.search(view, cache, order)?;
+        if !search.run_until(claim, request)? || search.plans.is_empty() {
+            return Ok(Why::default());
+        }
+        let mut why = Why::default();
+        for alternative in 0..search.plans[claim].requests[request].asks.len() {
+            let mut explainer = Explainer {
+                search: &mut search,
+                claim,
+                request,
+                alternative,
+            };
+            explainer.explain(&mut why.reasons)?;
+            why.largest.merge(explainer.largest()?);
+        }
+        Ok(why)
+    }
+}
+
+/// One request, or alternative, before which the search stands.
+struct Explainer<'e, 'a, 'c, 's> {
+    search: &'e mut Search<'a, 'c, 's>,
+    claim: usize,
+    request: usize,
+    alternative: usize,
+}
+
+impl Explainer<'_, '_, '_, '_> {
+    fn explain(&mut self, reasons: &mut Vec<Reason>) -> Result<(), AllocateError> {
+        let before = reasons.len();
+        let view = self.search.view;
+        for pool in &view.pools {
+            let problem = match &pool.state {
+                PoolState::Usable => continue,
+                PoolState::Incomplete => "not all slices of its newest generation are published".to_owned(),
+                PoolState::Invalid(error) => error.to_string(),
+            };
+            let field = "spec.pool".to_owned();
+            let message = format!("pool {}: {problem}", pool.path());
+            reasons.push(self.reason(&pool.name, "", (ReasonKind::IncompletePool, field, message)));
+        }
+        let mut fitting: i64 = 0;
+        for index in 0..view.candidates.len() {
+            match self
+                .search
+                .try_device(self.claim, self.request, self.alternative, index)?
+            {
+                Ok(undo) => {
+                    self.search.take_back(undo);
+                    fitting += 1;
+                }
+                Err(refusal) => {
+                    let candidate = &view.candidates[index];
+                    let said = self.say(refusal, index)?;
+                    reasons.push(self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said));
+                }
+            }
+        }
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let wanted = ask.count;
+        if fitting > 0 && fitting >= wanted {
+            let message = format!("{fitting} devices would do one by one, but not {wanted} of them together");
+            let field = "spec.devices.constraints".to_owned();
+            reasons.push(self.reason("", "", (ReasonKind::Constraint, field, message)));
+        } else if reasons.len() == before {
+            let (kind, message) = match view.pools.is_empty() {
+                true => (ReasonKind::NodeMismatch, "no slice is for this node".to_owned()),
+                false => (
+                    ReasonKind::Capacity,
+                    format!("{wanted} devices are wanted and there are {fitting}"),
+                ),
+            };
+            reasons.push(self.reason("", "", (kind, self.field(), message)));
+        }
+        Ok(())
+    }
+
+    fn largest(&mut self) -> Result<Largest, AllocateError> {
+        let mut largest = Largest::default();
+        for index in 0..self.search.view.candidates.len() {
+            largest.merge(Largest {
+                memory: self.room(index, MEMORY)?.filter(|room| !room.amount.is_zero()),
+                cores: self.room(index, CORES)?,
+            });
+        }
+        Ok(largest)
+    }
+
+    /// The most of a capacity that the request could have of a device.
+    fn room(&mut self, index: usize, name: &str) -> Result<Option<Room>, AllocateError> {
+        let Some((name, amount)) = self.search.room(index, name) else {
+            return Ok(None);
+        };
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let mut asked = ask.exactly.capacity.clone().unwrap_or_default();
+        asked.requests.insert(name.to_owned(), amount.clone());
+        self.search.instead = Some(asked);
+        let taken = self
+            .search
+            .would_take(self.claim, self.request, self.alternative, index);
+        self.search.instead = None;
+        if !taken? {
+            return Ok(None);
+        }
+        let candidate = &self.search.view.candidates[index];
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        Ok(Some(Room {
+            claim: self.search.plans[self.claim].claim.key(),
+            request: ask.full_name(),
+            node: self.search.view.node().to_owned(),
+            pool: candidate.slice.spec.pool.name.clone(),
+            device: candidate.device().name.clone(),
+            amount,
+        }))
+    }
+
+    fn say(&mut self, refusal: Refusal, index: usize) -> Result<Said, AllocateError> {
+        let field = self.field();
+        let holders = self.holders(index);
+        Ok(match refusal {
+            Refusal::InUse => (ReasonKind::InUse, String::new(), format!("in use{holders}")),
+            Refusal::Taken => {
+                let message = "taken by an earlier request of the claims that are allocated together".to_owned();
+                (ReasonKind::InUse, field, message)
+            }
+            Refusal::Mismatch => self.say_mismatch(index)?,
+            Refusal::Capacity(misfit) => {
+                let at = |name: &str| format!("{field}.capacity.requests.{name}");
+                match misfit {
+                    Misfit::UnknownName(name) => {
+                        let message = format!("the device has no capacity {name:?}");
+                        (ReasonKind::Capacity, at(&name), message)
+                    }
+                    Misfit::Policy { name, amount } => {
+                        let message = format!("{name}: {amount} is not among what the device's policy allows");
+                        (ReasonKind::Capacity, at(&name), message)
+                    }
+                    Misfit::Short(short) => {
+                        let message = format!("{}: {} wanted, {} free{holders}", short.name, short.wanted, short.free);
+                        (ReasonKind::Capacity, at(&short.name), message)
+                    }
+                }
+            }
+            Refusal::CountersOff => {
+                let message = "the device consumes shared counters, and the gate DRAPartitionableDevices is off";
+                (ReasonKind::Counter, "consumesCounters".to_owned(), message.to_owned())
+            }
+            Refusal::Counter(shortage) => {
+                let message = format!(
+                    "counter {} of set {}: {} free, and the device needs more",
+                    shortage.counter, shortage.set, shortage.free
+                );
+                (ReasonKind::Counter, "consumesCounters".to_owned(), message)
+            }
+            Refusal::Taint(taint) => {
+                let value = match taint.value.as_str() {
+                    "" => String::new(),
+                    value => format!("={value}"),
+                };
+                let message = format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect);
+                (ReasonKind::Taint, format!("{field}.tolerations"), message)
+            }
+            Refusal::Constraint(attribute) => {
+                let message = format!(
+                    "the claim's constraint on {attribute} forbids it beside the devices chosen so far, or the device does not have that attribute"
+                );
+                (ReasonKind::Constraint, "spec.devices.constraints".to_owned(), message)
+            }
+            Refusal::Affinity => {
+                let message = "the policy wants all devices in one place".to_owned();
+                (ReasonKind::Constraint, String::new(), message)
+            }
+        })
+    }
+
+    fn say_mismatch(&mut self, index: usize) -> Result<Said, AllocateError> {
+        let view = self.search.view;
+        let candidate = &view.candidates[index];
+        if crate::plan::needs_gate(candidate, self.search.features) {
+            let message = "the device has binding conditions, and their gates are off".to_owned();
+            return Ok((ReasonKind::Selector, "bindingConditions".to_owned(), message));
+        }
+        let plan = &self.search.plans[self.claim];
+        let ask = &plan.requests[self.request].asks[self.alternative];
+        let found = ask.first_mismatch(candidate, plan.claim, self.search.cache)?;
+        let Some((of_class, at)) = found else {
+            let message = "the device is not for this node".to_owned();
+            return Ok((ReasonKind::NodeMismatch, "nodeSelector".to_owned(), message));
+        };
+        let (selectors, object) = match of_class {
+            true => (&ask.class.spec.selectors, format!("class {}", ask.class.metadata.name)),
+            false => (&ask.exactly.selectors, "the request".to_owned()),
+        };
+        let expression = selectors[at].cel.as_ref().map_or("", |cel| &cel.expression);
+        let message = format!("the selector of {object} does not match: {expression}");
+        let field = match of_class {
+            true => format!("spec.selectors[{at}].cel.expression"),
+            false => format!("{}.selectors[{at}].cel.expression", self.field()),
+        };
+        Ok((ReasonKind::Selector, field, message))
+    }
+
+    /// Who holds a device, in words.
+    fn holders(&self, index: usize) -> String {
+        const NAMED: usize = 3;
+        let Some(usage) = self.search.usage(index) else {
+            return String::new();
+        };
+        let mut holders: Vec<&str> = usage.holders().iter().map(|holder| &**holder).collect();
+        holders.sort_unstable();
+        holders.dedup();
+        let more = holders.len().saturating_sub(NAMED);
+        holders.truncate(NAMED);
+        match (holders.is_empty(), more) {
+            (true, _) => String::new(),
+            (false, 0) => format!(", held by {}", holders.join(", ")),
+            (false, more) => format!(", held by {} and {more} more", holders.join(", ")),
+        }
+    }
+
+    fn field(&self) -> String {
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        field_of(self.search.plans[self.claim].claim, &ask.full_name())
+    }
+
+    fn reason(&self, pool: &str, device: &str, (reason, field, message): Said) -> Reason {
+        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        Reason {
+            claim: self.search.plans[self.claim].claim.key(),
+            request: ask.full_name(),
+            node: self.search.view.node().to_owned(),
+            pool: pool.to_owned(),
+            device: device.to_owned(),
+            reason,
+            field,
+            message,
+        }
+    }
+}

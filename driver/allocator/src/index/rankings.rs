@@ -1,0 +1,129 @@
+//! Nodes in a policy's order, for claims like those that were asked about lately: pods of one template ask alike.
+//!
+//! ```text
+//!  event ─► the nodes that it touches are stale, in every shape
+//!  claims ─► their shape ─► its stale nodes are ranked again ─► nodes, the best first
+//! ```
+//!
+//! A shape that was not asked about lately is forgotten, and begins with all nodes stale. What is ranked wrongly is
+//! tried in the wrong order, but never given twice: the search looks at what is in use itself.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::model::{ClaimSpec, ResourceClaim};
+use crate::policy::{NodeRank, Policy};
+
+/// Shapes that are kept. One of a thousand nodes takes about 300 KiB.
+const MOST_SHAPES: usize = 16;
+
+/// The shapes, the one that was asked about last at the end.
+#[derive(Debug, Default)]
+pub(super) struct Rankings {
+    shapes: Vec<Shape>,
+}
+
+/// Claims that ask for the same, by one policy.
+#[derive(Debug)]
+pub(super) struct Shape {
+    policy: Policy,
+    claims: Vec<ClaimSpec>,
+    order: BTreeSet<Place>,
+    places: HashMap<Arc<str>, Place>,
+    stale: Stale,
+}
+
+#[derive(Debug)]
+pub(super) enum Stale {
+    All,
+    Nodes(HashSet<Arc<str>>),
+}
+
+/// `first-fit` has no ranks: names alone are its order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    rank: Option<NodeRank>,
+    node: Arc<str>,
+}
+
+impl Rankings {
+    /// The shape of these claims; it is put back when it has been used.
+    pub(super) fn take(&mut self, policy: Policy, claims: &[&ResourceClaim]) -> Shape {
+        let specs = || claims.iter().map(|claim| &claim.spec);
+        let known = self.shapes.iter();
+        let known = known
+            .enumerate()
+            .find(|(_, shape)| shape.policy == policy && shape.claims.iter().eq(specs()));
+        if let Some((at, _)) = known {
+            return self.shapes.remove(at);
+        }
+        Shape {
+            policy,
+            claims: specs().cloned().collect(),
+            order: BTreeSet::new(),
+            places: HashMap::new(),
+            stale: Stale::All,
+        }
+    }
+
+    pub(super) fn put_back(&mut self, shape: Shape) {
+        if self.shapes.len() >= MOST_SHAPES {
+            self.shapes.remove(0);
+        }
+        self.shapes.push(shape);
+    }
+
+    /// Something about the node has changed.
+    pub(super) fn touch(&mut self, node: &str) {
+        for shape in &mut self.shapes {
+            if let Stale::Nodes(nodes) = &mut shape.stale
+                && !nodes.contains(node)
+            {
+                nodes.insert(node.into());
+            }
+        }
+    }
+
+    pub(super) fn touch_all(&mut self) {
+        for shape in &mut self.shapes {
+            shape.forget();
+        }
+    }
+}
+
+impl Shape {
+    /// What is to be ranked again; it counts as done.
+    pub(super) fn take_stale(&mut self) -> Stale {
+        let stale = std::mem::replace(&mut self.stale, Stale::Nodes(HashSet::new()));
+        if matches!(stale, Stale::All) {
+            self.order.clear();
+            self.places.clear();
+        }
+        stale
+    }
+
+    /// Everything is stale: a ranking has ended half way, or nobody knows what has changed.
+    pub(super) fn forget(&mut self) {
+        self.stale = Stale::All;
+    }
+
+    /// Where the node stands now; `None` takes it out.
+    pub(super) fn set(&mut self, node: &str, rank: Option<NodeRank>) {
+        if let Some(old) = self.places.remove(node) {
+            self.order.remove(&old);
+        }
+        if let Some(rank) = rank {
+            let place = Place {
+                rank: Some(rank).filter(|_| self.policy != Policy::FirstFit),
+                node: node.into(),
+            };
+            self.places.insert(place.node.clone(), place.clone());
+            self.order.insert(place);
+        }
+    }
+
+    /// The nodes that have a device for the first request, the best first.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.order.iter().map(|place| &*place.node)
+    }
+}

@@ -1,0 +1,216 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::policy::Policy;
+use crate::selectors::SelectorCache;
+
+fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn slice(node: usize, sizes: &[u8]) -> Event {
+    let gpus: Vec<Value> = sizes
+        .iter()
+        .enumerate()
+        .map(|(index, size)| gpu(index, *size))
+        .collect();
+    Event::Slice(read(json!({"metadata": {"name": format!("s{node}")}, "spec": {
+        "driver": "drv", "nodeName": format!("n{node}"), "pool": {"name": format!("p{node}"), "resourceSliceCount": 1},
+        "devices": gpus,
+    }})))
+}
+
+fn gpu(index: usize, size: u8) -> Value {
+    json!({"name": format!("gpu-{index}"), "allowMultipleAllocations": true, "attributes": {"model": {"int": size % 2}}, "capacity": {
+        "memory": {"value": size, "requestPolicy": {"default": "1", "validRange": {"min": "1"}}},
+        "cores": {"value": 10, "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
+    }})
+}
+
+fn stray(size: u8) -> Event {
+    Event::Slice(read(json!({"metadata": {"name": "net"}, "spec": {
+        "driver": "drv", "allNodes": true, "pool": {"name": "net", "resourceSliceCount": 1}, "devices": [gpu(9, size)],
+    }})))
+}
+
+fn node(index: usize) -> Event {
+    Event::Node(read(json!({"metadata": {"name": format!("n{index}")}})))
+}
+
+/// With `first` a list whose first alternative asks for that much memory.
+fn claim(name: usize, first: Option<u8>, memory: u8, cores: u8, count: u8, model: u8) -> ResourceClaim {
+    let selectors = match model {
+        0 | 1 => json!([{"cel": {"expression": format!("device.attributes[\"drv\"].model == {model}")}}]),
+        _ => json!([]),
+    };
+    let ask = |name: &str, memory: u8| {
+        json!({"name": name, "deviceClassName": "gpu", "count": count, "selectors": selectors,
+            "capacity": {"requests": {"memory": memory, "cores": cores}}})
+    };
+    let request = match first {
+        Some(first) => json!({"name": "r", "firstAvailable": [ask("a", first), ask("b", memory)]}),
+        None => json!({"name": "r", "exactly": ask("", memory)}),
+    };
+    read(json!({"metadata": {"name": format!("c{name}")}, "spec": {"devices": {"requests": [request]}}}))
+}
+
+/// What may happen to a cluster.
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate {
+        first: Option<u8>,
+        memory: u8,
+        cores: u8,
+        count: u8,
+        model: u8,
+        policy: usize,
+    },
+    Release(usize),
+    Republish(usize, Vec<u8>),
+    SliceGone(usize),
+    NodeGone(usize),
+    NodeBack(usize),
+    /// A device that every node can use, of a model that some claims want.
+    Stray(u8),
+    StrayGone,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (prop::option::of(1..9u8), 1..8u8, 0..6u8, 1..3u8, 0..4u8, 0..6usize)
+            .prop_map(|(first, memory, cores, count, model, policy)| Step::Allocate { first, memory, cores, count, model, policy }),
+        // Alike, so that what is kept of the last one counts.
+        4 => (0..6usize).prop_map(|policy| Step::Allocate { first: None, memory: 2, cores: 1, count: 1, model: 2, policy }),
+        3 => (0..20usize).prop_map(Step::Release),
+        1 => (0..4usize, prop::collection::vec(1..12u8, 0..4)).prop_map(|(node, sizes)| Step::Republish(node, sizes)),
+        1 => (0..4usize).prop_map(Step::SliceGone),
+        1 => (0..4usize).prop_map(Step::NodeGone),
+        1 => (0..4usize).prop_map(Step::NodeBack),
+        1 => (2..12u8).prop_map(Step::Stray),
+        1 => Just(Step::StrayGone),
+    ]
+}
+
+/// No device gives more than it has.
+fn is_sound(index: &Index) -> bool {
+    index.inventory.all().all(|slice| {
+        slice.spec.devices.iter().all(|device| {
+            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            let used = usage.and_then(|usage| usage.consumed().get("memory").cloned());
+            used.unwrap_or_default() <= device.capacity["memory"].value
+        })
+    })
+}
+
+/// Few, unless PROPTEST_CASES says how many.
+fn cases() -> u32 {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default().cases,
+        None => 64,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    /// Whatever happens, the shelves, and what is kept of earlier comparisons, say what a look at every node says, and
+    /// nothing is given twice.
+    #[test]
+    fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
+        let mut index = Index::new(Features::default());
+        let mut cache = SelectorCache::default();
+        index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+        for at in 0..4 {
+            index.apply(node(at));
+            index.apply(slice(at, &[4, 8, 8]));
+        }
+        let mut held: Vec<ResourceClaim> = Vec::new();
+        let mut grown = false;
+        for (number, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Allocate { first, memory, cores, count, model, policy } => {
+                    let mut claim = claim(number, first, memory, cores, count, model);
+                    let policy = Policy::ALL[policy];
+                    let one = index.allocate(&[&claim], policy, &mut cache, &mut || "s".into());
+                    let kept = std::mem::take(&mut index.rankings);
+                    let all = index.by_rank(&[&claim], policy, &mut cache, &mut || "s".into());
+                    index.rankings = kept;
+                    prop_assert_eq!(&one, &all);
+                    if let Some(placement) = one.unwrap() {
+                        claim.status.allocation = placement.allocations.into_iter().next();
+                        index.apply(Event::Claim(claim.clone()));
+                        held.push(claim);
+                    }
+                }
+                Step::Release(at) if !held.is_empty() => {
+                    let claim = held.swap_remove(at % held.len());
+                    index.apply(Event::ClaimGone { key: claim.key() });
+                }
+                Step::Release(_) => {}
+                // A driver that shrinks a device in use overdraws it itself.
+                Step::Republish(at, sizes) => {
+                    grown |= !held.is_empty();
+                    index.apply(slice(at, &sizes));
+                }
+                Step::SliceGone(at) => index.apply(Event::SliceGone { name: format!("s{at}") }),
+                Step::NodeGone(at) => index.apply(Event::NodeGone { name: format!("n{at}") }),
+                Step::NodeBack(at) => index.apply(node(at)),
+                Step::Stray(size) => {
+                    grown |= !held.is_empty();
+                    index.apply(stray(size));
+                }
+                Step::StrayGone => index.apply(Event::SliceGone { name: "net".into() }),
+            }
+            prop_assert!(grown || is_sound(&index));
+        }
+        for claim in held {
+            index.apply(Event::ClaimGone { key: claim.key() });
+        }
+        prop_assert!(index.claims.is_empty());
+    }
+}
+
+#[test]
+fn other_policies_and_network_devices_are_answered_too() {
+    let mut index = Index::new(Features::default());
+    index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+    for at in 0..2 {
+        index.apply(node(at));
+        index.apply(slice(at, &[4, 8]));
+    }
+    let mut cache = SelectorCache::default();
+    let claim = claim(0, None, 2, 0, 1, 2);
+    let mut place = |index: &mut Index, policy| {
+        let placement = index
+            .allocate(&[&claim], policy, &mut cache, &mut || "s".into())
+            .unwrap()
+            .unwrap();
+        (
+            placement.node,
+            placement.allocations[0].devices.results[0].device.clone(),
+        )
+    };
+    assert_eq!(
+        place(&mut index, Policy::Binpack),
+        ("n0".to_owned(), "gpu-0".to_owned())
+    );
+    assert_eq!(place(&mut index, Policy::Spread), ("n0".to_owned(), "gpu-1".to_owned()));
+    index.apply(stray(3));
+    assert_eq!(
+        place(&mut index, Policy::Binpack),
+        ("n0".to_owned(), "gpu-9".to_owned())
+    );
+    index.apply(Event::SliceGone { name: "net".into() });
+    index.apply(Event::NodeGone { name: "n0".into() });
+    assert_eq!(
+        place(&mut index, Policy::Binpack),
+        ("n1".to_owned(), "gpu-0".to_owned())
+    );
+    let rule = json!({"spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}});
+    index.apply(Event::Rules(vec![read(rule)]));
+    assert_eq!(
+        place(&mut index, Policy::Binpack),
+        ("n1".to_owned(), "gpu-1".to_owned())
+    );
+}

@@ -1,0 +1,191 @@
+//! What is in use: every device of every allocation, by whom, and how much of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::capacity::Amounts;
+use crate::features::Features;
+use crate::model::DeviceResult;
+
+/// What claims hold of one device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// How many allocations hold the whole device.
+    dedicated: usize,
+    /// How many shares there are; a share without consumed capacity counts too.
+    shares: usize,
+    consumed: Amounts,
+    holders: Vec<Arc<str>>,
+}
+
+/// Driver, pool, device: usage.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    drivers: HashMap<String, HashMap<String, HashMap<String, Usage>>>,
+}
+
+/// One result of an allocation, as far as it takes something.
+struct Entry<'a> {
+    driver: &'a str,
+    pool: &'a str,
+    device: &'a str,
+    share: Option<&'a Amounts>,
+}
+
+impl Usage {
+    /// Whether a claim holds the whole device.
+    #[must_use]
+    pub fn is_dedicated(&self) -> bool {
+        self.dedicated > 0
+    }
+
+    /// Whether shares of the device are held.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shares > 0
+    }
+
+    /// The capacity that shares consume together.
+    #[must_use]
+    pub fn consumed(&self) -> &Amounts {
+        &self.consumed
+    }
+
+    /// The claims that hold it, each as often as it does.
+    #[must_use]
+    pub fn holders(&self) -> &[Arc<str>] {
+        &self.holders
+    }
+
+    fn is_unused(&self) -> bool {
+        self.dedicated == 0 && self.shares == 0
+    }
+}
+
+impl Ledger {
+    #[must_use]
+    pub fn usage(&self, driver: &str, pool: &str, device: &str) -> Option<&Usage> {
+        self.drivers.get(driver)?.get(pool)?.get(device)
+    }
+
+    /// Books the results of an allocation. A result with admin access takes nothing. Without the gate for consumable capacity, and
+    /// without a share, a result takes the whole device.
+    pub fn add(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
+        for entry in entries(results, features) {
+            let usage = self
+                .drivers
+                .entry(entry.driver.to_owned())
+                .or_default()
+                .entry(entry.pool.to_owned())
+                .or_default()
+                .entry(entry.device.to_owned())
+                .or_default();
+            usage.holders.push(holder.clone());
+            match entry.share {
+                None => usage.dedicated += 1,
+                Some(amounts) => {
+                    usage.shares += 1;
+                    for (name, amount) in amounts {
+                        usage.consumed.entry(name.clone()).or_default().add(amount);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes an allocation off again: exactly what [`Self::add`] booked for the same arguments.
+    pub fn remove(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
+        for entry in entries(results, features) {
+            let Some(pools) = self.drivers.get_mut(entry.driver) else {
+                continue;
+            };
+            let Some(devices) = pools.get_mut(entry.pool) else {
+                continue;
+            };
+            let Some(usage) = devices.get_mut(entry.device) else {
+                continue;
+            };
+            if let Some(at) = usage.holders.iter().position(|is| is == holder) {
+                usage.holders.swap_remove(at);
+            }
+            match entry.share {
+                None => usage.dedicated = usage.dedicated.saturating_sub(1),
+                Some(amounts) => {
+                    usage.shares = usage.shares.saturating_sub(1);
+                    for (name, amount) in amounts {
+                        usage.consumed.entry(name.clone()).or_default().subtract(amount);
+                    }
+                }
+            }
+            if usage.is_unused() {
+                devices.remove(entry.device);
+                if devices.is_empty() {
+                    pools.remove(entry.pool);
+                }
+            }
+        }
+    }
+}
+
+fn entries(results: &[DeviceResult], features: Features) -> impl Iterator<Item = Entry<'_>> {
+    results
+        .iter()
+        .filter(|result| !result.admin_access.unwrap_or(false))
+        .map(move |result| Entry {
+            driver: &result.driver,
+            pool: &result.pool,
+            device: &result.device,
+            share: (features.consumable_capacity && result.share_id.is_some()).then_some(&result.consumed_capacity),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allocation(results: &str) -> Vec<DeviceResult> {
+        serde_json::from_str(&format!("[{results}]")).unwrap()
+    }
+
+    const SHARE: &str =
+        r#"{"request":"r","driver":"a","pool":"p","device":"d","shareID":"s","consumedCapacity":{"memory":"2Gi"}}"#;
+
+    #[test]
+    fn what_is_added_is_what_is_removed() {
+        let mut ledger = Ledger::default();
+        let on = Features::default();
+        let (one, two): (Arc<str>, Arc<str>) = ("ns/one".into(), "ns/two".into());
+        let both = allocation(&[SHARE, SHARE].join(","));
+        ledger.add(&one, &both, on);
+        ledger.add(&two, &allocation(SHARE), on);
+        let usage = ledger.usage("a", "p", "d").unwrap();
+        assert_eq!(usage.consumed()["memory"], "6Gi".parse().unwrap());
+        assert!(usage.is_shared() && !usage.is_dedicated() && usage.holders().len() == 3);
+        ledger.remove(&one, &both, on);
+        let usage = ledger.usage("a", "p", "d").unwrap();
+        assert_eq!(
+            (usage.consumed()["memory"].to_string(), usage.holders()),
+            ("2Gi".to_owned(), &[two.clone()][..])
+        );
+        ledger.remove(&two, &allocation(SHARE), on);
+        assert_eq!(ledger.usage("a", "p", "d"), None);
+        ledger.remove(&two, &allocation(SHARE), on);
+    }
+
+    #[test]
+    fn admin_access_takes_nothing_and_no_share_takes_all() {
+        let mut ledger = Ledger::default();
+        let holder: Arc<str> = "c".into();
+        ledger.add(
+            &holder,
+            &allocation(&SHARE.replace("\"shareID\"", "\"adminAccess\":true,\"x\"")),
+            Features::default(),
+        );
+        assert_eq!(ledger.usage("a", "p", "d"), None);
+        ledger.add(&holder, &allocation(SHARE), Features::all(false));
+        assert!(
+            ledger.usage("a", "p", "d").unwrap().is_dedicated(),
+            "without the gate nothing is shared"
+        );
+    }
+}

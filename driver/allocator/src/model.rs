@@ -1,0 +1,48 @@
+//! The objects of `resource.k8s.io/v1` that allocation reads and writes, as far as it does.
+//!
+//! Nothing is validated beyond its shape: the API server did that, or did not, and allocation has to cope either way.
+//! What the API server fills in for a field that was left out is filled in here too, because offline files have not
+//! been through it.
+
+mod attribute;
+mod claim;
+mod class;
+mod node;
+mod outcome;
+mod pod;
+mod slice;
+
+use serde::{Deserialize, Deserializer};
+
+pub use attribute::Attribute;
+pub use claim::{
+    Alternative, CapacityRequirements, CelSelector, ClaimSpec, ClaimStatus, Constraint, DeviceClaim, Exactly, Mode,
+    Request, ResourceClaim, Selector, Toleration,
+};
+pub use class::{ClassSpec, DeviceClass, OpaqueConfig, RequestedConfig};
+pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
+pub use pod::{ExtendedClaim, Pod, PodClaim, PodSpec, PodStatus};
+pub use slice::{
+    Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,
+    ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,
+};
+
+/// What allocation needs of `metadata`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub namespace: String,
+    #[serde(deserialize_with = "or_default")]
+    pub uid: String,
+    #[serde(deserialize_with = "or_default")]
+    pub labels: std::collections::BTreeMap<String, String>,
+}
+
+/// `null` is what Go writes for an empty list or map.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(d)?.unwrap_or_default())
+}

@@ -1,0 +1,203 @@
+//! Claims: what is asked for.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{Allocation, Metadata, RequestedConfig, or_default};
+use crate::quantity::Quantity;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ResourceClaim {
+    pub metadata: Metadata,
+    pub spec: ClaimSpec,
+    #[serde(deserialize_with = "or_default")]
+    pub status: ClaimStatus,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ClaimSpec {
+    #[serde(deserialize_with = "or_default")]
+    pub devices: DeviceClaim,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ClaimStatus {
+    pub allocation: Option<Allocation>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DeviceClaim {
+    #[serde(deserialize_with = "or_default")]
+    pub requests: Vec<Request>,
+    #[serde(deserialize_with = "or_default")]
+    pub constraints: Vec<Constraint>,
+    #[serde(deserialize_with = "or_default")]
+    pub config: Vec<RequestedConfig>,
+}
+
+/// One of `exactly` and `first_available`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Request {
+    pub name: String,
+    pub exactly: Option<Exactly>,
+    #[serde(deserialize_with = "or_default")]
+    pub first_available: Vec<Alternative>,
+}
+
+/// What is asked for: `exactly`, and what an alternative holds besides its name.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Exactly {
+    pub class: String,
+    pub selectors: Vec<Selector>,
+    pub mode: Mode,
+    pub admin_access: Option<bool>,
+    pub tolerations: Vec<Toleration>,
+    pub capacity: Option<CapacityRequirements>,
+    /// Attributes that selectors would compute: an alpha feature, refused by name.
+    pub derives_attributes: bool,
+}
+
+/// One of `firstAvailable`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Alternative {
+    pub name: String,
+    pub ask: Exactly,
+}
+
+/// How many devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    Exact(i64),
+    All,
+    Unknown(String),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CapacityRequirements {
+    #[serde(deserialize_with = "or_default")]
+    pub requests: BTreeMap<String, Quantity>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Selector {
+    /// `None` is a kind of selector that this version does not know.
+    pub cel: Option<CelSelector>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct CelSelector {
+    pub expression: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Toleration {
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    pub key: String,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    pub operator: String,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    pub value: String,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    pub effect: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub toleration_seconds: Option<i64>,
+}
+
+/// Both `None` is a kind of constraint that this version does not know.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Constraint {
+    #[serde(deserialize_with = "or_default")]
+    pub requests: Vec<String>,
+    pub match_attribute: Option<String>,
+    pub distinct_attribute: Option<String>,
+}
+
+/// The fields of `exactly` and of an alternative, which is flat.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Raw {
+    #[serde(deserialize_with = "or_default")]
+    name: String,
+    #[serde(deserialize_with = "or_default")]
+    device_class_name: String,
+    #[serde(deserialize_with = "or_default")]
+    selectors: Vec<Selector>,
+    #[serde(deserialize_with = "or_default")]
+    allocation_mode: String,
+    count: Option<i64>,
+    admin_access: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    tolerations: Vec<Toleration>,
+    capacity: Option<CapacityRequirements>,
+    #[serde(deserialize_with = "or_default")]
+    derived_attributes: Vec<serde_json::Value>,
+}
+
+impl From<Raw> for Alternative {
+    fn from(raw: Raw) -> Self {
+        let mode = match raw.allocation_mode.as_str() {
+            "" | "ExactCount" => Mode::Exact(raw.count.unwrap_or(1)),
+            "All" => Mode::All,
+            other => Mode::Unknown(other.to_owned()),
+        };
+        let tolerations = raw.tolerations.into_iter().map(|mut toleration| {
+            if toleration.operator.is_empty() {
+                toleration.operator = "Equal".to_owned();
+            }
+            toleration
+        });
+        Self {
+            name: raw.name,
+            ask: Exactly {
+                class: raw.device_class_name,
+                selectors: raw.selectors,
+                mode,
+                admin_access: raw.admin_access,
+                tolerations: tolerations.collect(),
+                capacity: raw.capacity,
+                derives_attributes: !raw.derived_attributes.is_empty(),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Exactly {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Alternative::from(Raw::deserialize(deserializer)?).ask)
+    }
+}
+
+impl<'de> Deserialize<'de> for Alternative {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut alternative = Self::from(Raw::deserialize(deserializer)?);
+        alternative.ask.admin_access = None; // an alternative has no such field
+        Ok(alternative)
+    }
+}
+
+impl Default for Mode {
+    fn default() -> Self {
+        Self::Exact(1)
+    }
+}
+
+impl ResourceClaim {
+    /// `namespace/name`, or the name alone where there is no namespace.
+    #[must_use]
+    pub fn key(&self) -> String {
+        match self.metadata.namespace.as_str() {
+            "" => self.metadata.name.clone(),
+            namespace => format!("{namespace}/{}", self.metadata.name),
+        }
+    }
+}

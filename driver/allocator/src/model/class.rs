@@ -1,0 +1,39 @@
+//! Device classes, and configuration that is handed through to drivers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Metadata, Selector, or_default};
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct DeviceClass {
+    #[serde(default)]
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: ClassSpec,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ClassSpec {
+    #[serde(deserialize_with = "or_default")]
+    pub selectors: Vec<Selector>,
+    #[serde(deserialize_with = "or_default")]
+    pub config: Vec<RequestedConfig>,
+}
+
+/// One entry of a class's or a claim's `config`; `requests` is a claim's alone.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct RequestedConfig {
+    #[serde(deserialize_with = "or_default")]
+    pub requests: Vec<String>,
+    pub opaque: Option<OpaqueConfig>,
+}
+
+/// Handed through as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpaqueConfig {
+    pub driver: String,
+    #[serde(default)]
+    pub parameters: serde_json::Value,
+}

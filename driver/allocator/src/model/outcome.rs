@@ -1,0 +1,65 @@
+//! `status.allocation`: what was given.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NodeSelector, OpaqueConfig, Toleration, or_default};
+use crate::quantity::Quantity;
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Allocation {
+    #[serde(deserialize_with = "or_default")]
+    pub devices: DeviceResults,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<NodeSelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocation_timestamp: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceResults {
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<DeviceResult>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub config: Vec<AllocationConfig>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceResult {
+    pub request: String,
+    pub driver: String,
+    pub pool: String,
+    pub device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_access: Option<bool>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub binding_conditions: Vec<String>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub binding_failure_conditions: Vec<String>,
+    #[serde(rename = "shareID", skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub consumed_capacity: BTreeMap<String, Quantity>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AllocationConfig {
+    pub source: ConfigSource,
+    /// Empty means every request.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opaque: Option<OpaqueConfig>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConfigSource {
+    FromClass,
+    FromClaim,
+}

@@ -1,0 +1,148 @@
+//! Slices: what drivers offer, and rules that taint it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{Attribute, Metadata, NodeSelector, or_default};
+use crate::quantity::Quantity;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ResourceSlice {
+    pub metadata: Metadata,
+    pub spec: SliceSpec,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SliceSpec {
+    pub driver: String,
+    pub pool: Pool,
+    pub node_name: Option<String>,
+    pub node_selector: Option<NodeSelector>,
+    pub all_nodes: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    pub devices: Vec<Device>,
+    pub per_device_node_selection: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    pub shared_counters: Vec<CounterSet>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Pool {
+    pub name: String,
+    pub generation: i64,
+    pub resource_slice_count: i64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Device {
+    pub name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub attributes: BTreeMap<String, Attribute>,
+    #[serde(deserialize_with = "or_default")]
+    pub capacity: BTreeMap<String, Capacity>,
+    #[serde(deserialize_with = "or_default")]
+    pub consumes_counters: Vec<ConsumedCounters>,
+    pub node_name: Option<String>,
+    pub node_selector: Option<NodeSelector>,
+    pub all_nodes: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    pub taints: Vec<Taint>,
+    #[serde(deserialize_with = "or_default")]
+    pub binds_to_node: bool,
+    /// A present but empty list counts when pools are put in order, as in Kubernetes.
+    pub binding_conditions: Option<Vec<String>>,
+    #[serde(deserialize_with = "or_default")]
+    pub binding_failure_conditions: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub allow_multiple_allocations: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Capacity {
+    #[serde(deserialize_with = "or_default")]
+    pub value: Quantity,
+    /// Apart: a cluster has many devices, and a policy is five times as large as the value.
+    pub request_policy: Option<Box<RequestPolicy>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RequestPolicy {
+    pub default: Option<Quantity>,
+    pub valid_values: Option<Vec<Quantity>>,
+    pub valid_range: Option<Range>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Range {
+    pub min: Option<Quantity>,
+    pub max: Option<Quantity>,
+    pub step: Option<Quantity>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CounterSet {
+    pub name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub counters: BTreeMap<String, Counter>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Counter {
+    #[serde(deserialize_with = "or_default")]
+    pub value: Quantity,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConsumedCounters {
+    pub counter_set: String,
+    #[serde(deserialize_with = "or_default")]
+    pub counters: BTreeMap<String, Counter>,
+    #[serde(deserialize_with = "or_default")]
+    pub compatibility_groups: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    #[serde(deserialize_with = "or_default")]
+    pub key: String,
+    #[serde(deserialize_with = "or_default")]
+    pub value: String,
+    #[serde(deserialize_with = "or_default")]
+    pub effect: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct DeviceTaintRule {
+    pub metadata: Metadata,
+    pub spec: RuleSpec,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RuleSpec {
+    /// Without one the rule matches nothing.
+    pub device_selector: Option<RuleSelector>,
+    pub taint: Taint,
+}
+
+/// What is `None` matches anything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RuleSelector {
+    pub driver: Option<String>,
+    pub pool: Option<String>,
+    pub device: Option<String>,
+}

@@ -1,0 +1,245 @@
+//! Allocation of objects in files: what `vgpu allocate` and `vgpu explain` do, but for reading and printing.
+//!
+//! ```text
+//!  documents ─► Objects (by kind, checked as far as needed) ─► run: nodes in the policy's order ─► Report
+//!                                                                                                  │
+//!       a List of the claims that were waiting, with allocations, or with reasons  ◄───────────────┘
+//! ```
+//!
+//! Claims with an allocation count as in use. The others are allocated together, in the order given, to one node.
+
+mod explain;
+mod objects;
+mod report;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::allocate::Attempt;
+use crate::error::AllocateError;
+use crate::features::Features;
+use crate::inventory::{Inventory, Slice};
+use crate::ledger::Ledger;
+use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
+use crate::plan::Classes;
+use crate::policy::Policy;
+use crate::pools::NodeView;
+use crate::reason::{Reason, ReasonKind};
+use crate::selectors::SelectorCache;
+
+pub use explain::{Explanation, Subject, explain};
+pub use objects::{InputError, Objects};
+pub use report::Report;
+
+/// How to allocate.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Only this node.
+    pub node: Option<String>,
+    pub policy: Policy,
+    pub features: Features,
+}
+
+/// What is wrong with the input, beyond single objects.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OfflineError {
+    #[error("there is no Node in the input; give the Node objects too")]
+    NoNode,
+    #[error("node {name:?} is not in the input, which has {}", .known.join(", "))]
+    UnknownNode { name: String, known: Vec<String> },
+    #[error("{0:?} is not a kind that can be explained; write pod/NAME or claim/NAME")]
+    SubjectKind(String),
+    #[error("there is a pod and a claim {0} in the input; write pod/NAME or claim/NAME")]
+    Ambiguous(String),
+    #[error("{0} is not in the input; give the object too, and its namespace by -n")]
+    NoSubject(String),
+    #[error("Pod {0}: {1}")]
+    Pod(String, String),
+    #[error(transparent)]
+    Claims(#[from] AllocateError),
+}
+
+/// Everything an attempt reads, of the objects that were given.
+struct Cluster<'o> {
+    nodes: Vec<&'o Node>,
+    inventory: Inventory,
+    classes: ByName<'o>,
+    ledger: Ledger,
+    features: Features,
+}
+
+struct ByName<'o>(HashMap<&'o str, &'o DeviceClass>);
+
+impl Classes for ByName<'_> {
+    fn get(&self, name: &str) -> Option<&DeviceClass> {
+        self.0.get(name).copied()
+    }
+}
+
+/// Allocates what waits among the objects.
+///
+/// # Errors
+/// A mistake in the input, with which there is no answer.
+pub fn run(
+    objects: &Objects,
+    options: &Options,
+    cache: &mut SelectorCache<'_>,
+    share_id: &mut dyn FnMut() -> String,
+) -> Result<Report, OfflineError> {
+    let cluster = Cluster::of(objects, options)?;
+    let waiting: Vec<&ResourceClaim> = objects.waiting().map(|given| &given.claim).collect();
+    let mut views = Vec::new();
+    for node in &cluster.nodes {
+        views.push(NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?);
+    }
+    let attempt = Attempt {
+        claims: &waiting,
+        classes: &cluster.classes,
+        ledger: &cluster.ledger,
+        features: options.features,
+        policy: options.policy,
+    };
+    match first_that_fits(&attempt, &views, cache, share_id) {
+        Ok(Some(allocations)) => return Ok(Report::allocated(objects, &allocations)),
+        Ok(None) => {}
+        // The same on every node, and so said once.
+        Err(error) => {
+            let reason = error.reason("", &waiting).ok_or(error)?;
+            return Ok(Report::refused(objects, vec![reason]));
+        }
+    }
+    let mut reasons = Vec::new();
+    for view in &views {
+        reasons.extend(attempt.explain(view, cache)?.reasons);
+    }
+    reasons.extend(cluster.mismatched(&waiting));
+    if let [node, ..] = &views[..]
+        && reasons.is_empty()
+    {
+        // A single node's invalid pool is named by its view; this is an answer without a named cause.
+        reasons.push(Reason::of_all(&waiting, node.node()));
+    }
+    Ok(Report::refused(objects, reasons))
+}
+
+/// The nodes in the policy's order, until all claims fit on one. What is wrong with devices of one node is no matter of
+/// another; what is wrong with the claims is the end.
+fn first_that_fits<'a>(
+    attempt: &Attempt<'a>,
+    views: &'a [NodeView],
+    cache: &mut SelectorCache<'_>,
+    share_id: &mut dyn FnMut() -> String,
+) -> Result<Option<Vec<Allocation>>, AllocateError> {
+    let mut ranked = Vec::new();
+    for view in views {
+        match attempt.rank(view, cache) {
+            Ok(Some(rank)) => ranked.push((rank, view)),
+            Ok(None) => {}
+            Err(error) if error.is_of_devices() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    ranked.sort_by(|(a, on_a), (b, on_b)| (a, on_a.node()).cmp(&(b, on_b.node())));
+    if attempt.policy == Policy::FirstFit {
+        ranked.sort_by(|(_, a), (_, b)| a.node().cmp(b.node()));
+    }
+    for order in attempt.policy.orders() {
+        for (_, view) in &ranked {
+            match attempt.in_order(view, order, cache, share_id) {
+                Ok(Some(allocations)) => return Ok(Some(allocations)),
+                Ok(None) => {}
+                Err(error) if error.is_of_devices() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(None)
+}
+
+impl<'o> Cluster<'o> {
+    fn of(objects: &'o Objects, options: &Options) -> Result<Self, OfflineError> {
+        let nodes: Vec<&Node> = match &options.node {
+            None => objects.nodes.iter().collect(),
+            Some(name) => {
+                let named = objects.nodes.iter().filter(|node| node.metadata.name == *name);
+                named.take(1).collect()
+            }
+        };
+        match (&options.node, nodes.is_empty(), objects.nodes.is_empty()) {
+            (_, true, true) => return Err(OfflineError::NoNode),
+            (Some(name), true, false) => {
+                return Err(OfflineError::UnknownNode {
+                    name: name.clone(),
+                    known: objects.nodes.iter().map(|node| node.metadata.name.clone()).collect(),
+                });
+            }
+            _ => {}
+        }
+        let mut inventory = Inventory::default();
+        for slice in &objects.slices {
+            inventory.insert(Arc::new(Slice::new(slice.clone())));
+        }
+        inventory.set_rules(objects.rules.clone());
+        let mut classes = HashMap::new();
+        for class in &objects.classes {
+            classes.entry(class.metadata.name.as_str()).or_insert(class);
+        }
+        let mut ledger = Ledger::default();
+        for given in &objects.claims {
+            if let Some(allocation) = &given.claim.status.allocation {
+                ledger.add(&given.claim.key().into(), &allocation.devices.results, options.features);
+            }
+        }
+        Ok(Self {
+            nodes,
+            inventory,
+            classes: ByName(classes),
+            ledger,
+            features: options.features,
+        })
+    }
+
+    /// Slices that are for none of the nodes, as reasons of the first request.
+    fn mismatched(&self, waiting: &[&ResourceClaim]) -> Vec<Reason> {
+        let Some(claim) = waiting.first() else {
+            return Vec::new();
+        };
+        let node = match &self.nodes[..] {
+            [node] => node.metadata.name.clone(),
+            _ => String::new(),
+        };
+        let mut reasons = Vec::new();
+        for slice in self.inventory.all() {
+            let is_for_one = self.nodes.iter().any(|node| {
+                // A view exists for each node, so no selector here is without a meaning.
+                crate::pools::is_relevant(slice, node).unwrap_or(true)
+            });
+            if is_for_one || !self.features.partitionable_devices && slice.selects_per_device() {
+                continue;
+            }
+            for device in &slice.spec.devices {
+                reasons.push(Reason {
+                    claim: claim.key(),
+                    request: String::new(),
+                    node: node.clone(),
+                    pool: slice.spec.pool.name.clone(),
+                    device: device.name.clone(),
+                    reason: ReasonKind::NodeMismatch,
+                    field: "spec.nodeName".to_owned(),
+                    message: format!("slice {} is not for {}", slice.name, self.node_words()),
+                });
+            }
+        }
+        reasons
+    }
+
+    fn node_words(&self) -> String {
+        match &self.nodes[..] {
+            [node] => format!("node {}", node.metadata.name),
+            nodes => format!("any of the {} nodes", nodes.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

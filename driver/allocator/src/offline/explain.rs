@@ -1,0 +1,332 @@
+//! Why a pod or a claim waits: what `vgpu explain` says, but for reading and printing.
+//!
+//! ```text
+//!  subject ─► its claims: allocated ones say where it must be, the others are asked about, together
+//!                 │
+//!                 ▼ node by node
+//!  it fits here, or the reasons, and the largest fractions that would fit
+//! ```
+//!
+//! It looks at devices only: what else a node must have for a pod is kube-scheduler's to say.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Cluster, Objects, OfflineError, Options};
+use crate::allocate::Attempt;
+use crate::error::AllocateError;
+use crate::explain::{Largest, Room};
+use crate::model::{Pod, ResourceClaim};
+use crate::node_selector;
+use crate::pools::NodeView;
+use crate::reason::Reason;
+use crate::selectors::SelectorCache;
+
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// Either, when it is not said.
+    kind: Option<SubjectKind>,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SubjectKind {
+    Pod,
+    Claim,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// `pod ns/name` or `claim ns/name`.
+    pub subject: String,
+    /// The claims that wait.
+    pub waiting: Vec<String>,
+    /// Claims that a pod names and that are not there.
+    pub missing: Vec<String>,
+    /// What the subject has already, in words.
+    pub held: Vec<String>,
+    /// The nodes that were looked at.
+    pub nodes: Vec<String>,
+    /// Those of them whose devices do.
+    pub fits: Vec<String>,
+    pub reasons: Vec<Reason>,
+    pub largest: Largest,
+}
+
+impl Subject {
+    /// `pod/NAME`, `claim/NAME`, or `NAME` of either.
+    ///
+    /// # Errors
+    /// Another kind.
+    pub fn parse(text: &str, namespace: &str) -> Result<Self, OfflineError> {
+        let (kind, name) = match text.split_once('/') {
+            None => (None, text),
+            Some(("pod" | "pods" | "po", name)) => (Some(SubjectKind::Pod), name),
+            Some(("claim" | "claims" | "resourceclaim" | "resourceclaims", name)) => (Some(SubjectKind::Claim), name),
+            Some((kind, _)) => return Err(OfflineError::SubjectKind(kind.to_owned())),
+        };
+        Ok(Self {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        })
+    }
+
+    fn key(&self) -> String {
+        match self.namespace.as_str() {
+            "" => self.name.clone(),
+            namespace => format!("{namespace}/{}", self.name),
+        }
+    }
+}
+
+/// Why the subject waits, if it does.
+///
+/// # Errors
+/// It is not among the objects, or a mistake in them, with which there is no answer.
+pub fn explain(
+    objects: &Objects,
+    subject: &Subject,
+    options: &Options,
+    cache: &mut SelectorCache<'_>,
+) -> Result<Explanation, OfflineError> {
+    let mut asked = Asked::find(objects, subject)?;
+    let mut options = options.clone();
+    if options.node.is_none() {
+        options.node = asked.node.take();
+    }
+    let cluster = Cluster::of(objects, &options)?;
+    let mut answer = Explanation {
+        subject: asked.subject,
+        waiting: asked.waiting.iter().map(|claim| claim.key()).collect(),
+        missing: asked.missing,
+        held: asked.held.iter().map(|claim| what_is_held(claim)).collect(),
+        ..Explanation::default()
+    };
+    if asked.waiting.is_empty() {
+        return Ok(answer);
+    }
+    let attempt = Attempt {
+        claims: &asked.waiting,
+        classes: &cluster.classes,
+        ledger: &cluster.ledger,
+        features: options.features,
+        policy: options.policy,
+    };
+    for node in &cluster.nodes {
+        if !asked.held.iter().all(|claim| is_for(claim, node)) {
+            continue;
+        }
+        answer.nodes.push(node.metadata.name.clone());
+        let view = NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?;
+        let found = attempt.on_node(&view, cache, &mut String::new);
+        match found {
+            Ok(Some(_)) => answer.fits.push(node.metadata.name.clone()),
+            Err(error) if error.reason("", &asked.waiting).is_none() && !error.is_of_devices() => {
+                return Err(error.into());
+            }
+            Ok(None) | Err(_) => {
+                let mut why = attempt.explain(&view, cache)?;
+                if why.reasons.is_empty() {
+                    why.reasons.push(Reason::of_all(&asked.waiting, view.node()));
+                }
+                answer.reasons.append(&mut why.reasons);
+                answer.largest.merge(why.largest);
+            }
+        }
+    }
+    Ok(answer)
+}
+
+/// The subject's claims.
+struct Asked<'o> {
+    subject: String,
+    waiting: Vec<&'o ResourceClaim>,
+    held: Vec<&'o ResourceClaim>,
+    missing: Vec<String>,
+    /// The node that the pod is on.
+    node: Option<String>,
+}
+
+impl<'o> Asked<'o> {
+    fn find(objects: &'o Objects, subject: &Subject) -> Result<Self, OfflineError> {
+        let pod = objects.pod(&subject.key());
+        let claim = objects.claim(&subject.key());
+        match (subject.kind, pod, claim) {
+            (None, Some(_), Some(_)) => Err(OfflineError::Ambiguous(subject.key())),
+            (Some(SubjectKind::Pod) | None, Some(document), _) => {
+                let pod: Pod = serde_path_to_error::deserialize(document)
+                    .map_err(|error| OfflineError::Pod(subject.key(), error.to_string()))?;
+                Ok(Self::of_pod(objects, &pod))
+            }
+            (Some(SubjectKind::Claim) | None, _, Some(claim)) => {
+                let mut asked = Self::new(format!("claim {}", claim.key()));
+                asked.add(claim);
+                Ok(asked)
+            }
+            _ => Err(OfflineError::NoSubject(subject.key())),
+        }
+    }
+
+    fn of_pod(objects: &'o Objects, pod: &Pod) -> Self {
+        let key = |name: &str| match pod.metadata.namespace.as_str() {
+            "" => name.to_owned(),
+            namespace => format!("{namespace}/{name}"),
+        };
+        let mut asked = Self::new(format!("pod {}", key(&pod.metadata.name)));
+        asked.node = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+        let made = &pod.status.resource_claim_statuses;
+        let named = pod.spec.resource_claims.iter().map(|entry| {
+            let of_template = || {
+                made.iter()
+                    .find(|made| made.name == entry.name)?
+                    .resource_claim_name
+                    .as_ref()
+            };
+            (&*entry.name, entry.resource_claim_name.as_ref().or_else(of_template))
+        });
+        let extended = pod.status.extended_resource_claim_status.iter();
+        let extended = extended.map(|made| ("extended resources", Some(&made.resource_claim_name)));
+        for (entry, name) in named.chain(extended) {
+            match name.map(|name| (name, objects.claim(&key(name)))) {
+                Some((_, Some(claim))) => asked.add(claim),
+                Some((name, None)) => asked.missing.push(key(name)),
+                None => asked
+                    .missing
+                    .push(format!("{entry}, which its template has not made yet")),
+            }
+        }
+        asked
+    }
+
+    fn new(subject: String) -> Self {
+        Self {
+            subject,
+            waiting: Vec::new(),
+            held: Vec::new(),
+            missing: Vec::new(),
+            node: None,
+        }
+    }
+
+    fn add(&mut self, claim: &'o ResourceClaim) {
+        match claim.status.allocation {
+            Some(_) => self.held.push(claim),
+            None => self.waiting.push(claim),
+        }
+    }
+}
+
+/// Whether a claim's allocation can be used on a node; one that says nothing can anywhere.
+fn is_for(claim: &ResourceClaim, node: &crate::model::Node) -> bool {
+    let selector = claim
+        .status
+        .allocation
+        .as_ref()
+        .and_then(|allocation| allocation.node_selector.as_ref());
+    selector.is_none_or(|selector| node_selector::matches(selector, node).unwrap_or(false))
+}
+
+fn what_is_held(claim: &ResourceClaim) -> String {
+    let results = claim
+        .status
+        .allocation
+        .iter()
+        .flat_map(|allocation| &allocation.devices.results);
+    let devices: Vec<String> = results
+        .map(|result| format!("{} of pool {}", result.device, result.pool))
+        .collect();
+    format!("claim {} has {}", claim.key(), devices.join(", "))
+}
+
+impl Explanation {
+    /// Whether nothing that was looked at stands in the way.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.missing.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
+    }
+
+    fn headline(&self) -> String {
+        let subject = &self.subject;
+        if !self.missing.is_empty() {
+            return format!(
+                "{subject} waits for claims that are not there: {}",
+                self.missing.join("; ")
+            );
+        }
+        if self.waiting.is_empty() {
+            return match self.held.is_empty() {
+                true => format!("{subject} has no claims"),
+                false => format!("{subject} has everything: {}", self.held.join("; ")),
+            };
+        }
+        let waiting = self.waiting.join(", ");
+        // A claim waits for nothing but itself.
+        let who = match subject.starts_with("claim ") {
+            true => subject.clone(),
+            false => format!("{subject} waits for {waiting}, which"),
+        };
+        match (&self.nodes[..], &self.fits[..]) {
+            ([], _) => format!("{who} fits nowhere: no node is where its other claims are"),
+            ([node], []) => format!("{who} does not fit on node {node}"),
+            (nodes, []) => format!("{who} fits on none of {} nodes", nodes.len()),
+            (nodes, fits) => {
+                let more = match fits.len().saturating_sub(NODES_IN_WORDS) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                let named = &fits[..fits.len().min(NODES_IN_WORDS)];
+                format!(
+                    "{who} fits on {} of {} nodes: {}{more}. As far as devices go it could run",
+                    fits.len(),
+                    nodes.len(),
+                    named.join(", "),
+                )
+            }
+        }
+    }
+}
+
+/// The rest is in the document.
+const REASONS_IN_WORDS: usize = 100;
+const NODES_IN_WORDS: usize = 10;
+
+impl fmt::Display for Explanation {
+    /// In words, a line each: the answer, every reason, and what would fit.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.headline())?;
+        if self.waiting.is_empty() || !self.fits.is_empty() {
+            return Ok(());
+        }
+        for held in &self.held {
+            writeln!(f, "  {held}, so that it must be where that is")?;
+        }
+        for reason in self.reasons.iter().take(REASONS_IN_WORDS) {
+            writeln!(f, "  {reason}")?;
+        }
+        let more = self.reasons.len().saturating_sub(REASONS_IN_WORDS);
+        if more > 0 {
+            writeln!(f, "  and {more} more reasons; the answer in JSON has all of them")?;
+        }
+        say_room(f, "memory", "cores", self.largest.memory.as_ref())?;
+        say_room(f, "cores", "memory", self.largest.cores.as_ref())
+    }
+}
+
+fn say_room(f: &mut fmt::Formatter<'_>, what: &str, other: &str, room: Option<&Room>) -> fmt::Result {
+    match room {
+        Some(room) => writeln!(
+            f,
+            "most {what} that one device has, with the {other} asked for: {} (request {} of claim {}; node {}, device {})",
+            room.amount, room.request, room.claim, room.node, room.device
+        ),
+        None => writeln!(
+            f,
+            "no device that this may have has any {what} with the {other} asked for"
+        ),
+    }
+}

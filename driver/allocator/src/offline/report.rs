@@ -1,0 +1,80 @@
+//! The answer: a document, and words.
+
+use serde_json::{Value, json};
+
+use super::Objects;
+use crate::model::{Allocation, ResourceClaim};
+use crate::reason::{Reason, ReasonKind};
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Report {
+    items: Vec<Value>,
+    /// Empty when everything was allocated.
+    reasons: Vec<Reason>,
+    fits: bool,
+}
+
+impl Report {
+    pub(super) fn allocated(objects: &Objects, allocations: &[Allocation]) -> Self {
+        let claims = objects.waiting().zip(allocations);
+        let items = claims.map(|(given, allocation)| {
+            let mut document = given.document.clone();
+            if !document["status"].is_object() {
+                document["status"] = json!({});
+            }
+            // An allocation is made of texts and numbers only.
+            document["status"]["allocation"] = serde_json::to_value(allocation).unwrap_or_default();
+            document
+        });
+        Self {
+            items: items.collect(),
+            reasons: Vec::new(),
+            fits: true,
+        }
+    }
+
+    pub(super) fn refused(objects: &Objects, reasons: Vec<Reason>) -> Self {
+        Self {
+            items: objects.waiting().map(|given| given.document.clone()).collect(),
+            reasons,
+            fits: false,
+        }
+    }
+
+    /// Whether everything was allocated.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.fits
+    }
+
+    #[must_use]
+    pub fn reasons(&self) -> &[Reason] {
+        &self.reasons
+    }
+
+    /// A List of the claims that were waiting; with `reasons` when they do not fit.
+    #[must_use]
+    pub fn document(&self) -> Value {
+        let mut list = json!({"apiVersion": "v1", "kind": "List", "items": self.items});
+        if !self.fits {
+            list["reasons"] = json!(self.reasons);
+        }
+        list
+    }
+}
+
+impl Reason {
+    pub(super) fn of_all(claims: &[&ResourceClaim], node: &str) -> Self {
+        Self {
+            claim: claims.first().map_or_else(String::new, |claim| claim.key()),
+            request: String::new(),
+            node: node.to_owned(),
+            pool: String::new(),
+            device: String::new(),
+            reason: ReasonKind::Constraint,
+            field: String::new(),
+            message: "the claims do not fit together".to_owned(),
+        }
+    }
+}

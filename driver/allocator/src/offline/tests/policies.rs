@@ -1,0 +1,88 @@
+//! Which of the devices that fit are taken.
+
+use super::*;
+
+/// Two nodes: one GPU in use by half, one by a quarter, the rest unused.
+fn two_nodes() -> Vec<Value> {
+    vec![
+        node("n1"),
+        node("n2"),
+        class(),
+        slice("n1", [gpu("a", "80Gi"), gpu("b", "80Gi")]),
+        slice("n2", [gpu("a", "80Gi"), gpu("b", "80Gi"), gpu("c", "40Gi")]),
+        held("half", "n1", "b", Some("40Gi")),
+        held("quarter", "n2", "b", Some("20Gi")),
+    ]
+}
+
+#[test]
+fn policies_choose_among_nodes_and_devices() {
+    for (policy, amount, expected) in [
+        (Policy::FirstFit, "20Gi", "n1/a"),
+        (Policy::Binpack, "20Gi", "n1/b"),
+        (Policy::Binpack, "41Gi", "n2/b"),
+        (Policy::Binpack, "70Gi", "n1/a"),
+        (Policy::Spread, "20Gi", "n2/a"),
+        (Policy::WholeGpus, "20Gi", "n1/b"),
+        (Policy::WholeGpus, "50Gi", "n2/b"),
+        (Policy::WholeGpus, "70Gi", "n1/a"),
+    ] {
+        let all = two_nodes().into_iter().chain([memory("mine", amount)]);
+        assert_eq!(with_policy(all, policy), [expected], "{} {amount}", policy.name());
+    }
+}
+
+#[test]
+fn whole_gpus_leaves_unused_ones_where_binpack_would_not() {
+    // 40Gi unused is less than 60Gi left of a GPU in use.
+    let all = || {
+        let gpus = [gpu("small", "40Gi"), gpu("large", "80Gi")];
+        [
+            node("n"),
+            class(),
+            slice("n", gpus),
+            held("h", "n", "large", Some("20Gi")),
+            memory("mine", "10Gi"),
+        ]
+    };
+    assert_eq!(with_policy(all(), Policy::Binpack), ["n/small"]);
+    assert_eq!(with_policy(all(), Policy::WholeGpus), ["n/large"]);
+}
+
+#[test]
+fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
+    let at = |name: &str, numa: i64| {
+        let mut gpu = gpu(name, "80Gi");
+        gpu["attributes"]["resource.kubernetes.io/numaNode"] = json!({"int": numa});
+        gpu["attributes"]["resource.kubernetes.io/pcieRoot"] = json!({"string": format!("pci{numa}")});
+        gpu
+    };
+    // By memory left alone c and a would come first.
+    let all = |claims: Vec<Value>| {
+        let gpus = [at("a", 0), at("b", 1), at("c", 1), at("d", 0), at("e", 0)];
+        let held = [held("h1", "n", "c", Some("20Gi")), held("h2", "n", "a", Some("10Gi"))];
+        [node("n"), class(), slice("n", gpus)]
+            .into_iter()
+            .chain(held)
+            .chain(claims)
+    };
+    let many = |count: i64| {
+        vec![claim(
+            "c",
+            json!({"count": count, "capacity": {"requests": {"memory": "10Gi"}}}),
+        )]
+    };
+    for policy in [Policy::Numa, Policy::Pcie] {
+        assert_eq!(
+            with_policy(all(many(2)), policy),
+            ["n/c", "n/b"],
+            "the smaller place that does"
+        );
+        assert_eq!(with_policy(all(many(3)), policy), ["n/a", "n/d", "n/e"]);
+        assert_eq!(with_policy(all(many(5)), policy).len(), 5, "no place has five");
+        // Two claims of one pod that no place holds together: each for itself.
+        let two = with_policy(all(many(2).into_iter().chain(many(3)).collect()), policy);
+        assert_eq!(two.len(), 5);
+    }
+    assert_eq!(with_policy(all(many(2)), Policy::Binpack), ["n/c", "n/a"]);
+}

@@ -1,0 +1,352 @@
+//! Claims, checked and made ready for the search.
+
+use crate::capacity;
+use crate::constraint::Tracked;
+use crate::error::{AllocateError, CelError};
+use crate::features::Features;
+use crate::model::{Alternative, DeviceClass, Exactly, Mode, Request, ResourceClaim};
+use crate::pools::{Candidate, NodeView, PoolState};
+use crate::selectors::SelectorCache;
+
+/// The most devices that one allocation can hold.
+pub(crate) const MOST_DEVICES: i64 = 32;
+
+/// The classes that claims may name.
+pub trait Classes {
+    fn get(&self, name: &str) -> Option<&DeviceClass>;
+}
+
+/// One claim of an attempt.
+#[derive(Debug)]
+pub(crate) struct ClaimPlan<'a> {
+    pub(crate) claim: &'a ResourceClaim,
+    pub(crate) requests: Vec<RequestPlan<'a>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RequestPlan<'a> {
+    pub(crate) name: &'a str,
+    /// Exactly one where the request has no list.
+    pub(crate) asks: Vec<Ask<'a>>,
+    pub(crate) is_list: bool,
+}
+
+/// What one request, or one of its alternatives, asks for.
+#[derive(Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) request: &'a str,
+    pub(crate) alternative: Option<&'a str>,
+    pub(crate) class: &'a DeviceClass,
+    pub(crate) exactly: &'a Exactly,
+    pub(crate) count: i64,
+    /// With mode All: the devices, by their place in the view.
+    pub(crate) all: Option<Vec<usize>>,
+    /// Whether a device matches, as far as it was looked at.
+    matching: Vec<Option<bool>>,
+}
+
+/// What plans are made from.
+pub(crate) struct Planner<'a, 'c, 's> {
+    pub(crate) view: &'a NodeView,
+    pub(crate) classes: &'a dyn Classes,
+    pub(crate) features: Features,
+    pub(crate) cache: &'c mut SelectorCache<'s>,
+}
+
+impl<'a> Planner<'a, '_, '_> {
+    /// Checks the claims, and finds the devices of those that ask for all.
+    pub(crate) fn plan(&mut self, claims: &[&'a ResourceClaim]) -> Result<Vec<ClaimPlan<'a>>, AllocateError> {
+        claims.iter().map(|claim| self.claim(claim)).collect()
+    }
+
+    fn claim(&mut self, claim: &'a ResourceClaim) -> Result<ClaimPlan<'a>, AllocateError> {
+        let mut requests = Vec::new();
+        let mut total = 0;
+        for request in &claim.spec.devices.requests {
+            let plan = self.request(claim, request)?;
+            // The least that the request can take: a list may choose its largest alternative.
+            let least = plan.asks.iter().map(|ask| ask.count).min().unwrap_or(0);
+            if least > MOST_DEVICES - total {
+                return Err(AllocateError::TooMany {
+                    claim: claim.key(),
+                    request: request.name.clone(),
+                    count: least,
+                    before: total,
+                    most: MOST_DEVICES,
+                });
+            }
+            total += least;
+            requests.push(plan);
+        }
+        let constraints = &claim.spec.devices.constraints;
+        if let Some(index) = constraints
+            .iter()
+            .position(|constraint| Tracked::of(constraint).is_none())
+        {
+            return Err(AllocateError::UnknownConstraint {
+                claim: claim.key(),
+                index,
+            });
+        }
+        Ok(ClaimPlan { claim, requests })
+    }
+
+    fn request(&mut self, claim: &'a ResourceClaim, request: &'a Request) -> Result<RequestPlan<'a>, AllocateError> {
+        let is_list = !request.first_available.is_empty();
+        let off = |field, gate| AllocateError::FeatureOff {
+            claim: claim.key(),
+            request: request.name.clone(),
+            field,
+            gate,
+        };
+        if is_list && !self.features.prioritized_list {
+            return Err(off("firstAvailable", "DRAPrioritizedList"));
+        }
+        let mut asked = request
+            .exactly
+            .iter()
+            .chain(request.first_available.iter().map(|alternative| &alternative.ask));
+        if !self.features.consumable_capacity && asked.any(|ask| ask.capacity.is_some()) {
+            return Err(off("capacity", "DRAConsumableCapacity"));
+        }
+        let asks = if is_list {
+            let alternatives = request.first_available.iter();
+            alternatives
+                .map(|Alternative { name, ask }| self.ask(claim, &request.name, Some(name), ask))
+                .collect::<Result<_, _>>()?
+        } else {
+            let exactly = request.exactly.as_ref().ok_or_else(|| AllocateError::NoAsk {
+                claim: claim.key(),
+                request: request.name.clone(),
+            })?;
+            vec![self.ask(claim, &request.name, None, exactly)?]
+        };
+        Ok(RequestPlan {
+            name: &request.name,
+            asks,
+            is_list,
+        })
+    }
+
+    fn ask(
+        &mut self,
+        claim: &'a ResourceClaim,
+        request: &'a str,
+        alternative: Option<&'a str>,
+        exactly: &'a Exactly,
+    ) -> Result<Ask<'a>, AllocateError> {
+        let named = || (claim.key(), full_name(request, alternative));
+        if exactly.derives_attributes {
+            let (claim, request) = named();
+            return Err(AllocateError::DerivedAttributes { claim, request });
+        }
+        if let Some(index) = exactly.selectors.iter().position(|selector| selector.cel.is_none()) {
+            let (claim, request) = named();
+            return Err(AllocateError::UnknownSelector { claim, request, index });
+        }
+        if !self.features.admin_access && exactly.admin_access.is_some() {
+            let (claim, request) = named();
+            return Err(AllocateError::FeatureOff {
+                claim,
+                request,
+                field: "adminAccess",
+                gate: "DRAAdminAccess",
+            });
+        }
+        if exactly.class.is_empty() {
+            let (claim, request) = named();
+            return Err(AllocateError::NoClass { claim, request });
+        }
+        let class = self.classes.get(&exactly.class).ok_or_else(|| {
+            let (claim, request) = named();
+            AllocateError::UnknownClass {
+                claim,
+                request,
+                class: exactly.class.clone(),
+            }
+        })?;
+        let mut ask = Ask {
+            request,
+            alternative,
+            class,
+            exactly,
+            count: 0,
+            all: None,
+            matching: vec![None; self.view.candidates.len()],
+        };
+        match &exactly.mode {
+            Mode::Exact(count) => ask.count = *count,
+            Mode::All => {
+                let all = self.all_devices(claim, &mut ask)?;
+                ask.count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+                ask.all = Some(all);
+            }
+            Mode::Unknown(mode) => {
+                let (claim, request) = named();
+                return Err(AllocateError::UnknownMode {
+                    claim,
+                    request,
+                    mode: mode.clone(),
+                });
+            }
+        }
+        Ok(ask)
+    }
+
+    /// What "all" is. With a pool that is not whole nobody can know.
+    fn all_devices(&mut self, claim: &ResourceClaim, ask: &mut Ask<'a>) -> Result<Vec<usize>, AllocateError> {
+        let view = self.view;
+        let mut all = Vec::new();
+        let mut rest = view.candidates.iter().enumerate().peekable();
+        for (at, pool) in view.pools.iter().enumerate() {
+            match &pool.state {
+                PoolState::Usable => {}
+                PoolState::Incomplete => {
+                    return Err(AllocateError::IncompletePool {
+                        claim: claim.key(),
+                        request: ask.full_name(),
+                        pool: pool.path(),
+                    });
+                }
+                PoolState::Invalid(error) => {
+                    return Err(AllocateError::InvalidPool {
+                        claim: claim.key(),
+                        request: ask.full_name(),
+                        pool: pool.path(),
+                        error: Box::new(error.clone()),
+                    });
+                }
+            }
+            // Candidates come pool by pool.
+            while let Some((index, candidate)) = rest.next_if(|(_, candidate)| candidate.pool == at) {
+                if !ask.matches(index, candidate, claim, view, self.features, self.cache)? {
+                    continue;
+                }
+                if self.features.consumable_capacity && !self.could_give(claim, ask, candidate)? {
+                    continue;
+                }
+                all.push(index);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Whether the device, with nothing of it in use, could give what is asked.
+    fn could_give(&self, claim: &ResourceClaim, ask: &Ask<'_>, candidate: &Candidate) -> Result<bool, AllocateError> {
+        let device = candidate.device();
+        let consumed = capacity::consumed(ask.exactly.capacity.as_ref(), device, self.features.fractional_range)
+            .map_err(|error| ask.capacity_error(claim, candidate, error))?;
+        Ok(consumed
+            .and_then(|amounts| capacity::fits(&amounts, device, std::iter::empty()))
+            .is_ok())
+    }
+}
+
+impl Ask<'_> {
+    pub(crate) fn is_admin(&self) -> bool {
+        self.exactly.admin_access.unwrap_or(false)
+    }
+
+    /// As results name it.
+    pub(crate) fn full_name(&self) -> String {
+        full_name(self.request, self.alternative)
+    }
+
+    pub(crate) fn capacity_error(
+        &self,
+        claim: &ResourceClaim,
+        candidate: &Candidate,
+        error: capacity::CapacityError,
+    ) -> AllocateError {
+        AllocateError::Capacity {
+            claim: claim.key(),
+            request: self.full_name(),
+            device: candidate.path(),
+            error: Box::new(error),
+        }
+    }
+
+    /// Whether the device is of the kind that is asked for: class, selectors, node. Each device is looked at once.
+    pub(crate) fn matches(
+        &mut self,
+        index: usize,
+        candidate: &Candidate,
+        claim: &ResourceClaim,
+        view: &NodeView,
+        features: Features,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<bool, AllocateError> {
+        if let Some(known) = self.matching[index] {
+            return Ok(known);
+        }
+        let matches = self.look(candidate, claim, view, features, cache)?;
+        self.matching[index] = Some(matches);
+        Ok(matches)
+    }
+
+    fn look(
+        &self,
+        candidate: &Candidate,
+        claim: &ResourceClaim,
+        view: &NodeView,
+        features: Features,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<bool, AllocateError> {
+        if needs_gate(candidate, features) || self.first_mismatch(candidate, claim, cache)?.is_some() {
+            return Ok(false);
+        }
+        candidate
+            .includes(&view.node)
+            .map_err(|error| AllocateError::NodeSelector {
+                device: candidate.path(),
+                message: error.to_string(),
+            })
+    }
+
+    /// The first selector that does not match: whether it is the class's, and its place.
+    pub(crate) fn first_mismatch(
+        &self,
+        candidate: &Candidate,
+        claim: &ResourceClaim,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<Option<(bool, usize)>, AllocateError> {
+        let lists = [(true, &self.class.spec.selectors), (false, &self.exactly.selectors)];
+        for (of_class, selectors) in lists {
+            for (index, selector) in selectors.iter().enumerate() {
+                let expression = selector.cel.as_ref().map(|cel| &*cel.expression);
+                let result = match expression {
+                    Some(expression) => cache.matches(expression, candidate),
+                    None => Err("the selector is of a kind that is not known here".to_owned()),
+                };
+                match result {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(Some((of_class, index))),
+                    Err(message) => {
+                        return Err(AllocateError::Cel(Box::new(CelError {
+                            claim: claim.key(),
+                            request: self.full_name(),
+                            class: of_class.then(|| self.class.metadata.name.clone()),
+                            index,
+                            device: candidate.path(),
+                            message,
+                        })));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether the device can only be used with gates that are off.
+pub(crate) fn needs_gate(candidate: &Candidate, features: Features) -> bool {
+    let conditions = &candidate.device().binding_conditions;
+    !features.binds_with_conditions() && conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
+}
+
+fn full_name(request: &str, alternative: Option<&str>) -> String {
+    match alternative {
+        Some(alternative) => format!("{request}/{alternative}"),
+        None => request.to_owned(),
+    }
+}

@@ -1,0 +1,97 @@
+//! To text, in Kubernetes' canonical form: no fraction, and the largest unit that leaves none.
+
+use std::fmt::{self, Display};
+
+use num_bigint::{BigInt, Sign};
+use vgpu_quantity::Quantity as Number;
+
+use super::{Format, Quantity};
+
+const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+const DECIMAL: [(i64, &str); 10] = [
+    (-9, "n"),
+    (-6, "u"),
+    (-3, "m"),
+    (0, ""),
+    (3, "k"),
+    (6, "M"),
+    (9, "G"),
+    (12, "T"),
+    (15, "P"),
+    (18, "E"),
+];
+
+/// The format that a text has, beside its number.
+pub(super) fn format_of(text: &str, number: &Number) -> Format {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    match unit.as_bytes() {
+        // A fraction below one cannot be written in binary units.
+        [_, b'i'] if *number > Number::ZERO && *number < Number::from_i64(1) => Format::Decimal,
+        [_, b'i'] => Format::Binary,
+        [b'e' | b'E', _, ..] => Format::Exponent,
+        _ => Format::Decimal,
+    }
+}
+
+/// The number in units of `10^exponent`: rounded away from zero, or nothing where it is not whole.
+pub(super) fn rounded(number: &Number, exponent: i32, round: bool) -> Option<i64> {
+    let (unscaled, scale) = number.parts();
+    let places = scale.checked_sub(exponent)?;
+    let power = BigInt::from(10u8).pow(places.unsigned_abs());
+    let value = if places >= 0 {
+        unscaled * power
+    } else {
+        let quotient = &unscaled / &power;
+        match (unscaled % power).sign() {
+            Sign::NoSign => quotient,
+            _ if !round => return None,
+            Sign::Plus => quotient + 1,
+            Sign::Minus => quotient - 1,
+        }
+    };
+    i64::try_from(value).ok()
+}
+
+/// Billionths, as far as 128 bits go.
+pub(super) fn billionths(number: &Number) -> i128 {
+    let (unscaled, scale) = number.parts();
+    let end = if unscaled.sign() == Sign::Minus {
+        i128::MIN
+    } else {
+        i128::MAX
+    };
+    // A quantity is never finer than a billionth.
+    let power = BigInt::from(10u8).pow(scale.saturating_add(9).unsigned_abs());
+    i128::try_from(unscaled * power).unwrap_or(end)
+}
+
+impl Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unscaled, scale) = self.number.parts();
+        if unscaled.sign() == Sign::NoSign {
+            return f.write_str("0");
+        }
+        // Below 1024 and for fractions binary units would say nothing or lose something.
+        let whole = rounded(&self.number, 0, false).filter(|whole| whole.unsigned_abs() >= 1024);
+        match (self.format, whole) {
+            (Format::Binary, Some(whole)) => {
+                let units = (whole.trailing_zeros() / 10).min(6);
+                write!(f, "{}{}", whole >> (10 * units), BINARY[units as usize])
+            }
+            (format, _) => decimal(f, &unscaled, i64::from(scale), format == Format::Exponent),
+        }
+    }
+}
+
+fn decimal(f: &mut fmt::Formatter<'_>, unscaled: &BigInt, scale: i64, exponent_form: bool) -> fmt::Result {
+    let digits = unscaled.to_string();
+    let significant = digits.trim_end_matches('0');
+    let exponent = scale + (digits.len() - significant.len()) as i64;
+    let down = exponent.rem_euclid(3);
+    let (exponent, padding) = (exponent - down, &"00"[..down as usize]);
+    match DECIMAL.iter().find(|(at, _)| *at == exponent) {
+        Some((_, unit)) if !exponent_form => write!(f, "{significant}{padding}{unit}"),
+        _ if exponent == 0 => write!(f, "{significant}{padding}"),
+        _ => write!(f, "{significant}{padding}e{exponent}"),
+    }
+}

@@ -1,0 +1,157 @@
+//! Why claims do not fit: one value a device that stands in the way.
+
+use serde::Serialize;
+
+use crate::error::AllocateError;
+use crate::model::ResourceClaim;
+
+/// What stood in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum ReasonKind {
+    /// A selector of the claim or its class does not match the device.
+    Selector,
+    /// A selector does not compile, or fails on the device.
+    #[serde(rename = "CELError")]
+    CelError,
+    /// The device has not that much left, or cannot give that much.
+    Capacity,
+    /// A shared counter of the pool does not suffice.
+    Counter,
+    /// A taint that the request does not tolerate.
+    Taint,
+    /// A constraint of the claim, or no combination of devices that each would do.
+    Constraint,
+    /// Another claim, or another request of these claims, has the device.
+    InUse,
+    /// The device or pool is not for the node.
+    NodeMismatch,
+    /// The pool's slices are not all there, or contradict each other.
+    IncompletePool,
+    /// There is no such class.
+    UnknownClass,
+}
+
+/// One reason. What does not apply is empty.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    pub claim: String,
+    pub request: String,
+    pub node: String,
+    pub pool: String,
+    pub device: String,
+    pub reason: ReasonKind,
+    /// The field of the claim, or of the object that the message names.
+    pub field: String,
+    pub message: String,
+}
+
+impl ReasonKind {
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Selector => "Selector",
+            Self::CelError => "CELError",
+            Self::Capacity => "Capacity",
+            Self::Counter => "Counter",
+            Self::Taint => "Taint",
+            Self::Constraint => "Constraint",
+            Self::InUse => "InUse",
+            Self::NodeMismatch => "NodeMismatch",
+            Self::IncompletePool => "IncompletePool",
+            Self::UnknownClass => "UnknownClass",
+        }
+    }
+}
+
+impl std::fmt::Display for Reason {
+    /// In words, in one line.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts = [
+            ("claim", &self.claim),
+            ("request", &self.request),
+            ("node", &self.node),
+            ("pool", &self.pool),
+            ("device", &self.device),
+        ];
+        let given = parts.iter().filter(|(_, value)| !value.is_empty());
+        let place: Vec<String> = given.map(|(name, value)| format!("{name} {value}")).collect();
+        write!(f, "{}: {}: {}", place.join(", "), self.reason.name(), self.message)
+    }
+}
+
+impl AllocateError {
+    /// The reason that an error amounts to, on a node; `None` for a mistake in the claims themselves, which no node
+    /// can help.
+    pub(crate) fn reason(&self, node: &str, claims: &[&ResourceClaim]) -> Option<Reason> {
+        let at = |claim: &str, request: &str| {
+            let claim = claims.iter().find(|known| known.key() == claim);
+            claim.map_or_else(String::new, |claim| field_of(claim, request))
+        };
+        let (kind, claim, request, path, field) = match self {
+            Self::UnknownClass { claim, request, .. } => {
+                let field = format!("{}.deviceClassName", at(claim, request));
+                (ReasonKind::UnknownClass, claim, request, "", field)
+            }
+            Self::Cel(cel) => {
+                let object = match cel.class {
+                    Some(_) => "spec".to_owned(),
+                    None => at(&cel.claim, &cel.request),
+                };
+                let field = format!("{object}.selectors[{}].cel.expression", cel.index);
+                (ReasonKind::CelError, &cel.claim, &cel.request, &*cel.device, field)
+            }
+            Self::Capacity {
+                claim, request, device, ..
+            } => {
+                let field = format!("{}.capacity.requests", at(claim, request));
+                (ReasonKind::Capacity, claim, request, &**device, field)
+            }
+            Self::AllAgainstConstraint {
+                claim, request, device, ..
+            } => {
+                let field = "spec.devices.constraints".to_owned();
+                (ReasonKind::Constraint, claim, request, &**device, field)
+            }
+            Self::IncompletePool { claim, request, pool }
+            | Self::InvalidPool {
+                claim, request, pool, ..
+            } => {
+                let field = format!("{}.allocationMode", at(claim, request));
+                (ReasonKind::IncompletePool, claim, request, &**pool, field)
+            }
+            _ => return None,
+        };
+        let mut parts = path.splitn(3, '/').skip(1).map(str::to_owned);
+        Some(Reason {
+            claim: claim.clone(),
+            request: request.clone(),
+            node: node.to_owned(),
+            pool: parts.next().unwrap_or_default(),
+            device: parts.next().unwrap_or_default(),
+            reason: kind,
+            field,
+            message: self.to_string(),
+        })
+    }
+}
+
+/// Where a request, or an alternative of one, stands in its claim.
+pub(crate) fn field_of(claim: &ResourceClaim, request: &str) -> String {
+    let requests = &claim.spec.devices.requests;
+    for (index, known) in requests.iter().enumerate() {
+        let Some(rest) = request.strip_prefix(known.name.as_str()) else {
+            continue;
+        };
+        if rest.is_empty() && known.first_available.is_empty() {
+            return format!("spec.devices.requests[{index}].exactly");
+        }
+        let alternative = known
+            .first_available
+            .iter()
+            .position(|alternative| rest.strip_prefix('/') == Some(alternative.name.as_str()));
+        if let Some(alternative) = alternative {
+            return format!("spec.devices.requests[{index}].firstAvailable[{alternative}]");
+        }
+    }
+    "spec.devices.requests".to_owned()
+}

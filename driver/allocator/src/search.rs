@@ -1,0 +1,391 @@
+//! The search: all requests against all devices, until the first whole solution.
+//!
+//! ```text
+//!  claim ─► request ─► alternative ─► 1st device ─► 2nd device ─► ... ─► next request ─► ... ─► solution
+//!                          │              │  what comes after fails: take it back, try the next device
+//!                          │              ▼
+//!                          └─ no device left: next alternative, or back to the request before
+//! ```
+//!
+//! This is Kubernetes' own order, so its first solution is ours: devices of one request are taken in combinations and
+//! not in permutations, requests and claims in the order given, and a branch that cannot end within 32 devices a claim
+//! is left for the next alternative at once. Only the order in which a request tries devices is the policy's.
+//!
+//! It is a loop over a stack of its own, for a list of a thousand claims must not exhaust the thread's, and it counts
+//! its steps: an attempt that would try everything for ever ends with an error.
+
+mod device;
+mod free;
+
+use std::rc::Rc;
+
+use crate::capacity::Amounts;
+use crate::constraint::Tracked;
+use crate::counters::Counters;
+use crate::error::AllocateError;
+use crate::features::Features;
+use crate::ledger::{Ledger, Usage};
+use crate::model::CapacityRequirements;
+use crate::plan::{ClaimPlan, MOST_DEVICES};
+use crate::policy::Order;
+use crate::pools::NodeView;
+use crate::selectors::SelectorCache;
+
+pub(crate) use device::Refusal;
+use device::Undo;
+pub(crate) use free::{CORES, MEMORY, capacity_of};
+
+/// Steps after which an attempt is given up: some seconds.
+pub(crate) const MOST_STEPS: u64 = 3_000_000;
+
+/// One attempt on one node. The state is that of the devices chosen so far.
+pub(crate) struct Search<'a, 'c, 's> {
+    pub(crate) view: &'a NodeView,
+    pub(crate) features: Features,
+    pub(crate) plans: Vec<ClaimPlan<'a>>,
+    pub(crate) cache: &'c mut SelectorCache<'s>,
+    ledger: &'a Ledger,
+    order: Order,
+    /// By candidate: what claims hold of it.
+    usage: Vec<Option<&'a Usage>>,
+    /// By candidate: which of these claims take it whole.
+    marked: Vec<Vec<usize>>,
+    /// By candidate: shares that these claims take.
+    in_flight: Vec<InFlight>,
+    /// By pool, from the first device on that draws from them.
+    counters: Vec<Option<Counters<'a>>>,
+    constraints: Vec<Vec<Tracked<'a>>>,
+    /// What the policy would have all devices share.
+    affinity: Vec<Tracked<'a>>,
+    pub(crate) picks: Vec<Vec<Pick>>,
+    /// By claim and request: the alternative that was chosen.
+    pub(crate) chosen: Vec<Vec<usize>>,
+    stack: Vec<Frame>,
+    steps: u64,
+    /// The furthest request that was reached: the one before it can be had together.
+    pub(crate) furthest: (usize, usize),
+    /// Where to stop as if it were the end.
+    stop_at: Option<(usize, usize)>,
+    /// What to ask for in place of what the claims do, to find out what there is.
+    pub(crate) instead: Option<CapacityRequirements>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    shares: usize,
+    consumed: Amounts,
+}
+
+/// A chosen device.
+#[derive(Debug, Clone)]
+pub(crate) struct Pick {
+    pub(crate) candidate: usize,
+    pub(crate) request: usize,
+    pub(crate) alternative: usize,
+    /// With a share: what it consumes.
+    pub(crate) share: Option<Amounts>,
+}
+
+/// Where the search stands: before this device of this alternative of this request.
+#[derive(Debug, Clone)]
+struct Position {
+    claim: usize,
+    request: usize,
+    alternative: Option<usize>,
+    device: i64,
+    /// Where to go on in the order of devices.
+    from: usize,
+    /// The order, once the request has begun; `None` is that of the view.
+    order: Option<Rc<[usize]>>,
+}
+
+/// What waits for the result of what comes after it.
+enum Frame {
+    ClaimEnd,
+    Alternatives { position: Position, all_exceeded: bool },
+    Device { position: Position, undo: Undo },
+    AllDevice { undo: Undo },
+}
+
+/// Why a branch ended.
+enum Stop {
+    /// Too many devices for one claim: another alternative may need fewer.
+    Exceeded,
+    Fatal(AllocateError),
+}
+
+enum Signal {
+    Descend(Position),
+    Return(Result<bool, Stop>),
+}
+
+impl<'a, 'c, 's> Search<'a, 'c, 's> {
+    pub(crate) fn new(
+        view: &'a NodeView,
+        plans: Vec<ClaimPlan<'a>>,
+        ledger: &'a Ledger,
+        features: Features,
+        cache: &'c mut SelectorCache<'s>,
+        order: Order,
+    ) -> Self {
+        let usage = view.candidates.iter().map(|candidate| {
+            ledger.usage(
+                candidate.driver(),
+                &candidate.slice.spec.pool.name,
+                &candidate.device().name,
+            )
+        });
+        let constraints = plans.iter().map(|plan| {
+            let constraints = plan.claim.spec.devices.constraints.iter();
+            constraints.filter_map(Tracked::of).collect()
+        });
+        Self {
+            usage: usage.collect(),
+            marked: vec![Vec::new(); view.candidates.len()],
+            in_flight: std::iter::repeat_with(InFlight::default)
+                .take(view.candidates.len())
+                .collect(),
+            counters: view.pools.iter().map(|_| None).collect(),
+            constraints: constraints.collect(),
+            affinity: order.affinity(plans.len()),
+            picks: vec![Vec::new(); plans.len()],
+            chosen: plans.iter().map(|plan| vec![0; plan.requests.len()]).collect(),
+            stack: Vec::new(),
+            steps: 0,
+            furthest: (0, 0),
+            stop_at: None,
+            instead: None,
+            view,
+            features,
+            plans,
+            cache,
+            ledger,
+            order,
+        }
+    }
+
+    /// Whether there is a solution; [`Self::picks`] holds it then.
+    pub(crate) fn run(&mut self) -> Result<bool, AllocateError> {
+        let mut signal = Signal::Descend(Position::of_request(0, 0));
+        loop {
+            signal = match signal {
+                Signal::Descend(position) => self.descend(position),
+                Signal::Return(result) => match self.stack.pop() {
+                    Some(frame) => self.resume(frame, result),
+                    None => {
+                        return match result {
+                            Ok(found) => Ok(found),
+                            Err(Stop::Exceeded) => Err(AllocateError::TooManyChosen { most: MOST_DEVICES }),
+                            Err(Stop::Fatal(error)) => Err(error),
+                        };
+                    }
+                },
+            };
+        }
+    }
+
+    /// Chooses devices for everything before a request that was reached, and stands before it.
+    pub(crate) fn run_until(&mut self, claim: usize, request: usize) -> Result<bool, AllocateError> {
+        self.stop_at = Some((claim, request));
+        self.run()
+    }
+
+    fn descend(&mut self, position: Position) -> Signal {
+        if let Err(error) = self.count_step() {
+            return Signal::Return(Err(Stop::Fatal(error)));
+        }
+        let Position { claim, request, .. } = position;
+        if claim >= self.plans.len() {
+            return Signal::Return(Ok(true));
+        }
+        if request >= self.plans[claim].requests.len() {
+            self.stack.push(Frame::ClaimEnd);
+            return Signal::Descend(Position::of_request(claim + 1, 0));
+        }
+        if position.is_new() {
+            if self.stop_at == Some((claim, request)) {
+                return Signal::Return(Ok(true));
+            }
+            self.furthest = self.furthest.max((claim, request));
+            if self.plans[claim].requests[request].is_list {
+                return self.next_alternative(position, 0, true);
+            }
+        }
+        let ask = &self.plans[claim].requests[request].asks[position.alternative.unwrap_or(0)];
+        let (count, all_count) = (ask.count, ask.all.as_ref().map(Vec::len));
+        if all_count == Some(0) {
+            return Signal::Return(Ok(false)); // "all" is at least one
+        }
+        if position.device >= count {
+            return Signal::Descend(Position::of_request(claim, request + 1));
+        }
+        let available = MOST_DEVICES - i64::try_from(self.picks[claim].len()).unwrap_or(i64::MAX);
+        if count - position.device > available {
+            return Signal::Return(Err(Stop::Exceeded));
+        }
+        if all_count.is_some() {
+            self.take_all(position)
+        } else {
+            self.take_next(self.with_order(position))
+        }
+    }
+
+    fn resume(&mut self, frame: Frame, result: Result<bool, Stop>) -> Signal {
+        match (frame, result) {
+            // Another alternative of an earlier claim may leave room: no reason to end everything.
+            (Frame::ClaimEnd, Err(Stop::Exceeded)) => Signal::Return(Ok(false)),
+            (Frame::ClaimEnd, result) => Signal::Return(result),
+            (Frame::Alternatives { position, .. }, Ok(true)) => {
+                self.chosen[position.claim][position.request] = position.alternative.unwrap_or(0);
+                Signal::Return(Ok(true))
+            }
+            (Frame::Alternatives { .. }, Err(Stop::Fatal(error))) => Signal::Return(Err(Stop::Fatal(error))),
+            (Frame::Alternatives { position, all_exceeded }, result) => {
+                let next = position.alternative.map_or(0, |alternative| alternative + 1);
+                self.next_alternative(position, next, all_exceeded && result.is_err())
+            }
+            (Frame::Device { .. } | Frame::AllDevice { .. }, Ok(true)) => Signal::Return(Ok(true)),
+            (Frame::Device { undo, .. } | Frame::AllDevice { undo }, Err(stop)) => {
+                self.take_back(undo);
+                Signal::Return(Err(stop))
+            }
+            (Frame::AllDevice { undo }, Ok(false)) => {
+                self.take_back(undo);
+                Signal::Return(Ok(false))
+            }
+            (Frame::Device { position, undo }, Ok(false)) => {
+                self.take_back(undo);
+                self.take_next(position)
+            }
+        }
+    }
+
+    fn next_alternative(&mut self, position: Position, next: usize, all_exceeded: bool) -> Signal {
+        let (claim, request) = (position.claim, position.request);
+        if next >= self.plans[claim].requests[request].asks.len() {
+            return Signal::Return(if all_exceeded { Err(Stop::Exceeded) } else { Ok(false) });
+        }
+        let position = Position {
+            alternative: Some(next),
+            ..Position::of_request(claim, request)
+        };
+        self.stack.push(Frame::Alternatives {
+            position: position.clone(),
+            all_exceeded,
+        });
+        Signal::Descend(position)
+    }
+
+    /// Takes the next device of those that are all wanted. If one cannot be had there is no solution here.
+    fn take_all(&mut self, position: Position) -> Signal {
+        let ask = &self.plans[position.claim].requests[position.request].asks[position.alternative.unwrap_or(0)];
+        let index = ask.all.as_ref().zip(usize::try_from(position.device).ok());
+        let Some(candidate) = index.and_then(|(all, index)| all.get(index).copied()) else {
+            return Signal::Return(Ok(false));
+        };
+        match self.take(&position, candidate) {
+            Err(error) => Signal::Return(Err(Stop::Fatal(error))),
+            Ok(Err(_)) => Signal::Return(Ok(false)),
+            Ok(Ok(undo)) => {
+                self.stack.push(Frame::AllDevice { undo });
+                Signal::Descend(Position {
+                    device: position.device + 1,
+                    ..position
+                })
+            }
+        }
+    }
+
+    /// Takes the first device that can be had, from `position.from` on.
+    fn take_next(&mut self, mut position: Position) -> Signal {
+        let count = match &position.order {
+            Some(order) => order.len(),
+            None => self.view.candidates.len(),
+        };
+        while position.from < count {
+            let candidate = position
+                .order
+                .as_ref()
+                .map_or(position.from, |order| order[position.from]);
+            position.from += 1;
+            if let Err(error) = self.count_step() {
+                return Signal::Return(Err(Stop::Fatal(error)));
+            }
+            match self.take(&position, candidate) {
+                Err(error) => return Signal::Return(Err(Stop::Fatal(error))),
+                Ok(Err(_)) => {}
+                Ok(Ok(undo)) => {
+                    // The next one of the same request comes from behind this one: combinations, not permutations.
+                    let next = Position {
+                        device: position.device + 1,
+                        ..position.clone()
+                    };
+                    self.stack.push(Frame::Device { position, undo });
+                    return Signal::Descend(next);
+                }
+            }
+        }
+        Signal::Return(Ok(false))
+    }
+
+    /// The policy's order is made when a request begins and kept until it ends.
+    fn with_order(&self, position: Position) -> Position {
+        if position.device > 0 || position.order.is_some() {
+            return position;
+        }
+        let order = self.order.of_devices(self);
+        Position { order, ..position }
+    }
+
+    fn count_step(&mut self) -> Result<(), AllocateError> {
+        self.steps += 1;
+        match self.steps {
+            0..=MOST_STEPS => Ok(()),
+            _ => Err(AllocateError::Exhausted { steps: MOST_STEPS }),
+        }
+    }
+
+    /// How many alternatives the first request has, if there is one.
+    pub(crate) fn first_request(&self) -> Option<usize> {
+        Some(self.plans.first()?.requests.first()?.asks.len())
+    }
+
+    /// Whether a request could have a device now, all else left as it is.
+    pub(crate) fn would_take(
+        &mut self,
+        claim: usize,
+        request: usize,
+        alternative: usize,
+        index: usize,
+    ) -> Result<bool, AllocateError> {
+        let taken = self.try_device(claim, request, alternative, index)?;
+        Ok(taken.map(|undo| self.take_back(undo)).is_ok())
+    }
+
+    /// What claims hold of a device.
+    pub(crate) fn usage(&self, index: usize) -> Option<&'a Usage> {
+        self.usage[index]
+    }
+
+    pub(crate) fn ask(&self, claim: usize, request: usize, alternative: usize) -> &crate::plan::Ask<'a> {
+        &self.plans[claim].requests[request].asks[alternative]
+    }
+}
+
+impl Position {
+    fn of_request(claim: usize, request: usize) -> Self {
+        Self {
+            claim,
+            request,
+            alternative: None,
+            device: 0,
+            from: 0,
+            order: None,
+        }
+    }
+
+    /// Whether its request begins here.
+    fn is_new(&self) -> bool {
+        self.alternative.is_none() && self.device == 0
+    }
+}

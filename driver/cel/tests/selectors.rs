@@ -1,0 +1,120 @@
+//! Selectors as people write them, and what becomes of them.
+
+use vgpu_cel::{Attribute, Device, EvalError, Quantity, compile};
+
+fn gpu() -> Device {
+    let text = |text: &str| Attribute::String(text.to_owned());
+    Device {
+        driver: "dra.vgpu".into(),
+        allow_multiple_allocations: true,
+        attributes: [
+            ("type", text("gpu")),
+            ("index", Attribute::Int(3)),
+            ("shared", Attribute::Bool(true)),
+            ("productName", text("NVIDIA H100 80GB HBM3")),
+            ("driverVersion", Attribute::Version("535.161.8".into())),
+            ("links", Attribute::Strings(vec!["a".into(), "b".into()])),
+            ("resource.kubernetes.io/numaNode", Attribute::Int(0)),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect(),
+        capacity: [("memory", "80Gi"), ("cores", "100")]
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), Quantity::parse(value).unwrap()))
+            .collect(),
+    }
+}
+
+#[test]
+fn selectors_say_yes_or_no() {
+    for (expression, expected) in [
+        (r#"device.driver == "dra.vgpu""#, true),
+        (
+            r#"device.driver == "dra.vgpu" && device.attributes["dra.vgpu"].type == "gpu" && device.capacity["dra.vgpu"].memory.compareTo(quantity("20Gi")) >= 0"#,
+            true,
+        ),
+        (
+            r#"device.capacity["dra.vgpu"].memory.isGreaterThan(quantity("80Gi"))"#,
+            false,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"].driverVersion.compareTo(semver("535.0.0")) > 0"#,
+            true,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"].driverVersion.isLessThan(semver("v530", true))"#,
+            false,
+        ),
+        (r#"device.attributes["resource.kubernetes.io"].numaNode == 0"#, true),
+        (r#"device.attributes["dra.vgpu"].?missing.orValue(7) == 7"#, true),
+        (r#"device.attributes["no.such"].?a.orValue("x") == "x""#, true),
+        (r#"has(device.attributes["no.such"].a)"#, false),
+        (r#"has(device.attributes["dra.vgpu"].type)"#, true),
+        (
+            r#"cel.bind(a, device.attributes["dra.vgpu"], a.shared && a.index == 3)"#,
+            true,
+        ),
+        (r#"device.allowMultipleAllocations"#, true),
+        (r#"device.attributes["dra.vgpu"].shared"#, true),
+        (r#"device.attributes["dra.vgpu"].links.includes("b")"#, true),
+        (r#"device.attributes["dra.vgpu"].type.includes("gpu")"#, true),
+        (r#"device.attributes["dra.vgpu"].links.exists(l, l == "c")"#, false),
+        (r#"device.attributes["dra.vgpu"].productName.matches("H[12]00")"#, true),
+        (r#"device.attributes["dra.vgpu"].type in ["gpu", "mig"]"#, true),
+        (r#"device.attributes["dra.vgpu"].missing == 1 || true"#, true),
+        (r#"false && device.attributes["dra.vgpu"].missing == 1"#, false),
+        (
+            r#""dra.vgpu" in device.attributes && !("x.y" in device.attributes)"#,
+            true,
+        ),
+        (
+            r#"device.attributes["dra.vgpu"][?"type"].optMap(t, t + "!").orValue("") == "gpu!""#,
+            true,
+        ),
+        (r#"[3, 1, 2].sortBy(x, -x) == [3, 2, 1]"#, true),
+        (
+            r#"{"a": 1, "b": 2}.transformMap(k, v, v * 2) == {"a": 2, "b": 4}"#,
+            true,
+        ),
+        (r#""%d of %s".format([dyn(3), "x"]) == "3 of x""#, true),
+    ] {
+        let program = compile(expression).unwrap_or_else(|e| panic!("{expression}: {e}"));
+        assert_eq!(program.matches(&gpu()), Ok(expected), "{expression}");
+    }
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_before_it_runs() {
+    for (expression, why) in [
+        ("devise.driver == 'x'", "at 1:1: undeclared reference to \"devise\""),
+        ("device.drivers == 'x'", "undefined field \"drivers\""),
+        ("false && nothing(1)", "undeclared reference to \"nothing\""),
+        ("device.driver", "must evaluate to bool or an unknown type, not string"),
+        (
+            "device.driver == 1",
+            "no matching overload for \"==\" applied to (string, int)",
+        ),
+        ("device.capacity['a'].b > 1", "no matching overload"),
+        ("true ? 1 : 2", "must evaluate to bool"),
+        ("[1, 'a'] == [2]", "expected type int but found string"),
+        ("'a'.matches('(')", "invalid matches argument"),
+        ("int('x') == 1", "invalid int argument"),
+        ("device.driver ==", "at 1:"),
+        ("'%d'.format(['x']) == ''", "not allowed for %d"),
+    ] {
+        let error = compile(expression).expect_err(expression).to_string();
+        assert!(error.contains(why), "{expression}: {error}");
+    }
+}
+
+#[test]
+fn an_error_names_what_is_missing() {
+    let missing = compile(r#"device.attributes["dra.vgpu"].model == "x""#).unwrap();
+    assert_eq!(
+        missing.matches(&gpu()),
+        Err(EvalError::Failed("no such key: model".into()))
+    );
+    let number = compile(r#"device.attributes["dra.vgpu"].index"#).unwrap();
+    assert_eq!(number.matches(&gpu()), Err(EvalError::NotBool("int")));
+}
