@@ -1,6 +1,6 @@
 //! A scene for tests of the program: a release whose libraries are stand-ins, and a machine of the
 //! test's own (mount namespace with its own /run and /tmp), so that nothing of this one is touched.
-#![allow(unsafe_code)] // unshare; and kill, which std does not have.
+#![allow(unsafe_code)] // unshare, signal and kill, which std does not have.
 #![allow(dead_code)] // Each test program uses its part.
 
 use std::ffi::OsStr;
@@ -23,6 +23,7 @@ pub(crate) struct Scene {
 
 /// Runs `body` as an ordinary user does: without root's mount namespace.
 pub(crate) fn as_user(body: fn(&Scene)) {
+    heed_interrupts();
     if is_root() {
         on_own_machine(move || body(&Scene::new(Some(NOBODY))));
     } else {
@@ -32,10 +33,20 @@ pub(crate) fn as_user(body: fn(&Scene)) {
 
 /// Runs `body` as root; a test without root says so and is skipped (build/test.sh).
 pub(crate) fn as_root(name: &str, body: fn(&Scene)) {
+    heed_interrupts();
     if is_root() {
         on_own_machine(move || body(&Scene::new(None)));
     } else {
         vgpu_skip::skip(name, "needs root for a mount namespace");
+    }
+}
+
+/// A shell that starts the tests in the background has them ignore these two, and so all that they start: a
+/// script cannot even trap what was ignored when it began.
+fn heed_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action is not ours to run.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
