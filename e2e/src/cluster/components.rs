@@ -72,7 +72,7 @@ pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
         "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         // A machine whose disk is nearly full is no reason to evict the pods that a person came to see.
-        "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
+        "evictionHard": {"nodefs.available": "200Mi", "imagefs.available": "200Mi", "memory.available": "100Mi"},
         "imageGCHighThresholdPercent": 100,
     });
     let network = json!({

@@ -76,6 +76,16 @@ impl Serving {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
+    /// SIGSTOP, and the wait until its last thread stands still.
+    #[allow(unsafe_code)]
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let (pid, mut status) = (self.pid().try_into().expect("a PID"), 0);
+        // SAFETY: our own child; `status` is to be written.
+        let stopped = unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) };
+        assert!(stopped == pid && libc::WIFSTOPPED(status), "{status:#x}");
+    }
+
     /// SIGKILL, and the wait for its end.
     pub(crate) fn kill(self) {
         drop(self);

@@ -25,13 +25,13 @@ fn a_stopped_process_is_not_dead() {
     let _guard = guard("a stopped process");
     let bench = Bench::with_share(20 * GIB);
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
-    client.signal(libc::SIGSTOP);
+    client.stop();
     let shown = bench.run(&["init", "info", "alloc:16GiB", "alloc:15GiB"]);
     assert_eq!(number(&shown[1], 2), 15 * GIB);
     assert_eq!(shown[2..], ["alloc 2", "alloc 0"]);
     client.signal(libc::SIGCONT);
     assert_eq!(client.ask("alloc:15GiB"), "0");
-    client.signal(libc::SIGSTOP);
+    client.stop();
     client.signal(libc::SIGKILL);
     drop(client);
     assert_eq!(bench.free(), 20 * GIB);
@@ -46,7 +46,7 @@ fn stopped_in_the_middle_of_a_storm_neighbours_go_on() {
     for _ in 0..20 {
         let storm = Serving::new(bench.client(&["init", "mixed:0"]));
         std::thread::sleep(Duration::from_millis(30));
-        storm.signal(libc::SIGSTOP);
+        storm.stop();
         let (used, charged) = (truth.used(), bench.usage("share").charged);
         assert!(used <= charged && charged <= GIB, "{used} used, {charged} charged");
         let answer = neighbour.ask("alloc:2MiB");
