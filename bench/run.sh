@@ -15,8 +15,8 @@ if runs library; then
 fi
 if runs allocator; then
   command -v go >/dev/null || fail "Go is missing: install Go >= 1.26, Kubernetes' own allocator is built with it"
-  kubernetes=$CARGO_TARGET_DIR/allocator-go
-  (cd e2e/allocator-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
+  kubernetes=$CARGO_TARGET_DIR/kubernetes-go
+  (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
   cargo build --quiet --release -p vgpu-cel --example speed -p vgpu-allocator --example figures
   echo "selectors:"
   "$CARGO_TARGET_DIR/release/examples/speed"

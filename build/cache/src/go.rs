@@ -1,26 +1,10 @@
 //! Programs that this repository has in Go, because what they are compared with is in Go, built once into the cache.
 
-use crate::{folder, run};
+use crate::{Error, folder, run};
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// Why there is no program.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// This machine cannot build it: no Go, no network. Reason enough to skip.
-    #[error("{0}")]
-    Unavailable(String),
-    /// It does not build.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<String> for Error {
-    fn from(said: String) -> Self {
-        Self::Failed(said)
-    }
-}
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// The program of the module in a folder, which has its name.
 ///
@@ -49,6 +33,59 @@ pub fn program(source: &Path) -> Result<PathBuf, Error> {
         }
     })?;
     Ok(done.join(name))
+}
+
+/// A program that answers each line with a line. It ends with the value.
+#[derive(Debug)]
+pub struct Answers {
+    process: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Answers {
+    /// Starts the program of the module in a folder.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub fn of(source: &Path, arguments: &[&str]) -> Result<Self, Error> {
+        let program = program(source)?;
+        let failed = |what: &str| Error::Failed(format!("{}: {what}", program.display()));
+        let mut process = Command::new(&program)
+            .args(arguments)
+            .env("GOMAXPROCS", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(&error.to_string()))?;
+        let (questions, answers) = (process.stdin.take(), process.stdout.take());
+        Ok(Self {
+            process,
+            questions: questions.ok_or_else(|| failed("no pipe to its input"))?,
+            answers: BufReader::new(answers.ok_or_else(|| failed("no pipe from its output"))?),
+        })
+    }
+
+    /// The answer to a question, which has no line break in it.
+    ///
+    /// # Errors
+    /// The program has ended.
+    pub fn ask(&mut self, question: &str) -> std::io::Result<String> {
+        writeln!(self.questions, "{question}")?;
+        let mut answer = String::new();
+        match self.answers.read_line(&mut answer)? {
+            0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        // It ends by itself with its input; a test that failed does not wait for that.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// `go` in a module, undisturbed by a workspace file of the caller.

@@ -19,6 +19,23 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Why something is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// This machine cannot have it: no network, no Go, no pip, nothing for its Python. Reason enough to skip.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It does not build, or something else came than what is pinned.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<String> for Error {
+    fn from(said: String) -> Self {
+        Self::Failed(said)
+    }
+}
+
 /// The folder of all that is kept.
 ///
 /// # Errors

@@ -1,25 +1,8 @@
 //! Packages from PyPI, fetched once into the cache, in the versions that are named.
 
-use crate::{folder, run};
+use crate::{Error, folder, run};
 use std::path::PathBuf;
 use std::process::Command;
-
-/// Why there are no packages.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// This machine cannot have them: no network, no pip, nothing for its Python. Reason enough to skip.
-    #[error("{0}")]
-    Unavailable(String),
-    /// Something else came, or it was not what is pinned.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<String> for Error {
-    fn from(said: String) -> Self {
-        Self::Failed(said)
-    }
-}
 
 /// A folder for PYTHONPATH with what `pip install ARGUMENTS` puts there. `key` is all that decides that beside
 /// this machine's Python.

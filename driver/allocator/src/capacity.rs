@@ -143,13 +143,7 @@ fn round_up(
         request: asked.clone(),
     };
     let milli = in_milli(range, fractional);
-    let read = |quantity: &Quantity| {
-        if milli {
-            quantity.exact_milli()
-        } else {
-            quantity.whole_away_from_zero()
-        }
-    };
+    let read = reader(milli);
     let asked = read(asked).ok_or_else(too_large)?;
     let (Some(step_by), Some(min)) = (read(step).filter(|step| *step != 0), read(min)) else {
         return Err(CapacityError::Step { name: name.to_owned() });
@@ -184,19 +178,22 @@ fn outside(amount: &Quantity, range: &Range, fractional: bool) -> bool {
         return false;
     };
     let milli = in_milli(range, fractional);
-    let read = |quantity: &Quantity| {
-        if milli {
-            quantity.exact_milli()
-        } else {
-            quantity.whole_away_from_zero()
-        }
-    };
+    let read = reader(milli);
     let min = range.min.as_ref().map_or(Some(0), read);
     match (read(amount), read(step), min) {
         (Some(amount), Some(step), Some(min)) if step != 0 => {
             (i128::from(amount) - i128::from(min)) % i128::from(step) != 0
         }
         _ => true,
+    }
+}
+
+/// How an amount is counted, in whole units or in thousandths; `None` where 64 bits do not hold it.
+fn reader(milli: bool) -> fn(&Quantity) -> Option<i64> {
+    if milli {
+        Quantity::exact_milli
+    } else {
+        Quantity::whole_away_from_zero
     }
 }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use vgpu_cache::apt::{self, With};
-use vgpu_cache::pip::{self, Error};
+use vgpu_cache::{Error, pip};
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
 use vgpu_loading::{GIB, cc, example, python};

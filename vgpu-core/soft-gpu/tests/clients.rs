@@ -6,8 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
-use vgpu_cache::pip::{self, Error};
-use vgpu_cache::{apt, run};
+use vgpu_cache::{Error, apt, pip, run};
 
 use common::{Client, Folder, on_gpus};
 

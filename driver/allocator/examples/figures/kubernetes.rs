@@ -1,4 +1,4 @@
-//! The same question to Kubernetes' own allocator: e2e/allocator-go, which measures itself.
+//! The same question to Kubernetes' own allocator: e2e/kubernetes-go, which measures itself.
 
 use std::collections::BTreeMap;
 use std::io::Write;

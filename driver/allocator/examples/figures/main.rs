@@ -3,7 +3,7 @@
 //!
 //! A cluster of NODES nodes with 8 GPUs of 80 GiB and CLAIMS live claims (default 1,000 and none). Then claims come one
 //! after the other, each a fraction: taking in the last allocation's event and choosing node and device is what is
-//! measured, on one thread. PROGRAM is e2e/allocator-go: Kubernetes' own allocator looks at the same cluster, and the
+//! measured, on one thread. PROGRAM is e2e/kubernetes-go: Kubernetes' own allocator looks at the same cluster, and the
 //! ratio is printed.
 
 mod cluster;

@@ -1,11 +1,9 @@
-//! Kubernetes' own allocator, from the program in e2e/allocator-go, asked line by line.
+//! Kubernetes' own allocator: `e2e/kubernetes-go allocate`.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::Deserialize;
-use vgpu_cache::go;
+use vgpu_cache::{Error, go};
 
 /// What Kubernetes says.
 #[derive(Debug, Deserialize)]
@@ -16,50 +14,21 @@ pub(crate) struct Answer {
     pub(crate) timeout: bool,
 }
 
-/// The running program; it ends with the value.
-pub(crate) struct Kubernetes {
-    child: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+pub(crate) struct Kubernetes(go::Answers);
 
 impl Kubernetes {
     /// `Err` says why it cannot run here.
     pub(crate) fn start() -> Result<Self, String> {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/allocator-go");
-        let program = match go::program(&source) {
-            Ok(program) => program,
-            Err(go::Error::Unavailable(why)) => return Err(why),
-            Err(go::Error::Failed(why)) => panic!("{why}"),
-        };
-        let mut child = Command::new(&program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("{}: {e}", program.display()))?;
-        let questions = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Ok(Self {
-            child,
-            questions,
-            answers,
-        })
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/kubernetes-go");
+        match go::Answers::of(&source, &["allocate"]) {
+            Ok(answers) => Ok(Self(answers)),
+            Err(Error::Unavailable(why)) => Err(why),
+            Err(Error::Failed(why)) => panic!("{why}"),
+        }
     }
 
     pub(crate) fn ask(&mut self, case: &serde_json::Value) -> Answer {
-        let mut line = serde_json::to_string(case).unwrap();
-        line.push('\n');
-        self.questions.write_all(line.as_bytes()).unwrap();
-        self.questions.flush().unwrap();
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).unwrap();
+        let answer = self.0.ask(&case.to_string()).unwrap();
         serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{answer:?}: {e}"))
-    }
-}
-
-impl Drop for Kubernetes {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

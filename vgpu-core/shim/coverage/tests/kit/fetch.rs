@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use vgpu_cache::pip;
+use vgpu_cache::{Error, pip};
 use vgpu_coverage::headers::{self, Header};
 
 /// What cannot be read here, and why.
@@ -117,8 +117,8 @@ fn fetched(pins: &Path) -> Result<PathBuf, Unavailable> {
     let arguments: Vec<&str> = options.split(' ').chain([path]).collect();
     match pip::packages(&format!("headers-{}", stem(pins)), &key, &arguments) {
         Ok(folder) => Ok(folder),
-        Err(pip::Error::Unavailable(why)) => Err(Unavailable(why)),
-        Err(pip::Error::Failed(why)) => panic!("{why}"),
+        Err(Error::Unavailable(why)) => Err(Unavailable(why)),
+        Err(Error::Failed(why)) => panic!("{why}"),
     }
 }
 

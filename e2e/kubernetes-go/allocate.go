@@ -1,18 +1,12 @@
-// Answers, with Kubernetes' own allocator, whether claims fit on a node.
-//
-//	a case, in the form of the conformance vectors ─► NewAllocator, Allocate ─► {"results": [...]} or {"error": "..."}
-//
-// One line of JSON in, one line out, until standard input ends. {"timeout": true} says that there was no answer in time.
-// `allocator-go figures` measures instead: see figures.go.
+// Whether claims fit on a node: NewAllocator, Allocate.
+// {"timeout": true} says that there was no answer in time.
+
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -44,41 +38,7 @@ type answer struct {
 	Timeout bool                           `json:"timeout,omitempty"`
 }
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-func run() error {
-	structured.EnableAllocators("incubating")
-	if len(os.Args) > 1 && os.Args[1] == "figures" {
-		return figures(os.Stdin, os.Stdout)
-	}
-	in := bufio.NewScanner(os.Stdin)
-	in.Buffer(nil, 64<<20)
-	out := bufio.NewWriter(os.Stdout)
-	for in.Scan() {
-		var q question
-		if err := json.Unmarshal(in.Bytes(), &q); err != nil {
-			return fmt.Errorf("case %q: %w", in.Text(), err)
-		}
-		text, err := json.Marshal(reply(&q))
-		if err != nil {
-			return err
-		}
-		if _, err := out.Write(append(text, '\n')); err != nil {
-			return err
-		}
-		if err := out.Flush(); err != nil {
-			return err
-		}
-	}
-	return in.Err()
-}
-
-func reply(q *question) (a answer) {
+func allocateReply(q *question) (a answer) {
 	// Objects that the API server would refuse make it panic here and there; that is an error like another.
 	defer func() {
 		if problem := recover(); problem != nil {

@@ -1,35 +1,29 @@
-// Answers, with Kubernetes' own compiler, what a device selector does.
-//
-//	{"expression": "...", "device": {...}} ─► compile ─► match ─► {"compiles": ..., "result": ..., "cost": ..., "error": "..."}
-//
-// One line of JSON in, one line out, until standard input ends.
+// What a device selector does: compiled, and matched with a device.
+
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
 )
 
-type question struct {
-	Expression string  `json:"expression"`
-	Device     *device `json:"device"`
+type expression struct {
+	Expression string     `json:"expression"`
+	Device     *celDevice `json:"device"`
 }
 
-type device struct {
+type celDevice struct {
 	Driver                   string                                 `json:"driver"`
 	AllowMultipleAllocations bool                                   `json:"allowMultipleAllocations"`
 	Attributes               map[string]resourceapi.DeviceAttribute `json:"attributes"`
 	Capacity                 map[string]string                      `json:"capacity"`
 }
 
-type answer struct {
+type verdict struct {
 	Compiles bool   `json:"compiles"`
 	Result   *bool  `json:"result,omitempty"`
 	Cost     uint64 `json:"cost"`
@@ -40,48 +34,18 @@ type answer struct {
 	Panics bool `json:"panics,omitempty"`
 }
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-func run() error {
-	in := bufio.NewScanner(os.Stdin)
-	in.Buffer(nil, 64<<20)
-	out := bufio.NewWriter(os.Stdout)
-	for in.Scan() {
-		var q question
-		if err := json.Unmarshal(in.Bytes(), &q); err != nil {
-			return fmt.Errorf("question %q: %w", in.Text(), err)
-		}
-		text, err := json.Marshal(reply(q))
-		if err != nil {
-			return err
-		}
-		if _, err := out.Write(append(text, '\n')); err != nil {
-			return err
-		}
-		if err := out.Flush(); err != nil {
-			return err
-		}
-	}
-	return in.Err()
-}
-
-func reply(q question) (said answer) {
+func celReply(q *expression) (said verdict) {
 	defer func() {
 		if why := recover(); why != nil {
-			said = answer{Panics: true, Error: fmt.Sprint(why)}
+			said = verdict{Panics: true, Error: fmt.Sprint(why)}
 		}
 	}()
 	features := cel.Features{EnableConsumableCapacity: true}
 	compiled := cel.GetCompiler(features).CompileCELExpression(q.Expression, cel.Options{})
 	if compiled.Error != nil {
-		return answer{Error: compiled.Error.Detail}
+		return verdict{Error: compiled.Error.Detail}
 	}
-	said = answer{Compiles: true, Estimate: compiled.MaxCost}
+	said = verdict{Compiles: true, Estimate: compiled.MaxCost}
 	if q.Device == nil {
 		return said
 	}
@@ -102,7 +66,7 @@ func reply(q question) (said answer) {
 	return said
 }
 
-func convert(d *device) (cel.Device, error) {
+func convert(d *celDevice) (cel.Device, error) {
 	input := cel.Device{
 		Driver:                   d.Driver,
 		AllowMultipleAllocations: &d.AllowMultipleAllocations,

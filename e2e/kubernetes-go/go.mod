@@ -1,4 +1,4 @@
-module dra.vgpu/e2e/allocator-go
+module dra.vgpu/e2e/kubernetes-go
 
 go 1.26.0
 
