@@ -72,7 +72,11 @@ fn a_forked_child_has_no_driver() {
 #[test]
 fn a_storm_of_kills_leaves_a_true_picture() {
     let state = Folder::new("storm");
-    let mut watcher = Client::ready(&state.0);
+    let said = state.0.with_extension("stderr");
+    let _said_goes = Folder(said.clone());
+    let mut watcher = on_gpus(CLIENT, &state.0);
+    watcher.stderr(std::fs::File::create(&said).unwrap());
+    let mut watcher = Client::spawn(watcher).with_context();
     let mut storm: Vec<Client> = Vec::new();
     let (mut looks, mut slowest) = (0, Duration::ZERO);
     for round in 0..60 {
@@ -102,6 +106,9 @@ fn a_storm_of_kills_leaves_a_true_picture() {
         "0",
         "the whole GPU is free again"
     );
+    // A look that finds no moment at which all stand still takes each one's word, and says so.
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(!said.contains("no one picture"), "{said}");
     println!("{looks} looks, slowest {slowest:?}");
 }
 

@@ -20,7 +20,7 @@ pub fn libraries() -> PathBuf {
     folder
 }
 
-/// A state folder that lasts as long as this value.
+/// A state folder, or a file, that lasts as long as this value.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -33,7 +33,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.0).or_else(|_| std::fs::remove_file(&self.0));
     }
 }
 
@@ -76,12 +76,12 @@ impl Client {
 
     /// Started, initialised, with a context on GPU 0.
     pub fn ready(state: &Path) -> Self {
-        let mut client = Self::start(state);
-        assert_eq!(
-            (client.say("init").as_str(), client.say("context 0").as_str()),
-            ("0", "0")
-        );
-        client
+        Self::start(state).with_context()
+    }
+
+    pub fn with_context(mut self) -> Self {
+        assert_eq!((self.say("init").as_str(), self.say("context 0").as_str()), ("0", "0"));
+        self
     }
 
     pub fn pid(&self) -> u32 {
