@@ -16,11 +16,20 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LIVE = 1_000_000
+STORM = 300
 ROWS = [  # name, unit, ns in a unit, what
     ("alloc_free", "ns", 1, "cuMemAlloc + cuMemFree of 1 MiB"),
+    ("live_0", "ns", 1, "the same of 2 MiB, nothing else live"),
+    (f"live_{LIVE}", "ns", 1, f"the same beside {LIVE:,} live ones"),
+    (f"replace_{LIVE}", "ns", 1, "the same, any of those replaced"),
+    ("contend", "ns", 1, "CPU time of a pair, 4 processes on 2 CPUs"),
     ("launch", "ns", 1, "cuLaunchKernel of an empty kernel"),
     ("mem_get_info", "ns", 1, "cuMemGetInfo"),
     ("init", "us", 1000, "first cuInit of a process"),
+    ("load_init", "us", 1000, "dlopen of libcuda and first cuInit"),
+    ("storm_p99", "ms", 1_000_000, f"cuInit of {STORM} processes at once, p99"),
+    ("storm_load_p99", "ms", 1_000_000, f"dlopen and cuInit of {STORM} at once, p99"),
     ("start", "us", 1000, "start and end of /bin/true, inside"),
     ("run", "us", 1000, "start and end of /bin/true, `vgpu run` included"),
 ]
@@ -35,11 +44,15 @@ def machine():
 
 
 def figures(command, env):
-    """NAME MEDIAN P99 lines of a program, as {name: ns}."""
+    """NAME MEDIAN P99 lines of a program, as {name: ns, name_p99: ns}."""
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"bench: {' '.join(map(str, command))}: exit status {done.returncode}")
-    return {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
+    found = {}
+    for line in done.stdout.splitlines():
+        name, median, p99 = line.split()
+        found.update({name: float(median), f"{name}_p99": float(p99)})
+    return found
 
 
 def timed(command, env):
@@ -51,25 +64,41 @@ def timed(command, env):
 class Side:
     """One of the two: how a command runs, and what was measured."""
 
-    def __init__(self, name, prefix, env):
-        self.name, self.prefix, self.env = name, prefix, env
+    def __init__(self, name, prefix, large, env):
+        """`large`: the prefix where there is room for a million allocations; none on a real GPU."""
+        self.name, self.prefix, self.large, self.env = name, prefix, large, env
         self.samples = {}
 
     def add(self, name, ns):
         self.samples.setdefault(name, []).append(ns)
 
+    def measure(self, prefix, args, env):
+        for name, ns in figures([*prefix, *args], env).items():
+            self.add(name, ns)
+
     def round(self, client, quick):
-        for args in (["calls"], ["exec", "50" if quick else "300"]):
-            for name, ns in figures([*self.prefix, client, *args], self.env).items():
-                self.add(name, ns)
+        for args in (["calls"], ["contend", "4"], ["exec", "50" if quick else "300"]):
+            self.measure(self.prefix, [client, *args], self.env)
         for _ in range(5):
-            self.add("init", figures([*self.prefix, client, "init"], self.env)["init"])
+            self.measure(self.prefix, [client, "init"], self.env)
             self.add("run", timed([*self.prefix, "/bin/true"], self.env))
+        # GPUs of their own: what these leave behind would slow the others' down, and a GPU is no larger
+        # than its first program said.
+        with tempfile.TemporaryDirectory() as state:
+            self.measure(self.prefix, [client, "storm", str(STORM)], {**self.env, "SOFT_GPU_STATE": f"{state}/storm"})
+            if self.large is not None:
+                profile = Path(state) / "profile"
+                profile.write_text("memory = 4TiB\n")
+                env = {**self.env, "SOFT_GPU_STATE": f"{state}/large", "SOFT_GPU_PROFILE": str(profile)}
+                self.measure(self.large, [client, "live", str(LIVE)], env)
 
 
 def table(bare, limited):
     print(f"{'':52}{'bare':>10}{'limited':>10}{'more':>10}{'ratio':>8}")
     for name, unit, scale, what in ROWS:
+        if name not in bare.samples:
+            print(f"{what}: not measured on a real GPU, which is too small")
+            continue
         without = statistics.median(bare.samples[name]) / scale
         with_it = statistics.median(limited.samples[name]) / scale
         row = f"{without:>10.1f}{with_it:>10.1f}{with_it - without:>+10.1f}{with_it / without:>8.2f}"
@@ -89,13 +118,13 @@ def main():
         client = Path(tmp) / "client"
         subprocess.run(["cc", "-O2", "-o", client, ROOT / "bench/client.c", "-ldl"], check=True)
         env = {**os.environ, "SOFT_GPU_STATE": f"{tmp}/state"}
-        run = [dist / "vgpu", "run", "--memory", "20Gi"]
+        run = [dist / "vgpu", "run", "--memory"]
         if options.real_gpu:
-            bare = Side("bare", [], env)
+            bare = Side("bare", [], None, env)
+            limited = Side("limited", [*run, "20Gi", "--"], None, env)
         else:
-            bare = Side("bare", [], {**env, "LD_LIBRARY_PATH": str(dist / "soft-gpu")})
-            run.append("--soft-gpu")
-        limited = Side("limited", [*run, "--"], env)
+            bare = Side("bare", [], [], {**env, "LD_LIBRARY_PATH": str(dist / "soft-gpu")})
+            limited = Side("limited", [*run, "20Gi", "--soft-gpu", "--"], [*run, "3Ti", "--soft-gpu", "--"], env)
         gpu = "the driver's GPU 0" if options.real_gpu else "software GPU"
         print(f"machine: {machine()}; {gpu}")
         rounds = 2 if options.quick else options.rounds

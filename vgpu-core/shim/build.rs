@@ -55,12 +55,19 @@ fn main() {
     let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
     put(format!("pub(crate) const CUDA: usize = {};", cuda.len()));
     put(format!("pub(crate) const COUNT: usize = {};", all.len()));
-    put(format!(
-        "pub(crate) static NAMES: [&core::ffi::CStr; {}] = [",
-        all.len()
-    ));
-    all.iter().for_each(|name| put(format!("c\"{name}\",")));
-    put("];".into());
+    // One text and where each name begins: a thousand pointers would be a thousand relocations, at every start.
+    let (mut text, mut starts, mut start) = (String::new(), Vec::new(), 0);
+    for name in &all {
+        starts.push(u16::try_from(start).expect("all names together are shorter than 64 KiB"));
+        start += name.len() + 1;
+        text += &format!("{name}\\0");
+    }
+    put(format!("static STARTS: [u16; COUNT] = {starts:?};"));
+    put(format!("static TEXT: &[u8] = b\"{text}\";"));
+    put("pub(crate) fn name(index: usize) -> &'static core::ffi::CStr {".into());
+    put("let text = STARTS.get(index).and_then(|start| TEXT.get(usize::from(*start)..));".into());
+    put("text.and_then(|text| core::ffi::CStr::from_bytes_until_nul(text).ok()).unwrap_or_default()".into());
+    put("}".into());
     put("#[allow(dead_code)] pub(crate) mod slot {".into()); // Every name has one; not all are called.
     for (index, name) in all.iter().enumerate() {
         put(format!("pub(crate) const {name}: usize = {index};"));

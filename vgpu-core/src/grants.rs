@@ -88,8 +88,9 @@ fn node_names() -> impl Iterator<Item = &'static OsStr> {
 /// A node's own /run/vgpu holds claims and arbitration, or the mark of root's `vgpu run`, and no share.
 fn is_node(directory: &Path) -> bool {
     let owns = node_names().any(|name| directory.join(name).is_dir());
-    let shares = fs::read_dir(directory).map(|entries| entries.flatten().any(|e| e.path().join(LIMITS).exists()));
-    owns && matches!(shares, Ok(false))
+    let has_share = |entries: fs::ReadDir| entries.flatten().any(|e| e.path().join(LIMITS).exists());
+    // Every start of a container's program asks: the folder is read only where the answer hangs on it.
+    owns && matches!(fs::read_dir(directory).map(has_share), Ok(false))
 }
 
 /// Every share below `directory`, by GPU.
@@ -114,7 +115,8 @@ pub fn read(directory: &Path) -> Result<Vec<GpuGrants>, GrantError> {
 
 fn read_share(directory: &Path) -> Result<Grant, GrantError> {
     let path = directory.join(LIMITS);
-    let mut bytes = Vec::new();
+    // Usual ones fit, and are read at once.
+    let mut bytes = Vec::with_capacity(1024);
     open(&path)
         .and_then(|file| file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes))
         .map_err(|error| GrantError::Unreadable(path.clone(), error))?;

@@ -6,9 +6,11 @@
 //!
 //! How it fails: host memory runs out when a shard wants to grow. The shard fills up then, and what does
 //! not fit any more is not kept: a value that holds a charge is leaked, never dropped, so the charge stays
-//! until the process ends, and no limit is passed.
+//! until the process ends, and no limit is passed. The same becomes of a value for key 0, which no driver gives.
 
 use crate::os::spin::Spin;
+use std::num::NonZeroU64;
+use std::sync::OnceLock;
 
 const SHARDS: usize = 32;
 /// Slots of a shard's first array.
@@ -17,16 +19,22 @@ const FIRST: usize = 64;
 /// A map from non-zero handles to values.
 #[derive(Debug)]
 pub struct Table<V> {
-    shards: Box<[Spin<Run<V>>]>,
+    /// Made at first use: most processes use few of their tables, and a start pays for every page it touches.
+    shards: OnceLock<Box<Shards<V>>>,
 }
+
+type Shards<V> = [Spin<Run<V>>; SHARDS];
 
 /// The entries that share a lock: those of whole runs of addresses.
 #[derive(Debug)]
 pub struct Run<V> {
     /// A power of two long, or empty.
-    slots: Vec<Option<(u64, V)>>,
+    slots: Vec<Slot<V>>,
     used: usize,
 }
+
+/// A key says by not being 0 that there is one: no word beside it tells that.
+type Slot<V> = Option<(NonZeroU64, V)>;
 
 impl<V> Default for Run<V> {
     fn default() -> Self {
@@ -40,7 +48,7 @@ impl<V> Default for Run<V> {
 impl<V> Default for Table<V> {
     fn default() -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Spin::default()).collect(),
+            shards: OnceLock::new(),
         }
     }
 }
@@ -73,13 +81,13 @@ impl<V> Table<V> {
     /// Takes out every value that `pick` chooses, which may change the others.
     pub fn drain(&self, mut pick: impl FnMut(u64, &mut V) -> bool) -> Vec<V> {
         let mut taken = Vec::new();
-        for shard in &self.shards {
+        for shard in self.made() {
             let mut shard = shard.lock();
             let keys: Vec<u64> = shard
                 .slots
                 .iter_mut()
                 .flatten()
-                .filter_map(|(k, v)| pick(*k, v).then_some(*k))
+                .filter_map(|(k, v)| pick(k.get(), v).then_some(k.get()))
                 .collect();
             taken.extend(keys.into_iter().filter_map(|key| shard.remove(key)));
         }
@@ -89,7 +97,7 @@ impl<V> Table<V> {
     /// Entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().used).sum()
+        self.made().map(|shard| shard.lock().used).sum()
     }
 
     #[must_use]
@@ -100,7 +108,22 @@ impl<V> Table<V> {
     #[inline(always)]
     fn shard(&self, key: u64) -> &Spin<Run<V>> {
         // A shard has whole runs of 64 granules, so that a run's entries share cache lines.
-        &self.shards[(mix(key >> 27) >> 59) as usize % SHARDS]
+        let shards = match self.shards.get() {
+            Some(shards) => shards,
+            None => self.make(),
+        };
+        &shards[(mix(key >> 27) >> 59) as usize % SHARDS]
+    }
+
+    #[cold]
+    fn make(&self) -> &Shards<V> {
+        self.shards
+            .get_or_init(|| Box::new(std::array::from_fn(|_| Spin::default())))
+    }
+
+    /// The shards, none if nothing was ever kept.
+    fn made(&self) -> impl Iterator<Item = &Spin<Run<V>>> {
+        self.shards.get().into_iter().flat_map(|shards| shards.iter())
     }
 }
 
@@ -114,7 +137,7 @@ impl<V> Run<V> {
 
     /// What is at a place that was found.
     #[inline(always)]
-    pub fn at(&mut self, place: usize) -> Option<&mut (u64, V)> {
+    pub fn at(&mut self, place: usize) -> Option<&mut (NonZeroU64, V)> {
         self.slots.get_mut(place)?.as_mut()
     }
 
@@ -124,14 +147,14 @@ impl<V> Run<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
-        let Some(mask) = self.slots.len().checked_sub(1) else {
+        let (Some(mask), Some(kept)) = (self.slots.len().checked_sub(1), NonZeroU64::new(key)) else {
             std::mem::forget(value);
             return None;
         };
         let mut at = home(key, mask);
         loop {
             match &mut self.slots[at] {
-                Some((known, old)) if *known == key => return meet(old, value),
+                Some((known, old)) if *known == kept => return meet(old, value),
                 Some(_) => at = (at + 1) & mask,
                 // The last free slot ends every search.
                 None if self.used == mask => {
@@ -139,7 +162,7 @@ impl<V> Run<V> {
                     return None;
                 }
                 free => {
-                    *free = Some((key, value));
+                    *free = Some((kept, value));
                     self.used += 1;
                     return None;
                 }
@@ -166,7 +189,7 @@ impl<V> Run<V> {
         let mut at = home(one, mask);
         loop {
             match &self.slots[at] {
-                Some((known, _)) if *known == one || *known == other => return Some(at),
+                Some((known, _)) if known.get() == one || known.get() == other => return Some(at),
                 Some(_) => at = (at + 1) & mask,
                 None => return None,
             }
@@ -189,7 +212,7 @@ impl<V> Run<V> {
         // Whoever was pushed beyond the hole moves into it.
         let mut at = (hole + 1) & mask;
         while let Some((known, _)) = &self.slots[at] {
-            let from_home = at.wrapping_sub(home(*known, mask)) & mask;
+            let from_home = at.wrapping_sub(home(known.get(), mask)) & mask;
             if from_home >= (at.wrapping_sub(hole) & mask) {
                 self.slots[hole] = self.slots[at].take();
                 hole = at;
@@ -210,7 +233,7 @@ impl<V> Run<V> {
         let old = std::mem::replace(&mut self.slots, slots);
         self.used = 0;
         for (key, value) in old.into_iter().flatten() {
-            self.insert(key, value);
+            self.insert(key.get(), value);
         }
     }
 }
@@ -256,6 +279,10 @@ mod tests {
         NO_MEMORY.set(true);
         assert!(table.insert(key(0), dropped.clone()).is_none(), "nowhere to put it");
         NO_MEMORY.set(false);
+        assert!(
+            table.insert(0, dropped.clone()).is_none() && table.is_empty(),
+            "no handle"
+        );
         // Neighbours, so that all are of one shard, whose first array is made now.
         table.insert(key(0), dropped.clone());
         NO_MEMORY.set(true);
@@ -265,7 +292,7 @@ mod tests {
         assert_eq!(table.len(), FIRST - 1);
         assert_eq!(
             std::rc::Rc::strong_count(&dropped),
-            202,
+            203,
             "none was dropped but the one that was replaced"
         );
         assert!(table.with(key(0), |_| ()).is_some() && table.with(key(199), |_| ()).is_none());
@@ -310,12 +337,12 @@ mod tests {
         }
         assert_eq!(table.len(), 1_000_000);
         let mut longest = 0;
-        for shard in &table.shards {
+        for shard in table.made() {
             let shard = shard.lock();
             let mask = shard.slots.len() - 1;
             for (at, slot) in shard.slots.iter().enumerate() {
                 if let Some((key, _)) = slot {
-                    longest = longest.max(at.wrapping_sub(home(*key, mask)) & mask);
+                    longest = longest.max(at.wrapping_sub(home(key.get(), mask)) & mask);
                 }
             }
         }

@@ -74,3 +74,54 @@ fn hami_1181_no_figure_is_beyond_what_there_is() {
     }
     holding.kill();
 }
+
+/// Whether that process has the driver's NVML mapped.
+fn has_nvml(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+    assert!(maps.contains("soft-gpu/libcuda.so.1"), "{maps}");
+    maps.contains("soft-gpu/libnvidia-ml.so.1")
+}
+
+#[test]
+fn nvml_is_opened_by_who_needs_it_and_in_a_fork_child_too() {
+    let bench = Bench::with_share(GIB);
+    let mut client = bench.caller(true);
+    client.ok("cuInit 0");
+    // Libraries that get all their functions so do not need it either.
+    client.ok("cuGetProcAddress_v2 \"cuMemAlloc\" >1 12000 0 >2");
+    assert!(!has_nvml(client.pid()));
+    assert_eq!(client.used(0), 0);
+    assert!(has_nvml(client.pid()));
+    let memory = format!("memory 0 1 {} {GIB} 0", bench.gpu(0));
+    let shown = bench.run(&["cuinit", "fork", "memory", "open:nvml", "memory"]);
+    assert_eq!(shown.iter().filter(|line| **line == memory).count(), 4, "{shown:?}");
+}
+
+#[test]
+fn an_nvml_that_cannot_be_opened_is_said_once_and_no_limit_hangs_on_it() {
+    let bench = Bench::with_share(GIB);
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    let steps = ["init", "alloc:1GiB", "alloc:2MiB", "info", "memory", "memory"];
+    let mut run = |nvml: &std::path::Path| {
+        limits.libnvidia_ml = nvml.to_owned();
+        bench.put(&limits);
+        let output = bench.client(&steps).output().expect("a client");
+        let held = [
+            "init 0",
+            "alloc 0",
+            "alloc 2",
+            &format!("info 0 0 {GIB}"),
+            "memory 13",
+            "memory 13",
+        ];
+        assert_eq!(lines(&output), held, "{output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert_eq!(run("/nowhere/libnvidia-ml.so.1".as_ref()), "");
+    let said = run(&bench.directory("share").join(LEDGER));
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("driver library") && said.contains("check the driver"),
+        "{said}"
+    );
+}

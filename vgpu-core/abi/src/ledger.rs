@@ -156,26 +156,33 @@ pub fn share_mark(share: &str, gpu: &str) -> u32 {
     crc32(format!("{share}\0{gpu}").as_bytes())
 }
 
-/// Whether `bytes` (all of the file, or its first line and its last with zeros between) are a
-/// ledger of this version.
+/// Whether `bytes` (all of the file) are a ledger of this version.
 ///
 /// # Errors
 /// What is wrong with them.
 pub fn check(bytes: &[u8]) -> Result<(), Damage> {
-    if bytes.len() != SIZE {
-        return Err(Damage::Size(bytes.len()));
+    match (bytes.first_chunk(), bytes.last_chunk()) {
+        (Some(first), Some(last)) if bytes.len() == SIZE => check_ends(first, last),
+        _ => Err(Damage::Size(bytes.len())),
     }
-    if word(bytes, FORMAT_AT) != FORMAT {
+}
+
+/// The same of a file of the right size, by its first line and its last.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_ends(first: &[u8; LINE], last: &[u8; LINE]) -> Result<(), Damage> {
+    if word(first, FORMAT_AT) != FORMAT {
         return Err(Damage::Format);
     }
-    let version = half(bytes, VERSION_AT);
+    let version = half(first, VERSION_AT);
     if version != VERSION {
         return Err(Damage::Version(version));
     }
-    if word(bytes, SEAL_AT) != SEAL {
+    if word(last, SEAL_AT + LINE - SIZE) != SEAL {
         return Err(Damage::Unsealed);
     }
-    if half(bytes, LANES_AT) as usize != LANES || word(bytes, SIZE_AT) != SIZE as u64 {
+    if half(first, LANES_AT) as usize != LANES || word(first, SIZE_AT) != SIZE as u64 {
         return Err(Damage::Format);
     }
     Ok(())

@@ -5,20 +5,28 @@
 //! RTLD_NOLOAD, which makes the loader note them on our file (found through our DT_RPATH $ORIGIN, before
 //! any other place). Handles are never closed.
 //!
+//! libcuda is opened with the process's state; NVML, which many programs never need, when the first of its
+//! functions is: by any thread, and by a fork child too, whose parent did not need it. Both names are asked for
+//! again then.
+//!
 //! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
-//! there for that, and leads what the loader binds to it to us.
+//! there for that, and leads what the loader binds to it to us. NVML is there and cannot be opened: one line,
+//! and its functions are "not found", as where there is none. Limits do not hang on it.
 
 use crate::jump::{TABLE, bind};
-use crate::names::{CUDA, NAMES};
+use crate::names::{CUDA, name};
 use core::ffi::{CStr, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
+use vgpu_core::os::{errno, fork, stderr};
 
 /// The real libraries' handles: libcuda, libnvidia-ml. A fork child keeps them.
 static HANDLES: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+/// Where NVML is; null: not known yet. Leaked, for it never changes.
+static NVML: AtomicPtr<PathBuf> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The real functions of hooked names, called with the hook's signature.
 macro_rules! real {
@@ -28,20 +36,51 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// Opens both, `libcuda` being the one that must be there.
+/// Opens `libcuda`, which must be there, and notes where NVML is.
 ///
 /// # Errors
 /// One line that names the file.
 pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
     take_names();
-    let (cuda, nvml) = (
-        crate::table::cuda::cuInit as *const (),
-        crate::table::nvml::nvmlInit_v2 as *const (),
-    );
-    load(&HANDLES[0], libcuda, (c"cuInit", cuda))?;
-    // A container may have the one without the other; who asks for it then hears "not found".
-    let nvml = load(&HANDLES[1], libnvidia_ml, (c"nvmlInit_v2", nvml));
-    if libnvidia_ml.exists() { nvml } else { Ok(()) }
+    load(
+        &HANDLES[0],
+        libcuda,
+        (c"cuInit", crate::table::cuda::cuInit as *const ()),
+    )?;
+    if NVML.load(Ordering::Acquire).is_null() {
+        let path = Box::into_raw(Box::new(libnvidia_ml.to_owned()));
+        NVML.store(path, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// The library of slot `index`, opened if it is not yet; null: there is none.
+fn library(index: usize) -> *mut c_void {
+    if index < CUDA {
+        return HANDLES[0].load(Ordering::Acquire);
+    }
+    let known = HANDLES[1].load(Ordering::Acquire);
+    if known.is_null() { open_nvml() } else { known }
+}
+
+/// Two threads that come here at once get the same handle.
+#[cold]
+fn open_nvml() -> *mut c_void {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    // SAFETY: null, or a path that is leaked and never changed.
+    let Some(path) = (unsafe { NVML.load(Ordering::Acquire).as_ref() }) else {
+        return core::ptr::null_mut();
+    };
+    // A child of a fork meanwhile would have the loader's lists as they are half way.
+    let _no_fork = fork::guard();
+    take_names();
+    let own = crate::table::nvml::nvmlInit_v2 as *const ();
+    match load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
+        // A container may have libcuda without it; who asks for it then hears "not found".
+        Err(reason) if path.exists() && !SAID.swap(true, Ordering::Relaxed) => stderr::say(&reason),
+        _ => {}
+    }
+    HANDLES[1].load(Ordering::Acquire)
 }
 
 /// Makes the loader answer both names with this file, before anything else of that name is opened.
@@ -112,18 +151,18 @@ pub(crate) fn address(index: usize) -> *const () {
 
 #[cold]
 fn look_up(index: usize) -> *const () {
-    let (library, missing) = if index < CUDA {
-        (&HANDLES[0], crate::detour::missing_cuda as *const ())
+    let missing = if index < CUDA {
+        crate::detour::missing_cuda as *const ()
     } else {
-        (&HANDLES[1], crate::detour::missing_nvml as *const ())
+        crate::detour::missing_nvml as *const ()
     };
-    let library = library.load(Ordering::Acquire);
+    let _kept = errno::keep();
+    let library = library(index);
     if library.is_null() {
         return missing;
     }
-    let _kept = vgpu_core::os::errno::keep();
     // SAFETY: a handle from dlopen and a C string.
-    let found = unsafe { libc::dlsym(library, NAMES[index].as_ptr()) }
+    let found = unsafe { libc::dlsym(library, name(index).as_ptr()) }
         .cast_const()
         .cast::<()>();
     let found = if found.is_null() { missing } else { found };

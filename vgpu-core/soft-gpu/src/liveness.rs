@@ -114,6 +114,9 @@ pub fn pulse(dir: &Path, place: usize) -> Pulse {
 
 /// How long the state folder's lock is waited for; hundreds of processes may start at once on two cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a waiter sleeps between two tries: twice as long each time. Hundreds who tried without a pause would
+/// keep the holder from its CPU.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
 
 /// The state folder's lock: held for microseconds, given back by the kernel if its holder dies.
 pub struct Lock(File);
@@ -130,6 +133,7 @@ impl Lock {
     pub fn take_while(dir: &Path, wanted: impl Fn() -> bool) -> io::Result<Option<Self>> {
         let file = open_shared(&dir.join("lock"))?;
         let until = Instant::now() + PATIENCE;
+        let [mut nap, longest] = NAPS;
         while wanted() {
             if try_lock(&file, libc::LOCK_EX)? {
                 return Ok(Some(Self(file)));
@@ -137,7 +141,8 @@ impl Lock {
             if Instant::now() >= until {
                 break;
             }
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(longest);
         }
         Ok(None)
     }

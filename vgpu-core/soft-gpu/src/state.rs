@@ -139,6 +139,16 @@ impl State {
         shared.procs[..count].iter().enumerate()
     }
 
+    /// Whether who joins looks for the dead, so that their places are used again: always while there are few
+    /// processes, else each time that twice as many places are taken. Hundreds that start at once would all ask
+    /// about each other.
+    fn is_filling_up(&self) -> bool {
+        const FEW: usize = 16;
+        let is_free = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == FREE;
+        let count = self.places().count();
+        count < FEW || count.is_power_of_two() && !self.places().any(is_free)
+    }
+
     fn held(&self, gpu: usize) -> impl Fn(usize) -> &'static Held + use<> {
         let shared = self.shared;
         move |place| &shared.procs[place % MAX_PROCS].gpus[gpu].held
@@ -290,7 +300,9 @@ impl State {
                 source,
             };
             // Asked before, because the kernel's answers take most of the time.
-            state.mark_dead(None, |_| true);
+            if state.is_filling_up() {
+                state.mark_dead(None, |_| true);
+            }
             let _lock = Lock::take(&state.dir).map_err(folder)?;
             if Region::open_inode(config) != Some(state.inode) {
                 // Another process put a new state in place since: use that one.

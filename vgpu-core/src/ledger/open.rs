@@ -30,12 +30,11 @@ pub(super) fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(),
             usize::try_from(size).unwrap_or(usize::MAX),
         )));
     }
-    let mut bytes = vec![0; format::SIZE];
-    for at in [0, format::SIZE - format::LINE] {
-        read_at(file, &mut bytes[at..at + format::LINE], start + at).map_err(Problem::Io)?;
-    }
-    format::check(&bytes).map_err(Problem::Damage)?;
-    if bytes[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
+    let (mut first, mut last) = ([0; format::LINE], [0; format::LINE]);
+    read_at(file, &mut first, start).map_err(Problem::Io)?;
+    read_at(file, &mut last, start + format::SIZE - format::LINE).map_err(Problem::Io)?;
+    format::check_ends(&first, &last).map_err(Problem::Damage)?;
+    if first[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
         return Err(Problem::Damage(Damage::Share));
     }
     Ok(())

@@ -107,7 +107,7 @@ impl Share {
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
             let mapping = Mapping::new(&file, at, format::SIZE).map_err(failed)?;
-            file.check().map_err(failed)?;
+            file.close().map_err(failed)?;
             (known, mapping)
         };
         let share = Self {

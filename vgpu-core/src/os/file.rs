@@ -92,6 +92,20 @@ impl Opened {
     }
 }
 
+impl Opened {
+    /// Closes it, if it is still that file: one question where [`Opened::check`] and a drop ask twice.
+    ///
+    /// # Errors
+    /// As for [`Opened::check`].
+    pub fn close(self) -> io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        this.check()?;
+        // SAFETY: dropped once, here: `this` itself is never dropped.
+        unsafe { ManuallyDrop::drop(&mut this.file) };
+        Ok(())
+    }
+}
+
 impl Deref for Opened {
     type Target = OwnedFd;
     fn deref(&self) -> &OwnedFd {

@@ -19,11 +19,10 @@ pub fn coarse_millis() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a timespec to be written.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    let duration = Duration::new(
-        u64::try_from(now.tv_sec).unwrap_or(0),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    );
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    // Never negative, and nothing overflows before the machine has run for millions of years.
+    (now.tv_sec as u64)
+        .wrapping_mul(1000)
+        .wrapping_add(now.tv_nsec as u64 / 1_000_000)
 }
 
 /// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic.

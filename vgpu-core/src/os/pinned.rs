@@ -133,7 +133,7 @@ impl PinnedLock {
             return Ok(None);
         }
         let mapping = Mapping::low(&file)?;
-        file.check()?;
+        file.close()?;
         Ok(Some(Self { _mapping: mapping }))
     }
 }

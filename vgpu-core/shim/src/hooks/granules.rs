@@ -183,7 +183,7 @@ pub(crate) fn take(ready: &Ready, pointer: u64) -> Taken {
         if let Some(at) = found
             && let Some((known, granule)) = run.at(at)
         {
-            if *known == pointer {
+            if known.get() == pointer {
                 return run.remove_at(at).map_or(Taken::Nothing, Taken::Whole);
             }
             if granule.has(place) {
@@ -203,19 +203,22 @@ pub(crate) fn take(ready: &Ready, pointer: u64) -> Taken {
 pub(crate) fn settle(ready: &Ready, pointer: u64, taken: Taken, freed: bool) {
     match taken {
         Taken::Whole(live) if freed => live.forget(ready),
-        Taken::Leaving if freed => {
-            let key = key(pointer);
-            let last = ready.live.run(key, |run| {
-                let granule = run.get(key)?;
-                granule.count = granule.count.saturating_sub(1);
-                if granule.count == 0 { run.remove(key) } else { None }
-            });
-            if let Some(last) = last {
-                last.forget(ready);
-            }
-        }
+        Taken::Leaving if freed => left(ready, pointer),
         Taken::Nothing => {}
         kept => put_back(ready, pointer, kept),
+    }
+}
+
+/// Counts one out that had left its granule; the last gives that back.
+fn left(ready: &Ready, pointer: u64) {
+    let key = key(pointer);
+    let last = ready.live.run(key, |run| {
+        let granule = run.get(key)?;
+        granule.count = granule.count.saturating_sub(1);
+        if granule.count == 0 { run.remove(key) } else { None }
+    });
+    if let Some(last) = last {
+        last.forget(ready);
     }
 }
 

@@ -4,7 +4,7 @@
 //! with its neighbours ([`granules`]).
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::granules::{self, Live};
+use crate::hooks::granules::{self, Live, Taken};
 use crate::hooks::{externals, graphs, host_memory, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
@@ -85,10 +85,23 @@ pub(crate) fn keep(ready: &Ready, pointer: u64, live: Live) {
 #[inline(always)]
 pub(crate) fn released(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
     // Out of the table first: once freed, the driver may give the pointer to another thread.
-    let taken = granules::take(ready, pointer);
-    let result = free();
-    granules::settle(ready, pointer, taken, result == SUCCESS);
-    result
+    match granules::take(ready, pointer) {
+        // The usual way by itself, so that what was taken stays in registers.
+        Taken::Whole(live) => {
+            let result = free();
+            if result == SUCCESS {
+                live.forget(ready);
+            } else {
+                granules::settle(ready, pointer, Taken::Whole(live), false);
+            }
+            result
+        }
+        taken => {
+            let result = free();
+            granules::settle(ready, pointer, taken, result == SUCCESS);
+            result
+        }
+    }
 }
 
 /// The pointer that a successful call has written.

@@ -3,7 +3,7 @@
 
 use crate::detour::{NOT_FOUND, SUCCESS};
 use crate::hooks::info::put;
-use crate::names::{NAMES, hooked};
+use crate::names::{CUDA, hooked, name as name_of};
 use crate::real;
 use crate::state::Ready;
 use core::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
@@ -83,12 +83,10 @@ fn hook_of(name: &CStr, address: *mut c_void) -> Option<*const ()> {
         return None;
     }
     let mut found = None;
-    for (slot, ours) in hooked() {
+    // Of the driver API alone: to ask for NVML's would open it.
+    for (slot, ours) in hooked().filter(|(slot, _)| *slot < CUDA) {
         if real::has(slot) && real::address(slot) == address.cast_const().cast() {
-            let exact = NAMES
-                .get(slot)
-                .is_some_and(|known| known.to_bytes().starts_with(name.to_bytes()));
-            if exact {
+            if name_of(slot).to_bytes().starts_with(name.to_bytes()) {
                 return Some(ours);
             }
             found.get_or_insert(ours);
