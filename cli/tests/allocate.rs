@@ -128,7 +128,7 @@ fn what_does_not_fit_has_reasons_in_the_list_and_in_words_and_exit_1() {
         let words = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
             words,
-            "vgpu allocate: claim ns/c, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi free\n"
+            "vgpu allocate: claim ns/c, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free\n"
         );
     }
 }

@@ -28,7 +28,7 @@ const PODS: &str = r#"
 
 const WORDS: &str = "\
 pod team/train waits for team/mine, which does not fit on node n1
-  claim team/mine, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi free
+  claim team/mine, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free
 most memory that one device has, with the cores asked for: 80Gi (request gpu of claim team/mine; node n1, device gpu-0)
 no device that this may have has any cores with the memory asked for
 ";

@@ -1,111 +1,198 @@
 //! All that is known of the cluster, changed synchronously, one [`Change`] at a time.
+//!
+//! ```text
+//!  Change (a kind's Step) ─► Table: which objects there are ─► Object::take ─► the allocator's Index
+//!                               │                                   └─────► what else is kept of the object
+//!                               └─ at a list's end: what it did not bring is gone
+//! ```
 
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::collections::{HashMap, HashSet};
 
-use crate::model::{Claim, Class, Key, Pod, Slice};
+use vgpu_allocator::model::{DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
+use vgpu_allocator::{Event, Features, Index};
 
-/// One step of a watch, of any of the four kinds.
-#[derive(Debug, Clone, PartialEq)]
+use crate::model::{Class, Key, Pod};
+use crate::object::{Claim, Object, OurDevices};
+use crate::specs::Specs;
+
+/// One step of a watch, of any kind.
+#[derive(Debug, Clone)]
 pub enum Change {
-    Pod(Step<Key, Pod>),
-    Claim(Step<Key, Claim>),
-    Slice(Step<String, Slice>),
-    Class(Step<String, Class>),
+    Pod(Step<Pod>),
+    Node(Step<Node>),
+    Class(Step<DeviceClass>),
+    Slice(Step<ResourceSlice>),
+    Claim(Step<ResourceClaim>),
+    Rule(Step<DeviceTaintRule>),
 }
 
 /// A watch lists (`Begin`, then `Listed`, then `End`), then follows.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step<K, V> {
+pub enum Step<T> {
     Begin,
-    Listed(K, V),
+    Listed(T),
     End,
-    Changed(K, V),
-    Gone(K),
+    Changed(T),
+    Gone(T),
+    /// The API server has nothing of the kind.
+    None,
 }
 
-/// The objects of one kind.
+/// The objects of one kind, and what is kept of each.
 #[derive(Debug)]
-pub struct Table<K, V> {
-    objects: HashMap<K, V>,
+pub struct Table<T: Object> {
+    kept: HashMap<T::Id, T::Kept>,
     /// What a list that is under way has brought so far.
-    listing: Option<HashMap<K, V>>,
+    listing: Option<HashSet<T::Id>>,
     listed_once: bool,
 }
 
+/// What objects are taken into.
+#[derive(Debug)]
+pub struct World {
+    pub index: Index,
+    pub specs: Specs,
+}
+
 /// The state of the cluster as far as this controller needs it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cluster {
-    pub pods: Table<Key, Pod>,
-    pub claims: Table<Key, Claim>,
-    pub slices: Table<String, Slice>,
-    pub classes: Table<String, Class>,
+    pub world: World,
+    pub pods: Table<Pod>,
+    nodes: Table<Node>,
+    classes: Table<DeviceClass>,
+    slices: Table<ResourceSlice>,
+    claims: Table<ResourceClaim>,
+    rules: Table<DeviceTaintRule>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            world: World {
+                index: Index::new(Features::default()),
+                specs: Specs::default(),
+            },
+            pods: Table::default(),
+            nodes: Table::default(),
+            classes: Table::default(),
+            slices: Table::default(),
+            claims: Table::default(),
+            rules: Table::default(),
+        }
+    }
 }
 
 impl Cluster {
     /// Takes in a change.
     pub fn apply(&mut self, change: Change) {
+        let world = &mut self.world;
         match change {
-            Change::Pod(step) => self.pods.apply(step),
-            Change::Claim(step) => self.claims.apply(step),
-            Change::Slice(step) => self.slices.apply(step),
-            Change::Class(step) => self.classes.apply(step),
+            Change::Pod(step) => self.pods.apply(step, world),
+            Change::Node(step) => self.nodes.apply(step, world),
+            Change::Class(step) => self.classes.apply(step, world),
+            Change::Slice(step) => self.slices.apply(step, world),
+            Change::Claim(step) => self.claims.apply(step, world),
+            Change::Rule(step) => {
+                let listing = matches!(step, Step::Begin | Step::Listed(_));
+                self.rules.apply(step, world);
+                // The index takes all of them at once: there are few.
+                if !listing {
+                    let mut rules: Vec<_> = self.rules.values().cloned().collect();
+                    rules.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+                    world.index.apply(Event::Rules(rules));
+                }
+            }
         }
     }
 
     /// Whether every kind was listed completely at least once.
     pub fn is_complete(&self) -> bool {
-        self.pods.listed_once && self.claims.listed_once && self.slices.listed_once && self.classes.listed_once
+        self.pods.listed_once
+            && self.nodes.listed_once
+            && self.classes.listed_once
+            && self.slices.listed_once
+            && self.claims.listed_once
+            && self.rules.listed_once
+    }
+
+    /// By `namespace/name`.
+    pub(crate) fn claim(&self, key: &str) -> Option<&Claim> {
+        self.claims.kept.get(key)
+    }
+
+    pub(crate) fn class(&self, name: &str) -> Option<&Class> {
+        self.classes.kept.get(name)
+    }
+
+    pub(crate) fn classes(&self) -> impl Iterator<Item = &Class> {
+        self.classes.values()
+    }
+
+    /// What our driver publishes, slice by slice.
+    pub(crate) fn our_devices(&self) -> impl Iterator<Item = OurDevices> {
+        self.slices.values().filter_map(|slice| *slice)
     }
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<T: Object> Default for Table<T> {
     fn default() -> Self {
         Self {
-            objects: HashMap::new(),
+            kept: HashMap::new(),
             listing: None,
             listed_once: false,
         }
     }
 }
 
-impl<K: Eq + Hash, V> Table<K, V> {
-    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
-    where
-        K: std::borrow::Borrow<Q>,
-    {
-        self.objects.get(key)
+impl Table<Pod> {
+    pub fn get(&self, key: &Key) -> Option<&Pod> {
+        self.kept.get(key)
+    }
+}
+
+impl<T: Object> Table<T> {
+    pub fn values(&self) -> impl Iterator<Item = &T::Kept> {
+        self.kept.values()
     }
 
-    pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.objects.values()
-    }
-
-    pub fn len(&self) -> usize {
-        self.objects.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.objects.is_empty()
-    }
-
-    fn apply(&mut self, step: Step<K, V>) {
+    fn apply(&mut self, step: Step<T>, world: &mut World) {
         match step {
-            Step::Begin => self.listing = Some(HashMap::new()),
-            Step::Listed(key, value) => {
-                self.listing.get_or_insert_default().insert(key, value);
+            Step::Begin => self.listing = Some(HashSet::new()),
+            // What a list brings is newer than what is known, so it stands at once: a relist takes no second copy.
+            Step::Listed(object) => {
+                self.listing.get_or_insert_default().insert(object.id());
+                self.take(object, world);
             }
-            // What the list did not bring is gone; what it did bring stands from now on.
+            // What the list did not bring is gone.
             Step::End => {
-                self.objects = self.listing.take().unwrap_or_default();
-                self.listed_once = true;
+                let listed = self.listing.take().unwrap_or_default();
+                self.keep_only(&listed, world);
             }
-            Step::Changed(key, value) => {
-                self.objects.insert(key, value);
+            Step::Changed(object) => self.take(object, world),
+            Step::Gone(object) => self.remove(&object.id(), world),
+            Step::None => {
+                self.listing = None;
+                self.keep_only(&HashSet::new(), world);
             }
-            Step::Gone(key) => {
-                self.objects.remove(&key);
-            }
+        }
+    }
+
+    fn take(&mut self, object: T, world: &mut World) {
+        let id = object.id();
+        let kept = object.take(world);
+        self.kept.insert(id, kept);
+    }
+
+    fn keep_only(&mut self, listed: &HashSet<T::Id>, world: &mut World) {
+        let gone: Vec<T::Id> = self.kept.keys().filter(|id| !listed.contains(id)).cloned().collect();
+        gone.iter().for_each(|id| self.remove(id, world));
+        self.listed_once = true;
+    }
+
+    fn remove(&mut self, id: &T::Id, world: &mut World) {
+        if self.kept.remove(id).is_some() {
+            T::gone(id, world);
         }
     }
 }
@@ -114,38 +201,43 @@ impl<K: Eq + Hash, V> Table<K, V> {
 mod tests {
     use super::*;
 
-    fn table(steps: Vec<Step<&'static str, u8>>) -> Table<&'static str, u8> {
-        let mut table = Table::default();
-        steps.into_iter().for_each(|step| table.apply(step));
-        table
+    fn node(name: &str) -> Node {
+        serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap()
+    }
+
+    fn nodes(steps: Vec<Step<Node>>) -> Vec<String> {
+        let mut cluster = Cluster::default();
+        steps.into_iter().for_each(|step| cluster.apply(Change::Node(step)));
+        assert_eq!(cluster.nodes.kept.len(), cluster.world.index.nodes().count());
+        cluster
+            .world
+            .index
+            .nodes()
+            .map(|node| node.metadata.name.clone())
+            .collect()
     }
 
     #[test]
-    fn a_relist_replaces_everything_at_its_end_and_not_before() {
-        let before = vec![Step::Begin, Step::Listed("a", 1), Step::End, Step::Changed("b", 2)];
-        let mut under_way = before.clone();
-        under_way.extend([Step::Begin, Step::Listed("b", 3)]);
-        let table_under_way = table(under_way.clone());
-        assert_eq!(
-            (table_under_way.get("a"), table_under_way.get("b")),
-            (Some(&1), Some(&2))
-        );
-
-        under_way.push(Step::End);
-        let after = table(under_way);
-        assert_eq!((after.get("a"), after.get("b"), after.len()), (None, Some(&3), 1));
+    fn a_relist_adds_at_once_and_removes_at_its_end() {
+        let mut steps = vec![
+            Step::Begin,
+            Step::Listed(node("a")),
+            Step::End,
+            Step::Changed(node("b")),
+        ];
+        steps.extend([Step::Begin, Step::Listed(node("c")), Step::Listed(node("b"))]);
+        assert_eq!(nodes(steps.clone()), ["a", "b", "c"]);
+        steps.push(Step::End);
+        assert_eq!(nodes(steps.clone()), ["b", "c"]);
+        steps.push(Step::Gone(node("b")));
+        assert_eq!(nodes(steps), ["c"]);
     }
 
     #[test]
     fn a_list_that_broke_off_leaves_nothing_behind() {
-        let steps = vec![
-            Step::Begin,
-            Step::Listed("ghost", 1),
-            Step::Begin,
-            Step::Listed("a", 1),
-            Step::End,
-        ];
-        assert_eq!(table(steps).get("ghost"), None);
+        let broken = [Step::Begin, Step::Listed(node("ghost"))];
+        let whole = [Step::Begin, Step::Listed(node("a")), Step::End];
+        assert_eq!(nodes(broken.into_iter().chain(whole).collect()), ["a"]);
     }
 
     #[test]
@@ -153,9 +245,11 @@ mod tests {
         let mut cluster = Cluster::default();
         let ends = [
             Change::Pod(Step::End),
+            Change::Node(Step::End),
             Change::Claim(Step::End),
             Change::Slice(Step::End),
             Change::Class(Step::End),
+            Change::Rule(Step::None),
         ];
         for end in ends {
             assert!(!cluster.is_complete());

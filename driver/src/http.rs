@@ -63,7 +63,10 @@ pub(crate) async fn serve(listener: tokio::net::TcpListener, health: Arc<Health>
             "/readyz",
             get(async move || {
                 let ready = ready.ready.load(Ordering::Relaxed);
-                answer(ready, "pods, claims, slices and classes are not all listed yet\n")
+                answer(
+                    ready,
+                    "pods, nodes, claims, slices, classes and taint rules are not all listed yet\n",
+                )
             }),
         )
         .route("/metrics", get(async move || metrics.metrics.text()));

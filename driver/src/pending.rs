@@ -1,20 +1,25 @@
-//! Why a pod on our classes is Pending: a pure function of what is known.
+//! Why a pod on our classes is Pending, in words that an event can hold.
 //!
-//! It looks at capacity, classes, configs and taints. It does not evaluate CEL selectors, constraints between
-//! requests or what else a node must have; where it finds nothing missing it says so, and points to the scheduler.
+//! It is the allocator's answer, so it is about devices: what else a node must have for a pod is kube-scheduler's to
+//! say. What is long is cut in its middle, for the largest fraction and the way to all reasons stand at the end.
 
-use std::borrow::Cow;
+use vgpu_allocator::{Largest, ReasonKind};
+use vgpu_api::DRIVER_NAME;
 
-use vgpu_api::config::{self, ConfigError, Entry, Grant};
-use vgpu_api::{class, device_type};
-
-use crate::ask::{Cause, Demand};
+use crate::answers::{Answer, Answers};
+use crate::check::mistakes;
 use crate::cluster::Cluster;
-use crate::model::{Amount, Ask, ClaimState, Class, Key, OpaqueConfig, Pod};
-use crate::supply::{Gpu, Supply};
+use crate::model::{Key, Pod};
+use crate::question::Question;
+use crate::summary::{Group, Section, Summary};
+use crate::words::{self, Asked};
 
 /// An event's note may be a kilobyte long.
 const TEXT_MAX: usize = 1024;
+/// What a selector or a taint of somebody may take of it.
+const REASON_MAX: usize = 320;
+/// Results that are named where a pod would fit.
+const MOST_RESULTS: usize = 3;
 
 /// What to tell a pod's owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub enum Kind {
     Waiting,
     /// The claim is wrong and will never be prepared.
     Refused,
-    /// As far as GPUs go it could run.
+    /// As far as devices go it could run.
     Room,
 }
 
@@ -43,244 +48,220 @@ impl Kind {
     }
 }
 
-/// One request that a pod waits for.
-struct Wanted<'a> {
-    /// `claim default/x, request gpu`.
-    who: String,
-    request: &'a str,
-    asks: Cow<'a, [Ask]>,
-    configs: &'a [OpaqueConfig],
+/// What to say of every pod that waits for us and that there is an answer for.
+pub fn verdicts(cluster: &Cluster, answers: &Answers) -> Vec<(Key, String, Verdict)> {
+    let pods = cluster.pods.values();
+    pods.filter_map(|pod| explain(pod, cluster, answers).map(|verdict| (pod.key.clone(), pod.uid.clone(), verdict)))
+        .collect()
 }
 
-/// Why the pod waits, or `None` if it does not wait for us.
-pub fn explain(pod: &Pod, cluster: &Cluster, supply: &Supply) -> Option<Verdict> {
+/// Why the pod waits, or `None` if it does not wait for us, or nobody knows yet.
+pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdict> {
     if !pod.unschedulable {
         return None;
     }
-    let wanted = wanted(pod, cluster);
-    let mut lines: Vec<(Kind, String)> = wanted.iter().map(|w| judge(w, cluster, supply)).collect();
-    let kind = lines.iter().map(|(kind, _)| *kind).min_by_key(|kind| match kind {
-        Kind::Refused => 0,
-        Kind::Waiting => 1,
-        Kind::Room => 2,
-    })?;
-    if kind == Kind::Room && lines.len() > 1 && !fit_together(&wanted, cluster, supply) {
-        let whos = wanted.iter().map(|w| w.who.as_str()).collect::<Vec<_>>().join("; ");
-        let text = format!("{whos}: each has room by itself, but no node has room for all of them at once");
-        return Some(Verdict {
-            kind: Kind::Waiting,
-            text: cut(text),
-        });
-    }
+    let question = Question::of(pod, cluster)?;
+    let answer = answers.get(&question.shape)?;
+    let mistakes = mistakes(&question, cluster);
+    let kind = match answer {
+        _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,
+        Answer::Fits { .. } if mistakes.is_empty() => Kind::Room,
+        _ => Kind::Waiting,
+    };
+    let mut parts: Vec<String> = mistakes.into_iter().map(|mistake| mistake.text).collect();
     // What is in order is not worth a word beside what is not.
-    lines.retain(|(k, _)| *k == kind || *k != Kind::Room);
-    let text = lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ");
-    Some(Verdict { kind, text: cut(text) })
-}
-
-/// The requests on our classes that nothing was allocated for yet.
-fn wanted<'a>(pod: &'a Pod, cluster: &'a Cluster) -> Vec<Wanted<'a>> {
-    let mut wanted = Vec::new();
-    for name in &pod.claims {
-        let key = Key {
-            namespace: pod.key.namespace.clone(),
-            name: name.clone(),
-        };
-        // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
-        let Some(claim) = cluster.claims.get(&key) else {
-            continue;
-        };
-        let ClaimState::Waiting { requests, configs } = &claim.state else {
-            continue;
-        };
-        for request in requests
-            .iter()
-            .filter(|r| r.alternatives.iter().any(|ask| is_ours(&ask.class, cluster)))
-        {
-            wanted.push(Wanted {
-                who: format!("claim {key}, request {}", request.name),
-                request: &request.name,
-                asks: Cow::Borrowed(&request.alternatives),
-                configs,
-            });
+    let end = match answer {
+        Answer::Fits { node, devices } => {
+            if kind == Kind::Room {
+                parts.push(fits(&question, node, devices));
+            }
+            String::new()
         }
-    }
-    for extended in &pod.extended {
-        let Some(class) = class_of_extended(&extended.resource, cluster) else {
-            continue;
-        };
-        let ask = Ask {
-            class: class.to_owned(),
-            amount: Amount::Exactly(extended.count),
-            ..Ask::default()
-        };
-        wanted.push(Wanted {
-            who: format!("container {}, resource {}", extended.container, extended.resource),
-            request: "",
-            asks: Cow::Owned(vec![ask]),
-            configs: &[],
-        });
-    }
-    wanted
+        Answer::Nowhere { held } => {
+            parts.push(nowhere(&question, *held));
+            String::new()
+        }
+        Answer::Mistake(text) => {
+            parts.push(question.in_words(text));
+            String::new()
+        }
+        Answer::Not {
+            summary,
+            looked_at,
+            nodes,
+        } => {
+            let described = Described {
+                question: &question,
+                cluster,
+                nodes: *nodes,
+            };
+            // A node without devices stops at the first request; others have more to say.
+            let says_more = summary.sections.iter().any(Section::is_about_devices);
+            let sections = summary.sections.iter();
+            let sections = sections.filter(|section| !says_more || section.is_about_devices());
+            parts.extend(sections.map(|section| described.section(section)));
+            let mut end = described.largest(summary);
+            if looked_at < nodes && !summary.is_of_every_node() {
+                end.push_str(&format!("; {looked_at} of {nodes} nodes were looked at"));
+            }
+            end
+        }
+    };
+    let end = match question.has_claims_only() && !matches!(answer, Answer::Fits { .. }) {
+        true => format!(
+            "{end}; every device: kubectl vgpu explain pod/{} -n {}",
+            pod.key.name, pod.key.namespace
+        ),
+        false => end,
+    };
+    let text = words::cut_before(
+        &question.in_words(&parts.join("; ")),
+        &question.in_words(&end),
+        TEXT_MAX,
+    );
+    Some(Verdict { kind, text })
 }
 
-fn is_ours(class: &str, cluster: &Cluster) -> bool {
-    cluster
-        .classes
-        .get(class)
-        .map_or_else(|| class::is_ours(class), |class| class.ours)
-}
-
-/// The class of ours that stands behind an extended resource.
-fn class_of_extended<'a>(resource: &'a str, cluster: &'a Cluster) -> Option<&'a str> {
-    if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
-        return is_ours(class, cluster).then_some(class);
-    }
-    let mut named: Vec<&Class> = cluster
-        .classes
-        .values()
-        .filter(|class| class.ours && class.extended_resource.as_deref() == Some(resource))
+fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -> String {
+    let named = devices.iter().take(MOST_RESULTS);
+    let named: Vec<String> = named
+        .map(|(claim, request, device)| format!("{device} for {}", question.who(claim, request)))
         .collect();
-    named.sort_by(|a, b| a.name.cmp(&b.name));
-    named.first().map(|class| class.name.as_str())
+    let more = match devices.len().saturating_sub(MOST_RESULTS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "node {node} has room ({}{more}), so it is not devices that the pod waits for; see the scheduler's own event",
+        named.join(", ")
+    )
 }
 
-/// One request: the cause of each alternative, or that one of them has room.
-fn judge(wanted: &Wanted<'_>, cluster: &Cluster, supply: &Supply) -> (Kind, String) {
-    let mut worst = Kind::Refused;
-    let mut lines = Vec::new();
-    for ask in wanted.asks.iter().filter(|ask| is_ours(&ask.class, cluster)) {
-        let (kind, line) = judge_ask(wanted, ask, cluster, supply);
-        let line = if ask.name.is_empty() {
-            format!("{}: {line}", wanted.who)
-        } else {
-            format!("{}/{}: {line}", wanted.who, ask.name)
+fn nowhere(question: &Question, held: bool) -> String {
+    let claims = question.claims.join(", ");
+    match held {
+        true => format!(
+            "claim {claims}: no node is where the pod's other claims are: {}",
+            question.shape.held.join(", ")
+        ),
+        false => format!("claim {claims}: the cluster has no node"),
+    }
+}
+
+/// An answer, to be put in words for one pod.
+struct Described<'a> {
+    question: &'a Question,
+    cluster: &'a Cluster,
+    nodes: usize,
+}
+
+impl Described<'_> {
+    fn section(&self, section: &Section) -> String {
+        let mut text = self.question.who(&section.claim, &section.request);
+        let ask = self.question.shape.ask(&section.claim, &section.request);
+        if let Some(ask) = &ask {
+            let class = self.cluster.class(&ask.class);
+            text.push_str(&format!(": asked for {}", Asked { ask, class }));
+        }
+        if !self.question.shape.is_first(&section.claim, &section.request) {
+            text.push_str(", beside what the pod asks for before it");
+        }
+        let devices = section.devices();
+        let mut groups = section.by_size();
+        // Where there are devices, nodes and pools without are nothing to wait for.
+        if devices > 0 {
+            groups.retain(|group| group.devices > 0 || group.kind != ReasonKind::NodeMismatch);
+        }
+        for (at, group) in groups.iter().enumerate() {
+            text.push_str("; ");
+            text.push_str(&self.group(section, group, devices, at == 0));
+        }
+        if section.others > 0 {
+            text.push_str(&format!("; on {} for other reasons", section.others));
+        }
+        if groups.is_empty() && section.fitting == 0 {
+            text.push_str(&self.no_device(section));
+        }
+        if let Some(best) = section.best.as_ref().filter(|best| best.wanted > 1) {
+            text.push_str(&format!(
+                "; {} are wanted on one node, and of node {} {} would do",
+                best.wanted, best.node, best.count
+            ));
+        }
+        text
+    }
+
+    fn group(&self, section: &Section, group: &Group, devices: usize, is_first: bool) -> String {
+        let reason = &group.closest;
+        // The allocator's errors say themselves which request they are about.
+        let about = format!("claim {}, request {}", section.claim, section.request);
+        let message = reason.message.strip_prefix(&about);
+        let message = message.map_or(&*reason.message, |rest| rest.trim_start_matches([':', ',', ' ']));
+        let message = words::cut(&self.question.in_words(message), REASON_MAX);
+        let said = format!("{}: {message}", group.kind.name());
+        let place = match (reason.node.as_str(), reason.device.as_str()) {
+            ("", device) => device.to_owned(),
+            (node, "") => format!("node {node}"),
+            (node, device) => format!("{node} {device}"),
         };
-        match kind {
-            Kind::Room => return (Kind::Room, line),
-            Kind::Waiting => worst = Kind::Waiting,
-            Kind::Refused => {}
+        let hint = match group.kind {
+            ReasonKind::UnknownClass => "; install dra-driver-vgpu's chart, or name another class",
+            ReasonKind::IncompletePool => "; see the log of the driver's plugin on its node",
+            _ => "",
+        };
+        if group.kind == ReasonKind::UnknownClass {
+            return format!("{said}{hint}");
         }
-        lines.push(line);
+        let count = match (group.devices, group.nodes) {
+            (0, nodes) => format!("on {nodes} of {} nodes", self.nodes),
+            (on, _) if is_first => format!("on {on} of {devices} devices"),
+            (on, _) => format!("on {on}"),
+        };
+        let example = match (group.devices + group.nodes, group.kind) {
+            (1, _) => place,
+            (_, ReasonKind::Capacity) if !reason.shortages.is_empty() => format!("most free: {place}"),
+            _ => format!("for example {place}"),
+        };
+        format!("{count}: {said} ({example}){hint}")
     }
-    (worst, lines.join("; "))
-}
 
-fn judge_ask(wanted: &Wanted<'_>, ask: &Ask, cluster: &Cluster, supply: &Supply) -> (Kind, String) {
-    let Some(class) = cluster.classes.get(ask.class.as_str()) else {
-        let line = format!(
-            "DeviceClass {} does not exist; install dra-driver-vgpu's chart, or name another class",
-            ask.class
-        );
-        return (Kind::Waiting, line);
-    };
-    let demand = match Demand::new(ask, &class.device_type) {
-        Ok(demand) => demand,
-        Err(error) => return (Kind::Refused, refused(&error)),
-    };
-    let request = if ask.name.is_empty() {
-        wanted.request.to_owned()
-    } else {
-        format!("{}/{}", wanted.request, ask.name)
-    };
-    if let Err(error) = check_config(&demand, class, wanted.configs, &request, supply) {
-        return (Kind::Refused, refused(&error));
-    }
-    let cause = demand.judge(supply);
-    let kind = if matches!(cause, Cause::Fits { .. }) {
-        Kind::Room
-    } else {
-        Kind::Waiting
-    };
-    let mut line = format!("asked for {demand}; {cause}");
-    if ask.selectors {
-        line.push_str(" (its own selectors are not looked at here)");
-    }
-    (kind, line)
-}
-
-fn refused(error: &dyn std::error::Error) -> String {
-    format!("{error} (a claim cannot be changed: create it anew)")
-}
-
-/// What Prepare would say to the configs of the class and of the claim.
-fn check_config(
-    demand: &Demand<'_>,
-    class: &Class,
-    configs: &[OpaqueConfig],
-    request: &str,
-    supply: &Supply,
-) -> Result<(), ConfigError> {
-    let parse = |configs: &[OpaqueConfig], prefix: &str| {
-        configs
-            .iter()
-            .filter(|config| request.is_empty() || Entry::applies(&config.requests, request))
-            .map(|config| Entry::parse(format!("{prefix}{}", config.at), &config.parameters))
-            .collect::<Result<Vec<_>, _>>()
-    };
-    let effective = config::merge(
-        &parse(&class.configs, &format!("DeviceClass {} ", class.name))?,
-        &parse(configs, "")?,
-    )?;
-    let largest = supply
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.device_type == demand.device_type)
-        .max_by_key(|gpu| gpu.total.memory);
-    // Without a GPU there is nothing to hold the config against, and the missing GPU is said instead.
-    let Some(largest) = largest.filter(|gpu| gpu.device_type == device_type::GPU) else {
-        return Ok(());
-    };
-    let need = demand.need(largest);
-    effective.check(&Grant {
-        memory: u64::try_from(need.memory).unwrap_or(0),
-        device_memory: u64::try_from(largest.total.memory).unwrap_or(0),
-        cores: u32::try_from(need.cores).unwrap_or(u32::MAX),
-    })
-}
-
-/// Whether one node has room for the first fitting alternative of every request, one after the other.
-fn fit_together(wanted: &[Wanted<'_>], cluster: &Cluster, supply: &Supply) -> bool {
-    let mut nodes: Vec<&str> = supply.gpus.iter().map(|gpu| gpu.node.as_str()).collect();
-    nodes.dedup();
-    nodes.iter().any(|node| {
-        let mut gpus: Vec<Gpu> = supply.gpus.iter().filter(|gpu| gpu.node == *node).cloned().collect();
-        wanted
-            .iter()
-            .all(|w| w.asks.iter().any(|ask| reserve(ask, cluster, &mut gpus)))
-    })
-}
-
-fn reserve(ask: &Ask, cluster: &Cluster, gpus: &mut [Gpu]) -> bool {
-    let Some(class) = cluster.classes.get(ask.class.as_str()) else {
-        return false;
-    };
-    let Ok(demand) = Demand::new(ask, &class.device_type) else {
-        return false;
-    };
-    let of_type: Vec<usize> = (0..gpus.len())
-        .filter(|i| gpus[*i].device_type == class.device_type)
-        .collect();
-    let candidates: Vec<&Gpu> = of_type.iter().map(|i| &gpus[*i]).collect();
-    let Some(chosen) = demand.choose(&candidates) else {
-        return false;
-    };
-    for position in chosen {
-        let gpu = &mut gpus[of_type[position]];
-        if !ask.admin {
-            let need = demand.need(gpu);
-            gpu.reserve(&need);
+    /// There is no device of the class.
+    fn no_device(&self, section: &Section) -> String {
+        let published = self.cluster.our_devices().map(|devices| devices.count).sum::<usize>();
+        if published == 0 {
+            return format!(
+                "; no node publishes a GPU for driver {DRIVER_NAME}; see that vgpu-kubelet-plugin runs on the GPU nodes"
+            );
+        }
+        match &section.other_class {
+            Some(reason) => format!(
+                "; none of {} devices is of the class: {}",
+                section.of_other_classes,
+                words::cut(&reason.message, REASON_MAX)
+            ),
+            None => format!("; no slice is for any of {} nodes", section.nodes_without),
         }
     }
-    true
-}
 
-fn cut(mut text: String) -> String {
-    if text.len() > TEXT_MAX {
-        let limit = TEXT_MAX - "...".len();
-        let end = (0..=limit).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        text.truncate(end);
-        text.push_str("...");
+    fn largest(&self, summary: &Summary) -> String {
+        let Largest { memory, cores } = &summary.largest;
+        let mut rooms = Vec::new();
+        for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
+            if let Some(room) = room {
+                let place = format!("{} {}", room.node, room.device);
+                rooms.push(format!("{what} {} with the {other} asked for ({place})", room.amount));
+            }
+        }
+        let is_short = summary.sections.iter().flat_map(|section| &section.groups);
+        match (
+            &rooms[..],
+            is_short.clone().any(|group| group.kind == ReasonKind::Capacity),
+        ) {
+            ([], true) => {
+                "; no device has any memory left with the cores asked for, nor cores with the memory".to_owned()
+            }
+            ([], false) => String::new(),
+            (rooms, _) => format!("; would fit: {}", rooms.join(", or ")),
+        }
     }
-    text
 }

@@ -10,20 +10,22 @@ use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::answers::Answers;
 use crate::cluster::Cluster;
 use crate::flags::Config;
 use crate::http::{self, Health};
 use crate::notices::{Notice, Notices};
-use crate::pending::explain;
+use crate::pending::verdicts;
 use crate::publish::{Delivery, deliver};
-use crate::supply::Supply;
 use crate::watch::watch;
 
 /// The loop turns at least so often.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Changes come in bursts: what follows within this time is looked at together.
 const SETTLE: Duration = Duration::from_millis(250);
-/// Looking at everything takes at most one part in so many of the time.
+/// Answers are worked on for so long at a time; what has come in since is taken in before it goes on.
+const TURN: Duration = Duration::from_millis(50);
+/// They take at most one part in so many of the time.
 const SHARE_OF_TIME: u32 = 10;
 /// Events that are under way at once.
 const DELIVERIES: usize = 4;
@@ -55,11 +57,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 async fn control(client: &Client, config: &Config, health: &Health) {
     let start = Instant::now();
     let mut cluster = Cluster::default();
+    let mut answers = Answers::default();
     let mut notices = Notices::new(config.repeat_after, config.events_per_second);
     let mut changes = watch(client);
     let mut queue: VecDeque<Notice> = VecDeque::new();
     let mut deliveries = FuturesUnordered::new();
-    // When to look at everything again; None where nothing has changed.
+    // When to work on answers again; None where nothing has changed since they were all given.
     let mut look_at: Option<Instant> = None;
     let mut looked = (start, Duration::ZERO);
     loop {
@@ -97,16 +100,16 @@ async fn control(client: &Client, config: &Config, health: &Health) {
         }
         health.beat(cluster.is_complete());
         if look_at.is_some_and(|at| at <= Instant::now()) {
-            look_at = None;
             let begun = Instant::now();
+            let mut done = true;
             if cluster.is_complete() {
-                notices.observe(verdicts(&cluster), start.elapsed());
-                health
-                    .metrics
-                    .pending_pods
-                    .set(i64::try_from(notices.len()).unwrap_or(i64::MAX));
+                answers.ask(&cluster);
+                done = answers.work(&mut cluster, &mut || begun.elapsed() < TURN);
+                notices.observe(verdicts(&cluster, &answers), start.elapsed());
+                health.metrics.looked(begun.elapsed(), notices.len(), answers.len());
             }
             looked = (begun, begun.elapsed());
+            look_at = (!done).then(|| begun + looked.1 * SHARE_OF_TIME);
         }
         if queue.is_empty() {
             queue.extend(notices.due(start.elapsed()));
@@ -123,17 +126,4 @@ async fn control(client: &Client, config: &Config, health: &Health) {
             }
         }
     }
-}
-
-fn verdicts(cluster: &Cluster) -> Vec<(crate::model::Key, String, crate::pending::Verdict)> {
-    // Nobody waits: nothing needs to be added up.
-    if !cluster.pods.values().any(|pod| pod.unschedulable) {
-        return Vec::new();
-    }
-    let supply = Supply::new(cluster.slices.values(), cluster.claims.values());
-    cluster
-        .pods
-        .values()
-        .filter_map(|pod| explain(pod, cluster, &supply).map(|verdict| (pod.key.clone(), pod.uid.clone(), verdict)))
-        .collect()
 }

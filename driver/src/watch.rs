@@ -1,74 +1,104 @@
-//! The four watches, as one stream of changes.
+//! The watches, as one stream of changes.
 
 use futures::stream::{BoxStream, StreamExt as _, select_all};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::{Change, Step};
-use crate::convert;
+use crate::{convert, wire};
 
 /// A change, or why a watch of a kind stumbled; it goes on by itself, with backoff.
 pub(crate) type Watched = Result<Change, (&'static str, watcher::Error)>;
 
-/// Watches all that is needed, and no more: pods only while they wait, slices only of our driver.
+/// Watches what kube-scheduler reads of devices: all slices and classes, because a claim may ask for devices of other
+/// drivers beside ours, and what their claims hold. Of pods only those that wait.
 pub(crate) fn watch(client: &Client) -> BoxStream<'static, Watched> {
     let waiting = watcher::Config::default().fields("spec.nodeName=,status.phase=Pending");
-    let ours = watcher::Config::default().fields(&format!("spec.driver={}", vgpu_api::DRIVER_NAME));
     select_all([
-        follow(Api::<Pod>::all(client.clone()), waiting, "pods", |pod| {
-            Change::Pod(pod.map(|p| convert::key(&p.metadata), convert::pod))
-        }),
         follow(
-            Api::<ResourceClaim>::all(client.clone()),
-            watcher::Config::default(),
-            "resourceclaims",
-            |claim| Change::Claim(claim.map(|c| convert::key(&c.metadata), convert::claim)),
+            Api::<Pod>::all(client.clone()),
+            waiting,
+            "pods",
+            convert::pod,
+            Change::Pod,
         ),
-        follow(
-            Api::<ResourceSlice>::all(client.clone()),
-            ours,
-            "resourceslices",
-            |slice| Change::Slice(slice.map(|s| convert::name(&s.metadata), convert::slice)),
-        ),
-        follow(
-            Api::<DeviceClass>::all(client.clone()),
-            watcher::Config::default(),
-            "deviceclasses",
-            |class| Change::Class(class.map(|c| convert::name(&c.metadata), convert::class)),
-        ),
+        follow_all::<wire::Node, _>(client, "nodes", Change::Node),
+        follow_all::<wire::Class, _>(client, "deviceclasses", Change::Class),
+        follow_all::<wire::Slice, _>(client, "resourceslices", Change::Slice),
+        follow_all::<wire::Claim, _>(client, "resourceclaims", Change::Claim),
+        follow_all::<wire::Rule, _>(client, "devicetaintrules", Change::Rule)
+            .map(none_if_unserved)
+            .boxed(),
     ])
     .boxed()
 }
 
-fn follow<K>(
+fn follow_all<K, T>(client: &Client, kind: &'static str, change: fn(Step<T>) -> Change) -> BoxStream<'static, Watched>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Into<T> + 'static,
+    T: 'static,
+{
+    let api = Api::<K>::all(client.clone());
+    follow(api, watcher::Config::default(), kind, K::into, change)
+}
+
+fn follow<K, T: 'static>(
     api: Api<K>,
     config: watcher::Config,
     kind: &'static str,
-    change: impl Fn(Watch<K>) -> Change + Send + 'static,
+    read: fn(K) -> T,
+    change: fn(Step<T>) -> Change,
 ) -> BoxStream<'static, Watched>
 where
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
+    let step = move |event| match event {
+        watcher::Event::Init => Step::Begin,
+        watcher::Event::InitApply(object) => Step::Listed(read(object)),
+        watcher::Event::InitDone => Step::End,
+        watcher::Event::Apply(object) => Step::Changed(read(object)),
+        watcher::Event::Delete(object) => Step::Gone(read(object)),
+    };
     watcher(api, config)
         .default_backoff()
-        .map(move |event| event.map(|event| change(Watch(event))).map_err(|error| (kind, error)))
+        .map(move |event| event.map(|event| change(step(event))).map_err(|error| (kind, error)))
         .boxed()
 }
 
-/// A watch event, on its way to a [`Step`].
-struct Watch<K>(watcher::Event<K>);
-
-impl<K> Watch<K> {
-    fn map<Id, V>(self, id: impl Fn(&K) -> Id, value: impl Fn(K) -> V) -> Step<Id, V> {
-        match self.0 {
-            watcher::Event::Init => Step::Begin,
-            watcher::Event::InitApply(object) => Step::Listed(id(&object), value(object)),
-            watcher::Event::InitDone => Step::End,
-            watcher::Event::Apply(object) => Step::Changed(id(&object), value(object)),
-            watcher::Event::Delete(object) => Step::Gone(id(&object)),
+/// DeviceTaintRules are of Kubernetes 1.37, and can be switched off there: an API server without them has none. The
+/// watch asks again with its backoff, and finds them when they come.
+fn none_if_unserved(watched: Watched) -> Watched {
+    match watched {
+        Err((_, watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 404 => {
+            Ok(Change::Rule(Step::None))
         }
+        watched => watched,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(code: u16) -> Watched {
+        let status = kube::core::Status::failure("no", "reason").with_code(code).boxed();
+        Err((
+            "devicetaintrules",
+            watcher::Error::InitialListFailed(kube::Error::Api(status)),
+        ))
+    }
+
+    #[test]
+    fn rules_that_are_not_served_are_none_and_other_failures_stay() {
+        assert!(matches!(none_if_unserved(failed(404)), Ok(Change::Rule(Step::None))));
+        for code in [401, 403, 500] {
+            assert!(none_if_unserved(failed(code)).is_err(), "{code}");
+        }
+        assert!(matches!(
+            none_if_unserved(Ok(Change::Rule(Step::Begin))),
+            Ok(Change::Rule(Step::Begin))
+        ));
     }
 }

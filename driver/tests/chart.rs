@@ -184,7 +184,9 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
             "resource.k8s.io/resourceclaims: list watch",
             "resource.k8s.io/resourceslices: list watch",
             "resource.k8s.io/deviceclasses: list watch",
+            "resource.k8s.io/devicetaintrules: list watch",
             "/pods: list watch",
+            "/nodes: list watch",
             "events.k8s.io/events: create patch",
         ]
     );

@@ -116,7 +116,7 @@ impl<'a> Attempt<'a> {
         Ok(Search::new(view, plans, self.ledger, self.features, cache, order))
     }
 
-    fn outcome(&self, search: &Search<'a, '_, '_>, share_id: &mut dyn FnMut() -> String) -> Vec<Allocation> {
+    pub(crate) fn outcome(&self, search: &Search<'a, '_, '_>, share_id: &mut dyn FnMut() -> String) -> Vec<Allocation> {
         let claims = search.plans.iter().zip(&search.chosen).zip(&search.picks);
         claims
             .map(|((plan, chosen), picks)| {

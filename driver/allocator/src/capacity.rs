@@ -29,16 +29,22 @@ pub enum CapacityError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Misfit {
     UnknownName(String),
-    Policy { name: String, amount: Quantity },
+    Policy {
+        name: String,
+        amount: Quantity,
+    },
+    /// The first; [`shortages`] has the others.
     Short(Box<Shortage>),
 }
 
 /// What is missing of a capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shortage {
-    pub(crate) name: String,
-    pub(crate) wanted: Quantity,
-    pub(crate) free: Quantity,
+pub struct Shortage {
+    pub name: String,
+    pub wanted: Quantity,
+    pub free: Quantity,
+    /// What the device has when nobody uses it.
+    pub total: Quantity,
 }
 
 /// What the request would consume of the device, or why it cannot even of an unused one.
@@ -86,23 +92,31 @@ pub(crate) fn fits<'a>(
     device: &Device,
     in_use: impl Iterator<Item = &'a Amounts> + Clone,
 ) -> Result<(), Misfit> {
-    for (name, amount) in amounts {
-        let Some(capacity) = device.capacity.get(name) else {
-            continue;
-        };
-        let mut free = capacity.value.clone();
+    match shortages(amounts, device, in_use).next() {
+        None => Ok(()),
+        Some(shortage) => Err(Misfit::Short(Box::new(shortage))),
+    }
+}
+
+/// The capacities of which the device cannot give that much besides what is in use.
+pub(crate) fn shortages<'a>(
+    amounts: &Amounts,
+    device: &Device,
+    in_use: impl Iterator<Item = &'a Amounts> + Clone,
+) -> impl Iterator<Item = Shortage> {
+    amounts.iter().filter_map(move |(name, amount)| {
+        let total = &device.capacity.get(name)?.value;
+        let mut free = total.clone();
         for used in in_use.clone().filter_map(|used| used.get(name)) {
             free.subtract(used);
         }
-        if *amount > free {
-            return Err(Misfit::Short(Box::new(Shortage {
-                name: name.clone(),
-                wanted: amount.clone(),
-                free,
-            })));
-        }
-    }
-    Ok(())
+        (*amount > free).then(|| Shortage {
+            name: name.clone(),
+            wanted: amount.clone(),
+            free,
+            total: total.clone(),
+        })
+    })
 }
 
 fn one(name: &str, asked: Option<&Quantity>, capacity: &Capacity, fractional: bool) -> Result<Quantity, CapacityError> {

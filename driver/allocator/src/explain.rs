@@ -13,16 +13,25 @@
 use serde::Serialize;
 
 use crate::allocate::Attempt;
-use crate::capacity::Misfit;
+use crate::capacity::{Misfit, Shortage};
 use crate::error::AllocateError;
+use crate::model::Allocation;
 use crate::pools::{NodeView, PoolState};
 use crate::quantity::Quantity;
-use crate::reason::{Reason, ReasonKind, field_of};
+use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
 use crate::search::{CORES, MEMORY, Refusal, Search};
 use crate::selectors::SelectorCache;
 
 /// A reason's kind, field and message.
 type Said = (ReasonKind, String, String);
+
+/// What there is to say about claims on a node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// One allocation a claim, without share ids.
+    Fits(Vec<Allocation>),
+    Not(Why),
+}
 
 /// Why claims do not fit on a node, and what would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,6 +40,18 @@ pub struct Why {
     pub reasons: Vec<Reason>,
     /// What that request could have.
     pub largest: Largest,
+    /// How many devices would do, where some do and more are wanted.
+    pub fitting: Vec<Fitting>,
+}
+
+/// Devices that a request, or an alternative of one, could have one by one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fitting {
+    pub claim: String,
+    pub request: String,
+    pub node: String,
+    pub count: usize,
+    pub wanted: i64,
 }
 
 /// The largest fractions of one device that a request could have: of the devices that pass its selectors, taints and
@@ -73,36 +94,42 @@ fn keep_larger(known: &mut Option<Room>, other: Option<Room>) {
 }
 
 impl<'a> Attempt<'a> {
-    /// Why the claims do not fit on the node; nothing when they do.
+    /// Whether the claims fit on the node, and if not, why.
     ///
     /// # Errors
     /// A mistake in the claims themselves, which is no matter of this node.
-    pub fn explain(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
-        match self.find_reasons(view, cache) {
-            Ok(why) => Ok(why),
-            Err(error) => {
-                let reason = error.reason(view.node(), self.claims).ok_or(error)?;
-                Ok(Why {
-                    reasons: vec![reason],
-                    ..Why::default()
-                })
-            }
+    pub fn answer(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Answer, AllocateError> {
+        let mut why = match self.find_answer(view, cache) {
+            Ok(Answer::Not(why)) => why,
+            Ok(fits) => return Ok(fits),
+            Err(error) => Why {
+                reasons: vec![error.reason(view.node(), self.claims).ok_or(error)?],
+                ..Why::default()
+            },
+        };
+        if why.reasons.is_empty() {
+            why.reasons.push(Reason::of_all(self.claims, view.node()));
         }
+        Ok(Answer::Not(why))
     }
 
-    fn find_reasons(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Why, AllocateError> {
-        // Without the policy's wishes, which refuse nothing.
+    fn find_answer(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Answer, AllocateError> {
+        // The last order is without the policy's wishes, which refuse nothing.
         let Some(order) = self.policy.orders().pop() else {
-            return Ok(Why::default());
+            return Ok(Answer::Not(Why::default()));
         };
         let mut search = self.search(view, cache, order)?;
-        if matches!(search.run(), Ok(true)) {
-            return Ok(Why::default());
+        match search.run() {
+            Ok(true) => return Ok(Answer::Fits(self.outcome(&search, &mut String::new))),
+            Ok(false) => {}
+            // It may come before or after the request that is to be explained.
+            Err(error) if error.is_of_devices() => {}
+            Err(error) => return Err(error),
         }
         let (claim, request) = search.furthest;
         let mut search = self.search(view, cache, order)?;
         if !search.run_until(claim, request)? || search.plans.is_empty() {
-            return Ok(Why::default());
+            return Ok(Answer::Not(Why::default()));
         }
         let mut why = Why::default();
         for alternative in 0..search.plans[claim].requests[request].asks.len() {
@@ -112,10 +139,10 @@ impl<'a> Attempt<'a> {
                 request,
                 alternative,
             };
-            explainer.explain(&mut why.reasons)?;
+            explainer.explain(&mut why)?;
             why.largest.merge(explainer.largest()?);
         }
-        Ok(why)
+        Ok(Answer::Not(why))
     }
 }
 
@@ -128,7 +155,8 @@ struct Explainer<'e, 'a, 'c, 's> {
 }
 
 impl Explainer<'_, '_, '_, '_> {
-    fn explain(&mut self, reasons: &mut Vec<Reason>) -> Result<(), AllocateError> {
+    fn explain(&mut self, why: &mut Why) -> Result<(), AllocateError> {
+        let reasons = &mut why.reasons;
         let before = reasons.len();
         let view = self.search.view;
         for pool in &view.pools {
@@ -141,7 +169,7 @@ impl Explainer<'_, '_, '_, '_> {
             let message = format!("pool {}: {problem}", pool.path());
             reasons.push(self.reason(&pool.name, "", (ReasonKind::IncompletePool, field, message)));
         }
-        let mut fitting: i64 = 0;
+        let mut fitting: usize = 0;
         for index in 0..view.candidates.len() {
             match self
                 .search
@@ -153,14 +181,29 @@ impl Explainer<'_, '_, '_, '_> {
                 }
                 Err(refusal) => {
                     let candidate = &view.candidates[index];
-                    let said = self.say(refusal, index)?;
-                    reasons.push(self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said));
+                    let shortages = match &refusal {
+                        Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
+                        _ => Vec::new(),
+                    };
+                    let said = self.say(refusal, &shortages, index)?;
+                    let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
+                    reasons.push(Reason { shortages, ..reason });
                 }
             }
         }
         let ask = self.search.ask(self.claim, self.request, self.alternative);
         let wanted = ask.count;
-        if fitting > 0 && fitting >= wanted {
+        let (claim, request) = (self.search.plans[self.claim].claim.key(), ask.full_name());
+        if fitting > 0 {
+            why.fitting.push(Fitting {
+                claim,
+                request,
+                node: view.node().to_owned(),
+                count: fitting,
+                wanted,
+            });
+        }
+        if fitting > 0 && i64::try_from(fitting).is_ok_and(|fitting| fitting >= wanted) {
             let message = format!("{fitting} devices would do one by one, but not {wanted} of them together");
             let field = "spec.devices.constraints".to_owned();
             reasons.push(self.reason("", "", (ReasonKind::Constraint, field, message)));
@@ -216,7 +259,11 @@ impl Explainer<'_, '_, '_, '_> {
         }))
     }
 
-    fn say(&mut self, refusal: Refusal, index: usize) -> Result<Said, AllocateError> {
+    fn shortages(&self, index: usize) -> Result<Vec<Shortage>, AllocateError> {
+        self.search.shortages(self.claim, self.request, self.alternative, index)
+    }
+
+    fn say(&mut self, refusal: Refusal, shortages: &[Shortage], index: usize) -> Result<Said, AllocateError> {
         let field = self.field();
         let holders = self.holders(index);
         Ok(match refusal {
@@ -238,8 +285,21 @@ impl Explainer<'_, '_, '_, '_> {
                         (ReasonKind::Capacity, at(&name), message)
                     }
                     Misfit::Short(short) => {
-                        let message = format!("{}: {} wanted, {} free{holders}", short.name, short.wanted, short.free);
-                        (ReasonKind::Capacity, at(&short.name), message)
+                        let all = shortages.iter().map(|short| {
+                            let Shortage {
+                                name,
+                                wanted,
+                                free,
+                                total,
+                            } = short;
+                            format!("{name}: {wanted} wanted, {free} of {total} free")
+                        });
+                        let all: Vec<String> = all.collect();
+                        (
+                            ReasonKind::Capacity,
+                            at(&short.name),
+                            format!("{}{holders}", all.join("; ")),
+                        )
                     }
                 }
             }
@@ -296,7 +356,7 @@ impl Explainer<'_, '_, '_, '_> {
         let expression = selectors[at].cel.as_ref().map_or("", |cel| &cel.expression);
         let message = format!("the selector of {object} does not match: {expression}");
         let field = match of_class {
-            true => format!("spec.selectors[{at}].cel.expression"),
+            true => format!("{CLASS_SELECTORS}[{at}].cel.expression"),
             false => format!("{}.selectors[{at}].cel.expression", self.field()),
         };
         Ok((ReasonKind::Selector, field, message))
@@ -336,6 +396,7 @@ impl Explainer<'_, '_, '_, '_> {
             reason,
             field,
             message,
+            shortages: Vec::new(),
         }
     }
 }

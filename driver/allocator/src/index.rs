@@ -13,6 +13,7 @@
 //! that match a device of no single node, are answered by that comparison, which is kept for claims that ask alike: only
 //! nodes that events have touched are compared again. Nothing is written: the caller writes the allocation, and its event comes back as any other's.
 
+mod answer;
 mod choose;
 mod rankings;
 mod shelves;
@@ -80,6 +81,7 @@ pub struct Index {
     rankings: Rankings,
     /// Views that were needed and still hold.
     views: HashMap<String, Arc<NodeView>>,
+    version: u64,
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +107,7 @@ impl Index {
             shelves: Shelves::default(),
             rankings: Rankings::default(),
             views: HashMap::new(),
+            version: 0,
         }
     }
 
@@ -115,15 +118,26 @@ impl Index {
                 let name = node.metadata.name.clone();
                 // Heartbeats change nothing that is looked at here.
                 if self.nodes.get(&name) != Some(&node) {
+                    self.version += 1;
                     self.touch(&name);
                     self.nodes.insert(name, node);
                 }
             }
             Event::NodeGone { name } => {
+                self.version += 1;
                 self.touch(&name);
                 self.nodes.remove(&name);
             }
             Event::Slice(slice) => {
+                // A watch that starts over brings what is known.
+                let known = self.slices.get(&slice.metadata.name);
+                if known
+                    .and_then(|handle| self.inventory.get(*handle))
+                    .is_some_and(|known| known.spec == slice.spec)
+                {
+                    return;
+                }
+                self.version += 1;
                 self.remove_slice(&slice.metadata.name);
                 let slice = Arc::new(Slice::new(slice));
                 self.forget_views(&slice);
@@ -133,22 +147,36 @@ impl Index {
             }
             Event::SliceGone { name } => self.remove_slice(&name),
             Event::Class(class) => {
+                if self.classes.get(&class.metadata.name) == Some(&class) {
+                    return;
+                }
+                self.version += 1;
                 self.rankings.touch_all();
                 self.classes.0.insert(class.metadata.name.clone(), class);
             }
             Event::ClassGone { name } => {
+                self.version += 1;
                 self.rankings.touch_all();
                 self.classes.0.remove(&name);
             }
             Event::Rules(rules) => {
+                if self.inventory.rules == rules {
+                    return;
+                }
+                self.version += 1;
                 self.inventory.set_rules(rules);
                 self.touch_all();
             }
             Event::Claim(claim) => {
                 let key: Arc<str> = claim.key().into();
+                let results = claim.status.allocation.map(|allocation| allocation.devices.results);
+                // Most of what happens to a claim leaves what it holds: reservations, the status of its devices.
+                if self.claims.get(&key).map(|held| &**held) == results.as_deref() {
+                    return;
+                }
                 self.release(&key);
-                if let Some(allocation) = claim.status.allocation {
-                    let results = allocation.devices.results;
+                if let Some(results) = results {
+                    self.version += 1;
                     self.ledger.add(&key, &results, self.features);
                     self.shelves.update(&results, &self.ledger);
                     self.touch_users(&results);
@@ -157,6 +185,17 @@ impl Index {
             }
             Event::ClaimGone { key } => self.release(&Arc::from(key)),
         }
+    }
+
+    /// Grows with every event that may change an answer.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// All nodes that are known, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
     }
 
     fn attempt<'a>(&'a self, claims: &'a [&'a ResourceClaim], policy: Policy) -> Attempt<'a> {
@@ -188,6 +227,7 @@ impl Index {
             .remove(name)
             .and_then(|handle| self.inventory.remove(handle));
         if let Some(slice) = slice {
+            self.version += 1;
             self.forget_views(&slice);
             self.shelves.remove(&slice);
         }
@@ -234,6 +274,7 @@ impl Index {
 
     fn release(&mut self, key: &Arc<str>) {
         if let Some(results) = self.claims.remove(key) {
+            self.version += 1;
             self.ledger.remove(key, &results, self.features);
             self.shelves.update(&results, &self.ledger);
             self.touch_users(&results);

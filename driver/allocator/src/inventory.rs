@@ -99,6 +99,10 @@ impl Inventory {
         Some(slice)
     }
 
+    pub(crate) fn get(&self, handle: SliceHandle) -> Option<&Arc<Slice>> {
+        self.slices.get(handle.0)?.as_ref()
+    }
+
     /// Rules that taint devices beside what slices say.
     pub fn set_rules(&mut self, rules: Vec<DeviceTaintRule>) {
         self.rules = rules;

@@ -52,9 +52,9 @@ mod selectors;
 mod taint;
 
 pub use allocate::Attempt;
-pub use capacity::CapacityError;
+pub use capacity::{CapacityError, Shortage};
 pub use error::{AllocateError, CelError};
-pub use explain::{Largest, Room, Why};
+pub use explain::{Answer, Fitting, Largest, Room, Why};
 pub use features::{FeatureError, Features};
 pub use index::{Event, Index, Placement};
 pub use inventory::{Inventory, Slice, SliceHandle};

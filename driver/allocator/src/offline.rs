@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::allocate::Attempt;
 use crate::error::AllocateError;
+use crate::explain::Answer;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice};
 use crate::ledger::Ledger;
@@ -110,15 +111,11 @@ pub fn run(
     }
     let mut reasons = Vec::new();
     for view in &views {
-        reasons.extend(attempt.explain(view, cache)?.reasons);
+        if let Answer::Not(why) = attempt.answer(view, cache)? {
+            reasons.extend(why.reasons);
+        }
     }
     reasons.extend(cluster.mismatched(&waiting));
-    if let [node, ..] = &views[..]
-        && reasons.is_empty()
-    {
-        // A single node's invalid pool is named by its view; this is an answer without a named cause.
-        reasons.push(Reason::of_all(&waiting, node.node()));
-    }
     Ok(Report::refused(objects, reasons))
 }
 
@@ -227,6 +224,7 @@ impl<'o> Cluster<'o> {
                     reason: ReasonKind::NodeMismatch,
                     field: "spec.nodeName".to_owned(),
                     message: format!("slice {} is not for {}", slice.name, self.node_words()),
+                    shortages: Vec::new(),
                 });
             }
         }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::capacity::Shortage;
 use crate::error::AllocateError;
 use crate::model::ResourceClaim;
 
@@ -43,6 +44,9 @@ pub struct Reason {
     /// The field of the claim, or of the object that the message names.
     pub field: String,
     pub message: String,
+    /// With `Capacity`, the numbers of the message.
+    #[serde(skip)]
+    pub shortages: Vec<Shortage>,
 }
 
 impl ReasonKind {
@@ -62,6 +66,32 @@ impl ReasonKind {
         }
     }
 }
+
+impl Reason {
+    /// Where nothing more is known than that the claims do not fit.
+    pub(crate) fn of_all(claims: &[&ResourceClaim], node: &str) -> Self {
+        Self {
+            claim: claims.first().map_or_else(String::new, |claim| claim.key()),
+            request: String::new(),
+            node: node.to_owned(),
+            pool: String::new(),
+            device: String::new(),
+            reason: ReasonKind::Constraint,
+            field: String::new(),
+            message: "the claims do not fit together".to_owned(),
+            shortages: Vec::new(),
+        }
+    }
+
+    /// Whether the device is none of the class, which is true of most devices beside those that are asked for.
+    #[must_use]
+    pub fn is_of_another_class(&self) -> bool {
+        self.reason == ReasonKind::Selector && self.field.starts_with(CLASS_SELECTORS)
+    }
+}
+
+/// The field of a class's selectors; a claim's are further in.
+pub(crate) const CLASS_SELECTORS: &str = "spec.selectors";
 
 impl std::fmt::Display for Reason {
     /// In words, in one line.
@@ -131,6 +161,7 @@ impl AllocateError {
             reason: kind,
             field,
             message: self.to_string(),
+            shortages: Vec::new(),
         })
     }
 }

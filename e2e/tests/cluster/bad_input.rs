@@ -193,14 +193,20 @@ fn too_much() -> Result<()> {
         kube.apply(&(template("t", "vgpu", json!({"memory": "900Gi"}), &[]) + &pod("big", "client", &HOLD, "t")))?;
         wait(
             LIMIT,
-            "an event on the pod that names what it asked for and the largest GPU",
+            "an event on the pod that names what it asked for and what every GPU has",
             || {
                 let claim = workload::shares(kube)?
                     .first()
                     .context("the pod has no claim yet")?
                     .claim
                     .clone();
-                let wanted = [claim.as_str(), "request gpu", "memory 900Gi", "largest GPU: "];
+                let wanted = [
+                    claim.as_str(),
+                    "request gpu",
+                    "memory 900Gi",
+                    "Capacity: memory: 900Gi wanted, ",
+                    "would fit: memory ",
+                ];
                 let events = kube.events("big", "VgpuClaimPending")?;
                 let found = events
                     .iter()

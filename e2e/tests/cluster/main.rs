@@ -4,12 +4,14 @@
 //! machine.rs    clusters of their own: side by side, beside decoys, killed in every way, nothing left
 //! example.rs    the documented examples
 //! bad_input.rs  what users get wrong, and where they read about it
+//! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! ```
 //! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
 
 mod bad_input;
 mod example;
+mod explain;
 mod machine;
 mod manifests;
 mod restarts;
@@ -57,7 +59,14 @@ fn prepare() -> Result<Prepared> {
 }
 
 fn trials() -> Vec<Trial> {
-    let all: Vec<shared::Test> = [machine::TESTS, example::TESTS, bad_input::TESTS, restarts::TESTS].concat();
+    let all: Vec<shared::Test> = [
+        machine::TESTS,
+        example::TESTS,
+        bad_input::TESTS,
+        explain::TESTS,
+        restarts::TESTS,
+    ]
+    .concat();
     all.into_iter()
         .map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
         .collect()

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::explain::Answer;
 use crate::policy::Policy;
 use crate::selectors::SelectorCache;
 
@@ -213,4 +214,59 @@ fn other_policies_and_network_devices_are_answered_too() {
         place(&mut index, Policy::Binpack),
         ("n1".to_owned(), "gpu-1".to_owned())
     );
+}
+
+#[test]
+fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
+    let mut index = Index::new(Features::default());
+    let mut cache = SelectorCache::default();
+    let events = || {
+        let class = Event::Class(read(json!({"metadata": {"name": "gpu"}})));
+        let mut held = claim(1, None, 6, 0, 1, 2);
+        let result = json!({"request": "r", "driver": "drv", "pool": "p0", "device": "gpu-1", "shareID": "s",
+            "consumedCapacity": {"memory": "6", "cores": "0"}});
+        held.status = read(json!({"allocation": {"devices": {"results": [result]}}}));
+        let rule =
+            json!({"spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}});
+        [
+            class,
+            node(0),
+            slice(0, &[4, 8]),
+            Event::Claim(held),
+            Event::Rules(vec![read(rule)]),
+        ]
+    };
+    for event in events() {
+        let before = index.version();
+        index.apply(event);
+        assert!(index.version() > before);
+    }
+    let version = index.version();
+    events().into_iter().for_each(|event| index.apply(event));
+    index.apply(Event::Claim(claim(2, None, 4, 0, 1, 2)));
+    index.apply(Event::ClaimGone { key: "c2".into() });
+    index.apply(Event::SliceGone { name: "s7".into() });
+    assert_eq!(index.version(), version, "all of it was known, or holds nothing");
+
+    let large = claim(2, None, 4, 0, 1, 2);
+    let Ok(Some(Answer::Not(why))) = index.answer(&[&large], "n0", &mut cache) else {
+        panic!("4 of 2 are free");
+    };
+    let said: Vec<_> = why.reasons.iter().map(|reason| reason.message.as_str()).collect();
+    assert_eq!(
+        said,
+        [
+            "taint k:NoSchedule is not tolerated",
+            "memory: 4 wanted, 2 of 8 free, held by c1"
+        ]
+    );
+    assert_eq!(why.reasons[1].shortages[0].total, "8".parse().unwrap());
+    let small = claim(2, None, 2, 0, 1, 2);
+    assert!(matches!(
+        index.answer(&[&small], "n0", &mut cache),
+        Ok(Some(Answer::Fits(_)))
+    ));
+    assert_eq!(index.answer(&[&small], "n1", &mut cache), Ok(None));
+    index.apply(Event::ClaimGone { key: "c1".into() });
+    assert!(index.version() > version);
 }

@@ -39,3 +39,14 @@ impl<'de> Deserialize<'de> for Attribute {
         Ok(value.map_or(Self::Unknown, Self::Known))
     }
 }
+
+impl Attribute {
+    /// The text of an attribute that is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Known(Value::String(text)) => Some(text),
+            _ => None,
+        }
+    }
+}

@@ -13,12 +13,14 @@ pub struct DeviceClass {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ClassSpec {
     #[serde(deserialize_with = "or_default")]
     pub selectors: Vec<Selector>,
     #[serde(deserialize_with = "or_default")]
     pub config: Vec<RequestedConfig>,
+    /// The resource that containers may name in place of a claim. Allocation is done on the claim that stands for it.
+    pub extended_resource_name: Option<String>,
 }
 
 /// One entry of a class's or a claim's `config`; `requests` is a claim's alone.

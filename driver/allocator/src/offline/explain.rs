@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::{Cluster, Objects, OfflineError, Options};
 use crate::allocate::Attempt;
 use crate::error::AllocateError;
-use crate::explain::{Largest, Room};
+use crate::explain::{Answer, Largest, Room};
 use crate::model::{Pod, ResourceClaim};
 use crate::node_selector;
 use crate::pools::NodeView;
@@ -123,17 +123,9 @@ pub fn explain(
         }
         answer.nodes.push(node.metadata.name.clone());
         let view = NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?;
-        let found = attempt.on_node(&view, cache, &mut String::new);
-        match found {
-            Ok(Some(_)) => answer.fits.push(node.metadata.name.clone()),
-            Err(error) if error.reason("", &asked.waiting).is_none() && !error.is_of_devices() => {
-                return Err(error.into());
-            }
-            Ok(None) | Err(_) => {
-                let mut why = attempt.explain(&view, cache)?;
-                if why.reasons.is_empty() {
-                    why.reasons.push(Reason::of_all(&asked.waiting, view.node()));
-                }
+        match attempt.answer(&view, cache)? {
+            Answer::Fits(_) => answer.fits.push(node.metadata.name.clone()),
+            Answer::Not(mut why) => {
                 answer.reasons.append(&mut why.reasons);
                 answer.largest.merge(why.largest);
             }

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Objects;
-use crate::model::{Allocation, ResourceClaim};
-use crate::reason::{Reason, ReasonKind};
+use crate::model::Allocation;
+use crate::reason::Reason;
 
 /// What came of it.
 #[derive(Debug)]
@@ -61,20 +61,5 @@ impl Report {
             list["reasons"] = json!(self.reasons);
         }
         list
-    }
-}
-
-impl Reason {
-    pub(super) fn of_all(claims: &[&ResourceClaim], node: &str) -> Self {
-        Self {
-            claim: claims.first().map_or_else(String::new, |claim| claim.key()),
-            request: String::new(),
-            node: node.to_owned(),
-            pool: String::new(),
-            device: String::new(),
-            reason: ReasonKind::Constraint,
-            field: String::new(),
-            message: "the claims do not fit together".to_owned(),
-        }
     }
 }

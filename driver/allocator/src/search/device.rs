@@ -1,9 +1,9 @@
 //! Taking one device, and taking it back.
 
 use super::{InFlight, Pick, Position, Search};
-use crate::capacity::{self, Amounts, Misfit};
+use crate::capacity::{self, Amounts, Misfit, Shortage};
 use crate::constraint::Asker;
-use crate::counters::{Counters, Shortage};
+use crate::counters::{self, Counters};
 use crate::error::AllocateError;
 use crate::model::{Device, Taint};
 use crate::pools::Candidate;
@@ -20,7 +20,7 @@ pub(crate) enum Refusal {
     Mismatch,
     Capacity(Misfit),
     CountersOff,
-    Counter(Shortage),
+    Counter(counters::Shortage),
     Taint(Taint),
     /// The attribute of the constraint.
     Constraint(String),
@@ -208,21 +208,46 @@ impl<'a> Search<'a, '_, '_> {
         alternative: usize,
         index: usize,
     ) -> Result<Result<Amounts, Misfit>, AllocateError> {
-        let candidate = &self.view.candidates[index];
-        let ask = self.ask(claim, request, alternative);
-        let device = candidate.device();
-        let asked = self.instead.as_ref().or(ask.exactly.capacity.as_ref());
-        let consumed = capacity::consumed(asked, device, self.features.fractional_range)
-            .map_err(|error| ask.capacity_error(self.plans[claim].claim, candidate, error))?;
+        let consumed = self.would_consume(claim, request, alternative, index)?;
         Ok(consumed.and_then(|amounts| {
-            let in_use = self.usage[index].map(crate::ledger::Usage::consumed);
-            capacity::fits(
-                &amounts,
-                device,
-                in_use.into_iter().chain([&self.in_flight[index].consumed]),
-            )?;
+            capacity::fits(&amounts, self.view.candidates[index].device(), self.in_use_of(index))?;
             Ok(amounts)
         }))
+    }
+
+    /// All that the device has too little of for the request.
+    pub(crate) fn shortages(
+        &self,
+        claim: usize,
+        request: usize,
+        alternative: usize,
+        index: usize,
+    ) -> Result<Vec<Shortage>, AllocateError> {
+        let consumed = self.would_consume(claim, request, alternative, index)?;
+        let device = self.view.candidates[index].device();
+        let all = consumed.map(|amounts| capacity::shortages(&amounts, device, self.in_use_of(index)).collect());
+        Ok(all.unwrap_or_default())
+    }
+
+    /// What the request would consume of the device, if nobody used that.
+    fn would_consume(
+        &self,
+        claim: usize,
+        request: usize,
+        alternative: usize,
+        index: usize,
+    ) -> Result<Result<Amounts, Misfit>, AllocateError> {
+        let candidate = &self.view.candidates[index];
+        let ask = self.ask(claim, request, alternative);
+        let asked = self.instead.as_ref().or(ask.exactly.capacity.as_ref());
+        capacity::consumed(asked, candidate.device(), self.features.fractional_range)
+            .map_err(|error| ask.capacity_error(self.plans[claim].claim, candidate, error))
+    }
+
+    /// What other claims, and these, consume of the device.
+    fn in_use_of(&self, index: usize) -> impl Iterator<Item = &Amounts> + Clone {
+        let held = self.usage[index].map(crate::ledger::Usage::consumed);
+        held.into_iter().chain([&self.in_flight[index].consumed])
     }
 
     fn add_constraints(

@@ -33,7 +33,7 @@ fn what_does_not_fit_says_why_device_by_device() {
         json!({
             "claim": "ns/mine", "request": "r", "node": "n", "pool": "n", "device": "full", "reason": "Capacity",
             "field": "spec.devices.requests[0].exactly.capacity.requests.memory",
-            "message": "memory: 20Gi wanted, 10Gi free, held by ns/ns1",
+            "message": "memory: 20Gi wanted, 10Gi of 80Gi free, held by ns/ns1",
         })
     );
     let words = report.reasons()[1].to_string();

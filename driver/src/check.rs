@@ -1,0 +1,117 @@
+//! What is wrong with a request on our classes that an allocator does not look at: units, configs, a monitor without
+//! admin access. Prepare would refuse it on the node, long after.
+
+use vgpu_allocator::model::{Exactly, RequestedConfig};
+use vgpu_api::config::{self, ConfigError, Entry, Grant};
+use vgpu_api::request::{self, RequestError, Requested};
+use vgpu_api::{DRIVER_NAME, device_type};
+
+use crate::cluster::Cluster;
+use crate::model::Class;
+use crate::question::{Ask, Question, asks, is_ours};
+
+/// A mistake in a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mistake {
+    /// Whether it can never be prepared. If not, it waits for what it lacks.
+    pub(crate) refused: bool,
+    /// With claim and request in front.
+    pub(crate) text: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error("{0} (a claim cannot be changed: create it anew)")]
+    Request(#[from] RequestError),
+    #[error("{0} (a claim cannot be changed: create it anew)")]
+    Config(#[from] ConfigError),
+    #[error(
+        "class vgpu-monitor gives administrative access alone; set adminAccess: true in the request, in a namespace with the label resource.kubernetes.io/admin-access: \"true\""
+    )]
+    MonitorWithoutAdmin,
+}
+
+/// What is wrong with requests of which no alternative is in order.
+pub(crate) fn mistakes(question: &Question, cluster: &Cluster) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    for (key, asked) in question.claims.iter().zip(&question.shape.asked) {
+        let asks: Vec<Ask<'_>> = asks(asked.spec()).collect();
+        let configs = &asked.spec().devices.config;
+        for alternatives in asks.chunk_by(|a, b| a.at.0 == b.at.0) {
+            let of_one: Option<Vec<Mistake>> = alternatives
+                .iter()
+                .map(|ask| mistake(key, ask, configs, cluster))
+                .collect();
+            mistakes.extend(of_one.unwrap_or_default());
+        }
+    }
+    mistakes
+}
+
+fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], cluster: &Cluster) -> Option<Mistake> {
+    // A class that does not exist is the allocator's to name.
+    let class = cluster.class(&ask.exactly.class)?;
+    if !is_ours(&class.name, cluster) {
+        return None;
+    }
+    let error = check(ask, class, configs, cluster).err()?;
+    Some(Mistake {
+        refused: !matches!(error, CheckError::MonitorWithoutAdmin),
+        text: format!("claim {claim}, request {}: {error}", ask.name()),
+    })
+}
+
+fn check(ask: &Ask<'_>, class: &Class, configs: &[RequestedConfig], cluster: &Cluster) -> Result<(), CheckError> {
+    let Exactly {
+        capacity, admin_access, ..
+    } = ask.exactly;
+    let capacity = capacity.iter().flat_map(|capacity| &capacity.requests);
+    let capacity: Vec<(&str, String)> = capacity.map(|(name, amount)| (&**name, amount.to_string())).collect();
+    let requested = request::check(
+        &format!("{}.capacity.requests", ask.path()),
+        &class.name,
+        capacity.iter().map(|(name, amount)| (*name, &**amount)),
+    )?;
+    check_config(ask, class, configs, &requested, cluster)?;
+    if class.device_type == device_type::MONITOR && !admin_access.unwrap_or(false) {
+        return Err(CheckError::MonitorWithoutAdmin);
+    }
+    Ok(())
+}
+
+/// What Prepare would say to the configs of the class and of the claim.
+fn check_config(
+    ask: &Ask<'_>,
+    class: &Class,
+    configs: &[RequestedConfig],
+    requested: &Requested,
+    cluster: &Cluster,
+) -> Result<(), ConfigError> {
+    let parse = |configs: &[RequestedConfig], prefix: &str| {
+        configs
+            .iter()
+            .enumerate()
+            .filter(|(_, config)| Entry::applies(&config.requests, &ask.name()))
+            // Those of other drivers are none of our business.
+            .filter_map(|(index, config)| Some((index, config.opaque.as_ref().filter(|of| of.driver == DRIVER_NAME)?)))
+            .map(|(index, opaque)| {
+                Entry::parse(format!("{prefix}config[{index}].opaque.parameters"), &opaque.parameters)
+            })
+            .collect::<Result<Vec<_>, _>>()
+    };
+    let effective = config::merge(
+        &parse(&class.config, &format!("DeviceClass {} spec.", class.name))?,
+        &parse(configs, "spec.devices.")?,
+    )?;
+    let largest = cluster.our_devices().map(|devices| devices.largest).max();
+    // Without a GPU there is nothing to hold the config against, and the missing GPU is said instead.
+    let Some(largest) = largest.filter(|memory| *memory > 0 && class.device_type == device_type::GPU) else {
+        return Ok(());
+    };
+    // What is left out is all of a GPU's memory, and no guaranteed time.
+    effective.check(&Grant {
+        memory: requested.memory.unwrap_or(largest),
+        device_memory: largest,
+        cores: requested.cores.unwrap_or(0),
+    })
+}

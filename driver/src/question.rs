@@ -1,0 +1,244 @@
+//! What a waiting pod asks for: its claims that are not allocated, those that are, and extended resources of our
+//! classes, which kube-scheduler makes a claim of only when they fit.
+//!
+//! ```text
+//!  pod ─► Question: names for words
+//!            └────► Shape: all that decides the answer ─► the claims that the allocator is asked about
+//! ```
+//!
+//! Pods that ask alike have one shape and share its answer. So the allocator is not told the claims' names: it is told
+//! marks, and [`Question::in_words`] puts the names back.
+
+use std::borrow::Cow;
+
+use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
+use vgpu_api::class;
+
+use crate::cluster::Cluster;
+use crate::model::{Class, Extended, Pod};
+use crate::object::Claim;
+use crate::specs::Asked;
+
+/// Stands on both sides of a claim's number where its name will be. No name has it.
+const MARK: char = '\u{1}';
+
+/// What decides where a pod's devices can be.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// What its claims ask for.
+    pub asked: Vec<Asked>,
+    /// Class and count.
+    extended: Vec<(String, i64)>,
+    /// Its claims that are allocated already: it must be where they are.
+    pub held: Vec<String>,
+}
+
+/// One pod's.
+#[derive(Debug, Clone)]
+pub struct Question {
+    pub shape: Shape,
+    /// The waiting claims by `namespace/name`, in the shape's order.
+    pub claims: Vec<String>,
+    /// Container and resource, in the shape's order.
+    extended: Vec<Extended>,
+}
+
+impl Question {
+    /// What a pod asks for, or `None` if it asks nothing of us.
+    pub fn of(pod: &Pod, cluster: &Cluster) -> Option<Self> {
+        let mut question = Self {
+            shape: Shape {
+                asked: Vec::new(),
+                extended: Vec::new(),
+                held: Vec::new(),
+            },
+            claims: Vec::new(),
+            extended: Vec::new(),
+        };
+        for name in &pod.claims {
+            let key = format!("{}/{name}", pod.key.namespace);
+            match cluster.claim(&key) {
+                Some(Claim::Waiting(asked)) => {
+                    question.shape.asked.push(asked.clone());
+                    question.claims.push(key);
+                }
+                Some(Claim::Allocated(_)) => question.shape.held.push(key),
+                // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
+                None => {}
+            }
+        }
+        for extended in &pod.extended {
+            if let Some(class) = class_of_extended(&extended.resource, cluster) {
+                question.shape.extended.push((class.to_owned(), extended.count));
+                question.extended.push(extended.clone());
+            }
+        }
+        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours(&ask.exactly.class, cluster));
+        (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
+    }
+
+    /// `claim ns/name, request gpu`, of what the allocator names by its marks.
+    pub fn who(&self, claim: &str, request: &str) -> String {
+        match mark(claim).and_then(|number| self.claims.get(number)) {
+            Some(key) if request.is_empty() => format!("claim {key}"),
+            Some(key) => format!("claim {key}, request {request}"),
+            None => match request.parse().ok().and_then(|number: usize| self.extended.get(number)) {
+                Some(extended) => format!("container {}, resource {}", extended.container, extended.resource),
+                None => "the pod's extended resources".to_owned(),
+            },
+        }
+    }
+
+    /// A text of the allocator with the claims' names in it.
+    pub fn in_words(&self, text: &str) -> String {
+        let mut words = String::with_capacity(text.len());
+        for (at, part) in text.split(MARK).enumerate() {
+            let name = part.parse().ok().and_then(|number: usize| self.claims.get(number));
+            // Between two marks is a number.
+            match name.filter(|_| at % 2 == 1) {
+                Some(name) => words.push_str(name),
+                None => words.push_str(part),
+            }
+        }
+        words
+    }
+
+    /// Whether all of it is claims, which `vgpu explain` finds.
+    pub fn has_claims_only(&self) -> bool {
+        self.extended.is_empty()
+    }
+}
+
+impl Shape {
+    /// What the allocator is asked about.
+    pub fn to_claims(&self) -> Vec<ResourceClaim> {
+        let specs = self.asked.iter().map(|asked| asked.spec().clone());
+        let specs = specs.chain((!self.extended.is_empty()).then(|| self.extended_spec()));
+        let claim = |(number, spec)| ResourceClaim {
+            metadata: Metadata {
+                name: format!("{MARK}{number}{MARK}"),
+                ..Metadata::default()
+            },
+            spec,
+            ..ResourceClaim::default()
+        };
+        specs.enumerate().map(claim).collect()
+    }
+
+    /// What a request, or an alternative of one, of a claim by its mark asks for.
+    pub fn ask(&self, claim: &str, request: &str) -> Option<Cow<'_, Exactly>> {
+        match self.asked.get(mark(claim)?) {
+            Some(asked) => {
+                let ask = asks(asked.spec()).find(|ask| ask.name() == request)?;
+                Some(Cow::Borrowed(ask.exactly))
+            }
+            None => {
+                let (class, count) = self.extended.get(request.parse::<usize>().ok()?)?;
+                Some(Cow::Owned(whole(class, *count)))
+            }
+        }
+    }
+
+    /// Whether nothing else of the pod has a device before this request.
+    pub fn is_first(&self, claim: &str, request: &str) -> bool {
+        let first = match self.asked.first() {
+            Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
+            None => Some("0"),
+        };
+        let base = request.split_once('/').map_or(request, |(base, _)| base);
+        mark(claim) == Some(0) && (request.is_empty() || first == Some(base))
+    }
+
+    fn extended_spec(&self) -> ClaimSpec {
+        let requests = self.extended.iter().enumerate();
+        let requests = requests.map(|(number, (class, count))| Request {
+            name: number.to_string(),
+            exactly: Some(whole(class, *count)),
+            ..Request::default()
+        });
+        ClaimSpec {
+            devices: DeviceClaim {
+                requests: requests.collect(),
+                ..DeviceClaim::default()
+            },
+        }
+    }
+}
+
+fn whole(class: &str, count: i64) -> Exactly {
+    Exactly {
+        class: class.to_owned(),
+        mode: Mode::Exact(count),
+        ..Exactly::default()
+    }
+}
+
+fn mark(claim: &str) -> Option<usize> {
+    claim.strip_prefix(MARK)?.strip_suffix(MARK)?.parse().ok()
+}
+
+/// One request that has no alternatives, or an alternative of one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) request: &'a str,
+    pub(crate) alternative: Option<&'a str>,
+    /// The path in the claim.
+    pub(crate) at: (usize, Option<usize>),
+    pub(crate) exactly: &'a Exactly,
+}
+
+impl Ask<'_> {
+    /// As the allocator and results name it.
+    pub(crate) fn name(&self) -> String {
+        match self.alternative {
+            Some(alternative) => format!("{}/{alternative}", self.request),
+            None => self.request.to_owned(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        match self.at {
+            (request, None) => format!("spec.devices.requests[{request}].exactly"),
+            (request, Some(alternative)) => {
+                format!("spec.devices.requests[{request}].firstAvailable[{alternative}]")
+            }
+        }
+    }
+}
+
+/// All that a claim asks for, in its order.
+pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
+    spec.devices.requests.iter().enumerate().flat_map(|(index, request)| {
+        let exactly = request.exactly.iter().map(move |exactly| Ask {
+            request: &request.name,
+            alternative: None,
+            at: (index, None),
+            exactly,
+        });
+        let alternatives = request.first_available.iter().enumerate();
+        let alternatives = alternatives.map(move |(place, alternative)| Ask {
+            request: &request.name,
+            alternative: Some(&alternative.name),
+            at: (index, Some(place)),
+            exactly: &alternative.ask,
+        });
+        exactly.chain(alternatives)
+    })
+}
+
+pub(crate) fn is_ours(class: &str, cluster: &Cluster) -> bool {
+    cluster
+        .class(class)
+        .map_or_else(|| class::is_ours(class), |class| class.ours)
+}
+
+/// The class of ours that stands behind an extended resource.
+fn class_of_extended<'a>(resource: &'a str, cluster: &'a Cluster) -> Option<&'a str> {
+    if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
+        return is_ours(class, cluster).then_some(class);
+    }
+    let named = cluster
+        .classes()
+        .filter(|class| class.ours && class.extended_resource.as_deref() == Some(resource));
+    named.map(|class: &Class| class.name.as_str()).min()
+}

@@ -1,0 +1,304 @@
+//! Many nodes' reasons as a few: added up by request, kind and what is short.
+//!
+//! ```text
+//!  Why of a node ─► add ─► Section: one request ─► Group: reasons of a kind, how many devices, the closest one
+//! ```
+//!
+//! What the allocator says of devices of other classes is counted apart: it is true of most devices of a node.
+
+use std::cmp::Reverse;
+
+use vgpu_allocator::quantity::Quantity;
+use vgpu_allocator::{Fitting, Largest, Reason, ReasonKind, Why};
+use vgpu_api::capacity;
+
+/// Groups of one request: taints and selectors are others' texts, and may be as many as there are devices.
+const MOST_GROUPS: usize = 32;
+
+/// Why claims fit on none of the nodes that were added.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Summary {
+    pub sections: Vec<Section>,
+    /// What would fit.
+    pub largest: Largest,
+}
+
+/// Why one request, or one alternative of it, cannot be had beside those before it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Section {
+    pub claim: String,
+    pub request: String,
+    pub groups: Vec<Group>,
+    /// Reasons that found no place in a group.
+    pub others: usize,
+    /// Devices of other classes, and what is said of one.
+    pub of_other_classes: usize,
+    pub other_class: Option<Reason>,
+    /// Nodes that no slice is for.
+    pub nodes_without: usize,
+    /// Devices that would do one by one.
+    pub fitting: usize,
+    /// The node that has most of these.
+    pub best: Option<Fitting>,
+}
+
+/// Reasons that differ only in where they are, and in numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    pub kind: ReasonKind,
+    /// What the reasons have in common.
+    about: String,
+    pub devices: usize,
+    /// Reasons that are about no device.
+    pub nodes: usize,
+    /// With `Capacity`, the one of the device with most left.
+    pub closest: Reason,
+}
+
+impl Summary {
+    /// Takes in what stands in the way on another node.
+    pub fn add(&mut self, why: Why) {
+        let mut without = None;
+        for reason in why.reasons {
+            let section = self.section(&reason.claim, &reason.request);
+            if reason.reason == ReasonKind::NodeMismatch && reason.device.is_empty() {
+                without = Some(section);
+            } else {
+                self.sections[section].add(reason);
+            }
+        }
+        if let Some(section) = without {
+            self.sections[section].nodes_without += 1;
+        }
+        for fitting in why.fitting {
+            let section = self.section(&fitting.claim, &fitting.request);
+            self.sections[section].add_fitting(fitting);
+        }
+        self.largest.merge(why.largest);
+    }
+
+    /// Whether it is the same on every node.
+    pub fn is_of_every_node(&self) -> bool {
+        let mut groups = self.sections.iter().flat_map(|section| &section.groups);
+        groups.any(|group| group.kind == ReasonKind::UnknownClass)
+    }
+
+    /// The place of the section, from now on.
+    fn section(&mut self, claim: &str, request: &str) -> usize {
+        let known = self.sections.iter();
+        let mut known = known.map(|section| section.claim == claim && section.request == request);
+        // Reasons of one request come one after the other, and so do its nodes'.
+        match known.rposition(|known| known) {
+            Some(at) => at,
+            None => {
+                self.sections.push(Section {
+                    claim: claim.to_owned(),
+                    request: request.to_owned(),
+                    groups: Vec::new(),
+                    others: 0,
+                    of_other_classes: 0,
+                    other_class: None,
+                    nodes_without: 0,
+                    fitting: 0,
+                    best: None,
+                });
+                self.sections.len() - 1
+            }
+        }
+    }
+}
+
+impl Section {
+    /// Devices of the class that is asked for.
+    pub fn devices(&self) -> usize {
+        self.fitting + self.others + self.groups.iter().map(|group| group.devices).sum::<usize>()
+    }
+
+    /// Whether there is more to say than that nobody has a device of the class.
+    pub fn is_about_devices(&self) -> bool {
+        self.fitting > 0 || !self.groups.is_empty()
+    }
+
+    /// The groups, those with most devices first.
+    pub fn by_size(&self) -> Vec<&Group> {
+        let mut groups: Vec<&Group> = self.groups.iter().collect();
+        groups.sort_by_key(|group| Reverse(group.devices + group.nodes));
+        groups
+    }
+
+    fn add(&mut self, reason: Reason) {
+        if reason.is_of_another_class() {
+            self.of_other_classes += 1;
+            self.other_class.get_or_insert(reason);
+            return;
+        }
+        let about = about(&reason);
+        let known = self.groups.iter_mut();
+        let mut known = known.filter(|group| group.kind == reason.reason && group.about == about);
+        if let Some(group) = known.next() {
+            group.add(reason);
+        } else if self.groups.len() < MOST_GROUPS {
+            let mut group = Group {
+                kind: reason.reason,
+                about,
+                devices: 0,
+                nodes: 0,
+                closest: reason.clone(),
+            };
+            group.add(reason);
+            self.groups.push(group);
+        } else {
+            self.others += 1;
+        }
+    }
+
+    fn add_fitting(&mut self, fitting: Fitting) {
+        self.fitting += fitting.count;
+        let missing = |fitting: &Fitting| fitting.wanted.saturating_sub_unsigned(fitting.count as u64);
+        if self.best.as_ref().is_none_or(|best| missing(&fitting) < missing(best)) {
+            self.best = Some(fitting);
+        }
+    }
+}
+
+impl Group {
+    fn add(&mut self, reason: Reason) {
+        match reason.device.is_empty() {
+            true => self.nodes += 1,
+            false => self.devices += 1,
+        }
+        if closeness(&reason) > closeness(&self.closest) {
+            self.closest = reason;
+        }
+    }
+}
+
+/// What two reasons of one kind have in common, if they belong together.
+fn about(reason: &Reason) -> String {
+    match reason.reason {
+        ReasonKind::Capacity if !reason.shortages.is_empty() => {
+            let names: Vec<&str> = reason.shortages.iter().map(|short| &*short.name).collect();
+            names.join(", ")
+        }
+        ReasonKind::Capacity | ReasonKind::Taint | ReasonKind::Selector => reason.message.clone(),
+        // In use by others, or by these claims.
+        ReasonKind::InUse => reason.field.clone(),
+        _ => String::new(),
+    }
+}
+
+/// How close a device comes to what is wanted: by what is left of memory, then of cores, then of the rest.
+fn closeness(reason: &Reason) -> Option<(i128, i128, i128)> {
+    let left = |wanted: &dyn Fn(&str) -> bool| {
+        let short = reason.shortages.iter().filter(|short| wanted(&short.name));
+        short
+            .map(|short| Quantity::rank(&short.free))
+            .min()
+            .unwrap_or(i128::MAX)
+    };
+    let is = |name: &str, known: &str| name.rsplit('/').next() == Some(known);
+    let (memory, cores) = (
+        |name: &str| is(name, capacity::MEMORY),
+        |name: &str| is(name, capacity::CORES),
+    );
+    let rest = |name: &str| !memory(name) && !cores(name);
+    (!reason.shortages.is_empty()).then(|| (left(&memory), left(&cores), left(&rest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use vgpu_allocator::Shortage;
+
+    use super::*;
+
+    fn reason(kind: ReasonKind, device: &str, message: &str) -> Reason {
+        Reason {
+            claim: "c".into(),
+            request: "r".into(),
+            node: "n".into(),
+            pool: "p".into(),
+            device: device.into(),
+            reason: kind,
+            field: "spec.devices.requests[0].exactly".into(),
+            message: message.into(),
+            shortages: Vec::new(),
+        }
+    }
+
+    fn short(device: &str, free: &[(&str, &str)]) -> Reason {
+        let shortages = free.iter().map(|(name, free)| Shortage {
+            name: (*name).into(),
+            wanted: "10".parse().unwrap(),
+            free: free.parse().unwrap(),
+            total: "20".parse().unwrap(),
+        });
+        Reason {
+            shortages: shortages.collect(),
+            ..reason(ReasonKind::Capacity, device, device)
+        }
+    }
+
+    fn summary(reasons: Vec<Reason>) -> Summary {
+        let mut summary = Summary::default();
+        for reason in reasons {
+            summary.add(Why {
+                reasons: vec![reason],
+                ..Why::default()
+            });
+        }
+        summary
+    }
+
+    #[test]
+    fn reasons_are_added_up_by_what_is_short_and_the_closest_device_is_kept() {
+        let summary = summary(vec![
+            short("a", &[("memory", "2")]),
+            short("b", &[("memory", "3"), ("cores", "1")]),
+            short("c", &[("memory", "4")]),
+            short("d", &[("memory", "3")]),
+            reason(ReasonKind::Taint, "e", "taint x"),
+            reason(ReasonKind::Taint, "f", "taint y"),
+            reason(ReasonKind::Taint, "g", "taint y"),
+        ]);
+        let [section] = &summary.sections[..] else {
+            panic!("one request");
+        };
+        let groups: Vec<_> = section
+            .by_size()
+            .iter()
+            .map(|group| (group.kind, group.devices, group.closest.device.clone()))
+            .collect();
+        assert_eq!(
+            groups,
+            [
+                (ReasonKind::Capacity, 3, "c".to_owned()),
+                (ReasonKind::Taint, 2, "f".to_owned()),
+                (ReasonKind::Capacity, 1, "b".to_owned()),
+                (ReasonKind::Taint, 1, "e".to_owned()),
+            ]
+        );
+        assert_eq!(section.devices(), 7);
+    }
+
+    #[test]
+    fn other_classes_and_nodes_without_devices_are_counted_apart() {
+        let mut other = reason(ReasonKind::Selector, "nic", "the selector of class gpu does not match");
+        other.field = "spec.selectors[0].cel.expression".into();
+        let nothing = reason(ReasonKind::NodeMismatch, "", "no slice is for this node");
+        let summary = summary(vec![other.clone(), other, nothing.clone(), nothing]);
+        let section = &summary.sections[0];
+        assert_eq!(
+            (section.devices(), section.of_other_classes, section.nodes_without),
+            (0, 2, 2)
+        );
+        assert!(section.groups.is_empty());
+    }
+
+    #[test]
+    fn others_texts_cannot_make_it_grow_for_ever() {
+        let taint = |at| reason(ReasonKind::Taint, "d", &format!("taint {at}"));
+        let summary = summary((0..1000).map(taint).collect());
+        let section = &summary.sections[0];
+        assert_eq!((section.groups.len(), section.devices()), (MOST_GROUPS, 1000));
+    }
+}

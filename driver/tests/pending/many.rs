@@ -1,0 +1,110 @@
+//! Many pods, and many nodes.
+
+use serde_json::{Value, json};
+use vgpu_controller::answers::{Answer, MOST_TURNS};
+use vgpu_controller::cluster::{Change, Step};
+use vgpu_controller::convert;
+use vgpu_controller::pending::explain;
+use vgpu_controller::question::Question;
+
+use crate::world::{World, claims_of, exactly, gpu};
+
+/// A cluster of so many nodes, each of whose GPUs is full, and pods that wait for `asks` different things.
+fn crowd(nodes: usize, pods: usize, asks: usize) -> World {
+    let mut world = World::bare();
+    for at in 0..nodes {
+        let node = format!("n{at:04}");
+        world.node(&node);
+        let mut full = gpu("gpu-0000000a");
+        full["capacity"]["memory"]["value"] = "1Gi".into();
+        world.slice(&node, 1, 1, json!([full]));
+    }
+    let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    for at in 0..pods {
+        let memory = format!("{}Gi", 2 + at % asks);
+        world.claim(
+            &format!("c{at}"),
+            exactly("vgpu", json!({"memory": memory})),
+            Value::Null,
+        );
+        let pod = json!({"metadata": {"name": format!("p{at}"), "namespace": "default"},
+            "spec": claims_of(&[&format!("c{at}")]), "status": {"conditions": conditions}});
+        let pod = convert::pod(serde_json::from_value(pod).expect("a pod"));
+        world.cluster.apply(Change::Pod(Step::Changed(pod)));
+    }
+    world
+}
+
+#[test]
+fn pods_that_ask_alike_share_an_answer_that_names_each() {
+    let mut world = crowd(3, 10, 2);
+    world.look();
+    assert_eq!(world.answers.len(), 2);
+    let mut texts: Vec<String> = world
+        .cluster
+        .pods
+        .values()
+        .map(|pod| explain(pod, &world.cluster, &world.answers).unwrap().text)
+        .collect();
+    texts.sort();
+    for (at, text) in texts.iter().enumerate() {
+        let asked = format!(
+            "claim default/c{at}, request gpu: asked for memory {}Gi, cores 0; on 3 of 3 devices: ",
+            2 + at % 2
+        );
+        assert!(text.starts_with(&asked), "{text}");
+        assert!(text.ends_with(&format!("pod/p{at} -n default")), "{text}");
+    }
+    // Nobody asks any more.
+    let pods: Vec<_> = world.cluster.pods.values().cloned().collect();
+    for pod in pods {
+        world.cluster.apply(Change::Pod(Step::Gone(pod)));
+    }
+    world.look();
+    assert!(world.answers.is_empty());
+}
+
+#[test]
+fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
+    let mut world = crowd(30, 4, 4);
+    world.answers.ask(&world.cluster);
+    // A node a turn: each shape has its turns, and then what is known is the answer.
+    let mut turns = 0;
+    while !world.answers.work(&mut world.cluster, &mut || false) {
+        turns += 1;
+        assert!(turns < 1000, "it ends");
+    }
+    assert_eq!(turns + 1, 4 * MOST_TURNS);
+    let pod = world.cluster.pods.values().next().unwrap();
+    let text = explain(pod, &world.cluster, &world.answers).unwrap().text;
+    assert!(
+        text.contains(&format!("; {MOST_TURNS} of 32 nodes were looked at; every device: ")),
+        "{text}"
+    );
+    let shape = Question::of(pod, &world.cluster).unwrap().shape;
+
+    // Nothing has changed, so nothing is looked at.
+    let mut looks = 0;
+    let mut counted = |world: &mut World| {
+        world.answers.ask(&world.cluster);
+        let before = looks;
+        assert!(world.answers.work(&mut world.cluster, &mut || {
+            looks += 1;
+            true
+        }));
+        looks - before
+    };
+    assert_eq!(counted(&mut world), 0);
+    world.node("n0001");
+    assert_eq!(counted(&mut world), 0, "a heartbeat is no change");
+    world.share("another", "gpu-elsewhere", "1Gi", "0");
+    assert!(counted(&mut world) >= 4 * 31, "now all nodes are");
+    assert!(matches!(
+        world.answers.get(&shape),
+        Some(Answer::Not {
+            looked_at: 32,
+            nodes: 32,
+            ..
+        })
+    ));
+}

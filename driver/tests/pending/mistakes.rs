@@ -1,0 +1,193 @@
+//! What is wrong with claims, classes and slices: each is named, and stops no other claim.
+
+use serde_json::{Value, json};
+use vgpu_controller::cluster::Change;
+use vgpu_controller::pending::Kind;
+use vgpu_controller::wire;
+
+use crate::world::{World, exactly, fraction, gpu, monitor, read};
+
+#[test]
+fn a_class_that_does_not_exist_is_named() {
+    let text = World::new().words(exactly("vgpu-slot", json!({})));
+    assert!(
+        text.contains(
+            "claim default/train, request gpu: asked for a device of class vgpu-slot; UnknownClass: deviceClassName \
+             \"vgpu-slot\": there is no such DeviceClass; install dra-driver-vgpu's chart"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_prepare_would_refuse_is_said_before_it_runs() {
+    for (config, capacity, words) in [
+        (
+            json!({"computepolicy": "Balanced"}),
+            json!({}),
+            "spec.devices.config[0].opaque.parameters.computepolicy: is not a field",
+        ),
+        (
+            json!({"computePolicy": "Unlimited"}),
+            json!({}),
+            "parameters.computePolicy: Unlimited is looser than what the class says",
+        ),
+        (
+            json!({"priority": "High"}),
+            json!({}),
+            "parameters.priority: High is looser",
+        ),
+        (
+            json!({"computePolicy": "Guaranteed"}),
+            json!({"memory": "20Gi"}),
+            "parameters.computePolicy: Guaranteed caps",
+        ),
+        (
+            json!({"sharing": "Exclusive"}),
+            json!({"memory": "20Gi"}),
+            "parameters.sharing: Exclusive needs the whole GPU",
+        ),
+    ] {
+        let mut parameters = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuConfig"});
+        parameters
+            .as_object_mut()
+            .unwrap()
+            .extend(config.as_object().unwrap().clone());
+        let mut devices = exactly("vgpu", capacity);
+        devices["config"] = json!([{"opaque": {"driver": "dra.vgpu", "parameters": parameters}}]);
+        let mut world = World::new();
+        world.claim("train", devices.clone(), Value::Null);
+        let verdict = world.why(&["train"]).unwrap();
+        assert_eq!(verdict.kind, Kind::Refused);
+        assert!(verdict.text.contains(words), "{}", verdict.text);
+        // The same for another request, or by another driver, is none of this request's business.
+        for (path, value) in [
+            ("/config/0/requests", json!(["other"])),
+            ("/config/0/opaque/driver", json!("other.example")),
+        ] {
+            let mut devices = devices.clone();
+            devices["config"][0]["requests"] = json!([]);
+            *devices.pointer_mut(path).unwrap() = value;
+            world.claim("train", devices, Value::Null);
+            assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+        }
+    }
+}
+
+#[test]
+fn a_class_that_grants_is_believed() {
+    let mut world = World::new();
+    let parameters =
+        |policy: &str| json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuConfig", "computePolicy": policy});
+    world.class(
+        "burst",
+        json!({"selectors": [{"cel": {"expression": "device.driver == 'dra.vgpu'"}}],
+        "config": [{"opaque": {"driver": "dra.vgpu", "parameters": parameters("Unlimited")}}]}),
+    );
+    let mut devices = exactly("burst", json!({}));
+    devices["config"] = json!([{"opaque": {"driver": "dra.vgpu", "parameters": parameters("Unlimited")}}]);
+    world.claim("train", devices, Value::Null);
+    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+}
+
+#[test]
+fn a_wrong_unit_that_came_past_the_admission_policy_is_named() {
+    let text = World::new().words(exactly("vgpu", json!({"memory": "20"})));
+    assert!(
+        text.contains("spec.devices.requests[0].exactly.capacity.requests[memory]: \"20\" is less than"),
+        "{text}"
+    );
+    assert!(text.contains("did you mean 20Gi?"), "{text}");
+}
+
+#[test]
+fn a_monitor_without_admin_access_is_told_what_it_lacks() {
+    let mut world = World::new();
+    let text = world.words(exactly("vgpu-monitor", json!({})));
+    assert!(text.contains("set adminAccess: true"), "{text}");
+    let mut devices = exactly("vgpu-monitor", json!({}));
+    devices["requests"][0]["exactly"]["adminAccess"] = json!(true);
+    world.claim("train", devices, Value::Null);
+    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+}
+
+#[test]
+fn a_selector_that_fails_is_named_and_stops_no_other_claim() {
+    let mut world = World::new();
+    for (expression, words) in [
+        ("device.attributes['dra.vgpu'].nonsense == 1", "no such key"),
+        ("device.nonsense", "does not compile"),
+    ] {
+        let mut devices = fraction();
+        devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+        world.claim("broken", devices, Value::Null);
+        let verdict = world.why(&["broken"]).unwrap();
+        assert_eq!(verdict.kind, Kind::Waiting);
+        assert!(
+            verdict.text.contains("asked for memory 20Gi, cores 25; on 1 of 1 devices: CELError: selectors[0] on device dra.vgpu/node1/vgpu/gpu-"),
+            "{}",
+            verdict.text
+        );
+        assert!(verdict.text.contains(words), "{}", verdict.text);
+        world.claim("train", fraction(), Value::Null);
+        assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    }
+}
+
+#[test]
+fn a_slice_for_nodes_that_nobody_can_tell_is_named() {
+    let mut world = World::new();
+    let slice = json!({"metadata": {"name": "fabric"}, "spec": {"driver": "other.example", "devices": [{"name": "x"}],
+        "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Like", "values": ["b"]}]}]},
+        "pool": {"name": "fabric", "generation": 1, "resourceSliceCount": 1}}});
+    world.cluster.apply(Change::Slice(read::<wire::Slice, _>(slice)));
+    let text = world.words(fraction());
+    assert!(text.contains("slice \"fabric\""), "{text}");
+}
+
+#[test]
+fn numbers_of_others_cannot_break_the_sums() {
+    let mut world = World::new();
+    world.share("enormous", "gpu-0000000a", "9999Ei", "9e99");
+    world.share("too-much", "gpu-0000000b", "90Gi", "25");
+    world.share("lost", "gpu-which-is-not-published", "20Gi", "25");
+    let text = world.words(exactly("vgpu", json!({"memory": "64Mi"})));
+    assert!(
+        text.contains("memory: 64Mi wanted, -10Gi of 80Gi free, held by default/too-much (node1 gpu-0000000b)"),
+        "{text}"
+    );
+    world.share("too-much", "gpu-0000000b", "0", "25");
+    world.claim("train", exactly("vgpu", json!({"memory": "80Gi"})), Value::Null);
+    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+}
+
+#[test]
+fn nothing_published_an_incomplete_pool_and_an_old_generation_are_told_apart() {
+    let mut world = World::bare();
+    let text = world.words(fraction());
+    assert!(text.contains("no node publishes a GPU for driver dra.vgpu"), "{text}");
+
+    // The newest generation counts, and it is not whole.
+    world.slice("node1", 1, 1, json!([gpu("gpu-0000000a")]));
+    world.slice("node1", 2, 2, json!([gpu("gpu-0000000a")]));
+    let text = world.words(fraction());
+    assert!(
+        text.contains(
+            "on 1 of 2 nodes: IncompletePool: pool dra.vgpu/node1/vgpu: not all slices of its newest generation are \
+             published (node node1); see the log"
+        ),
+        "{text}"
+    );
+
+    // A newer, complete one, without the device that the old one had.
+    world.slice("node1", 3, 1, json!([monitor("gpu-0000000a")]));
+    let text = world.words(fraction());
+    assert!(
+        text.contains("none of 1 devices is of the class: the selector of class vgpu does not match: device.driver"),
+        "{text}"
+    );
+    // The pool of another node is not hidden by it.
+    world.slice("node2", 1, 1, json!([gpu("gpu-0000000c")]));
+    world.claim("train", fraction(), Value::Null);
+    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+}

@@ -1,0 +1,104 @@
+//! `vgpu explain` with the real kubectl on the real cluster, beside the controller's event: one engine, the same reasons.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::shell;
+
+use crate::manifests::{HOLD, pod, template};
+use crate::shared::{self, Installed, LIMIT, Test};
+
+pub(crate) const TESTS: &[Test] = &[("explain_and_the_event_give_the_same_reasons", same_reasons)];
+
+const RULE: &str = "test-explain-drain";
+
+/// One GPU is wholly taken, and a rule taints all of them: for the one it is the memory that is short.
+fn same_reasons() -> Result<()> {
+    shared::in_namespace("explain", |installed, kube| {
+        kube.apply(&(template("whole", "gpu", Value::Null, &[]) + &pod("holder", "client", &HOLD, "whole")))?;
+        kube.wait_running("holder", LIMIT)?;
+        let rule = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": RULE},
+            "spec": {"deviceSelector": {"driver": "dra.vgpu"},
+                "taint": {"key": "example.com/drain", "value": "tonight", "effect": "NoSchedule"}}});
+        kube.apply(&rule.to_string())?;
+        let outcome = compare(installed, kube);
+        let ended = kube.run(&["delete", "devicetaintrule", RULE]).map(drop);
+        outcome.and(ended)
+    })
+}
+
+fn compare(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    kube.apply(&(template("part", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("waiting", "client", &HOLD, "part")))?;
+    wait(LIMIT, "an event on the pod with the reasons of vgpu explain", || {
+        let explained = explain(installed, "explain")?;
+        let expected = expected(&explained, installed)?;
+        let events = kube.events("waiting", "VgpuClaimPending")?;
+        let same = |event: &&String| expected.iter().all(|words| event.contains(words));
+        match events.iter().find(same) {
+            Some(_) => Ok(Some(())),
+            None => Err(anyhow!("expected {expected:?} in: {}", events.join(" | "))),
+        }
+    })
+}
+
+/// What the event must say, of what `vgpu explain` says.
+fn expected(explained: &Value, installed: &Installed) -> Result<BTreeSet<String>> {
+    let reasons = explained["reasons"].as_array().context("no reasons")?;
+    let text = |reason: &Value, key: &str| reason[key].as_str().unwrap_or_default().to_owned();
+    // The monitors, of which the class has none.
+    let of_the_class = reasons
+        .iter()
+        .filter(|reason| !text(reason, "field").starts_with("spec.selectors"));
+    let mut expected = BTreeSet::new();
+    let mut devices = 0;
+    for reason in of_the_class {
+        devices += 1;
+        expected.insert(format!("{}: {}", text(reason, "reason"), text(reason, "message")));
+        expected.insert(format!(
+            "claim {}, request {}: ",
+            text(reason, "claim"),
+            text(reason, "request")
+        ));
+    }
+    let says = |kind: &str, words: &str| {
+        let mut all = expected.iter();
+        all.any(|said| said.starts_with(&format!("{kind}: ")) && said.contains(words))
+    };
+    if devices != installed.gpus.len() {
+        bail!("{devices} reasons for {} GPUs: {explained}", installed.gpus.len());
+    }
+    if !says("Capacity", "held by explain/holder-gpu-") {
+        bail!("nobody names who holds the GPU: {explained}");
+    }
+    if devices > 1 && !says("Taint", "example.com/drain=tonight:NoSchedule") {
+        bail!("nobody names the rule's taint: {explained}");
+    }
+    expected.insert(format!(" of {devices} devices: "));
+    expected.insert("kubectl vgpu explain pod/waiting -n explain".to_owned());
+    Ok(expected)
+}
+
+/// What a user runs, without `-f`: kubectl is on PATH, and the context is the current one.
+fn explain(installed: &Installed, namespace: &str) -> Result<Value> {
+    let kubectl = installed.cluster.toolchain().program("kubectl")?;
+    let folder = kubectl.parent().context("kubectl is in no folder")?;
+    let mut command = Command::new(shared::prepared().dist.join("vgpu"));
+    command
+        .args(["explain", "pod/waiting", "-n", namespace, "-o", "json"])
+        .env("PATH", folder)
+        .env("KUBECONFIG", installed.cluster.kubeconfig())
+        .env("KUBECACHEDIR", installed.cluster.kubeconfig().with_file_name("tmp"));
+    let said = shell::capture(&mut command)?;
+    if said.status.code() != Some(1) {
+        bail!(
+            "vgpu explain ended with {}: {}{}",
+            said.status,
+            said.stdout,
+            said.stderr
+        );
+    }
+    serde_json::from_str(&said.stdout).context("vgpu explain gave no JSON")
+}
