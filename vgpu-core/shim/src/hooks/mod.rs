@@ -29,6 +29,7 @@ pub(crate) mod nvml_info;
 pub(crate) mod nvml_usage;
 pub(crate) mod nvml_whole;
 pub(crate) mod overhead;
+pub(crate) mod parked;
 pub(crate) mod places;
 pub(crate) mod pool_calls;
 pub(crate) mod pools;

@@ -24,9 +24,12 @@ hooks! { cuda;
     released cuMemFree_v2: (pointer: u64) => memory::free;
     released cuMemFree: (pointer: c_uint) => memory::free_v1;
 
-    charged cuMemAllocAsync, cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
-    charged cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from;
-    released cuMemFreeAsync, cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pool_calls::free;
+    charged cuMemAllocAsync: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
+    charged cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc_ptsz;
+    charged cuMemAllocFromPoolAsync: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from;
+    charged cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from_ptsz;
+    released cuMemFreeAsync: (pointer: u64, stream: usize) => pool_calls::free;
+    released cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pool_calls::free_ptsz;
     limited cuMemPoolCreate: (pool: *mut usize, properties: *const pool_calls::Properties) => pool_calls::create;
     released cuMemPoolDestroy: (pool: usize) => pool_calls::destroy;
     released cuMemPoolTrimTo: (pool: usize, keep: usize) => pool_calls::trim;
