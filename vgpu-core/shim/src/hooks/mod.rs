@@ -35,5 +35,6 @@ pub(crate) mod pool_calls;
 pub(crate) mod pools;
 pub(crate) mod proc_address;
 pub(crate) mod shapes;
+pub(crate) mod sparse;
 pub(crate) mod visible;
 pub(crate) mod vmm;

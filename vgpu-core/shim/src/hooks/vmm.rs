@@ -11,19 +11,15 @@
 //! What another process has made is charged here as well, by what is mapped of it: who made it may die
 //! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
 //! processes share counts twice while both have it. The driver does not tell how large it is before.
-//!
-//! How it fails: what is imported and mapped into an array alone is charged to its maker alone, for no call
-//! tells how much of it a tile takes.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
 use crate::hooks::bindings::Bindings;
 use crate::hooks::counted;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
 use crate::state::Ready;
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
 use vgpu_core::account::{Charge, rounded};
 use vgpu_core::os::spin::Spin;
@@ -53,9 +49,6 @@ pub(crate) struct Backing {
     pub(crate) bound: Spin<Bindings>,
 }
 
-/// Where something is mapped into an array, as the caller says it.
-pub(crate) type Tile = [u64; 5];
-
 impl Drop for Backing {
     fn drop(&mut self) {
         if let (Some(gpu), Some(charge)) = (self.ready.gpus.get(self.gpu), self.charge.lock().take()) {
@@ -73,6 +66,11 @@ impl Backing {
             imported: false,
             bound: Spin::default(),
         }
+    }
+
+    /// Whether another process made it.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.imported
     }
 
     /// Charges imported memory up to `end`; false: that is not free.
@@ -310,57 +308,4 @@ pub(crate) unsafe fn granularity(
     own.location = location;
     // SAFETY: passed on, with the real device in a copy.
     unsafe { real(granularity, &own, option) }
-}
-
-/// CUarrayMapInfo.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct ArrayMap {
-    resource_kind: c_int,
-    array: usize,
-    part_kind: c_int,
-    part: [u64; 4],
-    operation: c_int,
-    handle_kind: c_int,
-    handle: u64,
-    offset: u64,
-    devices: c_uint,
-    flags: c_uint,
-    reserved: [c_uint; 2],
-}
-const _: () = assert!(size_of::<ArrayMap>() == 96);
-
-pub(crate) unsafe fn map_array(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut ArrayMap, c_uint, usize) -> c_int,
-    list: *mut ArrayMap,
-    count: c_uint,
-    stream: usize,
-) -> c_int {
-    const MAP: c_int = 1;
-    if list.is_null() {
-        // SAFETY: passed on.
-        return unsafe { real(list, count, stream) };
-    }
-    // SAFETY: the caller's list.
-    let mut own = unsafe { core::slice::from_raw_parts(list, count as usize) }.to_vec();
-    let backings: Vec<_> = own
-        .iter()
-        .map(|one| ready.vmm_handles.with(one.handle, |(backing, _)| backing.clone()))
-        .collect();
-    if let Some(devices) = ready.devices() {
-        for one in &mut own {
-            one.devices = devices.real_mask(one.devices);
-        }
-    }
-    // SAFETY: passed on, with real devices in a copy.
-    let result = unsafe { real(own.as_mut_ptr(), count, stream) };
-    if result == SUCCESS {
-        for (one, backing) in own.iter().zip(backings) {
-            let [a, b, c, d] = one.part;
-            let tile = [one.part_kind as u64, a, b, c, d];
-            arrays::mapped(ready, one.array, tile, backing.filter(|_| one.operation == MAP));
-        }
-    }
-    result
 }

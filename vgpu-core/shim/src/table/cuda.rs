@@ -2,7 +2,7 @@
 
 use crate::hooks::{
     arrays, contexts, device_list, endpoints, errors, exports, externals, graph_calls, imports, info, init, interop,
-    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, vmm,
+    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, sparse, vmm,
 };
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -52,7 +52,7 @@ hooks! { cuda;
     limited cuMemRetainAllocationHandle: (handle: *mut u64, address: *mut c_void) => vmm::retain;
     limited cuMemMap: (pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) => vmm::map;
     charged cuMemImportFromShareableHandle: (handle: *mut u64, from: *mut c_void, kind: c_int) => vmm::import;
-    limited cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz: (list: *mut vmm::ArrayMap, count: c_uint, stream: usize) => vmm::map_array;
+    limited cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz: (list: *mut sparse::ArrayMap, count: c_uint, stream: usize) => sparse::map_array;
     limited cuMulticastCreate: (handle: *mut u64, properties: *const c_void) => multicast::create;
     limited cuMulticastBindMem: (object: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory;
     limited cuMulticastBindMem_v2: (object: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory_v2;
