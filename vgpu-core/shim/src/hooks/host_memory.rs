@@ -13,8 +13,9 @@
 //! soon as anybody allocates.
 //!
 //! An allocation is whole in one part or the other, for one pointer has one kind of memory. What has no
-//! managed kind stays on the device: physical memory by handle, arrays, graphs and what is captured into
-//! them, and pools of which the program asks more than memory (to be exported, a largest size).
+//! managed kind stays on the device: arrays, graphs and what is captured into them, and pools of which the
+//! program asks more than memory (to be exported, a largest size). Physical memory by handle has a host kind
+//! of its own: [`host_physical`](super::host_physical).
 //! What a pool tells of itself is its device part.
 //!
 //! How a stream's order is kept: [`parked`].

@@ -15,6 +15,7 @@ pub(crate) mod granules;
 pub(crate) mod graph_calls;
 pub(crate) mod graphs;
 pub(crate) mod host_memory;
+pub(crate) mod host_physical;
 pub(crate) mod imports;
 pub(crate) mod info;
 pub(crate) mod init;

@@ -15,6 +15,7 @@
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::bindings::Bindings;
 use crate::hooks::counted;
+use crate::hooks::host_physical;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
@@ -30,12 +31,26 @@ use vgpu_core::os::spin::Spin;
 pub(crate) struct Properties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    pub(crate) location: Location,
     metadata: *mut c_void,
+    /// Compression, RDMA, and two bytes of what it is for.
     flags: [u8; 8],
 }
 
 const _: () = assert!(size_of::<Properties>() == 32);
+
+impl Properties {
+    /// Whether memory of any kind does.
+    pub(crate) fn is_plain(&self) -> bool {
+        const PINNED: c_int = 1;
+        let [compression, _, purpose @ .., _, _, _, _] = self.flags;
+        self.kind == PINNED && compression == 0 && purpose == [0; 2]
+    }
+
+    pub(crate) fn without_rdma(&mut self) {
+        self.flags[1] = 0;
+    }
+}
 
 /// Physical memory: charged as long as something refers to it.
 #[derive(Debug)]
@@ -66,6 +81,11 @@ impl Backing {
             imported: false,
             bound: Spin::default(),
         }
+    }
+
+    /// Whether it lies on the host, in the place of its GPU's memory.
+    fn is_host(&self) -> bool {
+        self.charge.lock().as_ref().is_some_and(Charge::is_host)
     }
 
     /// Whether another process made it.
@@ -148,14 +168,19 @@ pub(crate) unsafe fn create(
     // SAFETY: passed on, with the real device in a copy.
     let create = || unsafe { real(handle, bytes, &own, flags) };
     let Some(gpu) = gpu else { return create() };
-    let Some(charge) = ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes as u64)) else {
-        return OUT_OF_MEMORY;
-    };
-    let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
-    let result = create();
-    if result == SUCCESS {
-        // SAFETY: the driver has written it.
-        ready.vmm_handles.insert(unsafe { *handle }, (backing, 1));
+    let charge = ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes as u64));
+    let mut result = OUT_OF_MEMORY;
+    if let Some(charge) = charge {
+        let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
+        result = create();
+        if result == SUCCESS {
+            // SAFETY: the driver has written it.
+            ready.vmm_handles.insert(unsafe { *handle }, (backing, 1));
+        }
+    }
+    if result == OUT_OF_MEMORY {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_physical::instead(ready, gpu, handle, bytes, &own, flags) };
     }
     result
 }
@@ -283,7 +308,14 @@ pub(crate) unsafe fn properties(
     let result = unsafe { real(properties, handle) };
     // SAFETY: null, or the driver has written it.
     if let (SUCCESS, Some(told), Some(devices)) = (result, unsafe { properties.as_mut() }, ready.devices()) {
-        told.location = told.location.virtual_of(devices);
+        let gpu = ready
+            .vmm_handles
+            .with(handle, |(backing, _)| backing.is_host().then_some(backing.gpu));
+        let device = gpu.flatten().and_then(|gpu| devices.ordinal(devices.of_gpu(gpu)?));
+        told.location = match device {
+            Some(device) => Location::of(device),
+            None => told.location.virtual_of(devices),
+        };
     }
     result
 }
