@@ -389,6 +389,12 @@ impl Charge {
         rest.extend(other.rest.into_iter().flat_map(|more| *more));
     }
 
+    /// Whether it is host memory that is charged.
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        self.first.share as usize >= HOST
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -54,7 +54,8 @@ fn core_248_a_process_killed_in_its_start_stops_nobody() {
 fn core_187_memory_created_on_the_host_is_booked_on_no_device() {
     let _guard = guard("core 187");
     let bench = Bench::with_share(GIB);
-    let shown = bench.run(&["init", "createhost:64MiB", "info", "create:1GiB", "release:0", "info"]);
+    let shown = bench.run(&["init", "createhost:64MiB", "info", "create:1GiB", "release:1", "info"]);
+    assert_eq!(shown[1], "createhost 0");
     assert_eq!(
         shown[1],
         bare(&bench, &["init", "createhost:64MiB"])[1],

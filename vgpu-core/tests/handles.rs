@@ -205,6 +205,57 @@ fn imported_physical_memory_is_charged_by_what_is_mapped() {
     one.call("cuMemRelease @1", 0, 64 * MIB);
 }
 
+/// Handle 3 is an import of 64 MiB, array 4 a sparse one of 64 x 64 elements a tile.
+fn imported_for_an_array(one: &mut Watched) {
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
+    one.ok("cuMemImportFromShareableHandle >3 @2 1");
+    one.ok("cuArray3DCreate_v2 >4 [4096,4096,0,0x400000020,0x40]");
+    assert_eq!(one.charged(), 64 * MIB);
+}
+
+#[test]
+fn imported_memory_in_a_sparse_array_is_charged_by_what_is_mapped() {
+    let mut one = Watched::new("", 256 * MIB);
+    imported_for_an_array(&mut one);
+    // 4096 x 128 elements: 64 x 2 tiles of 64 KiB, 8 MiB, from 16 MiB of the memory on.
+    let part = "0,@4,0,0,0,0x100000000000,0x100000080";
+    one.ok(&format!("cuMemMapArrayAsync [{part},1,@3,0x1000000,1,0] 1 0"));
+    assert_eq!(one.charged(), (64 + 24) * MIB, "its maker may die first");
+    // One element more is one row of tiles more; a level has a depth of 1 where none is said.
+    let other = "0,@4,0,0,0x8000000000,0x100000000000,0x81";
+    one.ok(&format!("cuMemMapArrayAsync [{other},1,@3,0x1000000,1,0] 1 0"));
+    assert_eq!(one.charged(), (64 + 28) * MIB);
+    one.ok("cuMemRelease @3");
+    assert_eq!(one.charged(), (64 + 28) * MIB, "the array holds it");
+    one.ok(&format!("cuMemMapArrayAsync [{part},2,0,0,1,0] 1 0"));
+    assert_eq!(one.charged(), (64 + 28) * MIB, "the other tiles do");
+    one.ok("cuArrayDestroy @4");
+    assert_eq!(one.same(), 64 * MIB);
+}
+
+#[test]
+fn imported_memory_that_does_not_fit_is_not_mapped_into_an_array() {
+    let mut one = Watched::new("", 80 * MIB);
+    imported_for_an_array(&mut one);
+    let tail = |bytes: u64| format!("cuMemMapArrayAsync [0,@4,1,0,0,{bytes},0,1,@3,0,1,0] 1 0");
+    one.call(&tail(20 << 20), 2, 64 * MIB);
+    one.ok(&tail(16 << 20));
+    assert_eq!(one.charged(), 80 * MIB);
+    one.ok("cuArrayDestroy @4");
+    one.ok("cuMemRelease @3");
+    one.same();
+}
+
+/// Where the driver does not tell how an array is tiled: at least one tile.
+#[test]
+fn imported_memory_in_an_array_of_unknown_tiles_is_charged_all_the_same() {
+    let mut one = Watched::new("fail.cuArrayGetSparseProperties = 801 after 0 every 1\n", 256 * MIB);
+    imported_for_an_array(&mut one);
+    one.ok("cuMemMapArrayAsync [0,@4,0,0,0,0x100000000000,0x100000080,1,@3,0x1000000,1,0] 1 0");
+    assert_eq!(one.charged(), (64 + 18) * MIB);
+}
+
 #[test]
 fn pointers_of_imported_pools_are_charged_until_they_are_freed() {
     let mut one = Watched::new("", 256 * MIB);

@@ -4,7 +4,7 @@
 mod support;
 
 use support::serve::Serving;
-use support::{Bench, GIB, lines, number};
+use support::{Bench, GIB, MIB, lines, number};
 
 /// A share of 2 GiB of the first GPU that goes on for 3 GiB in host memory.
 fn extended() -> Bench {
@@ -94,7 +94,7 @@ fn an_allocation_is_whole_in_one_part() {
 }
 
 #[test]
-fn managed_and_pitched_memory_go_on_there_too_and_pools_do_not() {
+fn memory_of_every_kind_but_arrays_goes_on_there_too() {
     let bench = extended();
     let shown = bench.run(&[
         "init",
@@ -106,8 +106,8 @@ fn managed_and_pitched_memory_go_on_there_too_and_pools_do_not() {
         "array:2MiB",
     ]);
     assert_eq!(shown[1..4], ["alloc 0", "managed 0", "pitch 0 1024"]);
-    assert_eq!(shown[4..], ["async 2", "create 2", "array 2"]);
-    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+    assert_eq!(shown[4..], ["async 0", "create 0", "array 2"]);
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB + 4 * MIB));
     let shown = bench.run(&["init", "managed:1GiB", "managed:4MiB", "free:0", "free:0", "info"]);
     assert!(shown[..5].iter().all(|line| line.ends_with(" 0")), "{shown:?}");
     assert_eq!(number(&shown[5], 2), 5 * GIB);
@@ -218,4 +218,85 @@ fn a_ledger_without_its_second_half_is_refused() {
     damaged[last] ^= 1;
     std::fs::write(&path, damaged).expect("a ledger");
     assert!(bench.refusal().contains("not written to its end"));
+}
+
+/// As PyTorch's expandable segments do: handles mapped one behind the other, device and host memory alike.
+#[test]
+fn handles_go_on_in_host_memory_and_are_used_as_the_others() {
+    let bench = extended();
+    let idle = truth(&bench);
+    let mut one = bench.caller(true);
+    one.init();
+    // To be exported, and reached by RDMA.
+    let asked = "[0x100000001,1,0,0x100]";
+    one.ok("cuMemAddressReserve >1 5GiB 0 0 0");
+    one.ok(&format!("cuMemCreate >2 2GiB {asked} 0"));
+    one.ok(&format!("cuMemCreate >3 1GiB {asked} 0"));
+    assert_eq!(parts(&bench), (2 * GIB, GIB));
+    assert_eq!(truth(&bench) - idle, 2 * GIB);
+    one.ok("cuMemMap @1 2GiB 0 @2 0");
+    let behind = one.get(1) + 2 * GIB;
+    one.ok(&format!("set 4 {behind}"));
+    one.ok("cuMemMap @4 512MiB 0 @3 0");
+    one.ok("cuMemSetAccess @1 2684354560 [1,3] 1");
+    // What one has set the other reads, over their border.
+    one.ok(&format!("cuMemsetD8_v2 {} 7 8", behind - 4));
+    one.ok(&format!("cuMemcpyDtoH_v2 >5 {behind} 4"));
+    assert_eq!(one.get(5), 0x0707_0707);
+    // The device for which it was made, the kinds of handles, and no RDMA that is not there.
+    one.ok("cuMemGetAllocationPropertiesFromHandle >6 @3");
+    assert!(one.say("raw 6").starts_with(&format!("{} 1 0 0 ", 0x1_0000_0001_u64)));
+    one.ok("cuMemGetAllocationPropertiesFromHandle >6 @2");
+    assert!(one.say("raw 6").starts_with(&format!("{} 1 0 256 ", 0x1_0000_0001_u64)));
+    one.ok("cuMemExportToShareableHandle >7 @3 1 0");
+    one.ok("cuMemImportFromShareableHandle >8 @7 1");
+    one.ok(&format!("cuMemMap {} 268435456 0 @8 0", behind + GIB / 2));
+    assert_eq!(
+        parts(&bench),
+        (2 * GIB, GIB),
+        "an import of host memory takes none of the GPU's"
+    );
+    // What others may still hold stays charged, as it does on the device.
+    one.ok(&format!("cuMemUnmap {} 268435456", behind + GIB / 2));
+    one.ok("cuMemRelease @8");
+    one.ok("cuMemRelease @3");
+    one.ok("cuMemUnmap @4 512MiB");
+    assert_eq!(parts(&bench), (2 * GIB, GIB));
+    one.ok("cuMemCreate >3 1GiB [1,1,0,0] 0");
+    one.ok("cuMemRetainAllocationHandle >9 @1");
+    one.ok("cuMemRelease @9");
+    one.ok("cuMemMap @4 1GiB 0 @3 0");
+    one.ok("cuMemRelease @3");
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+    one.ok("cuMemRetainAllocationHandle >9 @4");
+    one.ok("cuMemUnmap @4 1GiB");
+    assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
+    one.ok("cuMemRelease @9");
+    assert_eq!(parts(&bench), (2 * GIB, GIB));
+    assert_eq!(one.call("cuMemCreate >3 3GiB [1,1,0,0] 0"), 2, "it ends somewhere");
+}
+
+#[test]
+fn handles_stay_on_the_device_where_host_memory_would_not_do() {
+    for (profile, properties) in [
+        // Compressed; for the tiles of sparse arrays.
+        ("", "[1,1,0,1]"),
+        ("", "[1,1,0,0x10000]"),
+        // The driver does not know such memory, or refuses it.
+        ("fail.cuDeviceGetAttribute = 1 after 0 every 1\n", "[1,1,0,0]"),
+        ("fail.cuMemCreate = 2 after 0 every 1\n", "[1,1,0,0]"),
+    ] {
+        let bench = Bench::with_profile(profile);
+        let mut limits = bench.limits("share", 0, 0, GIB);
+        limits.host_memory = 3 * GIB;
+        bench.put(&limits);
+        let mut one = bench.caller(true);
+        one.init();
+        assert_eq!(
+            one.call(&format!("cuMemCreate >3 2GiB {properties} 0")),
+            2,
+            "{profile} {properties}"
+        );
+        assert_eq!(parts(&bench), (0, 0));
+    }
 }

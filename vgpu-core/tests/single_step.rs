@@ -1,17 +1,28 @@
 //! SIGKILL at any instruction: a client is led by ptrace through one call after the other that changes the
-//! ledger, and killed after its k-th stop: an instruction of libvgpu.so, or the entry or end of a system call.
+//! ledger, and stops at each instruction of libvgpu.so, and at the entry and end of each system call.
+//!
+//! What a SIGKILL leaves is what others can see: the ledgers and the software GPU's state. All else of a process
+//! goes with it, its locks too. So each stop's files are compared with those of the stop before, and each state
+//! that differs is kept. Every stop leaves one of these, and each of them is put in place once all clients are
+//! dead, twice, for newcomers to find:
+//!
+//! ```text
+//!  victim              stop k: as at stop k - 1? ─ no ──► kept; no more used than charged, no more than the limit
+//!  newcomer            [alloc, free: the next writer] ──► the whole share at once ──► granted: all came back
+//!  bare client         the software GPU's own account ──► what the ledger says
+//! ```
+//!
+//! That a kill leaves just that is tried beside it, by kills at a sample of the stops while a neighbour lives,
+//! each in a process of its own:
 //!
 //! ```text
 //!  neighbour (lives)   ask ──► its own allocation goes through while the victim stands at stop k
 //!  victim              stop k ──► SIGKILL
 //!  neighbour           the whole share at once ──► granted: all that the victim held came back
-//!  bare client         the software GPU's own account ──► what the ledger says, before and after
 //! ```
 //!
-//! Where killing makes a difference is known: the state that a death leaves is the same at two stops
-//! between which neither the ledger changed nor a system call was made. Stops beside such changes are
-//! always tried, of the others a sample. VGPU_EVERY_INSTRUCTION=1 tries them all, as far as
-//! VGPU_MOST_STOPS (default 6000) allows in one call: of longer ones every n-th.
+//! The sample is of stops beside changes and of others. VGPU_EVERY_INSTRUCTION=1 kills at them all, as far as
+//! VGPU_MOST_STOPS (default 6000) allows in one call: of longer ones at every n-th.
 //!
 //! Without the right to ptrace this is skipped, and says so.
 
@@ -19,6 +30,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 use support::chance::{Chance, setting};
@@ -53,22 +65,42 @@ const fn case(symbol: &'static str, before: &'static [&'static str], call: &'sta
     }
 }
 
-/// A mapped ledger, and what it held when it was last looked at.
+/// The beginning of the software GPU's state, with the places of more processes than there are here.
+const STATE_SIZE: usize = 256 << 10;
+
+/// A mapped file, and what it held when it was last looked at.
 struct View {
     at: *const u8,
+    size: usize,
     seen: Vec<u8>,
+}
+
+/// What a kill at some stop leaves, and at those that follow up to the next one of these.
+struct Left {
+    stop: usize,
+    ledgers: Vec<Vec<u8>>,
+    state: Vec<u8>,
+}
+
+/// What there is to know of a call's stops.
+struct Survey {
+    stops: usize,
+    /// Those beside which something changes.
+    telling: BTreeSet<usize>,
+    left: Vec<Left>,
 }
 
 impl View {
     #[allow(unsafe_code)]
-    fn new(path: &Path) -> Self {
-        let file = std::fs::File::open(path).expect("a ledger");
+    fn new(path: &Path, size: usize) -> Self {
+        let file = std::fs::File::open(path).expect("a file");
         let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a new mapping of a file of that size, which nobody cuts.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), SIZE, rights, flags, file.as_raw_fd(), 0) };
+        // SAFETY: a new mapping of a file of that size at least, which nobody cuts.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), size, rights, flags, file.as_raw_fd(), 0) };
         assert_ne!(at, libc::MAP_FAILED);
         let mut view = Self {
             at: at.cast_const().cast(),
+            size,
             seen: Vec::new(),
         };
         view.changed();
@@ -78,7 +110,7 @@ impl View {
     #[allow(unsafe_code)]
     fn changed(&mut self) -> bool {
         // SAFETY: the mapping of `new`, never unmapped while this lives; its writers stand still.
-        let now = unsafe { std::slice::from_raw_parts(self.at, SIZE) };
+        let now = unsafe { std::slice::from_raw_parts(self.at, self.size) };
         let changed = self.seen != now;
         if changed {
             self.seen = now.to_vec();
@@ -91,7 +123,7 @@ impl Drop for View {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`.
-        unsafe { libc::munmap(self.at.cast_mut().cast(), SIZE) };
+        unsafe { libc::munmap(self.at.cast_mut().cast(), self.size) };
     }
 }
 
@@ -122,14 +154,16 @@ impl Stage {
     }
 
     fn charged(&self) -> u64 {
-        self.shares.iter().map(|share| self.bench.usage(share).charged).sum()
+        charged(&self.bench, &self.shares)
     }
 
     fn views(&self) -> Vec<View> {
-        self.shares
+        let ledgers = self
+            .shares
             .iter()
-            .map(|share| View::new(&self.bench.ledger(share)))
-            .collect()
+            .map(|share| View::new(&self.bench.ledger(share), SIZE));
+        let state = View::new(&self.bench.state(), STATE_SIZE);
+        ledgers.chain([state]).collect()
     }
 
     /// A client at the first instruction of the call.
@@ -144,10 +178,12 @@ impl Stage {
         Ok(victim)
     }
 
-    /// Leads a victim to its end: how many stops there are, and those beside which something changes.
-    fn survey(&self, case: &Case) -> std::io::Result<(usize, BTreeSet<usize>)> {
+    /// Leads a victim to its end.
+    fn survey(&mut self, case: &Case) -> std::io::Result<Survey> {
         let mut victim = self.victim(case)?;
-        let (mut stops, mut telling, mut views) = (0, BTreeSet::from([0]), self.views());
+        let mut views = self.views();
+        let (mut stops, mut telling) = (0, BTreeSet::from([0]));
+        let mut left = vec![self.keep(case, 0, &views)];
         loop {
             let at = victim.advance();
             stops += 1;
@@ -155,10 +191,33 @@ impl Stage {
             if at != At::Instruction || changed > 0 {
                 telling.extend([stops - 1, stops]);
             }
+            if changed > 0 {
+                left.push(self.keep(case, stops, &views));
+            }
             if at == At::End {
-                return Ok((stops, telling));
+                return Ok(Survey { stops, telling, left });
             }
         }
+    }
+
+    /// What was seen last, while the victim stands there.
+    fn keep(&mut self, case: &Case, stop: usize, views: &[View]) -> Left {
+        self.sound(&format!("{} at stop {stop}", case.symbol));
+        let (state, ledgers) = views.split_last().expect("a view of each");
+        Left {
+            stop,
+            ledgers: ledgers.iter().map(|view| view.seen.clone()).collect(),
+            state: state.seen.clone(),
+        }
+    }
+
+    /// No more is used than charged, and no more charged than there is.
+    fn sound(&mut self, name: &str) {
+        let (used, charged) = (self.truth.used(), self.charged());
+        assert!(
+            used <= charged && charged <= GIB,
+            "{name}: {used} used, {charged} charged"
+        );
     }
 
     /// Kills a victim at stop `stop` and looks at what it leaves.
@@ -170,11 +229,7 @@ impl Stage {
                 break;
             }
         }
-        let (used, charged) = (self.truth.used(), self.charged());
-        assert!(
-            used <= charged && charged <= GIB,
-            "{name}: {used} used, {charged} charged"
-        );
+        self.sound(&name);
         // The next writer overwrites the total that the victim may have written last.
         if stop.is_multiple_of(2) {
             assert_eq!(
@@ -185,30 +240,78 @@ impl Stage {
             assert_eq!(self.neighbour.ask("free:0"), "0", "{name}");
         }
         victim.kill();
-        assert_eq!(self.neighbour.ask("alloc:1GiB"), "0", "{name}: not all came back");
-        assert_eq!([self.truth.used(), self.charged()], [GIB; 2], "{name}");
-        assert_eq!(self.neighbour.ask("free:0"), "0", "{name}");
-        // Who was killed in a reap had perhaps given back what the dead held, and not said so yet.
-        assert!(self.neighbour.ask("info").starts_with("0 "), "{name}");
-        assert_eq!([self.truth.used(), self.charged()], [0; 2], "{name}");
-        for share in &self.shares {
-            let usage = self.bench.usage(share);
-            let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
-            assert_eq!(sum, usage.charged, "{name}: the lanes of {share}");
+        all_is_back(&self.bench, &self.shares, &mut self.neighbour, &mut self.truth, &name);
+    }
+
+    /// Ends all clients, and puts each state in place for others to find.
+    fn find_all(self, case: &Case, left: &[Left]) {
+        let Self {
+            bench,
+            shares,
+            neighbour,
+            truth,
+        } = self;
+        drop((neighbour, truth));
+        for one in left {
+            for write_first in [false, true] {
+                let name = format!("{} as left at stop {}, {write_first}", case.symbol, one.stop);
+                one.put_in_place(&bench, &shares);
+                let mut truth = Truth::new(&bench);
+                let mut newcomer = bench.serving(&["init"]);
+                // The next writer overwrites the total that the victim may have written last.
+                if write_first {
+                    let granted = newcomer.ask("alloc:2MiB");
+                    assert_eq!(granted, "0", "{name}");
+                    assert_eq!(newcomer.ask("free:0"), "0", "{name}");
+                }
+                all_is_back(&bench, &shares, &mut newcomer, &mut truth, &name);
+            }
         }
     }
 }
 
-/// Kills at every telling stop and at a sample of the others.
+impl Left {
+    fn put_in_place(&self, bench: &Bench, shares: &[String]) {
+        for (share, ledger) in shares.iter().zip(&self.ledgers) {
+            std::fs::write(bench.ledger(share), ledger).expect("a ledger");
+        }
+        let state = std::fs::File::options()
+            .write(true)
+            .open(bench.state())
+            .expect("the state");
+        state.write_all_at(&self.state, 0).expect("the state");
+    }
+}
+
+fn charged(bench: &Bench, shares: &[String]) -> u64 {
+    shares.iter().map(|share| bench.usage(share).charged).sum()
+}
+
+/// `client` can have the whole share, and everybody's account says so, then and after.
+fn all_is_back(bench: &Bench, shares: &[String], client: &mut Serving, truth: &mut Truth, name: &str) {
+    assert_eq!(client.ask("alloc:1GiB"), "0", "{name}: not all came back");
+    assert_eq!([truth.used(), charged(bench, shares)], [GIB; 2], "{name}");
+    assert_eq!(client.ask("free:0"), "0", "{name}");
+    // Who was killed in a reap had perhaps given back what the dead held, and not said so yet.
+    assert!(client.ask("info").starts_with("0 "), "{name}");
+    assert_eq!([truth.used(), charged(bench, shares)], [0; 2], "{name}");
+    for share in shares {
+        let usage = bench.usage(share);
+        let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
+        assert_eq!(sum, usage.charged, "{name}: the lanes of {share}");
+    }
+}
+
+/// Has every state found that the call's stops leave, and kills at a sample of them.
 fn kill_everywhere(case: &Case) {
     let _guard = HangGuard::new(case.symbol, Duration::from_secs(setting("VGPU_STEP_GUARD", 600)));
     let mut stage = Stage::new(case);
-    let (stops, telling) = match stage.survey(case) {
+    let Survey { stops, telling, left } = match stage.survey(case) {
         Ok(found) => found,
         Err(error) => return vgpu_skip::skip(case.symbol, &format!("no right to ptrace a child: {error}")),
     };
     let every = setting("VGPU_EVERY_INSTRUCTION", 0) != 0;
-    let most = if every { setting("VGPU_MOST_STOPS", 6000) } else { 12 };
+    let most = if every { setting("VGPU_MOST_STOPS", 6000) } else { 4 };
     let stride = (stops as u64).div_ceil(most).max(1);
     let offset = Chance::new(None).below(stride);
     let sample = (offset..=stops as u64)
@@ -217,16 +320,18 @@ fn kill_everywhere(case: &Case) {
     let mut points: BTreeSet<usize> = sample.collect();
     let known = telling.len();
     // Most of cuInit's are the loader's and the driver's own system calls.
-    let thin = if every { 1 } else { known.div_ceil(24) };
+    let thin = if every { 1 } else { known.div_ceil(8) };
     points.extend(telling.into_iter().skip(offset as usize % thin).step_by(thin));
     for stop in &points {
         stage.kill_at(case, *stop);
     }
     println!(
-        "{}: killed at {} of {stops} stops ({known} beside a change), every {stride}. from {offset}",
+        "{}: all of {} states that its {stops} stops leave; killed at {} stops, every {stride}. from {offset}",
         case.call,
+        left.len(),
         points.len()
     );
+    stage.find_all(case, &left);
 }
 
 #[test]

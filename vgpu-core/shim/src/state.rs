@@ -9,6 +9,7 @@ use crate::hooks::counted::Counted;
 use crate::hooks::granules::Live;
 use crate::hooks::graphs;
 use crate::hooks::overhead::Overhead;
+use crate::hooks::parked::Parked;
 use crate::hooks::pools::Pool;
 use crate::hooks::vmm::Backing;
 use crate::real::{self, real};
@@ -75,6 +76,7 @@ pub(crate) struct Gpu {
     pub(crate) contexts: Spin<Contexts>,
     pub(crate) overhead: Spin<Overhead>,
     pub(crate) pools: Spin<Vec<Pool>>,
+    pub(crate) parked: Spin<Vec<Parked>>,
     pub(crate) graphs: Spin<graphs::Memory>,
 }
 
@@ -157,6 +159,7 @@ impl Ready {
                 contexts: Spin::default(),
                 overhead: Spin::default(),
                 pools: Spin::default(),
+                parked: Spin::default(),
                 graphs: Spin::default(),
             })
         };

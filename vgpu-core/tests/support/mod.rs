@@ -133,6 +133,11 @@ impl Bench {
         self.directory(share).join(LEDGER)
     }
 
+    /// The software GPU's shared file.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.state.join("gpus")
+    }
+
     pub(crate) fn usage(&self, share: &str) -> ledger::Usage {
         let bytes = std::fs::read(self.directory(share).join(LEDGER)).expect("a ledger");
         ledger::read(&bytes).expect("a sound ledger")

@@ -4,17 +4,20 @@
 //! be asked, as it is for pointers: each array is kept with the context in which it was made.
 //!
 //! Arrays whose memory comes later (sparse, or of deferred mapping) are charged nothing: what is mapped
-//! into them is physical memory, which [`vmm`] charges and which they hold on to.
+//! into them is physical memory, which [`vmm`](super::vmm) charges and which they hold on to.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::charge;
 use crate::hooks::shapes::Solid;
-use crate::hooks::vmm::{self, Backing};
+use crate::hooks::vmm::Backing;
 use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use vgpu_core::account::Charge;
+
+/// Where something is mapped into an array, as the caller says it.
+pub(crate) type Tile = [u64; 5];
 
 /// An array, and the handle of the context with which it goes.
 #[derive(Debug)]
@@ -23,7 +26,7 @@ pub(crate) struct Array {
     gpu: usize,
     charge: Option<Charge>,
     /// What is mapped into it, and where.
-    tiles: Vec<(vmm::Tile, Arc<Backing>)>,
+    tiles: Vec<(Tile, Arc<Backing>)>,
 }
 
 impl Array {
@@ -139,7 +142,7 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
 }
 
 /// Notes what a call maps into arrays and takes out of them; the driver has done it.
-pub(crate) fn mapped(ready: &Ready, array: usize, tile: vmm::Tile, backing: Option<Arc<Backing>>) {
+pub(crate) fn mapped(ready: &Ready, array: usize, tile: Tile, backing: Option<Arc<Backing>>) {
     ready.arrays.with(array as u64, |array| {
         array.tiles.retain(|(known, _)| *known != tile);
         array.tiles.extend(backing.map(|backing| (tile, backing)));
@@ -152,7 +155,7 @@ pub(crate) fn adopt(ready: &Ready, array: usize, backing: Arc<Backing>) {
         context: current(),
         gpu: backing.gpu,
         charge: None,
-        tiles: vec![(vmm::Tile::default(), backing)],
+        tiles: vec![(Tile::default(), backing)],
     };
     if let Some(stale) = ready.arrays.insert(array as u64, adopted) {
         stale.forget(ready);

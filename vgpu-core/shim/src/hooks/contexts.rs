@@ -4,7 +4,7 @@
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::sweep;
 use crate::hooks::overhead::Change;
-use crate::hooks::{arrays, graphs, pools};
+use crate::hooks::{arrays, graphs, parked, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
@@ -106,6 +106,7 @@ fn ended_of(
     count: impl FnOnce(&mut Contexts),
     sweep_more: impl FnOnce(&Contexts),
 ) -> c_int {
+    parked::empty(ready, gpu);
     let mut overhead = gpu.overhead.lock();
     let (result, _) = overhead.around(ready, gpu, None, Change::GivesBack, || {
         let result = end();

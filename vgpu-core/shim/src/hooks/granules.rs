@@ -92,6 +92,20 @@ impl Live {
         }
     }
 
+    pub(crate) fn gpu(&self) -> usize {
+        self.gpu as usize
+    }
+
+    /// What it is charged.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.charge.bytes()
+    }
+
+    /// Whether it lies on the host.
+    pub(crate) fn is_host(&self) -> bool {
+        self.charge.is_host()
+    }
+
     pub(crate) fn join_charge(&mut self, more: Charge) {
         self.charge.join(more);
     }

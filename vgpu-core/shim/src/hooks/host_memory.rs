@@ -3,8 +3,8 @@
 //! ledger of the share.
 //!
 //! ```text
-//!  cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged ─► device ledger ─ full ─► host ledger ─► cuMemAllocManaged
-//!                                                                                            + prefer the host
+//!  cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged ─┬─► device ledger ─ full ─► host ledger ─► cuMemAllocManaged
+//!  cuMemAllocAsync, cuMemAllocFromPoolAsync ───────┘   (pools trimmed)                       + prefer the host
 //! ```
 //!
 //! Its pages stay on the host and the GPU reads them over the bus, so that the device part of the
@@ -13,7 +13,12 @@
 //! soon as anybody allocates.
 //!
 //! An allocation is whole in one part or the other, for one pointer has one kind of memory. What has no
-//! managed kind stays on the device: pools, physical memory by handle, arrays, graphs.
+//! managed kind stays on the device: arrays, graphs and what is captured into them, and pools of which the
+//! program asks more than memory (to be exported, a largest size). Physical memory by handle has a host kind
+//! of its own: [`host_physical`](super::host_physical).
+//! What a pool tells of itself is its device part.
+//!
+//! How a stream's order is kept: [`parked`].
 //!
 //! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or
 //! under a hypervisor that cannot) would hold all of it: there the answer is out of memory, as without
@@ -22,8 +27,9 @@
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::granules::Live;
 use crate::hooks::memory::{GRANULE, PITCH, keep};
+use crate::hooks::{parked, pools};
 use crate::real::real;
-use crate::state::Ready;
+use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
 
@@ -45,7 +51,7 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     let Some(whole) = rounded(bytes, GRANULE).filter(|_| is_shared(ready, gpu)) else {
         return OUT_OF_MEMORY;
     };
-    let Ok(charge) = owner.account.reserve_host(whole) else {
+    let Some(charge) = parked::reserve(ready, owner, whole) else {
         return OUT_OF_MEMORY;
     };
     let mut address = 0;
@@ -62,6 +68,39 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     // SAFETY: as promised.
     unsafe { pointer.write(address) };
     SUCCESS
+}
+
+/// The same in the order of `stream`, for memory of a pool. The context is the stream's.
+///
+/// # Safety
+/// `pointer` may be written.
+#[cold]
+pub(crate) unsafe fn instead_in_order(
+    ready: &Ready,
+    owner: &Gpu,
+    pointer: *mut u64,
+    bytes: u64,
+    stream: usize,
+) -> c_int {
+    let gpu = ready.gpus.iter().position(|one| core::ptr::eq(one, owner));
+    let (Some(gpu), Some(whole), true) = (gpu, rounded(bytes, GRANULE), owner.account.has_host()) else {
+        return OUT_OF_MEMORY;
+    };
+    if pools::is_captured(stream) {
+        return OUT_OF_MEMORY;
+    }
+    let Ok(_order) = parked::InOrder::of(stream) else {
+        return OUT_OF_MEMORY;
+    };
+    match parked::again(ready, owner, whole, stream) {
+        Some(address) => {
+            // SAFETY: as promised.
+            unsafe { pointer.write(address) };
+            SUCCESS
+        }
+        // SAFETY: as promised.
+        None => unsafe { instead(ready, gpu, pointer, bytes) },
+    }
 }
 
 /// The same for a pitched allocation.

@@ -2,7 +2,7 @@
 //! in host memory, total and free have both parts: what the program can have altogether.
 
 use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::{graphs, pools};
+use crate::hooks::{graphs, parked, pools};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 
@@ -10,10 +10,13 @@ type GetInfo<T> = unsafe extern "C" fn(*mut T, *mut T) -> c_int;
 type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
 
 /// Free and total bytes of a GPU's shares; `physical`: what the GPU itself has free.
-fn share(gpu: &Gpu, physical: u64) -> (u64, u64) {
+fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.look();
     pools::refresh(gpu);
     graphs::refresh(gpu);
+    if gpu.account.has_host() {
+        parked::collect(ready, gpu);
+    }
     (gpu.account.free(physical), gpu.account.limit())
 }
 
@@ -25,7 +28,7 @@ pub(crate) unsafe fn memory(ready: &'static Ready, real: GetInfo<usize>, free: *
         return result;
     }
     if let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) {
-        let (share_free, limit) = share(gpu, real_free as u64);
+        let (share_free, limit) = share(ready, gpu, real_free as u64);
         (real_free, real_total) = (share_free as usize, limit as usize);
     }
     // SAFETY: null (which a driver tolerates), or the caller's to be written.

@@ -32,7 +32,7 @@ const _: () = assert!(size_of::<Access>() == 12);
 
 impl Location {
     /// The device that it names.
-    fn device(self) -> Option<c_int> {
+    pub(crate) fn device(self) -> Option<c_int> {
         match self.kind {
             DEVICE => Some(self.id),
             DEVICE_PART => Some(self.id & 0xff),
@@ -48,6 +48,14 @@ impl Location {
             device
         };
         Some(Self { id, ..self })
+    }
+
+    /// A device, by the program's number.
+    pub(crate) fn of(device: c_int) -> Self {
+        Self {
+            kind: DEVICE,
+            id: device,
+        }
     }
 
     /// The GPU of a virtual location; None: host memory, or no such device.

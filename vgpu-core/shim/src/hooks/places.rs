@@ -73,7 +73,7 @@ pub(crate) unsafe fn pool_of(
     let told = unsafe { pool.as_ref() };
     if let (SUCCESS, Some(pool), Some(gpu)) = (result, told, gpu.and_then(|gpu| ready.gpus.get(gpu))) {
         // That of a part of a GPU, or of managed memory, is told nowhere else.
-        pools::know(gpu, *pool);
+        pools::know(gpu, *pool, false);
     }
     result
 }

@@ -1,10 +1,10 @@
 //! Calls about pools: whose pool it is, and what it says of devices, which is translated. What pools are
 //! charged: [`pools`].
 
-use crate::detour::SUCCESS;
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::locations::Location;
 use crate::hooks::memory::released;
-use crate::hooks::{graphs, pools};
+use crate::hooks::{graphs, host_memory, parked, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
@@ -23,6 +23,17 @@ pub(crate) struct Properties {
 }
 const _: () = assert!(size_of::<Properties>() == 88);
 
+/// The stream that 0 is for functions whose name ends so: CU_STREAM_PER_THREAD.
+const PER_THREAD: usize = 2;
+
+impl Properties {
+    /// Whether it asks for memory on a GPU and no more: none that is exported, managed or bounded.
+    fn is_plain(&self) -> bool {
+        const PINNED: c_int = 1;
+        self.kind == PINNED && self.handle_types == 0 && self.max_size == 0 && self.usage == 0
+    }
+}
+
 type Alloc = unsafe extern "C" fn(*mut u64, usize, usize) -> c_int;
 type AllocFrom = unsafe extern "C" fn(*mut u64, usize, usize, usize) -> c_int;
 
@@ -39,9 +50,46 @@ pub(crate) unsafe fn alloc(
         return pass();
     };
     match chosen_pool(device) {
-        Some(pool) => pools::grow(gpu, pool, pointer, bytes, stream, pass),
+        // SAFETY: as promised.
+        Some(pool) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
         None => pass(),
     }
+}
+
+/// From `pool`, or from the host where the share goes on there.
+///
+/// # Safety
+/// As for the driver's function.
+unsafe fn from(
+    ready: &'static Ready,
+    gpu: &Gpu,
+    pool: usize,
+    pointer: *mut u64,
+    bytes: usize,
+    stream: usize,
+    pass: impl Fn() -> c_int,
+) -> c_int {
+    let result = pools::grow(gpu, pool, pointer, bytes, stream, pass);
+    if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && pools::is_plain(ready, gpu, pool) {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_memory::instead_in_order(ready, gpu, pointer, bytes as u64, stream) };
+    }
+    result
+}
+
+pub(crate) unsafe fn alloc_ptsz(
+    ready: &'static Ready,
+    real: Alloc,
+    pointer: *mut u64,
+    bytes: usize,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { alloc(ready, real, pointer, bytes, per_thread(stream)) }
+}
+
+fn per_thread(stream: usize) -> usize {
+    if stream == 0 { PER_THREAD } else { stream }
 }
 
 pub(crate) unsafe fn alloc_from(
@@ -66,9 +114,22 @@ pub(crate) unsafe fn alloc_from(
             .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
     });
     match owner {
-        Some(gpu) => pools::grow(gpu, pool, pointer, bytes, stream, pass),
+        // SAFETY: as promised.
+        Some(gpu) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
         None => pass(),
     }
+}
+
+pub(crate) unsafe fn alloc_from_ptsz(
+    ready: &'static Ready,
+    real: AllocFrom,
+    pointer: *mut u64,
+    bytes: usize,
+    pool: usize,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { alloc_from(ready, real, pointer, bytes, pool, per_thread(stream)) }
 }
 
 /// The GPU and the device of a stream: memory comes from its pool, whatever context is current.
@@ -108,10 +169,25 @@ pub(crate) unsafe fn free(
     stream: usize,
 ) -> c_int {
     // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
-    let result = released(ready, pointer, || unsafe { real(pointer, stream) });
+    let pass = || unsafe { real(pointer, stream) };
+    let result = if ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
+        parked::free(ready, pointer, stream, pass)
+    } else {
+        released(ready, pointer, pass)
+    };
     pools::after_free(ready);
     graphs::after_free(ready);
     result
+}
+
+pub(crate) unsafe fn free_ptsz(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(u64, usize) -> c_int,
+    pointer: u64,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { free(ready, real, pointer, per_thread(stream)) }
 }
 
 pub(crate) unsafe fn create(
@@ -139,7 +215,7 @@ pub(crate) unsafe fn create(
     let result = unsafe { real(pool, &own) };
     if let (SUCCESS, Some(gpu), false) = (result, gpu.and_then(|gpu| ready.gpus.get(gpu)), pool.is_null()) {
         // SAFETY: the driver has written it.
-        pools::know(gpu, unsafe { *pool });
+        pools::know(gpu, unsafe { *pool }, own.is_plain());
     }
     result
 }
@@ -157,6 +233,9 @@ pub(crate) unsafe fn trim(
 ) -> c_int {
     // SAFETY: passed on.
     let result = unsafe { real(pool, keep) };
+    ready.gpus.iter().for_each(|gpu| {
+        parked::collect(ready, gpu);
+    });
     pools::after_free(ready);
     result
 }

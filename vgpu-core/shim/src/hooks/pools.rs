@@ -39,6 +39,8 @@ static USED: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Pool {
     handle: usize,
     level: Level,
+    /// The program asked for memory on the device and no more: host memory does as well.
+    plain: bool,
     /// The program has destroyed it.
     doomed: bool,
 }
@@ -60,7 +62,7 @@ pub(crate) fn grow(
         return OUT_OF_MEMORY;
     };
     let mut pools = gpu.pools.lock();
-    let mut index = entry(&mut pools, pool);
+    let mut index = entry(&mut pools, pool, false);
     if pools[index].doomed {
         return INVALID_VALUE;
     }
@@ -74,7 +76,7 @@ pub(crate) fn grow(
             drop(pools);
             graphs::trim_all(gpu);
             pools = gpu.pools.lock();
-            index = entry(&mut pools, pool);
+            index = entry(&mut pools, pool, false);
             match gpu.account.reserve(want) {
                 Ok(charge) => Some(charge),
                 Err(_) => return OUT_OF_MEMORY,
@@ -104,19 +106,30 @@ pub(crate) fn owner(ready: &'static Ready, pool: usize) -> Option<&'static Gpu> 
     ready.gpus.iter().find(has)
 }
 
-/// Charges `pool`, of `gpu`, what it reserves from now on.
-pub(crate) fn know(gpu: &Gpu, pool: usize) {
-    entry(&mut gpu.pools.lock(), pool);
+/// Charges `pool`, of `gpu`, what it reserves from now on. `plain`: host memory may stand in for its own.
+pub(crate) fn know(gpu: &Gpu, pool: usize, plain: bool) {
+    entry(&mut gpu.pools.lock(), pool, plain);
     USED.store(true, Ordering::Relaxed);
 }
 
-fn entry(pools: &mut Vec<Pool>, handle: usize) -> usize {
+/// Whether host memory may stand in for that of `pool`, of `gpu`.
+#[cold]
+pub(crate) fn is_plain(ready: &Ready, gpu: &Gpu, pool: usize) -> bool {
+    let is_default = |(device, _): &(c_int, usize)| default_pool(*device) == Some(pool);
+    let made = gpu.pools.lock().iter().any(|known| known.handle == pool && known.plain);
+    made || ready
+        .devices()
+        .is_some_and(|devices| devices.list.iter().any(is_default))
+}
+
+fn entry(pools: &mut Vec<Pool>, handle: usize, plain: bool) -> usize {
     match pools.iter().position(|pool| pool.handle == handle) {
         Some(index) => index,
         None => {
             pools.push(Pool {
                 handle,
                 level: Level::default(),
+                plain,
                 doomed: false,
             });
             pools.len() - 1

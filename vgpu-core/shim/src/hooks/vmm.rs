@@ -11,19 +11,16 @@
 //! What another process has made is charged here as well, by what is mapped of it: who made it may die
 //! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
 //! processes share counts twice while both have it. The driver does not tell how large it is before.
-//!
-//! How it fails: what is imported and mapped into an array alone is charged to its maker alone, for no call
-//! tells how much of it a tile takes.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
 use crate::hooks::bindings::Bindings;
 use crate::hooks::counted;
+use crate::hooks::host_physical;
 use crate::hooks::locations::Location;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
 use crate::state::Ready;
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
 use vgpu_core::account::{Charge, rounded};
 use vgpu_core::os::spin::Spin;
@@ -34,12 +31,26 @@ use vgpu_core::os::spin::Spin;
 pub(crate) struct Properties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    pub(crate) location: Location,
     metadata: *mut c_void,
+    /// Compression, RDMA, and two bytes of what it is for.
     flags: [u8; 8],
 }
 
 const _: () = assert!(size_of::<Properties>() == 32);
+
+impl Properties {
+    /// Whether memory of any kind does.
+    pub(crate) fn is_plain(&self) -> bool {
+        const PINNED: c_int = 1;
+        let [compression, _, purpose @ .., _, _, _, _] = self.flags;
+        self.kind == PINNED && compression == 0 && purpose == [0; 2]
+    }
+
+    pub(crate) fn without_rdma(&mut self) {
+        self.flags[1] = 0;
+    }
+}
 
 /// Physical memory: charged as long as something refers to it.
 #[derive(Debug)]
@@ -52,9 +63,6 @@ pub(crate) struct Backing {
     /// What is bound to it: a multicast object's.
     pub(crate) bound: Spin<Bindings>,
 }
-
-/// Where something is mapped into an array, as the caller says it.
-pub(crate) type Tile = [u64; 5];
 
 impl Drop for Backing {
     fn drop(&mut self) {
@@ -73,6 +81,16 @@ impl Backing {
             imported: false,
             bound: Spin::default(),
         }
+    }
+
+    /// Whether it lies on the host, in the place of its GPU's memory.
+    fn is_host(&self) -> bool {
+        self.charge.lock().as_ref().is_some_and(Charge::is_host)
+    }
+
+    /// Whether another process made it.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.imported
     }
 
     /// Charges imported memory up to `end`; false: that is not free.
@@ -150,14 +168,19 @@ pub(crate) unsafe fn create(
     // SAFETY: passed on, with the real device in a copy.
     let create = || unsafe { real(handle, bytes, &own, flags) };
     let Some(gpu) = gpu else { return create() };
-    let Some(charge) = ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes as u64)) else {
-        return OUT_OF_MEMORY;
-    };
-    let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
-    let result = create();
-    if result == SUCCESS {
-        // SAFETY: the driver has written it.
-        ready.vmm_handles.insert(unsafe { *handle }, (backing, 1));
+    let charge = ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes as u64));
+    let mut result = OUT_OF_MEMORY;
+    if let Some(charge) = charge {
+        let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
+        result = create();
+        if result == SUCCESS {
+            // SAFETY: the driver has written it.
+            ready.vmm_handles.insert(unsafe { *handle }, (backing, 1));
+        }
+    }
+    if result == OUT_OF_MEMORY {
+        // SAFETY: the caller's, to be written.
+        return unsafe { host_physical::instead(ready, gpu, handle, bytes, &own, flags) };
     }
     result
 }
@@ -285,7 +308,14 @@ pub(crate) unsafe fn properties(
     let result = unsafe { real(properties, handle) };
     // SAFETY: null, or the driver has written it.
     if let (SUCCESS, Some(told), Some(devices)) = (result, unsafe { properties.as_mut() }, ready.devices()) {
-        told.location = told.location.virtual_of(devices);
+        let gpu = ready
+            .vmm_handles
+            .with(handle, |(backing, _)| backing.is_host().then_some(backing.gpu));
+        let device = gpu.flatten().and_then(|gpu| devices.ordinal(devices.of_gpu(gpu)?));
+        told.location = match device {
+            Some(device) => Location::of(device),
+            None => told.location.virtual_of(devices),
+        };
     }
     result
 }
@@ -310,57 +340,4 @@ pub(crate) unsafe fn granularity(
     own.location = location;
     // SAFETY: passed on, with the real device in a copy.
     unsafe { real(granularity, &own, option) }
-}
-
-/// CUarrayMapInfo.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct ArrayMap {
-    resource_kind: c_int,
-    array: usize,
-    part_kind: c_int,
-    part: [u64; 4],
-    operation: c_int,
-    handle_kind: c_int,
-    handle: u64,
-    offset: u64,
-    devices: c_uint,
-    flags: c_uint,
-    reserved: [c_uint; 2],
-}
-const _: () = assert!(size_of::<ArrayMap>() == 96);
-
-pub(crate) unsafe fn map_array(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut ArrayMap, c_uint, usize) -> c_int,
-    list: *mut ArrayMap,
-    count: c_uint,
-    stream: usize,
-) -> c_int {
-    const MAP: c_int = 1;
-    if list.is_null() {
-        // SAFETY: passed on.
-        return unsafe { real(list, count, stream) };
-    }
-    // SAFETY: the caller's list.
-    let mut own = unsafe { core::slice::from_raw_parts(list, count as usize) }.to_vec();
-    let backings: Vec<_> = own
-        .iter()
-        .map(|one| ready.vmm_handles.with(one.handle, |(backing, _)| backing.clone()))
-        .collect();
-    if let Some(devices) = ready.devices() {
-        for one in &mut own {
-            one.devices = devices.real_mask(one.devices);
-        }
-    }
-    // SAFETY: passed on, with real devices in a copy.
-    let result = unsafe { real(own.as_mut_ptr(), count, stream) };
-    if result == SUCCESS {
-        for (one, backing) in own.iter().zip(backings) {
-            let [a, b, c, d] = one.part;
-            let tile = [one.part_kind as u64, a, b, c, d];
-            arrays::mapped(ready, one.array, tile, backing.filter(|_| one.operation == MAP));
-        }
-    }
-    result
 }

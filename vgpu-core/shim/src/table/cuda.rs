@@ -2,7 +2,7 @@
 
 use crate::hooks::{
     arrays, contexts, device_list, endpoints, errors, exports, externals, graph_calls, imports, info, init, interop,
-    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, vmm,
+    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, sparse, vmm,
 };
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -24,9 +24,12 @@ hooks! { cuda;
     released cuMemFree_v2: (pointer: u64) => memory::free;
     released cuMemFree: (pointer: c_uint) => memory::free_v1;
 
-    charged cuMemAllocAsync, cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
-    charged cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from;
-    released cuMemFreeAsync, cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pool_calls::free;
+    charged cuMemAllocAsync: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
+    charged cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc_ptsz;
+    charged cuMemAllocFromPoolAsync: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from;
+    charged cuMemAllocFromPoolAsync_ptsz: (pointer: *mut u64, bytes: usize, pool: usize, stream: usize) => pool_calls::alloc_from_ptsz;
+    released cuMemFreeAsync: (pointer: u64, stream: usize) => pool_calls::free;
+    released cuMemFreeAsync_ptsz: (pointer: u64, stream: usize) => pool_calls::free_ptsz;
     limited cuMemPoolCreate: (pool: *mut usize, properties: *const pool_calls::Properties) => pool_calls::create;
     released cuMemPoolDestroy: (pool: usize) => pool_calls::destroy;
     released cuMemPoolTrimTo: (pool: usize, keep: usize) => pool_calls::trim;
@@ -49,7 +52,7 @@ hooks! { cuda;
     limited cuMemRetainAllocationHandle: (handle: *mut u64, address: *mut c_void) => vmm::retain;
     limited cuMemMap: (pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) => vmm::map;
     charged cuMemImportFromShareableHandle: (handle: *mut u64, from: *mut c_void, kind: c_int) => vmm::import;
-    limited cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz: (list: *mut vmm::ArrayMap, count: c_uint, stream: usize) => vmm::map_array;
+    limited cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz: (list: *mut sparse::ArrayMap, count: c_uint, stream: usize) => sparse::map_array;
     limited cuMulticastCreate: (handle: *mut u64, properties: *const c_void) => multicast::create;
     limited cuMulticastBindMem: (object: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory;
     limited cuMulticastBindMem_v2: (object: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: c_ulonglong) => multicast::bind_memory_v2;

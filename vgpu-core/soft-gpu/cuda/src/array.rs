@@ -114,6 +114,19 @@ impl Solid {
         row.checked_mul(slices).ok_or(OUT_OF_MEMORY)
     }
 
+    /// Elements in a tile of a sparse array: 64 KiB of them, as square as goes.
+    fn tile(&self) -> Result<[u32; 3], Code> {
+        let bytes = element(self.format).ok_or(NOT_SUPPORTED)? * u64::from(self.channels);
+        let elements = (64 << 10) / bytes.next_power_of_two();
+        let solid = self.depth > 0 && self.flags & LAYERED == 0;
+        let sides = if solid { 3 } else { 2 };
+        let side = |index: u32| match index {
+            index if index < sides => 1 << ((elements.ilog2() + sides - 1 - index) / sides),
+            _ => 1,
+        };
+        Ok([side(0), side(1), side(2)])
+    }
+
     fn half(&self) -> Self {
         let less = |side: u64| if side == 0 { 0 } else { (side / 2).max(1) };
         // Layers and faces stay as many as they are.
@@ -125,6 +138,19 @@ impl Solid {
             ..*self
         }
     }
+}
+
+/// CUDA_ARRAY_SPARSE_PROPERTIES: the extent of a tile, and a tail that begins at no level.
+type Sparse = [u32; 12];
+
+fn sparse(handle: u64) -> Result<Sparse, Code> {
+    const SPARSE: u32 = 0x40;
+    let shape = find(handle)?.shape;
+    if shape.flags & SPARSE == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let [width, height, depth] = shape.tile()?;
+    Ok([width, height, depth, u32::MAX, 0, 0, 0, 0, 0, 0, 0, 0])
 }
 
 fn add(driver: &Driver, context: &'static Context, kind: Kind, address: u64, shape: Solid) -> Result<u64, Code> {
@@ -283,6 +309,14 @@ soft_gpu::api! {
             driver.memory.vmm.map_array(driver, array, part, memory)?;
         }
         Ok(())
+    }
+
+    fn cuArrayGetSparseProperties(out: Out<Sparse>, handle: u64) {
+        out.set(sparse(handle)?)
+    }
+
+    fn cuMipmappedArrayGetSparseProperties(out: Out<Sparse>, handle: u64) {
+        out.set(sparse(handle)?)
     }
 
     fn cuArrayGetDescriptor_v2(out: Out<Plane>, handle: u64) {

@@ -76,6 +76,7 @@ const FIXED: &[(u32, i32)] = &[
     (120, 1),
     (129, 1),
     (134, -1),
+    (141, 1),
 ];
 
 fn special(driver: &Driver, gpu: usize, attribute: u32) -> Option<i32> {

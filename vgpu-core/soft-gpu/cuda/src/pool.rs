@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use soft_gpu::vram::{GRAPH_LANE, lane_of};
+
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
@@ -226,6 +228,10 @@ soft_gpu::api! {
         if let Some(stream) = stream::created(stream)?
             && let Some(capture) = lock(&stream.capture).as_mut()
         {
+            // A graph frees only what a graph has allocated.
+            if lane_of(address).is_none_or(|lane| lane < GRAPH_LANE) {
+                return Err(INVALID_VALUE);
+            }
             capture.free(address);
             return Ok(());
         }

@@ -114,11 +114,11 @@ soft_gpu::api! {
     }
 
     fn cuMemExportToShareableHandle(out: Out<i32>, handle: u64, kind: i32, _flags: u64) {
-        let (gpu, size) = driver::get()?.memory.vmm.extent(handle)?;
+        let (gpu, size, host) = driver::get()?.memory.vmm.extent(handle)?;
         if kind != 1 {
             return Err(INVALID_VALUE);
         }
-        out.set(note([PHYSICAL, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?)?;
+        out.set(note([PHYSICAL, gpu as u64, size, u64::from(host)]).ok_or(OUT_OF_MEMORY)?)?;
         driver::get()?.memory.vmm.hand_out(handle);
         Ok(())
     }
@@ -139,11 +139,11 @@ soft_gpu::api! {
 
     fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32) {
         let driver = driver::get()?;
-        let [mark, gpu, size, _] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
+        let [mark, gpu, size, host] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
         if mark != PHYSICAL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
             return Err(INVALID_VALUE);
         }
-        out.set(driver.memory.vmm.import(driver, gpu as usize, size))
+        out.set(driver.memory.vmm.import(driver, gpu as usize, size, host != 0))
     }
 
     fn cuMemPoolExportToShareableHandle(out: Out<i32>, pool: u64, kind: i32, _flags: u64) {

@@ -24,6 +24,8 @@ pub(crate) struct Properties {
 
 struct Physical {
     gpu: usize,
+    /// On the host, and on no GPU's account.
+    host: bool,
     /// Another process's, whose account shows it.
     imported: bool,
     size: u64,
@@ -74,7 +76,7 @@ impl Tables {
             if physical.backing != 0 {
                 unmap_host(physical.backing, physical.size);
             }
-            if !physical.imported {
+            if !physical.imported && !physical.host {
                 driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
             }
             self.physical.remove(&handle);
@@ -145,7 +147,7 @@ impl Vmm {
 
     /// An object without memory of its own, to which memory can be bound.
     pub(crate) fn object(&self, driver: &Driver, size: u64) -> u64 {
-        self.import(driver, driver.gpus[0], size)
+        self.import(driver, driver.gpus[0], size, false)
     }
 
     /// The physical memory at an address.
@@ -161,11 +163,12 @@ impl Vmm {
         });
     }
 
-    /// GPU of physical memory.
+    /// GPU of physical memory that lies on one.
     pub(crate) fn gpu_of(&self, handle: u64) -> Result<usize, Code> {
         lock(&self.0)
             .physical
             .get(&handle)
+            .filter(|physical| !physical.host)
             .map(|physical| physical.gpu)
             .ok_or(INVALID_VALUE)
     }
@@ -177,26 +180,27 @@ impl Vmm {
         }
     }
 
-    /// GPU and size of physical memory that is being handed to others.
-    pub(crate) fn extent(&self, handle: u64) -> Result<(usize, u64), Code> {
+    /// GPU and size of physical memory that is being handed to others, and whether it lies on the host.
+    pub(crate) fn extent(&self, handle: u64) -> Result<(usize, u64, bool), Code> {
         let tables = lock(&self.0);
         let shared = |p: &&Physical| p.handles > 0 && p.properties.handles & 1 != 0;
         let physical = tables.physical.get(&handle).filter(shared).ok_or(INVALID_VALUE)?;
-        Ok((physical.gpu, physical.size))
+        Ok((physical.gpu, physical.size, physical.host))
     }
 
-    pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64) -> u64 {
+    pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64, host: bool) -> u64 {
         let handle = driver.handle();
-        let device = driver.ordinal(gpu);
+        let (location, device) = if host { (HOST_NUMA, 0) } else { (1, driver.ordinal(gpu)) };
         let properties = Properties {
             kind: 1,
             handles: 1,
-            location: 1,
+            location,
             device,
             rest: [0; 2],
         };
         let physical = Physical {
             gpu,
+            host,
             imported: true,
             size,
             handles: 1,
@@ -216,11 +220,11 @@ impl Vmm {
     pub(crate) fn mapping(&self, address: u64) -> Option<Range> {
         let tables = lock(&self.0);
         let (start, mapping) = tables.around(address)?;
-        let gpu = tables.physical.get(&mapping.physical)?.gpu;
+        let physical = tables.physical.get(&mapping.physical)?;
         Some(Range {
             start,
             size: mapping.size,
-            gpu: Some(gpu),
+            gpu: (!physical.host).then_some(physical.gpu),
             context: None,
             pool: 0,
             managed: false,
@@ -243,15 +247,20 @@ impl Vmm {
     }
 }
 
-fn checked(properties: In<Properties>) -> Result<(Properties, usize), Code> {
+/// The one NUMA node of a host that has none is 0.
+const HOST_NUMA: i32 = 3;
+
+/// Properties, and the GPU on which such memory lies; None: the host.
+fn checked(properties: In<Properties>) -> Result<(Properties, Option<usize>), Code> {
     let asked = properties.get()?;
     if asked.kind != 1 {
         return Err(INVALID_VALUE);
     }
-    Ok((
-        asked,
-        crate::location::gpu(driver::get()?, [asked.location, asked.device])?,
-    ))
+    let gpu = match [asked.location, asked.device] {
+        [HOST_NUMA, 0] => None,
+        location => Some(crate::location::gpu(driver::get()?, location)?),
+    };
+    Ok((asked, gpu))
 }
 
 soft_gpu::api! {
@@ -293,9 +302,12 @@ soft_gpu::api! {
         if properties.handles & !1 != 0 {
             return Err(NOT_SUPPORTED);
         }
-        driver.memory.charge(driver, gpu, driver.memory.units(size))?;
+        if let Some(gpu) = gpu {
+            driver.memory.charge(driver, gpu, driver.memory.units(size))?;
+        }
         let handle = driver.handle();
-        let physical = Physical { gpu, imported: false, size, handles: 1, mappings: 0, handed_out: false, backing: 0, properties };
+        let (gpu, host) = (gpu.unwrap_or(driver.gpus[0]), gpu.is_none());
+        let physical = Physical { gpu, host, imported: false, size, handles: 1, mappings: 0, handed_out: false, backing: 0, properties };
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)
     }

@@ -1,0 +1,98 @@
+//! Physical memory beyond the share's device memory: a handle to memory of the host, charged to the second ledger
+//! of the share ([`host_memory`](super::host_memory) says when there is one).
+//!
+//! ```text
+//!  cuMemCreate ─► device ledger ─ full ─► host ledger ─► cuMemCreate on the NUMA node beside the GPU
+//!                                                         └─► maps, grants access and is exported like the other kind
+//! ```
+//!
+//! The driver says of each GPU whether it reaches such memory by the same calls; where it does not, or an older
+//! driver does not know, the answer is out of memory. Asked for the properties of the handle it names the host;
+//! the program is told the device for which it made it.
+//!
+//! What only device memory can be stays on the device: compressed, or for the tiles of sparse arrays. That the
+//! memory be reached by RDMA is asked for by programs that never do, and is left out.
+//!
+//! How it fails: granules of the host's memory are larger than the device's, whose size the program has already
+//! asked for: out of memory, before anything is made.
+
+use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::locations::Location;
+use crate::hooks::memory::GRANULE;
+use crate::hooks::parked;
+use crate::hooks::vmm::{Backing, Properties};
+use crate::real::real;
+use crate::state::Ready;
+use core::ffi::{c_int, c_ulonglong};
+use std::sync::Arc;
+use vgpu_core::account::rounded;
+
+/// CU_MEM_LOCATION_TYPE_HOST_NUMA.
+const HOST_NUMA: c_int = 3;
+/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, and whether that location goes with handles.
+const NUMA_ID: c_int = 134;
+const NUMA_HANDLES: c_int = 141;
+
+/// Makes `bytes` in host memory; `asked` has the real device.
+///
+/// # Safety
+/// `handle` may be written.
+#[cold]
+pub(crate) unsafe fn instead(
+    ready: &'static Ready,
+    gpu: usize,
+    handle: *mut u64,
+    bytes: usize,
+    asked: &Properties,
+    flags: c_ulonglong,
+) -> c_int {
+    let owner = ready.gpus.get(gpu).filter(|owner| owner.account.has_host());
+    let (Some(owner), Some(whole), Some(own)) = (owner, rounded(bytes as u64, GRANULE), on_host(asked, bytes)) else {
+        return OUT_OF_MEMORY;
+    };
+    let Some(charge) = parked::reserve(ready, owner, whole) else {
+        return OUT_OF_MEMORY;
+    };
+    let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
+    let create = real!(cuMemCreate(*mut u64, usize, *const Properties, c_ulonglong));
+    // SAFETY: as promised; the backing gives its charge back where it is not kept.
+    unsafe {
+        if create(handle, bytes, &own, flags) != SUCCESS {
+            return OUT_OF_MEMORY;
+        }
+        ready.vmm_handles.insert(*handle, (backing, 1));
+    }
+    SUCCESS
+}
+
+/// The same properties on the host; None: there is no such memory, or it would not do.
+fn on_host(asked: &Properties, bytes: usize) -> Option<Properties> {
+    let device = asked.location.device().filter(|_| asked.is_plain())?;
+    attribute(NUMA_HANDLES, device).filter(|supported| *supported == 1)?;
+    let mut own = *asked;
+    own.location = Location {
+        kind: HOST_NUMA,
+        // -1 where there are no NUMA nodes, of which 0 is then the only one.
+        id: attribute(NUMA_ID, device)?.max(0),
+    };
+    own.without_rdma();
+    let (here, there) = (granularity(asked)?, granularity(&own)?);
+    (there <= here && bytes.is_multiple_of(there)).then_some(own)
+}
+
+fn attribute(attribute: c_int, device: c_int) -> Option<c_int> {
+    let mut value = 0;
+    let ask = real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int));
+    // SAFETY: to be written.
+    (unsafe { ask(&mut value, attribute, device) } == SUCCESS).then_some(value)
+}
+
+/// The least that memory of this kind is mapped in.
+fn granularity(properties: &Properties) -> Option<usize> {
+    const MINIMUM: c_int = 0;
+    let mut bytes = 0;
+    let ask = real!(cuMemGetAllocationGranularity(*mut usize, *const Properties, c_int));
+    // SAFETY: to be written.
+    let result = unsafe { ask(&mut bytes, properties, MINIMUM) };
+    (result == SUCCESS && bytes > 0).then_some(bytes)
+}

@@ -1,0 +1,267 @@
+//! memoryPolicy Oversubscribe and memory in the order of streams: what pools cannot have goes on in host
+//! memory, and is freed when its stream has come to the free, not before.
+
+mod support;
+
+use support::caller::Caller;
+use support::hang::guard;
+use support::{Bench, GIB, MIB, number};
+
+/// A client of a share of 64 MiB of the first GPU that goes on for 128 MiB in host memory.
+struct Stage {
+    bench: Bench,
+    client: Caller,
+}
+
+impl Stage {
+    fn new(profile: &str) -> Self {
+        let bench = Bench::with_profile(profile);
+        let mut limits = bench.limits("share", 0, 0, 64 * MIB);
+        limits.host_memory = 128 * MIB;
+        bench.put(&limits);
+        let mut client = bench.caller(true);
+        client.init();
+        Self { bench, client }
+    }
+
+    /// One whose device part is full, with two streams in slots 10 and 11.
+    fn full(profile: &str) -> Self {
+        let mut stage = Self::new(profile);
+        stage.ok("cuMemAllocAsync >1 64MiB 0");
+        stage.ok("cuStreamCreate >10 1");
+        stage.ok("cuStreamCreate >11 1");
+        stage.ok("cuModuleLoadData >20 \".version\\s8.0\\n.target\\ssm_90\\n.entry\\sspin()\\s{\\sret;\\s}\\n\"");
+        stage.ok("cuModuleGetFunction >21 @20 \"spin\"");
+        stage.has(64, 0);
+        stage
+    }
+
+    #[track_caller]
+    fn ok(&mut self, line: &str) {
+        self.client.ok(line);
+    }
+
+    #[track_caller]
+    fn call(&mut self, line: &str, code: i32) {
+        assert_eq!(self.client.call(line), code, "{line}");
+    }
+
+    /// What is charged, in MiB.
+    #[track_caller]
+    fn has(&self, device: u64, host: u64) {
+        let usage = self.bench.usage("share");
+        assert_eq!([usage.charged / MIB, usage.host / MIB], [device, host]);
+    }
+
+    /// Queues seconds of the GPU's time in a stream.
+    fn work(&mut self, seconds: u64, stream: u32) {
+        let grid = seconds * 1000 * 200 * 132 * 2;
+        self.ok(&format!("cuLaunchKernel @21 {grid} 1 1 1024 1 1 0 @{stream} 0"));
+    }
+
+    /// Bytes free, which is a moment at which all that is in use no more is given back.
+    fn free(&mut self) -> u64 {
+        self.ok("cuMemGetInfo_v2 >90 >91");
+        self.client.get(90)
+    }
+
+    /// Whether the driver still knows the pointer in a slot.
+    fn is_there(&mut self, slot: u32) -> bool {
+        self.client.call(&format!("cuPointerGetAttribute >92 2 @{slot}")) == 0
+    }
+
+    /// The second word of each number is not the driver's: these are ints.
+    fn is_managed(&mut self, slot: u32) -> bool {
+        self.ok("set 92 0");
+        self.ok(&format!("cuPointerGetAttribute >92 8 @{slot}"));
+        self.client.get(92) & 0xff != 0
+    }
+}
+
+#[test]
+fn what_pools_cannot_have_goes_on_in_host_memory() {
+    let _guard = guard("pools");
+    let mut stage = Stage::new("");
+    stage.ok("cuMemPoolCreate >1 [1,1,0,0,0,0,0,0,0,0,0]");
+    stage.ok("cuMemAllocAsync >2 48MiB 0");
+    assert!(!stage.is_managed(2));
+    stage.ok("cuMemAllocAsync >3 32MiB 0");
+    stage.ok("cuMemAllocFromPoolAsync >4 32MiB @1 0");
+    stage.ok("cuMemAllocAsync_ptsz >5 32MiB 0");
+    stage.ok("cuMemAllocFromPoolAsync_ptsz >6 16MiB @1 0");
+    stage.has(64, 96);
+    assert!(stage.is_managed(3) && stage.is_managed(4) && stage.is_managed(5));
+    assert!(!stage.is_managed(6), "what there is on the device is taken first");
+    assert_eq!(stage.free(), 32 * MIB);
+    stage.ok("cuMemPoolGetAttribute @1 7 >93");
+    assert_eq!(stage.client.get(93), 16 * MIB, "a pool tells its device part");
+    stage.call("cuMemAllocAsync >7 64MiB 0", 2);
+    stage.call("cuMemPoolExportPointer >7 @3", 1);
+    stage.call("cuIpcGetMemHandle >7 @3", 1);
+    // Managed memory of either call is freed by either.
+    stage.ok("cuMemFreeAsync @3 0");
+    stage.ok("cuMemFree_v2 @4");
+    stage.ok("cuMemFreeAsync_ptsz @5 0");
+    stage.call("cuMemFreeAsync @5 0", 1);
+    assert_eq!(stage.free(), 128 * MIB);
+    stage.ok("cuMemAllocManaged >3 64MiB 1");
+    stage.ok("cuMemFreeAsync @3 0");
+    stage.ok("cuMemFreeAsync @2 0");
+    stage.ok("cuMemFreeAsync @6 0");
+    stage.ok("cuStreamSynchronize 0");
+    assert_eq!(stage.free(), 192 * MIB);
+    stage.has(0, 0);
+}
+
+/// Trimmed first: what other pools keep unused is the device's.
+#[test]
+fn pools_give_way_before_the_host_is_asked() {
+    let mut stage = Stage::new("");
+    stage.ok("cuMemPoolCreate >1 [1,1,0,0,0,0,0,0,0,0,0]");
+    stage.ok("cuMemPoolSetAttribute @1 4 [64MiB]");
+    stage.ok("cuMemAllocFromPoolAsync >2 64MiB @1 0");
+    stage.ok("cuMemFreeAsync @2 0");
+    stage.ok("cuStreamSynchronize 0");
+    stage.has(64, 0);
+    stage.ok("cuMemAllocAsync >3 32MiB 0");
+    assert!(!stage.is_managed(3));
+    stage.has(32, 0);
+}
+
+/// Host memory is no stand-in for what can be exported, is managed already, or is to have an end.
+#[test]
+fn pools_of_which_more_is_asked_stay_on_the_device() {
+    let mut stage = Stage::new("");
+    stage.ok("cuMemPoolCreate >1 [0x100000001,1,0,0,0,0,0,0,0,0,0]");
+    stage.ok("cuMemPoolCreate >2 [1,1,0,0x10000000,0,0,0,0,0,0,0]");
+    for pool in ["@1", "@2"] {
+        stage.call(&format!("cuMemAllocFromPoolAsync >3 128MiB {pool} 0"), 2);
+        stage.ok(&format!("cuDeviceSetMemPool 0 {pool}"));
+        stage.call("cuMemAllocAsync >3 128MiB 0", 2);
+    }
+    stage.has(0, 0);
+}
+
+#[test]
+fn what_a_stream_still_uses_is_freed_after_that() {
+    let _guard = guard("order");
+    let mut stage = Stage::full("");
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.work(2, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    assert_eq!(stage.free(), 64 * MIB, "the work is not done");
+    assert!(stage.is_there(2));
+    stage.has(64, 64);
+    stage.ok("cuStreamSynchronize @10");
+    assert_eq!(stage.free(), 128 * MIB);
+    assert!(!stage.is_there(2));
+    stage.has(64, 0);
+}
+
+#[test]
+fn memory_in_use_is_lent_again_in_the_order_of_streams() {
+    let _guard = guard("lent again");
+    let mut stage = Stage::full("");
+    stage.ok("cuMemAllocAsync >2 128MiB @10");
+    stage.work(2, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    // Nobody waits: the other stream does.
+    stage.ok("cuMemAllocAsync >3 128MiB @11");
+    assert_eq!(stage.client.get(3), stage.client.get(2));
+    stage.call("cuStreamQuery @10", 600);
+    stage.call("cuStreamQuery @11", 600);
+    stage.has(64, 128);
+    stage.ok("cuMemFree_v2 @3");
+    assert!(!stage.is_there(3));
+    stage.has(64, 0);
+}
+
+#[test]
+fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
+    let _guard = guard("waits");
+    let mut stage = Stage::full("");
+    stage.ok("cuMemAllocAsync >2 128MiB @10");
+    stage.work(1, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    stage.ok("cuMemAllocAsync >3 32MiB @11");
+    stage.call("cuStreamQuery @10", 0);
+    stage.has(64, 32);
+    // As for memory without streams.
+    stage.work(1, 11);
+    stage.ok("cuMemFreeAsync @3 @11");
+    stage.ok("cuMemAlloc_v2 >4 128MiB");
+    stage.has(64, 128);
+}
+
+#[test]
+fn a_capture_has_no_host_part() {
+    let mut stage = Stage::full("fail.cuMemAllocAsync = 2 after 1 every 1\n");
+    stage.ok("cuMemAllocAsync >2 32MiB 0");
+    stage.has(64, 32);
+    stage.ok("cuStreamBeginCapture_v2 @10 0");
+    stage.call("cuMemAllocAsync >3 32MiB @10", 2);
+    stage.has(64, 32);
+    // What is no graph's is freed by no graph; nothing else of the capture is disturbed.
+    stage.call("cuMemFreeAsync @2 @10", 1);
+    stage.has(64, 32);
+    stage.ok("cuMemAllocAsync >4 32MiB @11");
+    stage.ok("cuMemFreeAsync @4 @11");
+    stage.ok("cuStreamEndCapture @10 >5");
+    assert!(stage.is_there(2));
+    stage.ok("cuMemFreeAsync @2 @10");
+    assert_eq!(stage.free(), 128 * MIB);
+    stage.has(64, 0);
+}
+
+#[test]
+fn a_free_that_cannot_be_ordered_frees_nothing() {
+    // Every second call of each fails.
+    let faults = "fail.cuEventCreate = 2 after 0 every 2\nfail.cuEventRecord = 400 after 0 every 2\n";
+    let mut stage = Stage::full(faults);
+    stage.ok("cuMemAllocAsync >2 32MiB 0");
+    stage.ok("cuMemAllocAsync >3 32MiB 0");
+    stage.call("cuMemFreeAsync @2 0x5555", 400);
+    stage.ok("cuMemFreeAsync @2 @10");
+    for code in [2, 400, 2] {
+        stage.call("cuMemFreeAsync @3 @10", code);
+        assert_eq!(stage.free(), 96 * MIB);
+        assert!(stage.is_there(3));
+    }
+    stage.ok("cuMemFreeAsync @3 @10");
+    stage.call("cuMemFreeAsync @3 @10", 1);
+    assert_eq!(stage.free(), 128 * MIB);
+    stage.has(64, 0);
+}
+
+#[test]
+fn what_is_being_freed_goes_with_its_context_at_last() {
+    let _guard = guard("contexts");
+    let mut stage = Stage::full("");
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.ok("cuMemAllocAsync >3 64MiB @10");
+    stage.work(1, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    stage.ok("cuDevicePrimaryCtxRelease_v2 0");
+    assert_eq!(stage.bench.usage("share").host, 0);
+    stage.client.init();
+    assert_eq!(number(&stage.bench.run(&["init", "info"])[1], 2), stage.free());
+}
+
+#[test]
+fn threads_and_contexts_leave_nothing() {
+    let _guard = guard("a storm");
+    let bench = Bench::new();
+    let mut limits = bench.limits("share", 0, 0, 128 * MIB);
+    limits.host_memory = GIB;
+    bench.put(&limits);
+    let mut client = bench.serving(&["init"]);
+    for _ in 0..3 {
+        client.ask("mixed:3000");
+        let usage = bench.usage("share");
+        assert!(usage.charged <= 128 * MIB && usage.host <= GIB);
+        client.ask("freekept");
+        assert_eq!(client.free(), 128 * MIB + GIB);
+        let usage = bench.usage("share");
+        assert_eq!([usage.charged, usage.host], [0; 2]);
+    }
+}
