@@ -36,7 +36,7 @@ pub enum Answer {
         devices: Vec<(String, String, String)>,
     },
     Not {
-        summary: Summary,
+        summary: Box<Summary>,
         looked_at: usize,
         nodes: usize,
     },
@@ -185,7 +185,7 @@ impl Pass {
                         devices: results.collect(),
                     });
                 }
-                Ok(Some(vgpu_allocator::Answer::Not(why))) => self.summary.add(why),
+                Ok(Some(vgpu_allocator::Answer::Not(why))) => self.summary.add(*why),
                 // It went away since the pass began.
                 Ok(None) => {}
                 Err(error) => return Some(Answer::Mistake(error.to_string())),
@@ -205,7 +205,7 @@ impl Pass {
             return Some(Answer::Nowhere { held });
         }
         Some(Answer::Not {
-            summary: std::mem::take(&mut self.summary),
+            summary: Box::new(std::mem::take(&mut self.summary)),
             looked_at: self.next,
             nodes: self.nodes.len(),
         })

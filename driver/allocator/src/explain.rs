@@ -30,7 +30,7 @@ type Said = (ReasonKind, String, String);
 pub enum Answer {
     /// One allocation a claim, without share ids.
     Fits(Vec<Allocation>),
-    Not(Why),
+    Not(Box<Why>),
 }
 
 /// Why claims do not fit on a node, and what would.
@@ -102,10 +102,10 @@ impl<'a> Attempt<'a> {
         let mut why = match self.find_answer(view, cache) {
             Ok(Answer::Not(why)) => why,
             Ok(fits) => return Ok(fits),
-            Err(error) => Why {
+            Err(error) => Box::new(Why {
                 reasons: vec![error.reason(view.node(), self.claims).ok_or(error)?],
                 ..Why::default()
-            },
+            }),
         };
         if why.reasons.is_empty() {
             why.reasons.push(Reason::of_all(self.claims, view.node()));
@@ -116,7 +116,7 @@ impl<'a> Attempt<'a> {
     fn find_answer(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Answer, AllocateError> {
         // The last order is without the policy's wishes, which refuse nothing.
         let Some(order) = self.policy.orders().pop() else {
-            return Ok(Answer::Not(Why::default()));
+            return Ok(Answer::Not(Box::default()));
         };
         let mut search = self.search(view, cache, order)?;
         match search.run() {
@@ -129,7 +129,7 @@ impl<'a> Attempt<'a> {
         let (claim, request) = search.furthest;
         let mut search = self.search(view, cache, order)?;
         if !search.run_until(claim, request)? || search.plans.is_empty() {
-            return Ok(Answer::Not(Why::default()));
+            return Ok(Answer::Not(Box::default()));
         }
         let mut why = Why::default();
         for alternative in 0..search.plans[claim].requests[request].asks.len() {
@@ -142,7 +142,7 @@ impl<'a> Attempt<'a> {
             explainer.explain(&mut why)?;
             why.largest.merge(explainer.largest()?);
         }
-        Ok(Answer::Not(why))
+        Ok(Answer::Not(Box::new(why)))
     }
 }
 

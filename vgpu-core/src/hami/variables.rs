@@ -211,7 +211,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
         #[test]
         fn no_text_brings_it_down_and_none_becomes_more_than_it_says(text in "\\PC{0,24}") {
             if let Ok(Some(found)) = read(&[(MEMORY, &text)]) {
