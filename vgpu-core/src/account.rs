@@ -10,6 +10,8 @@
 //! Where shares have host memory too, or somebody is told of each change, the device shares lie in
 //! `special` instead: the usual way stays what it is, and all that is unusual is behind its cold ends.
 
+mod exports;
+
 use crate::ledger::OpenError;
 use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
 use std::time::Duration;

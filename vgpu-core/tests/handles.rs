@@ -125,6 +125,8 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
 fn imported_memory_that_is_bound_is_charged_here_too() {
     let mut one = Watched::new("", 256 * MIB);
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
+    // By a second name, so that it is not recognised.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     one.ok("cuMulticastCreate >4 [1,67108864,1,0]");
@@ -146,52 +148,58 @@ fn what_threads_count_at_once_is_gone_with_the_last() {
     assert_eq!([bench.usage("share").charged, truth.used()], [0; 2]);
 }
 
-/// Another process that was told, in slot 2, how to open the first one's pointer 1.
-fn importer(one: &mut Watched) -> Caller {
+/// Another process, of that bench, that was told in slot 2 how to open the first one's pointer 1.
+fn importer_of(bench: &Bench, one: &mut Watched) -> Caller {
     one.ok("cuIpcGetMemHandle >2 @1");
     let words = one.client.say("raw 2");
-    let mut other = one.bench.caller(true);
+    let mut other = bench.caller(true);
     other.init();
     other.say(&format!("put 2 {words}"));
     other
 }
 
 #[test]
-fn imports_are_charged_to_who_maps_them() {
+fn imports_of_another_share_are_charged_to_who_maps_them() {
     let mut one = Watched::new("", 256 * MIB);
     one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
-    let mut other = importer(&mut one);
+    let theirs = Bench::on_gpu_of(&one.bench, 256 * MIB);
+    let mut other = importer_of(&theirs, &mut one);
     assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 0);
-    assert_eq!(one.charged(), 128 * MIB);
+    assert_eq!([one.charged(), theirs.usage("share").charged], [64 * MIB; 2]);
     assert_eq!(
         other.call("cuIpcOpenMemHandle_v2 >4 >2"),
         0,
         "once more: counted, not charged"
     );
-    assert_eq!((one.charged(), other.get(4)), (128 * MIB, other.get(3)));
+    assert_eq!((theirs.usage("share").charged, other.get(4)), (64 * MIB, other.get(3)));
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
-    assert_eq!(one.charged(), 128 * MIB);
+    assert_eq!(theirs.usage("share").charged, 64 * MIB);
     // Whoever made it dies: what is mapped stays charged.
-    let bench = one.kill();
-    assert_eq!(bench.free(), 192 * MIB);
+    assert_eq!(one.kill().free(), 256 * MIB);
+    assert_eq!(theirs.free(), 192 * MIB);
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
-    assert_eq!(bench.free(), 256 * MIB);
+    assert_eq!(theirs.free(), 256 * MIB);
 }
 
 #[test]
 fn imports_that_do_not_fit_are_closed_again() {
     let mut one = Watched::new("", 96 * MIB);
     one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
-    let mut other = importer(&mut one);
+    let theirs = Bench::on_gpu_of(&one.bench, 32 * MIB);
+    let mut other = importer_of(&theirs, &mut one);
     assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 2);
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 1, "it is not open");
+    assert_eq!(theirs.usage("share").charged, 0);
     one.same();
 }
 
+/// A process of another share, or one that the descriptor reached in a way that is not recognised.
 #[test]
-fn imported_physical_memory_is_charged_by_what_is_mapped() {
+fn imported_physical_memory_of_another_name_is_charged_by_what_is_mapped() {
     let mut one = Watched::new("", 256 * MIB);
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
+    // The second name of one piece is not known.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     assert_eq!(one.charged(), 64 * MIB);
@@ -208,6 +216,8 @@ fn imported_physical_memory_is_charged_by_what_is_mapped() {
 /// Handle 3 is an import of 64 MiB, array 4 a sparse one of 64 x 64 elements a tile.
 fn imported_for_an_array(one: &mut Watched) {
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
+    // By a second name, so that it is not recognised.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     one.ok("cuArray3DCreate_v2 >4 [4096,4096,0,0x400000020,0x40]");

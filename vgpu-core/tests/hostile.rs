@@ -11,7 +11,8 @@ use support::chance::{Chance, setting};
 use support::hang::guard;
 use support::serve::Serving;
 use support::{Bench, GIB, lines, number};
-use vgpu_abi::ledger::{self, FIRST_LANE_AT, LANES, LINE, SIZE};
+use vgpu_abi::ledger::object::OBJECTS;
+use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, OBJECTS_USED_AT, SIZE};
 
 /// A client that did `steps`.
 fn ready(bench: &Bench, steps: &[&str]) -> Serving {
@@ -120,8 +121,11 @@ fn garbage_of_any_kind_is_refused_at_open() {
 
 /// A word of the ledger that a running process uses, or any.
 fn word(chance: &mut Chance) -> usize {
-    match chance.below(4) {
+    match chance.below(7) {
         0 => LINE + 8 * chance.below(2) as usize,
+        4 => FIRST_OBJECT_AT + chance.below(32 * LINE as u64 / 8) as usize * 8,
+        5 => FIRST_OBJECT_AT + chance.below(OBJECTS as u64) as usize * LINE + 8 * chance.below(4) as usize,
+        6 => OBJECTS_USED_AT,
         1 => FIRST_LANE_AT + 8 * chance.below(8) as usize,
         2 => FIRST_LANE_AT + chance.below(LANES as u64) as usize * LINE + 8 * chance.below(8) as usize,
         _ => 8 * chance.below(SIZE as u64 / 8) as usize,
@@ -179,6 +183,59 @@ fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
             assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
             client.ask("freekept");
             assert_eq!(client.ask("free:0"), "0", "round {round}: frees pass");
+            for look in ["info", "memory", "running"] {
+                assert!(client.ask(look).starts_with("0 "), "round {round}");
+            }
+            let said = client.said();
+            assert!(said.lines().count() <= 1, "round {round}: {said}");
+            assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
+        }
+    }
+}
+
+/// The same of processes that have memory together, of which some are killed.
+#[test]
+fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
+    let _guard = guard("damaged objects");
+    for round in 0..setting("VGPU_DAMAGE_ROUNDS", 24) / 2 {
+        let mut chance = Chance::new((round % 2 == 0).then_some(round));
+        let bench = Bench::with_share(GIB);
+        let board = bench.directory("share").join("board");
+        fs::write(&board, [0; 64 * 64]).expect("a board");
+        let exchange = format!("exchange:{}", board.display());
+        let start = || {
+            let mut client = ready(&bench, &["listen", "init"]);
+            client.tell(&exchange);
+            client
+        };
+        let mut clients: Vec<Serving> = (0..3).map(|_| start()).collect();
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(bench.ledger("share"))
+            .expect("a ledger");
+        for _ in 0..=chance.below(400) {
+            let line = FIRST_OBJECT_AT + chance.below(40) as usize * LINE;
+            let at = match chance.below(8) {
+                0 => OBJECTS_USED_AT,
+                1 => word(&mut chance),
+                2 | 3 => line + 96 + 8 * chance.below(4) as usize,
+                _ => line + 8 * chance.below(4) as usize,
+            };
+            file.write_all_at(&value(&mut chance).to_le_bytes(), at as u64)
+                .expect("damage");
+            std::thread::sleep(Duration::from_micros(chance.below(400)));
+        }
+        // One of them dies with what it has.
+        clients.pop().expect("a client").kill();
+        for mut client in clients {
+            client.signal(libc::SIGUSR1);
+            assert!(client.line().starts_with("exchange "), "round {round}");
+            assert_eq!(
+                [client.ask("close"), client.ask("unmake")],
+                ["0", "0"],
+                "round {round}: frees pass"
+            );
+            assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
             for look in ["info", "memory", "running"] {
                 assert!(client.ask(look).starts_with("0 "), "round {round}");
             }

@@ -405,3 +405,16 @@ fn an_allocation_split_over_two_shares() {
         ..case("cuMemFree_v2", &["init", "alloc:768MiB"], "free:0")
     });
 }
+
+#[test]
+fn what_processes_have_together() {
+    let export = &["init", "alloc:64MiB", "export:0"];
+    kill_everywhere(&case("cuIpcGetMemHandle", &["init", "alloc:64MiB"], "export:0"));
+    kill_everywhere(&case("cuIpcOpenMemHandle_v2", export, "import"));
+    kill_everywhere(&case("cuMemFree_v2", export, "free:0"));
+    kill_everywhere(&case(
+        "cuIpcCloseMemHandle",
+        &["init", "alloc:64MiB", "export:0", "import", "free:0"],
+        "close",
+    ));
+}

@@ -176,12 +176,13 @@ fn a_bad_ledger_refuses_and_is_named() {
     let good = fs::read(&path).expect("a ledger");
     let garbage: Vec<u8> = good.iter().map(|byte| !byte).collect();
     let mut other = good.clone();
-    other[ledger::VERSION_AT] = 2;
+    other[ledger::VERSION_AT] += 1;
+    let newer = format!("version {}", ledger::VERSION + 1);
     for (bytes, word) in [
         (&good[..4096], "4096 bytes"),
         (&good[..0], "0 bytes"),
         (&garbage[..], "not a ledger"),
-        (&other[..], "version 2"),
+        (&other[..], &newer),
         (&ledger::image(&bench.limits("other", 0, 0, GIB))[..], "another share"),
     ] {
         fs::write(&path, bytes).expect("a ledger");

@@ -6,8 +6,10 @@
 //! ```text
 //!      0  format, version, lanes, size, share            line 0, constant
 //!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
+//!    256  objects that were ever used                     line 2: how far who looks for one must go
 //!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
-//! 131064  seal                                            last 8 bytes, so a cut file has none
+//! 130944  object 0, ... object 511 ([`object`])           a line each
+//! 196600  seal                                            last 8 bytes, so a cut file has none
 //! ```
 //!
 //! A share that may go on in host memory (`host-memory` in its limits) has two of these in a row: the
@@ -24,12 +26,15 @@
 //! go on while the node reads). Every number is range-checked, nothing is indexed by them, and the
 //! total is one aligned 8-byte word; lanes may be one operation apart from it.
 
+pub mod object;
+
 use crate::checksum::crc32;
 use crate::limits::Limits;
+use object::OBJECTS;
 use std::fmt;
 
 /// The size of a ledger in bytes.
-pub const SIZE: usize = 1024 * LINE;
+pub const SIZE: usize = 1536 * LINE;
 /// Where the second ledger begins, that of host memory, in the file of a share that has one.
 pub const HOST_AT: usize = SIZE;
 /// The most bytes that a share's file has.
@@ -40,8 +45,8 @@ pub const LINE: usize = 128;
 pub const LANES: usize = 1015;
 /// The lane in which the holder of the reaper's lock works.
 pub const REAPER: usize = 0;
-/// Version of the layout.
-pub const VERSION: u32 = 1;
+/// Version of the layout; 2: exported objects.
+pub const VERSION: u32 = 2;
 
 pub const FORMAT: u64 = u64::from_le_bytes(*b"vgpuledg");
 pub const SEAL: u64 = u64::from_le_bytes(*b"\x89sealed\n");
@@ -54,7 +59,9 @@ pub const SIZE_AT: usize = 16;
 pub const SHARE_AT: usize = 24;
 pub const CHARGED_AT: usize = LINE;
 pub const WRITER_AT: usize = LINE + 8;
+pub const OBJECTS_USED_AT: usize = 2 * LINE;
 pub const FIRST_LANE_AT: usize = 8 * LINE;
+pub const FIRST_OBJECT_AT: usize = FIRST_LANE_AT + LANES * LINE;
 pub const SEAL_AT: usize = SIZE - 8;
 
 /// Offsets in a lane.
@@ -78,7 +85,8 @@ pub mod lane {
     pub const CONTEXT: usize = 60;
 }
 
-const _: () = assert!(FIRST_LANE_AT + LANES * LINE + LINE == SIZE);
+const _: () = assert!(FIRST_OBJECT_AT + OBJECTS * LINE + LINE == SIZE);
+const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by itself");
 const _: () = assert!(LANES <= 1 << Stamp::LANE_BITS);
 
 /// A lane and a number in one word: an operation (lane, sequence) or a claim (lane, generation).
@@ -102,7 +110,8 @@ pub struct Usage {
 /// One process of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its PID as it sees itself: two containers of one share may both have a PID 1.
+    /// Its PID as it sees itself: two containers of one share may both have a PID 1. 0: exported memory that
+    /// is held by processes which the ledger does not name.
     pub pid: u32,
     /// Inode of the PID namespace in which `pid` counts.
     pub pid_namespace: u64,
@@ -124,6 +133,8 @@ pub enum Damage {
     Writer(u64),
     /// A lane holds more than all lanes together can.
     Lane(usize),
+    /// An exported object does.
+    Object(usize),
 }
 
 /// The size of the file of a share with these limits.
@@ -192,7 +203,7 @@ pub fn check_ends(first: &[u8; LINE], last: &[u8; LINE]) -> Result<(), Damage> {
 /// nearly: see the module's failure modes.
 ///
 /// # Errors
-/// Bytes that no version-1 ledger can have.
+/// Bytes that no version-2 ledger can have.
 pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
     let (device, host) = match bytes.split_at_checked(HOST_AT) {
         Some((device, host)) if bytes.len() == MAX_SIZE => (read_one(device)?, read_one(host)?),
@@ -222,16 +233,24 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
     if Stamp::unpack(writer).lane >= LANES {
         return Err(Damage::Writer(writer));
     }
+    let taken = taken(bytes, writer);
     // (process stamp, process); a few hundred at most, so that a linear search is enough.
     let mut found: Vec<(u64, Process)> = Vec::new();
     for index in REAPER + 1..LANES {
         let at = FIRST_LANE_AT + index * LINE;
         let field = |offset: usize| word(bytes, at + offset);
-        if field(lane::GENERATION).is_multiple_of(2) {
+        let claim = Stamp {
+            lane: index,
+            number: field(lane::GENERATION),
+        };
+        if claim.number.is_multiple_of(2) {
             continue;
         }
         let pair = lane::CHARGED.map(field);
-        let charged = settled(index, field(lane::SEQUENCE), field(lane::APPLIED), pair, writer);
+        let charged = match taken {
+            Some(taken) if taken == claim => 0,
+            _ => settled(index, field(lane::SEQUENCE), field(lane::APPLIED), pair, writer),
+        };
         if charged > i64::MAX as u64 {
             return Err(Damage::Lane(index));
         }
@@ -249,6 +268,7 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
             )),
         }
     }
+    add_objects(bytes, writer, taken, &mut found)?;
     let mut processes: Vec<Process> = found.into_iter().map(|(_, process)| process).collect();
     processes.sort_by_key(|process| (process.pid_namespace, process.pid));
     Ok(Usage {
@@ -256,6 +276,64 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
         host: 0,
         processes,
     })
+}
+
+/// The claim whose charge the last reap took out of the total, which may not be free yet: its reaper died, or
+/// is about to. Nobody's, of a new ledger.
+fn taken(bytes: &[u8], writer: u64) -> Option<Stamp> {
+    let field = |offset: usize| word(bytes, FIRST_LANE_AT + REAPER * LINE + offset);
+    let sequence = field(lane::SEQUENCE);
+    let operation = Stamp {
+        lane: REAPER,
+        number: sequence,
+    };
+    let took_place = field(lane::APPLIED) >= sequence || writer == operation.pack();
+    took_place.then(|| Stamp::unpack(field(lane::CHARGED[usize::from(!sequence.is_multiple_of(2))])))
+}
+
+/// Adds to each process what it is shown with of the exported objects; what nobody known holds is PID 0's.
+fn add_objects(bytes: &[u8], writer: u64, taken: Option<Stamp>, found: &mut Vec<(u64, Process)>) -> Result<(), Damage> {
+    for index in 0..OBJECTS {
+        let at = FIRST_OBJECT_AT + index * LINE;
+        let of_lane = |lane: usize, offset: usize| match lane {
+            REAPER..LANES => word(bytes, FIRST_LANE_AT + lane * LINE + offset),
+            _ => 0,
+        };
+        let claim = Stamp {
+            lane: LANES + index,
+            number: word(bytes, at + object::GENERATION),
+        };
+        if claim.number.is_multiple_of(2) || taken == Some(claim) {
+            continue;
+        }
+        let from = word(bytes, at + object::FROM);
+        let maker = Stamp::unpack(from).lane;
+        let (sequence, applied) = (of_lane(maker, lane::SEQUENCE), of_lane(maker, lane::APPLIED));
+        let charged = word(bytes, at + object::BYTES);
+        if charged == 0 || !object::moved(from, sequence, applied, writer) {
+            continue;
+        }
+        if charged > i64::MAX as u64 {
+            return Err(Damage::Object(index));
+        }
+        let holders = std::array::from_fn(|place| word(bytes, at + object::HOLDERS_AT + place * 8));
+        let is_claimed = |claim: Stamp| of_lane(claim.lane, lane::GENERATION) == claim.number;
+        let payer = object::payer(holders, is_claimed).unwrap_or(0);
+        let named = found.iter().position(|(stamp, _)| *stamp == payer);
+        match named.or_else(|| found.iter().position(|(stamp, _)| *stamp == 0)) {
+            Some(place) => found[place].1.charged = found[place].1.charged.saturating_add(charged),
+            None => found.push((
+                0,
+                Process {
+                    pid: 0,
+                    pid_namespace: 0,
+                    charged,
+                    host: 0,
+                },
+            )),
+        }
+    }
+    Ok(())
 }
 
 /// What lane `index` holds, its owner being dead or between two operations: its last operation
@@ -291,9 +369,10 @@ fn half(bytes: &[u8], at: usize) -> u32 {
 // === impl Stamp ===
 
 impl Stamp {
-    pub const LANE_BITS: u32 = 10;
+    /// Lanes and, behind them, exported objects.
+    pub const LANE_BITS: u32 = 11;
     pub const NUMBER_BITS: u32 = 64 - Self::LANE_BITS;
-    /// The highest number: at 30 ns an operation it is reached after 17 years.
+    /// The highest number: at 30 ns an operation it is reached after 8 years.
     pub const LAST: u64 = (1 << Self::NUMBER_BITS) - 1;
 
     #[must_use]
@@ -315,7 +394,10 @@ impl Stamp {
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Size(size) => write!(f, "ledger has {size} bytes, not {SIZE}"),
+            Self::Size(size) => write!(
+                f,
+                "ledger has {size} bytes, not {SIZE}: it was cut, or library and plugin differ in version"
+            ),
             Self::Format => write!(f, "not a ledger (format, lanes or size field)"),
             Self::Version(version) => write!(
                 f,
@@ -325,6 +407,7 @@ impl fmt::Display for Damage {
             Self::Share => write!(f, "ledger belongs to another share"),
             Self::Writer(word) => write!(f, "ledger names a last writer that cannot be ({word:#x})"),
             Self::Lane(index) => write!(f, "lane {index} of the ledger holds an impossible charge"),
+            Self::Object(index) => write!(f, "object {index} of the ledger holds an impossible charge"),
         }
     }
 }

@@ -25,10 +25,10 @@ fn a_new_ledger_is_empty() {
 }
 
 #[test]
-fn version_1_is_laid_out_as_it_was_first_written() {
+fn version_2_is_laid_out_as_it_was_first_written() {
     // Everything outside these words is zero: the file's layout, by hand.
     let mut expected = vec![0; SIZE];
-    expected[..24].copy_from_slice(b"vgpuledg\x01\0\0\0\xf7\x03\0\0\0\0\x02\0\0\0\0\0");
+    expected[..24].copy_from_slice(b"vgpuledg\x02\0\0\0\xf7\x03\0\0\0\0\x03\0\0\0\0\0");
     expected[SIZE - 8..].copy_from_slice(b"\x89sealed\n");
     let found = fresh();
     expected[24..28].copy_from_slice(&found[24..28]);
@@ -89,8 +89,10 @@ fn every_cut_is_refused() {
 #[test]
 fn other_formats_and_versions_are_named() {
     let mut bytes = fresh();
-    bytes[VERSION_AT] = 2;
-    assert_eq!(read(&bytes), Err(Damage::Version(2)));
+    for other in [1, 3] {
+        bytes[VERSION_AT] = other;
+        assert_eq!(read(&bytes), Err(Damage::Version(other.into())));
+    }
     bytes[FORMAT_AT] = 0;
     assert_eq!(read(&bytes), Err(Damage::Format));
     let mut bytes = fresh();
@@ -150,6 +152,85 @@ fn an_operation_counts_once_the_total_or_a_record_says_so() {
     );
 }
 
+/// An exported object of 40 bytes that moves by operation (lane 3, 5), whose maker has 60 before and 20 after.
+fn with_object(from: u64, holders: &[u64]) -> Vec<u8> {
+    let mut bytes = fresh();
+    put(&mut bytes, CHARGED_AT, 60);
+    for index in [3, 8] {
+        let claim = Stamp { lane: index, number: 1 }.pack();
+        let fields = [(lane::GENERATION, 1), (lane::PROCESS, claim), (lane::PID, index as u64)];
+        put_lane(&mut bytes, index, &fields);
+    }
+    let charge = [
+        (lane::SEQUENCE, 5),
+        (lane::APPLIED, 4),
+        (lane::CHARGED[0], 60),
+        (lane::CHARGED[1], 20),
+    ];
+    put_lane(&mut bytes, 3, &charge);
+    let at = FIRST_OBJECT_AT + 7 * LINE;
+    let object = [(object::GENERATION, 1), (object::BYTES, 40), (object::FROM, from)];
+    for (offset, value) in object {
+        put(&mut bytes, at + offset, value);
+    }
+    for (place, holder) in holders.iter().enumerate() {
+        put(&mut bytes, at + object::HOLDERS_AT + place * 8, *holder);
+    }
+    bytes
+}
+
+fn by_pid(bytes: &[u8]) -> Vec<(u32, u64)> {
+    let usage = read(bytes).expect("a ledger");
+    assert_eq!(usage.processes.iter().map(|p| p.charged).sum::<u64>(), usage.charged);
+    usage.processes.iter().map(|p| (p.pid, p.charged)).collect()
+}
+
+#[test]
+fn an_exported_object_is_charged_once_at_every_instant_and_shown_with_who_holds_it() {
+    let stamp = |lane, number| Stamp { lane, number }.pack();
+    let mut bytes = with_object(stamp(3, 5), &[stamp(3, 1), stamp(8, 1)]);
+    assert_eq!(by_pid(&bytes), [(3, 60), (8, 0)], "intended");
+    put(&mut bytes, WRITER_AT, stamp(3, 5));
+    assert_eq!(by_pid(&bytes), [(3, 60), (8, 0)], "moved: its maker holds it still");
+    put_lane(&mut bytes, 3, &[(lane::APPLIED, 5)]);
+    put(&mut bytes, WRITER_AT, stamp(8, 1));
+    assert_eq!(by_pid(&bytes), [(3, 60), (8, 0)], "recorded by the next writer");
+    // Its maker is dead and taken out.
+    let mut bytes = with_object(0, &[stamp(3, 1), stamp(8, 1)]);
+    put(&mut bytes, CHARGED_AT, 40);
+    put_lane(&mut bytes, 3, &[(lane::GENERATION, 2)]);
+    assert_eq!(by_pid(&bytes), [(8, 40)], "passed on");
+    put_lane(&mut bytes, 8, &[(lane::GENERATION, 3)]);
+    assert_eq!(by_pid(&bytes), [(0, 40), (8, 0)], "nobody known: never nobody's");
+    put(&mut bytes, FIRST_OBJECT_AT + 7 * LINE + object::BYTES, u64::MAX);
+    assert_eq!(read(&bytes), Err(Damage::Object(7)));
+}
+
+/// A reaper died after it took a charge out of the total and before it freed the claim.
+#[test]
+fn what_a_reap_has_taken_out_is_held_by_nobody() {
+    for (index, expected) in [(3, [(3, 0), (8, 40)]), (LANES + 7, [(3, 60), (8, 0)])] {
+        let claim = |lane| Stamp { lane, number: 1 }.pack();
+        let mut bytes = with_object(0, &[claim(8)]);
+        put_lane(&mut bytes, 3, &[(lane::CHARGED[1], 60), (lane::APPLIED, 5)]);
+        put(&mut bytes, CHARGED_AT, 100);
+        let reap = [(lane::SEQUENCE, 1), (lane::CHARGED[1], claim(index))];
+        put_lane(&mut bytes, REAPER, &reap);
+        assert_eq!(by_pid(&bytes), [(3, 60), (8, 40)], "intended");
+        put(&mut bytes, CHARGED_AT, expected[0].1 + expected[1].1);
+        put(
+            &mut bytes,
+            WRITER_AT,
+            Stamp {
+                lane: REAPER,
+                number: 1,
+            }
+            .pack(),
+        );
+        assert_eq!(by_pid(&bytes), expected);
+    }
+}
+
 #[test]
 fn hostile_bytes_never_panic() {
     // A small generator: the same bytes on every run.
@@ -177,7 +258,7 @@ fn stamps_keep_both_parts() {
     for stamp in [
         Stamp { lane: 0, number: 0 },
         Stamp {
-            lane: LANES - 1,
+            lane: LANES + OBJECTS - 1,
             number: Stamp::LAST,
         },
     ] {

@@ -2,7 +2,8 @@
 //! same every time, half go by the clock: their seed is printed, and VGPU_SEED gives it again.
 
 use vgpu_abi::checksum::crc32;
-use vgpu_abi::ledger::{self, FIRST_LANE_AT, LANES, LINE, SEAL_AT, SIZE, Stamp, lane, settled};
+use vgpu_abi::ledger::object::OBJECTS;
+use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, SEAL_AT, SIZE, Stamp, lane, settled};
 use vgpu_abi::limits::{Limits, MAX_SIZE, is_share_name};
 
 const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v1");
@@ -135,6 +136,7 @@ fn a_ledger_of_any_bytes_is_read_within_bounds_or_refused() {
                 let at = match chance.below(8) {
                     0 => 8 * chance.below(SIZE / 8),
                     1 => LINE + 8 * chance.below(2),
+                    2 => FIRST_OBJECT_AT + chance.below(OBJECTS) * LINE + 8 * chance.below(LINE / 8),
                     _ => FIRST_LANE_AT + chance.below(LANES) * LINE + 8 * chance.below(LINE / 8),
                 };
                 let value = match chance.below(4) {
@@ -150,7 +152,7 @@ fn a_ledger_of_any_bytes_is_read_within_bounds_or_refused() {
             }
             let Ok(usage) = ledger::read(&bytes) else { continue };
             read += 1;
-            assert!(usage.processes.len() < LANES);
+            assert!(usage.processes.len() <= LANES, "one a lane, and PID 0");
             assert!(
                 usage
                     .processes
@@ -169,7 +171,7 @@ fn a_ledger_of_any_bytes_is_read_within_bounds_or_refused() {
 fn settled_is_one_of_the_two_and_of_the_right_parity() {
     for mut chance in chances() {
         for _ in 0..rounds(20_000) {
-            let (index, sequence) = (chance.below(LANES), chance.next() >> 10);
+            let (index, sequence) = (chance.below(LANES), chance.next() >> Stamp::LANE_BITS);
             let applied = sequence.wrapping_sub(1).wrapping_add(chance.below(3) as u64);
             let number = sequence.wrapping_sub(chance.below(2) as u64) & Stamp::LAST;
             let writer = Stamp {

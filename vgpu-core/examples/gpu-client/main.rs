@@ -50,6 +50,7 @@ macro_rules! call {
     }};
 }
 
+mod exchange;
 mod odd;
 mod process;
 mod storm;
@@ -308,6 +309,7 @@ impl Client {
             _ => storm::step(self, name, number)
                 .or_else(|| process::step(self, name, value))
                 .or_else(|| odd::step(self, name, value))
+                .or_else(|| exchange::step(self, name, value))
                 .unwrap_or_else(|| panic!("unknown step {name}")),
         }
     }

@@ -54,8 +54,12 @@ extern "C" fn stop(_signal: c_int) {
     STOP.store(true, Ordering::Relaxed);
 }
 
+pub(crate) fn stopped() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
 /// The sum of what `work` answers in each thread.
-fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + Send + 'static) -> u64 {
+pub(crate) fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + Send + 'static) -> u64 {
     let cuda = client.cuda() as usize;
     let threads: Vec<_> = (0..THREADS)
         .map(|seed| {
@@ -67,7 +71,7 @@ fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + S
 }
 
 /// So many rounds, or for ever where 0 are asked for: but never longer than the test that started this.
-struct Rounds {
+pub(crate) struct Rounds {
     left: Option<u64>,
     done: u64,
 }
@@ -79,14 +83,14 @@ pub(crate) fn parent() -> u32 {
 }
 
 impl Rounds {
-    fn new(rounds: u64) -> Self {
+    pub(crate) fn new(rounds: u64) -> Self {
         Self {
             left: (rounds > 0).then_some(rounds),
             done: 0,
         }
     }
 
-    fn next(&mut self) -> bool {
+    pub(crate) fn next(&mut self) -> bool {
         self.done += 1;
         if self.done.is_multiple_of(1024) && std::os::unix::process::parent_id() != parent() {
             // SAFETY: nothing of a client whose test is gone needs an end in order.
@@ -100,7 +104,7 @@ impl Rounds {
 }
 
 /// A small generator, seeded by the process and `seed`.
-fn numbers(seed: u64) -> impl FnMut() -> u64 {
+pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id());
     move || {
         state ^= state << 13;
@@ -118,7 +122,7 @@ pub(crate) fn enter(cuda: *mut c_void) {
 }
 
 /// Whether a call succeeded; out of memory is what a share is for, all else is a failure of the test.
-fn granted(what: &str, result: c_int) -> bool {
+pub(crate) fn granted(what: &str, result: c_int) -> bool {
     match result {
         0 => true,
         2 => false,

@@ -22,7 +22,7 @@ const USED: usize = 4;
 
 /// What the shared memory holds, so that a branch can be taken back.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Memory {
+pub(super) struct Memory {
     total: Pair,
     lanes: [[u64; 5]; USED],
 }
@@ -53,7 +53,7 @@ pub(super) fn region() -> Box<Region> {
 }
 
 impl Memory {
-    fn save(region: &Region) -> Self {
+    pub(super) fn save(region: &Region) -> Self {
         Self {
             total: region.total.load(),
             lanes: std::array::from_fn(|index| {
@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    fn restore(&self, region: &Region) {
+    pub(super) fn restore(&self, region: &Region) {
         region.total.set(self.total);
         for (lane, saved) in region.lanes.iter().zip(&self.lanes) {
             let words = [
@@ -86,10 +86,29 @@ impl Memory {
         }
     }
 
+    pub(super) fn charged(&self) -> u64 {
+        self.total.charged
+    }
+
     /// What lane `index` holds, were its owner dead now.
-    fn held(&self, index: usize) -> u64 {
+    pub(super) fn held(&self, index: usize) -> u64 {
         let [_, sequence, applied, even, odd] = self.lanes[index];
         settled(index, sequence, applied, [even, odd], self.total.writer)
+    }
+
+    /// Whose charge was taken out and whose claim is still there; `other` knows the generations of what is
+    /// no lane.
+    pub(super) fn reaped_but_not_freed(&self, other: impl Fn(usize) -> Option<u64>) -> Option<usize> {
+        let [_, sequence, applied, even, odd] = self.lanes[REAPER];
+        let stamp = Stamp {
+            lane: REAPER,
+            number: sequence,
+        };
+        let took_place = applied >= sequence || self.total.writer == stamp.pack();
+        let target = Stamp::unpack(if sequence.is_multiple_of(2) { even } else { odd });
+        let generation = self.lanes.get(target.lane).map(|lane| lane[0]);
+        let open = target.lane != REAPER && generation.or_else(|| other(target.lane))? == target.number;
+        (took_place && open).then_some(target.lane)
     }
 }
 
@@ -97,24 +116,12 @@ impl World {
     fn check(&self) {
         assert!(self.memory.total.charged <= LIMIT, "beyond the limit");
         // A reap that took place but has not freed its lane yet holds the charge twice in the lanes.
-        let taken = self.reaped_but_not_freed();
+        let taken = self.memory.reaped_but_not_freed(|_| None);
         let sum: u64 = (REAPER + 1..USED)
             .filter(|index| Some(*index) != taken)
             .map(|index| self.memory.held(index))
             .sum();
         assert_eq!(self.memory.total.charged, sum, "total and lanes differ");
-    }
-
-    fn reaped_but_not_freed(&self) -> Option<usize> {
-        let [_, sequence, applied, even, odd] = self.memory.lanes[REAPER];
-        let stamp = Stamp {
-            lane: REAPER,
-            number: sequence,
-        };
-        let took_place = applied >= sequence || self.memory.total.writer == stamp.pack();
-        let target = Stamp::unpack(if sequence.is_multiple_of(2) { even } else { odd });
-        let open = target.lane != REAPER && self.memory.lanes.get(target.lane)?[0] == target.number;
-        (took_place && open).then_some(target.lane)
     }
 }
 
@@ -170,7 +177,9 @@ fn step_writer(world: &World, index: usize, region: &Region) -> Option<World> {
             if outcome == Outcome::Applied {
                 match change {
                     Change::Charge { bytes, .. } => writer.holds += bytes,
-                    Change::Release { bytes } | Change::Reap { bytes, .. } => writer.holds -= bytes,
+                    Change::Release { bytes } | Change::Move { bytes } | Change::Reap { bytes, .. } => {
+                        writer.holds -= bytes;
+                    }
                 }
             }
         }

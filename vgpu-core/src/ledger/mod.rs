@@ -10,6 +10,8 @@
 //! - A file that is no sound ledger of this share is refused: `open`.
 //! - The total is one 16-byte word that names its last writer: [`wide`].
 //! - A change of it goes in steps, of which any may be the owner's last: [`operation`].
+//! - What processes have together, because one exported it and others imported it, is charged once:
+//!   [`objects`].
 //! - A lane's owner holds a lock that the kernel drops with its address space:
 //!   [`crate::os::pinned`]. What the dead hold is taken out by whoever needs it: [`reap`].
 //!
@@ -19,6 +21,8 @@
 //! 0, whose lock is the reaper's lock. So the one pending reap is always found there, and a process
 //! can reap before it has a lane.
 
+mod exports;
+pub mod objects;
 mod open;
 pub mod operation;
 pub mod reap;
@@ -29,7 +33,10 @@ pub mod wide;
 #[cfg(test)]
 mod explore;
 #[cfg(test)]
+mod explore_objects;
+#[cfg(test)]
 mod threads;
 
+pub use objects::{Key, Kind};
 pub use open::OpenError;
 pub use share::{Refusal, Reservation, Share};

@@ -36,6 +36,9 @@ pub enum Change {
     Charge { bytes: u64, limit: u64 },
     /// Takes out bytes of this lane.
     Release { bytes: u64 },
+    /// Takes out bytes of this lane that stay in the total: an exported object has them from then on
+    /// ([`super::objects`]).
+    Move { bytes: u64 },
     /// Takes out what a dead owner's lane held; in the reaper's lane, which holds nothing itself
     /// and keeps `target` there instead.
     Reap { bytes: u64, target: Stamp },
@@ -47,7 +50,7 @@ pub enum Outcome {
     Applied,
     /// Beyond the limit.
     Refused,
-    /// The ledger holds what no version-1 library writes; nothing was changed.
+    /// The ledger holds what no version-2 library writes; nothing was changed.
     Damaged,
 }
 
@@ -137,7 +140,7 @@ impl Operation {
         let held = parity(lane, present).load(Relaxed);
         let next = match self.change {
             Change::Charge { bytes, .. } => held.checked_add(bytes),
-            Change::Release { bytes } => held.checked_sub(bytes),
+            Change::Release { bytes } | Change::Move { bytes } => held.checked_sub(bytes),
             Change::Reap { target, .. } => (self.lane == REAPER).then_some(target.pack()),
         };
         let (Some(next), true) = (next, present < Stamp::LAST) else {
@@ -175,6 +178,7 @@ impl Operation {
         let charged = match self.change {
             Change::Charge { bytes, .. } => total.charged.checked_add(bytes),
             Change::Release { bytes } | Change::Reap { bytes, .. } => total.charged.checked_sub(bytes),
+            Change::Move { .. } => Some(total.charged),
         };
         let Some(charged) = charged else {
             return self.withdraw(lane, Outcome::Damaged);

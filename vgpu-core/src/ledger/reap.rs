@@ -8,13 +8,18 @@
 //!  Taking (operation of lane 0) ─► Zeroing(0) ─► Zeroing(1) ─► Settling ─► Freeing ─► Done
 //! ```
 //!
+//! An exported object that nobody holds any more is taken out in the same way: its index goes on where the
+//! lanes' end, and it is dead when no lock is on it.
+//!
 //! A reaper killed on the way leaves no doubt: the next one looks at lane 0 first ([`finish`]). If
 //! its last operation took place and the target still has the generation that it names, the charge
 //! is out and the lane not yet free: the stores are done again, each of them may be repeated. If it
 //! did not take place, nothing happened, and the dead lane is found like any other.
 
+use super::objects;
 use super::operation::{Change, Operation, Outcome, Step, parity};
 use super::region::{Lane, Region};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled};
 
@@ -38,10 +43,13 @@ impl Reap {
     /// Reaps claim `target`, whose owner is dead and whose lane is still odd.
     #[must_use]
     pub fn new(region: &Region, target: Stamp) -> Self {
-        let bytes = region
-            .lanes
-            .get(target.lane)
-            .map_or(0, |lane| held(region, target.lane, lane));
+        let bytes = match objects::target(region, target.lane) {
+            Some(object) => objects::held(region, object),
+            None => region
+                .lanes
+                .get(target.lane)
+                .map_or(0, |lane| held(region, target.lane, lane)),
+        };
         let operation = Operation::new(REAPER, Change::Reap { bytes, target });
         Self {
             target,
@@ -63,7 +71,7 @@ impl Reap {
             return None;
         }
         let target = Stamp::unpack(parity(reaper, sequence).load(Acquire));
-        let generation = region.lanes.get(target.lane)?.generation.load(Acquire);
+        let generation = generation(region, target.lane)?.load(Acquire);
         let unfinished = target.lane != REAPER && generation == target.number && !generation.is_multiple_of(2);
         unfinished.then_some(Self {
             target,
@@ -73,7 +81,7 @@ impl Reap {
 
     /// One step; Some: how it ended.
     pub fn advance(&mut self, region: &Region) -> Option<Outcome> {
-        let Some(lane) = region.lanes.get(self.target.lane) else {
+        let Some(generation) = generation(region, self.target.lane) else {
             return Some(Outcome::Damaged);
         };
         self.at = match self.at {
@@ -86,17 +94,19 @@ impl Reap {
                 }
             }
             At::Zeroing(which) => {
-                if let Some(charged) = lane.charged.get(which) {
+                if let Some(charged) = charge(region, self.target.lane, which) {
                     charged.store(0, Release);
                 }
                 if which == 0 { At::Zeroing(1) } else { At::Settling }
             }
             At::Settling => {
-                lane.applied.fetch_max(lane.sequence.load(Relaxed), AcqRel);
+                if let Some(lane) = region.lanes.get(self.target.lane) {
+                    lane.applied.fetch_max(lane.sequence.load(Relaxed), AcqRel);
+                }
                 At::Freeing
             }
             At::Freeing => {
-                lane.generation.store(self.target.number + 1, Release);
+                generation.store(self.target.number.wrapping_add(1), Release);
                 At::Done(Outcome::Applied)
             }
             At::Done(outcome) => At::Done(outcome),
@@ -107,12 +117,28 @@ impl Reap {
         }
     }
 
-    fn run(mut self, region: &Region) -> Outcome {
+    pub(super) fn run(mut self, region: &Region) -> Outcome {
         loop {
             if let Some(outcome) = self.advance(region) {
                 return outcome;
             }
         }
+    }
+}
+
+/// The generation of a lane or, behind the lanes, of an object.
+fn generation(region: &Region, index: usize) -> Option<&AtomicU64> {
+    match objects::target(region, index) {
+        Some(object) => Some(&object.generation),
+        None => Some(&region.lanes.get(index)?.generation),
+    }
+}
+
+/// Where its charge is: in two words or in one.
+fn charge(region: &Region, index: usize, which: usize) -> Option<&AtomicU64> {
+    match objects::target(region, index) {
+        Some(object) => (which == 0).then_some(&object.bytes),
+        None => region.lanes.get(index)?.charged.get(which),
     }
 }
 
@@ -128,8 +154,8 @@ pub enum Sought {
 /// So many claimed lanes, and any reap looks at all of them.
 const CROWDED: usize = LANES / 2;
 
-/// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead.
-/// Answers how many; the caller holds the reaper's lock.
+/// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead, and every
+/// object that nobody holds. Answers how many; the caller holds the reaper's lock.
 ///
 /// # Errors
 /// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
@@ -153,15 +179,39 @@ pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> b
             other => return Err(other),
         }
     }
+    for (index, object) in objects::used(region).filter(|(_, object)| objects::is_claimed(object)) {
+        let claim = Stamp {
+            lane: LANES + index,
+            number: object.generation.load(Acquire),
+        };
+        // Whom it is shown with is worth a look, although nothing may be charged to its lane any more.
+        let named = objects::holders(object).map(Stamp::unpack).into_iter();
+        for claim in named.chain([claim]) {
+            let is_there = || generation(region, claim.lane).is_some_and(|now| now.load(Acquire) == claim.number);
+            if claim.lane == REAPER || !is_there() || claim.number.is_multiple_of(2) || !is_dead(claim.lane) {
+                continue;
+            }
+            match Reap::new(region, claim).run(region) {
+                Outcome::Applied => count += 1,
+                other => return Err(other),
+            }
+        }
+    }
     Ok(count)
 }
 
-fn finish(region: &Region) -> Result<usize, Outcome> {
-    match Reap::pending(region).map(|reap| reap.run(region)) {
-        None => Ok(0),
-        Some(Outcome::Applied) => Ok(1),
-        Some(other) => Err(other),
-    }
+/// Ends what dead reapers and movers left: the first thing that whoever has the reaper's lock does.
+///
+/// # Errors
+/// As for [`reap`].
+pub fn finish(region: &Region) -> Result<usize, Outcome> {
+    let count = match Reap::pending(region).map(|reap| reap.run(region)) {
+        None => 0,
+        Some(Outcome::Applied) => 1,
+        Some(other) => return Err(other),
+    };
+    objects::settle(region);
+    Ok(count)
 }
 
 /// What a lane holds, its owner being dead; of a live one, what it held a moment ago.

@@ -4,6 +4,7 @@ use super::wide::Total;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use vgpu_abi::ledger as format;
+use vgpu_abi::ledger::object;
 
 /// A mapped ledger.
 #[repr(C, align(128))]
@@ -16,8 +17,11 @@ pub struct Region {
     _constant: [u8; 100],
     pub total: Total,
     _total: [u8; 112],
-    _header: [u8; 6 * format::LINE],
+    /// Exported objects that were ever used: a hint, for who looks through them.
+    pub objects_used: AtomicU64,
+    _header: [u8; 6 * format::LINE - 8],
     pub lanes: [Lane; format::LANES],
+    pub objects: [Object; object::OBJECTS],
     _trailer: [u8; format::LINE - 8],
     pub seal: AtomicU64,
 }
@@ -37,6 +41,18 @@ pub struct Lane {
     _line: [u8; 64],
 }
 
+/// Memory that processes hold together: `vgpu_abi::ledger::object`.
+#[repr(C, align(128))]
+pub struct Object {
+    /// Odd while claimed.
+    pub generation: AtomicU64,
+    pub bytes: AtomicU64,
+    pub from: AtomicU64,
+    pub place: AtomicU64,
+    pub key: [AtomicU64; 8],
+    pub holders: [AtomicU64; object::HOLDERS],
+}
+
 const _: () = {
     assert!(size_of::<Region>() == format::SIZE);
     assert!(size_of::<Lane>() == format::LINE);
@@ -48,6 +64,15 @@ const _: () = {
     assert!(offset_of!(Region, total) == format::CHARGED_AT);
     assert!(format::CHARGED_AT + 8 == format::WRITER_AT);
     assert!(offset_of!(Region, lanes) == format::FIRST_LANE_AT);
+    assert!(offset_of!(Region, objects_used) == format::OBJECTS_USED_AT);
+    assert!(offset_of!(Region, objects) == format::FIRST_OBJECT_AT);
+    assert!(size_of::<Object>() == format::LINE);
+    assert!(offset_of!(Object, generation) == object::GENERATION);
+    assert!(offset_of!(Object, bytes) == object::BYTES);
+    assert!(offset_of!(Object, from) == object::FROM);
+    assert!(offset_of!(Object, place) == object::PLACE);
+    assert!(offset_of!(Object, key) == object::KEY);
+    assert!(offset_of!(Object, holders) == object::HOLDERS_AT);
     assert!(offset_of!(Region, seal) == format::SEAL_AT);
     assert!(offset_of!(Lane, generation) == format::lane::GENERATION);
     assert!(offset_of!(Lane, sequence) == format::lane::SEQUENCE);
@@ -60,7 +85,8 @@ const _: () = {
     assert!(offset_of!(Lane, context) == format::lane::CONTEXT);
 };
 
-/// Where lane `index` lies in the file: its first byte is what its owner holds locked.
+/// Where lane `index` lies in the file: its first byte is what its owner holds locked. Object `i`, whose
+/// holders share a lock, has the index `LANES + i`.
 #[must_use]
 pub fn lane_offset(index: usize) -> usize {
     format::FIRST_LANE_AT + index * format::LINE

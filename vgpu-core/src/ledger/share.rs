@@ -10,6 +10,7 @@
 //! process ends. The ledger is damaged while running: charges are refused, releases pass, one line.
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
+use super::exports::Holds;
 use super::open::{OpenError, Problem, check};
 use super::operation::{Change, Operation, Outcome};
 use super::reap::{Sought, held, reap};
@@ -35,18 +36,19 @@ const IN_VAIN: u64 = 10_000;
 /// How long a start waits for another's.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
-const LANE_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const LANE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// An open share.
 #[derive(Debug)]
 pub struct Share {
-    file: file::Known,
+    pub(super) file: file::Known,
     /// Where the ledger begins in its file.
-    at: usize,
+    pub(super) at: usize,
     mapping: Mapping,
     limit: u64,
-    process: AtomicU64,
-    own: [OwnLane; OWN_LANES],
+    pub(super) process: AtomicU64,
+    pub(super) own: [OwnLane; OWN_LANES],
+    pub(super) holds: Holds,
     locks: Spin<Vec<PinnedLock>>,
     /// When this process last looked for dead neighbours.
     looked: AtomicU64,
@@ -58,9 +60,9 @@ pub struct Share {
 /// A lane of ours, or none yet (index 0).
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct OwnLane {
-    busy: Word,
-    index: AtomicUsize,
+pub(super) struct OwnLane {
+    pub(super) busy: Word,
+    pub(super) index: AtomicUsize,
 }
 
 /// What one lane holds after so many changes, the one that is under way included.
@@ -70,9 +72,9 @@ pub struct OwnCharge {
     pub bytes: u64,
 }
 
-/// Where a charge was made: it is released there.
+/// Where a charge was made, and is released: a lane of ours or, behind their numbers, an exported object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation(u32);
+pub struct Reservation(pub(super) u32);
 
 /// Why a charge was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +119,7 @@ impl Share {
             limit,
             process: AtomicU64::new(0),
             own: Default::default(),
+            holds: Holds::default(),
             locks: Spin::default(),
             looked: AtomicU64::new(0),
             in_vain: AtomicU64::new(0),
@@ -153,8 +156,10 @@ impl Share {
         self.region().total.charged()
     }
 
-    /// What each lane of this very process has charged.
+    /// What each lane of this very process has charged, and what it has exported and still holds: the driver
+    /// counts that with it, and what it imported with others.
     pub fn own(&self) -> impl Iterator<Item = OwnCharge> {
+        let (changes, bytes) = self.made();
         let indices = self.own.iter().map(|own| own.index.load(Acquire));
         let lanes = indices.filter_map(|index| Some((index, self.region().lanes.get(index)?)));
         lanes
@@ -164,6 +169,7 @@ impl Share {
                 changes: lane.sequence.load(Acquire),
                 bytes: held(self.region(), index, lane),
             })
+            .chain(std::iter::once(OwnCharge { changes, bytes }))
     }
 
     /// Charges `bytes`, or nothing. When they do not fit, the dead are looked for first.
@@ -190,7 +196,7 @@ impl Share {
     #[inline(always)]
     pub fn release(&self, reservation: Reservation, bytes: u64) {
         let Some(own) = self.own.get(reservation.0 as usize) else {
-            return;
+            return self.let_go(reservation);
         };
         if !own.busy.lock_within(LANE_PATIENCE) {
             stderr::say("a lane of this process stays busy; its charge is given back when the process ends");
@@ -240,6 +246,10 @@ impl Share {
             .filter(|(_, lane)| !lane.generation.load(Acquire).is_multiple_of(2))
             .map(|(index, lane)| (lane, held(self.region(), index, lane)))
             .filter(|(lane, held)| *held > 0 || lane.context.load(Relaxed) != 0)
+            .chain(
+                self.objects()
+                    .filter_map(|(payer, held)| Some((self.region().lanes.get(payer?.lane)?, held))),
+            )
             .map(|(lane, held)| (lane.pid_namespace.load(Relaxed), lane.pid.load(Relaxed), held))
     }
 
@@ -338,24 +348,10 @@ impl Share {
     /// lanes were given back meanwhile, by whomever.
     fn reap(&self, sought: Sought, patience: Duration) -> usize {
         let _kept = errno::keep();
-        let vain = self.in_vain.load(Relaxed);
-        let is_vain = vain != 0 && coarse_millis().saturating_sub(vain) < IN_VAIN;
-        let mut patience = Patience::new(if is_vain { Duration::ZERO } else { patience });
-        let mut waited = 0;
-        let lock = loop {
-            match PinnedLock::take(&self.file, self.at + lane_offset(REAPER)) {
-                Ok(Some(lock)) => break lock,
-                Ok(None) if patience.nap() => waited = 1,
-                Ok(None) => {
-                    if waited > 0 {
-                        self.in_vain.store(coarse_millis(), Relaxed);
-                    }
-                    return waited;
-                }
-                Err(_) => return waited,
-            }
-        };
-        self.in_vain.store(0, Relaxed);
+        let (lock, waited) = self.reaper(patience);
+        if lock.is_none() {
+            return waited;
+        }
         let region = self.region();
         let count = {
             let no_fork = fork::guard();
@@ -376,15 +372,39 @@ impl Share {
         }
     }
 
+    /// The reaper's lock, waited for for at most `patience`; and 1 if another had it meanwhile.
+    pub(super) fn reaper(&self, patience: Duration) -> (Option<PinnedLock>, usize) {
+        let vain = self.in_vain.load(Relaxed);
+        let is_vain = vain != 0 && coarse_millis().saturating_sub(vain) < IN_VAIN;
+        let mut patience = Patience::new(if is_vain { Duration::ZERO } else { patience });
+        let mut waited = 0;
+        loop {
+            match PinnedLock::take(&self.file, self.at + lane_offset(REAPER)) {
+                Ok(Some(lock)) => {
+                    self.in_vain.store(0, Relaxed);
+                    return (Some(lock), waited);
+                }
+                Ok(None) if patience.nap() => waited = 1,
+                Ok(None) => {
+                    if waited > 0 {
+                        self.in_vain.store(coarse_millis(), Relaxed);
+                    }
+                    return (None, waited);
+                }
+                Err(_) => return (None, waited),
+            }
+        }
+    }
+
     #[inline(always)]
-    fn region(&self) -> &Region {
+    pub(super) fn region(&self) -> &Region {
         // SAFETY: the mapping has the size of a Region and a page's alignment, and lives as long as
         // self; every byte pattern is a value of a Region, which others change as atomics only.
         unsafe { self.mapping.start().cast::<Region>().as_ref() }
     }
 
     #[cold]
-    fn warn_of_damage(&self) {
+    pub(super) fn warn_of_damage(&self) {
         if !self.damaged.swap(true, Relaxed) {
             stderr::say(&format!(
                 "{}: the ledger was damaged while in use: allocations fail from now on, frees pass; restart the pod or the command",
@@ -395,6 +415,7 @@ impl Share {
 }
 
 /// Inode of this process's PID namespace; 0 where /proc does not tell.
-fn pid_namespace() -> u64 {
+#[must_use]
+pub fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }

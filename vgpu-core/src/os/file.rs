@@ -127,6 +127,19 @@ fn identity(file: &OwnedFd) -> io::Result<Identity> {
     Ok((status.st_dev, status.st_ino))
 }
 
+/// Device and inode of a descriptor's file, if that is a regular file that no folder names: nobody else's.
+#[must_use]
+pub fn nameless(descriptor: RawFd) -> Option<(u64, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: `stat` is to be written; the descriptor may be anything.
+    if unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: all-zero is a value, and fstat has written another.
+    let stat = unsafe { stat.assume_init() };
+    (stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_nlink == 0).then_some((stat.st_dev, stat.st_ino))
+}
+
 /// Opens `path`, read and write, as a descriptor above the standard streams.
 ///
 /// # Errors
@@ -180,7 +193,20 @@ fn status(file: &OwnedFd) -> io::Result<libc::stat> {
 /// # Errors
 /// Those of fcntl(2) other than a held lock.
 pub fn try_lock(file: &OwnedFd, offset: usize) -> io::Result<bool> {
+    try_lock_as(file, offset, libc::F_WRLCK)
+}
+
+/// Takes its read lock, which several may have at once; false: another holds the write lock.
+///
+/// # Errors
+/// As for [`try_lock`].
+pub fn try_share(file: &OwnedFd, offset: usize) -> io::Result<bool> {
+    try_lock_as(file, offset, libc::F_RDLCK)
+}
+
+fn try_lock_as(file: &OwnedFd, offset: usize, kind: libc::c_int) -> io::Result<bool> {
     let mut lock = byte(offset)?;
+    lock.l_type = kind as libc::c_short;
     match control(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),

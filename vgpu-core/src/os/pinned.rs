@@ -127,9 +127,25 @@ impl PinnedLock {
     /// # Errors
     /// Those of the system calls, and another file in its place.
     pub fn take(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
+        Self::by(file::try_lock, known, offset)
+    }
+
+    /// Takes a lock that others may have too, each of them; None: somebody has it to himself.
+    ///
+    /// # Errors
+    /// As for [`PinnedLock::take`].
+    pub fn share(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
+        Self::by(file::try_share, known, offset)
+    }
+
+    fn by(
+        lock: fn(&OwnedFd, usize) -> io::Result<bool>,
+        known: &file::Known,
+        offset: usize,
+    ) -> io::Result<Option<Self>> {
         let no_fork = fork::guard();
         let file = known.open(&no_fork)?;
-        if !file::try_lock(&file, offset)? {
+        if !lock(&file, offset)? {
             return Ok(None);
         }
         let mapping = Mapping::low(&file)?;

@@ -1,8 +1,13 @@
-//! Handles by which memory leaves this process (descriptors, fabric handles, dma-bufs): the memory stays
-//! for as long as anybody has one, after cuMemRelease and cuMemFree. So what was exported once stays charged
-//! until this process ends.
+//! What leaves this process by name. Where the name can be recognised ([`marks`]), the charge moves to an
+//! object of the ledger before the name is given out, so that whoever of the share imports it is not charged
+//! again, and has the charge when this process frees or dies.
+//!
+//! A handle (descriptor, fabric handle, dma-buf) keeps the memory for as long as anybody has it, after
+//! cuMemRelease and cuMemFree. So what was exported by one stays charged until this process ends, and then
+//! until those have let go who imported it.
 //!
 //! ```text
+//!  cuIpcGetMemHandle             ─► the charge of the allocation, or of the granule it shares, is an object's
 //!  cuMemExportToShareableHandle  ─► one reference to the Backing is never dropped
 //!  cuMemGetHandleForAddressRange ─► the same for what is mapped there; of cuMemAlloc, the charge leaves
 //!                                   the table of what is live, and nothing gives it back
@@ -11,7 +16,12 @@
 //! That is too much once the last handle is closed: no call tells, for copies of a descriptor lie in other
 //! processes and in messages between them.
 //!
-//! How it fails: when this process ends, its charges end. Memory that only a descriptor in another process
+//! How it holds: an allocation stays in the table while its charge moves, under the table's lock, so no other
+//! thread frees it or a neighbour in its granule meanwhile; that lock is held for a fifth of a second at most.
+//!
+//! How it fails: memory that is exported by two names (two descriptors, two small allocations of a granule)
+//! is found by the first alone; importers by the other are charged as well. When this process ends, what
+//! nobody of the share has imported is no longer charged. Memory that only a descriptor in another process
 //! holds is charged to nobody from then on, until somebody maps it ([`imports`](super::imports)); NVML's
 //! figures show it, and the node's comparison with them.
 //!
@@ -19,10 +29,37 @@
 //! and what others map of it, they are charged.
 
 use crate::detour::SUCCESS;
-use crate::hooks::{granules, vmm};
+use crate::hooks::imports::Handle;
+use crate::hooks::{granules, marks, vmm};
 use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
+
+pub(crate) unsafe fn ipc_handle(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut Handle, u64) -> c_int,
+    handle: *mut Handle,
+    pointer: u64,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(handle, pointer) };
+    if result != SUCCESS || handle.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has written it.
+    let words = unsafe { handle.read_unaligned() }.0;
+    if let Some(key) = marks::of_handle(words) {
+        let mut known = false;
+        granules::with_charge(ready, start_of(pointer).unwrap_or(pointer), |gpu, charge| {
+            known = true;
+            gpu.account.export(charge, key);
+        });
+        if !known {
+            ready.gpus.iter().for_each(|gpu| gpu.account.hide(key));
+        }
+    }
+    result
+}
 
 /// A handle to physical memory.
 pub(crate) unsafe fn physical(
@@ -37,6 +74,13 @@ pub(crate) unsafe fn physical(
     let backing = ready.vmm_handles.with(handle, |(backing, _)| backing.clone());
     // SAFETY: passed on.
     let result = unsafe { real(shared, handle, kind, flags) };
+    if let (SUCCESS, Some(backing)) = (result, &backing) {
+        // SAFETY: the driver has written what this kind is; a descriptor is an int.
+        let key = marks::of_descriptor(kind, || unsafe { shared.cast::<c_int>().read_unaligned() });
+        if let Some(key) = key {
+            backing.export(key);
+        }
+    }
     if result == SUCCESS {
         core::mem::forget(backing);
     }

@@ -25,7 +25,7 @@
 use crate::detour::OUT_OF_MEMORY;
 use crate::hooks::memory::{GRANULE, charge, keep};
 use crate::real::real;
-use crate::state::Ready;
+use crate::state::{Gpu, Ready};
 use core::ffi::c_int;
 use vgpu_core::account::Charge;
 
@@ -210,6 +210,23 @@ pub(crate) fn take(ready: &Ready, pointer: u64) -> Taken {
         }
         run.remove(pointer).map_or(Taken::Nothing, Taken::Whole)
     })
+}
+
+/// Looks at what `pointer` is charged, all of its granule where it shares one, and may change it.
+pub(crate) fn with_charge(ready: &Ready, pointer: u64, act: impl FnOnce(&Gpu, &mut Charge)) {
+    let (key, place) = (key(pointer), place(pointer));
+    ready.live.run(pointer, |run| {
+        let known = match run.find(pointer) {
+            Some(_) => pointer,
+            None => key,
+        };
+        let live = run.get(known).filter(|live| known == pointer || live.has(place));
+        if let Some(live) = live
+            && let Some(gpu) = ready.gpus.get(live.gpu as usize)
+        {
+            act(gpu, &mut live.charge);
+        }
+    });
 }
 
 /// After the driver has freed `pointer`, or has not.

@@ -1,24 +1,74 @@
-//! Memory of other processes (cuIpc*, pointers of imported pools): charged to who maps it.
+//! Memory of other processes (cuIpc*, pointers of imported pools): charged to who maps it, unless a process
+//! of the same share made it and it can be recognised ([`marks`]): then it is charged once, for as long as
+//! either has it.
 //!
-//! Who made it is charged as well, and may die first: its charge goes, the memory stays for as long as it
-//! is mapped here, and is charged here. So memory that two processes share counts twice while both have
-//! it: no call tells whose it is, so neither could take over from the other at the right moment.
-//! Mapping takes no memory, so the charge may follow the call, which alone tells the size.
+//! ```text
+//!  recognised: hold the object ─► driver ─ done, and as large as that ──► it is ours too
+//!  else:                          driver ─► charge, or close it again
+//! ```
+//!
+//! An object is held before the driver is asked, for its other holders may die meanwhile. All else is charged
+//! after the call, which alone tells the size: to who maps it as well as to who made it, who may die first.
+//! So memory of another share, and pointers of pools (a pool is charged by what it keeps reserved, which no
+//! pointer has a part of), count twice while both have them.
+//!
+//! How it fails: between the driver's call and the charge of what was not recognised, its maker may die, and
+//! it is charged to nobody for that moment.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::counted;
 use crate::hooks::granules::Live;
-use crate::hooks::memory::{charge, keep};
+use crate::hooks::marks;
+use crate::hooks::memory::{GRANULE, charge, keep};
 use crate::hooks::vmm::Backing;
 use crate::real::real;
-use crate::state::Ready;
+use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use vgpu_core::account::{Charge, rounded};
+use vgpu_core::ledger::Key;
 
 /// CUipcMemHandle.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Handle([u64; 8]);
+pub(crate) struct Handle(pub(crate) [u64; 8]);
+
+/// Memory that a process of the share exported, held here too; dropped, it is let go.
+pub(crate) struct Held {
+    ready: &'static Ready,
+    gpu: usize,
+    charge: Option<Charge>,
+}
+
+impl Held {
+    /// What is found by `key`.
+    pub(crate) fn of(ready: &'static Ready, key: Key) -> Option<Self> {
+        let find = |(gpu, owner): (usize, &Gpu)| Some((gpu, owner.account.import(key)?));
+        let (gpu, charge) = ready.gpus.iter().enumerate().find_map(find)?;
+        Some(Self {
+            ready,
+            gpu,
+            charge: Some(charge),
+        })
+    }
+
+    /// Its charge, if the driver says that it lies there.
+    pub(crate) fn on(mut self, gpu: usize) -> Option<Charge> {
+        if gpu == self.gpu { self.charge.take() } else { None }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.charge.as_ref().map_or(0, Charge::bytes)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let (Some(gpu), Some(charge)) = (self.ready.gpus.get(self.gpu), self.charge.take()) {
+            gpu.account.release(charge);
+        }
+    }
+}
 
 /// GPU and size of what lies at `pointer`.
 pub(crate) fn extent(ready: &Ready, pointer: u64) -> Option<(usize, u64)> {
@@ -43,6 +93,7 @@ pub(crate) unsafe fn open(
     handle: Handle,
     flags: c_uint,
 ) -> c_int {
+    let held = marks::of_handle(handle.0).and_then(|key| Held::of(ready, key));
     // SAFETY: passed on.
     let result = unsafe { real(pointer, handle, flags) };
     if result != SUCCESS || pointer.is_null() {
@@ -53,10 +104,17 @@ pub(crate) unsafe fn open(
     if counted::again(&ready.imports, pointer) {
         return result;
     }
-    let Some((gpu, bytes)) = extent(ready, pointer) else {
-        return result;
+    let (gpu, charge) = match (extent(ready, pointer), held) {
+        (None, None) => return result,
+        (None, Some(mut held)) => (held.gpu, held.charge.take()),
+        (Some((gpu, bytes)), held) => {
+            // Of another size, it is something else than what we hold.
+            let held = held.filter(|held| Some(held.bytes()) == rounded(bytes, GRANULE));
+            let pay = || ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes));
+            (gpu, held.and_then(|held| held.on(gpu)).or_else(pay))
+        }
     };
-    match ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes)) {
+    match charge {
         Some(charge) => {
             let mapped = Arc::new(Backing::new(ready, gpu, Some(charge)));
             ready.imports.insert(pointer, (mapped, 1));

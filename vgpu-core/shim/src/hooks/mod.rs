@@ -22,6 +22,7 @@ pub(crate) mod init;
 pub(crate) mod interop;
 pub(crate) mod level;
 pub(crate) mod locations;
+pub(crate) mod marks;
 pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod multicast;

@@ -8,21 +8,25 @@
 //!  multicast object ──┘      └─► imported: charged by what is mapped of it
 //! ```
 //!
-//! What another process has made is charged here as well, by what is mapped of it: who made it may die
-//! first, and its charge with it, while the memory stays for as long as it is mapped. So memory that two
-//! processes share counts twice while both have it. The driver does not tell how large it is before.
+//! What another process of the share has exported and can be recognised by ([`marks`]) is held with it, and
+//! charged once. All else that another process has made is charged here as well, by what is mapped of it:
+//! who made it may die first, and its charge with it, while the memory stays for as long as it is mapped. So
+//! such memory counts twice while both have it. The driver does not tell how large it is before.
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::bindings::Bindings;
 use crate::hooks::counted;
 use crate::hooks::host_physical;
+use crate::hooks::imports::Held;
 use crate::hooks::locations::Location;
+use crate::hooks::marks;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
 use vgpu_core::account::{Charge, rounded};
+use vgpu_core::ledger::Key;
 use vgpu_core::os::spin::Spin;
 
 /// CUmemAllocationProp.
@@ -91,6 +95,13 @@ impl Backing {
     /// Whether another process made it.
     pub(crate) fn is_imported(&self) -> bool {
         self.imported
+    }
+
+    /// Has the charge found by `key` by who imports it.
+    pub(crate) fn export(&self, key: Key) {
+        if let (Some(gpu), Some(charge)) = (self.ready.gpus.get(self.gpu), self.charge.lock().as_mut()) {
+            gpu.account.export(charge, key);
+        }
     }
 
     /// Charges imported memory up to `end`; false: that is not free.
@@ -217,6 +228,8 @@ pub(crate) unsafe fn import(
     from: *mut c_void,
     kind: c_int,
 ) -> c_int {
+    // Held before the driver is asked: whoever made it may die meanwhile. A descriptor is passed as a pointer.
+    let held = marks::of_descriptor(kind, || from as usize as c_int).and_then(|key| Held::of(ready, key));
     // SAFETY: passed on.
     let result = unsafe { real(handle, from, kind) };
     if result != SUCCESS || handle.is_null() {
@@ -235,7 +248,8 @@ pub(crate) unsafe fn import(
     };
     // On no GPU: host memory, or a multicast object, which is there for what will be bound to it.
     let gpu = ready.devices().and_then(|devices| location.real_gpu(devices));
-    let mut backing = Backing::new(ready, gpu.unwrap_or(0), None);
+    let charge = held.and_then(|held| held.on(gpu?));
+    let mut backing = Backing::new(ready, gpu.unwrap_or(0), charge);
     backing.imported = gpu.is_some();
     ready.vmm_handles.insert(handle, (Arc::new(backing), 1));
     result

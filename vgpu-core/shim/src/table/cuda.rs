@@ -60,6 +60,7 @@ hooks! { cuda;
     limited cuMulticastBindAddr_v2: (object: u64, device: c_int, offset: usize, address: u64, bytes: usize, flags: c_ulonglong) => multicast::bind_address_v2;
     released cuMulticastUnbind: (object: u64, device: c_int, offset: usize, bytes: usize) => multicast::unbind;
 
+    limited cuIpcGetMemHandle: (handle: *mut imports::Handle, pointer: u64) => exports::ipc_handle;
     charged cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2: (pointer: *mut u64, handle: imports::Handle, flags: c_uint) => imports::open;
     released cuIpcCloseMemHandle: (pointer: u64) => imports::close;
     charged cuMemPoolImportPointer: (pointer: *mut u64, pool: usize, data: *mut c_void) => imports::pool_pointer;

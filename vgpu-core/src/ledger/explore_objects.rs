@@ -1,0 +1,398 @@
+//! Proof by exhaustion, as in `explore.rs`, for exported objects: a maker that charges, exports and frees, an
+//! importer, a neighbour that only charges and a reaper, in every order, each of them killed after any store.
+//!
+//! Checked in every state: the total is within the limit, it is the sum of what lanes and objects hold, and
+//! it is never less than what the driver holds: the piece, as long as anybody has it, once. At every end
+//! all that nobody living has was given back.
+
+use super::explore::{Memory, region};
+use super::objects::{self, Key, Kind, Move};
+use super::operation::{Change, Operation, Outcome, Step};
+use super::reap::Reap;
+use super::region::Region;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering::Relaxed;
+use vgpu_abi::ledger::{LANES, REAPER, Stamp};
+
+const LIMIT: u64 = 100;
+const PIECE: u64 = 60;
+/// Lanes in use beside the reaper's.
+const OWNERS: usize = 3;
+const OBJECT: usize = 0;
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct World {
+    memory: Memory,
+    object: [u64; 4],
+    actors: Vec<Actor>,
+    /// Who holds the reaper's lock.
+    session: Option<usize>,
+    reapers_killed: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Actor {
+    /// [`REAPER`]: one of any process, which takes what is dead out.
+    lane: usize,
+    alive: bool,
+    /// What its lane holds.
+    charged: u64,
+    /// Whether it has the piece in the driver, and whether it holds the object's lock.
+    has: bool,
+    holds: bool,
+    at: At,
+    script: &'static [Act],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Act {
+    Change(Change),
+    /// Charges the piece and has it.
+    Make,
+    Export,
+    Import,
+    /// Frees or closes the piece, and lets the object go.
+    Free,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum At {
+    Idle,
+    Operating(Operation, Change),
+    /// Waits for the reaper's lock, to do this.
+    Waiting(Under),
+    Finishing(Option<Reap>, Under),
+    Moving(Move),
+    Reaping(Reap),
+    Hidden,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Under {
+    Export,
+    Import,
+    Bury(u64),
+    Reap,
+}
+
+fn key() -> Key {
+    Key::new(Kind::Ipc, 1, [0; 8])
+}
+
+fn save_object(region: &Region) -> [u64; 4] {
+    let object = &region.objects[OBJECT];
+    [&object.generation, &object.bytes, &object.from, &object.place].map(|word| word.load(Relaxed))
+}
+
+impl World {
+    fn restore(&self, region: &Region) {
+        self.memory.restore(region);
+        region.objects_used.store(1, Relaxed);
+        let object = &region.objects[OBJECT];
+        let words = [&object.generation, &object.bytes, &object.from, &object.place];
+        words
+            .into_iter()
+            .zip(self.object)
+            .for_each(|(word, value)| word.store(value, Relaxed));
+    }
+
+    fn save(&mut self, region: &Region) {
+        self.memory = Memory::save(region);
+        self.object = save_object(region);
+    }
+
+    fn is_held(&self) -> bool {
+        self.actors.iter().any(|actor| actor.alive && actor.holds)
+    }
+
+    fn check(&self, region: &Region) {
+        self.restore(region);
+        let total = region.total.charged();
+        assert!(total <= LIMIT, "beyond the limit");
+        let taken = self
+            .memory
+            .reaped_but_not_freed(|lane| (lane == LANES + OBJECT).then_some(self.object[0]));
+        let lanes = (REAPER + 1..=OWNERS).filter(|lane| Some(*lane) != taken);
+        let mut sum: u64 = lanes.map(|lane| self.memory.held(lane)).sum();
+        let object = &region.objects[OBJECT];
+        if objects::is_claimed(object) && taken != Some(LANES + OBJECT) {
+            sum += objects::held(region, object);
+        }
+        assert_eq!(total, sum, "total, and lanes and object: {:?}", self.actors);
+        let living = self.actors.iter().filter(|actor| actor.alive);
+        let piece = if living.clone().any(|actor| actor.has) {
+            PIECE
+        } else {
+            0
+        };
+        let rest: u64 = living.map(|actor| actor.charged).sum();
+        assert!(
+            total >= piece.max(rest),
+            "less than the driver holds: {:?}",
+            self.actors
+        );
+    }
+
+    fn kill(&self, index: usize) -> Self {
+        let mut next = self.clone();
+        let actor = &mut next.actors[index];
+        if actor.lane == REAPER {
+            actor.at = At::Idle;
+            next.reapers_killed += 1;
+        } else {
+            actor.alive = false;
+        }
+        if next.session == Some(index) {
+            next.session = None;
+        }
+        next
+    }
+
+    /// Claims that nobody living has.
+    fn dead(&self, region: &Region) -> Option<Stamp> {
+        let dead = self.actors.iter().filter(|actor| !actor.alive).map(|actor| actor.lane);
+        let mut claims = dead.map(|lane| (lane, region.lanes[lane].generation.load(Relaxed)));
+        let lane = claims.find(|(_, generation)| !generation.is_multiple_of(2));
+        let object = (LANES + OBJECT, self.object[0]);
+        let is_dead = !object.1.is_multiple_of(2) && !self.is_held();
+        let (lane, number) = lane.or(is_dead.then_some(object))?;
+        Some(Stamp { lane, number })
+    }
+
+    /// The next step of an actor; None: it has none.
+    fn step(&self, index: usize, region: &Region) -> Option<Self> {
+        let mut next = self.clone();
+        self.restore(region);
+        let is_session_free = self.session.is_none();
+        let actor = &mut next.actors[index];
+        if !actor.alive {
+            return None;
+        }
+        actor.at = match actor.at {
+            At::Idle if actor.lane == REAPER => {
+                let is_needed = self.dead(region).is_some() || Reap::pending(region).is_some();
+                if !is_needed {
+                    return None;
+                }
+                At::Waiting(Under::Reap)
+            }
+            At::Idle => match next_act(&mut actor.script)? {
+                // A program exports, frees and gives back only what it has.
+                Act::Export | Act::Free if !actor.has => At::Idle,
+                Act::Change(Change::Release { bytes }) if bytes > actor.charged => At::Idle,
+                Act::Change(change) => At::Operating(Operation::new(actor.lane, change), change),
+                Act::Make => {
+                    let change = Change::Charge {
+                        bytes: PIECE,
+                        limit: LIMIT,
+                    };
+                    At::Operating(Operation::new(actor.lane, change), change)
+                }
+                Act::Export => At::Waiting(Under::Export),
+                Act::Import => At::Waiting(Under::Import),
+                Act::Free => {
+                    // The driver first.
+                    actor.has = false;
+                    if actor.holds {
+                        objects::hide(region, key());
+                        At::Hidden
+                    } else {
+                        let change = Change::Release { bytes: PIECE };
+                        At::Operating(Operation::new(actor.lane, change), change)
+                    }
+                }
+            },
+            At::Hidden => {
+                actor.holds = false;
+                At::Waiting(Under::Bury(self.object[0]))
+            }
+            At::Operating(mut operation, change) => {
+                operation.advance(region);
+                match operation.step() {
+                    Step::Done(outcome) => {
+                        assert_ne!(outcome, Outcome::Damaged);
+                        match change {
+                            Change::Charge { bytes, .. } if outcome == Outcome::Applied => {
+                                actor.charged += bytes;
+                                actor.has |= bytes == PIECE;
+                            }
+                            Change::Release { bytes } => actor.charged -= bytes,
+                            _ => {}
+                        }
+                        At::Idle
+                    }
+                    _ => At::Operating(operation, change),
+                }
+            }
+            At::Waiting(_) if !is_session_free => return None,
+            At::Waiting(under) => {
+                next.session = Some(index);
+                At::Finishing(None, under)
+            }
+            At::Finishing(reap, under) => match reap.or_else(|| Reap::pending(region)) {
+                Some(mut reap) => {
+                    let ended = reap.advance(region);
+                    assert!(!matches!(ended, Some(Outcome::Damaged | Outcome::Refused)));
+                    At::Finishing(ended.is_none().then_some(reap), under)
+                }
+                None if objects::settle_step(region) => At::Finishing(None, under),
+                None => {
+                    let at = self.under(actor, under, region);
+                    if at == At::Idle {
+                        next.session = None;
+                    }
+                    at
+                }
+            },
+            At::Moving(mut step) => match step.advance(region) {
+                None => At::Moving(step),
+                Some(outcome) => {
+                    assert_eq!(outcome, Outcome::Applied);
+                    actor.charged -= PIECE;
+                    next.session = None;
+                    At::Idle
+                }
+            },
+            At::Reaping(mut reap) => match reap.advance(region) {
+                None => At::Reaping(reap),
+                Some(outcome) => {
+                    assert_eq!(outcome, Outcome::Applied);
+                    next.session = None;
+                    At::Idle
+                }
+            },
+        };
+        next.save(region);
+        Some(next)
+    }
+
+    /// What an actor does under the reaper's lock, once all is in order.
+    fn under(&self, actor: &mut Actor, under: Under, region: &Region) -> At {
+        let object = &region.objects[OBJECT];
+        match under {
+            Under::Export if objects::is_claimed(object) => At::Idle,
+            Under::Export => {
+                actor.holds = true;
+                At::Moving(Move::new(OBJECT, actor.lane, PIECE, key(), 1))
+            }
+            Under::Import => {
+                if let Some((_, bytes)) = objects::find(region, key()).next() {
+                    assert_eq!(bytes, PIECE);
+                    actor.holds = true;
+                    // The driver lets it be imported as long as anybody has it.
+                    actor.has = self.actors.iter().any(|other| other.alive && other.has);
+                    if !actor.has {
+                        // The driver refused: let go again.
+                        return At::Hidden;
+                    }
+                }
+                At::Idle
+            }
+            Under::Bury(generation) => {
+                let is_last = !self.is_held() && self.object[0] == generation && objects::is_claimed(object);
+                let target = Stamp {
+                    lane: LANES + OBJECT,
+                    number: generation,
+                };
+                if is_last {
+                    At::Reaping(Reap::new(region, target))
+                } else {
+                    At::Idle
+                }
+            }
+            Under::Reap => self
+                .dead(region)
+                .map_or(At::Idle, |target| At::Reaping(Reap::new(region, target))),
+        }
+    }
+}
+
+fn next_act(script: &mut &'static [Act]) -> Option<Act> {
+    let (first, rest) = script.split_first()?;
+    *script = rest;
+    Some(*first)
+}
+
+/// All states reachable from a beginning; each is checked. So many of the actors may be killed, and the reaper.
+fn explore(scripts: &[&'static [Act]], mortals: usize) -> usize {
+    let region = region();
+    let mut actors: Vec<Actor> = Vec::new();
+    for (index, script) in scripts.iter().enumerate() {
+        let lane = REAPER + 1 + index;
+        region.lanes[lane].generation.store(1, Relaxed);
+        actors.push(Actor {
+            lane,
+            alive: true,
+            charged: 0,
+            has: false,
+            holds: false,
+            at: At::Idle,
+            script,
+        });
+    }
+    actors.push(Actor {
+        lane: REAPER,
+        script: &[],
+        ..actors[0].clone()
+    });
+    let start = World {
+        memory: Memory::save(&region),
+        object: save_object(&region),
+        actors,
+        session: None,
+        reapers_killed: 0,
+    };
+    let (mut seen, mut open) = (HashSet::new(), vec![start]);
+    while let Some(world) = open.pop() {
+        if seen.contains(&world) {
+            continue;
+        }
+        world.check(&region);
+        let before = open.len();
+        for index in 0..world.actors.len() {
+            open.extend(world.step(index, &region));
+            let is_reaper = world.actors[index].lane == REAPER;
+            let is_mortal = if is_reaper {
+                world.reapers_killed < 1 && world.session == Some(index)
+            } else {
+                index < mortals
+            };
+            if world.actors[index].alive && is_mortal {
+                open.push(world.kill(index));
+            }
+        }
+        if open.len() == before {
+            let living = world.actors.iter().filter(|actor| actor.alive);
+            let held = if world.is_held() { PIECE } else { 0 };
+            let sum: u64 = living.map(|actor| actor.charged).sum();
+            assert_eq!(world.memory.charged(), sum + held, "at the end: {:?}", world.actors);
+        }
+        seen.insert(world);
+    }
+    seen.len()
+}
+
+const fn charge(bytes: u64) -> Act {
+    Act::Change(Change::Charge { bytes, limit: LIMIT })
+}
+
+const fn release(bytes: u64) -> Act {
+    Act::Change(Change::Release { bytes })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many states for an interpreter")]
+fn a_piece_is_charged_once_for_as_long_as_anybody_has_it_whoever_dies_when() {
+    const MAKER: &[Act] = &[Act::Make, Act::Export, Act::Free];
+    let states = explore(&[MAKER, &[Act::Import, Act::Free]], 2);
+    assert!(states > 5_000, "{states} states are too few to be all");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many states for an interpreter")]
+fn charges_beside_it_go_on_in_the_makers_lane_and_in_others() {
+    const MAKER: &[Act] = &[charge(10), Act::Make, Act::Export, release(10)];
+    const NEIGHBOUR: &[Act] = &[charge(20)];
+    let states = explore(&[MAKER, NEIGHBOUR], 1);
+    assert!(states > 20_000, "{states} states are too few to be all");
+}

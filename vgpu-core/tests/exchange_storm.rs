@@ -1,0 +1,99 @@
+//! SIGKILLs at random moments, while 8 processes of 4 threads each make, export, import and give back what
+//! they have together.
+//!
+//! At no instant that anybody sees is the share's sum above the limit. After each round the survivors stand
+//! still: the ledger has at least what the software GPU's account has, which ends shared memory with who made
+//! it; once they have closed what they imported the two are equal, and once they have freed what they made
+//! both are empty. So are they when all are killed instead.
+//!
+//! VGPU_STORM_SECONDS: for how long at least (default 20).
+
+mod support;
+
+use std::time::{Duration, Instant};
+use support::chance::{Chance, setting};
+use support::hang::HangGuard;
+use support::serve::{Serving, Truth};
+use support::{Bench, GIB};
+
+const PROCESSES: usize = 8;
+/// Kills between two comparisons.
+const ROUND: u64 = 60;
+
+fn storming(bench: &Bench, board: &std::path::Path) -> Serving {
+    let exchange = format!("exchange:{}", board.display());
+    Serving::new(bench.client(&["listen", "init", &exchange, "serve"]))
+}
+
+/// Has every process stop, give back what it has, and compares on the way. What was imported by how many.
+fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
+    for client in clients.iter_mut() {
+        assert_eq!(client.line(), "listen 0");
+        client.signal(libc::SIGUSR1);
+    }
+    let mut imported = 0;
+    for client in clients.iter_mut() {
+        assert_eq!(client.line(), "init 0");
+        let line = client.line();
+        let count = line.strip_prefix("exchange ").unwrap_or_else(|| panic!("{line}"));
+        imported += count.parse::<u64>().expect("a number");
+    }
+    let mut look = |clients: &mut [Serving]| {
+        // Who looks gives back what the dead held.
+        clients
+            .iter_mut()
+            .for_each(|client| assert!(client.ask("info").starts_with("0 ")));
+        let usage = bench.usage("share");
+        let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
+        assert_eq!(usage.charged, sum, "{usage:?}");
+        (usage.charged, truth.used())
+    };
+    let (charged, used) = look(clients);
+    assert!(charged >= used, "{charged} charged, {used} used");
+    for client in clients.iter_mut() {
+        assert_eq!(client.ask("close"), "0");
+    }
+    let (charged, used) = look(clients);
+    assert_eq!(charged, used, "nothing is imported any more");
+    for client in clients.iter_mut() {
+        assert_eq!(client.ask("unmake"), "0");
+    }
+    assert_eq!(look(clients), (0, 0), "all was freed");
+    imported
+}
+
+#[test]
+fn a_storm_of_kills_leaves_an_exact_ledger_whoever_has_what_together() {
+    let seconds = setting("VGPU_STORM_SECONDS", 20);
+    let _guard = HangGuard::new("the exchange", Duration::from_secs(600 + 20 * seconds));
+    let bench = Bench::with_share(GIB);
+    let board = bench.directory("share").join("board");
+    std::fs::write(&board, [0; 64 * 64]).expect("a board");
+    let (mut truth, mut chance) = (Truth::new(&bench), Chance::new(None));
+    let (start, mut killed, mut imported) = (Instant::now(), 0, 0);
+    while start.elapsed().as_secs() < seconds {
+        let mut clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench, &board)).collect();
+        for _ in 0..ROUND {
+            std::thread::sleep(Duration::from_micros(chance.below(30_000)));
+            let charged = bench.usage("share").charged;
+            assert!(charged <= GIB, "{charged} charged");
+            let slot = chance.below(PROCESSES as u64) as usize;
+            clients[slot] = storming(&bench, &board);
+        }
+        imported += compare(&bench, &mut truth, &mut clients);
+        // The rest at once.
+        let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench, &board)).collect();
+        std::thread::sleep(Duration::from_micros(chance.below(200_000)));
+        clients.iter().for_each(|client| client.signal(libc::SIGKILL));
+        drop(clients);
+        killed += ROUND + PROCESSES as u64;
+        assert_eq!(truth.used(), 0, "the driver gave all back");
+        assert_eq!(bench.free(), GIB, "so did the next start");
+        assert_eq!(bench.usage("share").charged, 0);
+    }
+    assert!(imported > 0, "nothing was imported");
+    println!(
+        "{killed} kills, {imported} imports by survivors in {:?}",
+        start.elapsed()
+    );
+}
