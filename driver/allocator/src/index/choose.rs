@@ -1,6 +1,6 @@
 //! Which node: by the shelves, or by the nodes' ranks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::rankings::{Shape, Stale};
@@ -11,6 +11,7 @@ use crate::error::AllocateError;
 use crate::model::{Exactly, Mode, ResourceClaim};
 use crate::plan::Classes;
 use crate::policy::Policy;
+use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
 
 impl Index {
@@ -25,12 +26,45 @@ impl Index {
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
+        self.allocate_where(claims, policy, &mut |_| true, cache, share_id)
+    }
+
+    /// The same among the nodes that `allowed` lets through. It is asked about a node once at most, and only about
+    /// those that come up.
+    ///
+    /// # Errors
+    /// Something is wrong with the claims, so that there is no right answer on any node.
+    pub fn allocate_where(
+        &mut self,
+        claims: &[&ResourceClaim],
+        policy: Policy,
+        allowed: &mut dyn FnMut(&str) -> bool,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Option<Placement>, AllocateError> {
         match policy {
             Policy::Binpack if is_plain(claims) && !self.could_be_astray(claims, cache) => {
-                self.by_shelves(claims, cache, share_id)
+                self.by_shelves(claims, allowed, cache, share_id)
             }
-            _ => self.by_rank(claims, policy, cache, share_id),
+            _ => self.by_rank(claims, policy, allowed, cache, share_id),
         }
+    }
+
+    /// Which devices of a slice match the selectors of a class, in the slice's order; empty for a class or a slice that
+    /// is not known. A device on which a selector fails does not match.
+    pub fn devices_of_class(&self, class: &str, slice: &str, cache: &mut SelectorCache<'_>) -> Vec<bool> {
+        let known = self.slices.get(slice).and_then(|handle| self.inventory.get(*handle));
+        let (Some(class), Some(slice)) = (self.classes.get(class), known) else {
+            return Vec::new();
+        };
+        let devices = (0..slice.spec.devices.len()).map(|index| Candidate::alone(slice, index));
+        let mut matches = |device: Candidate| {
+            class.spec.selectors.iter().all(|selector| match &selector.cel {
+                Some(cel) => cache.matches(&cel.expression, &device).unwrap_or(false),
+                None => false,
+            })
+        };
+        devices.map(&mut matches).collect()
     }
 
     /// Whether the first request could have a device that is not on the shelves. One that nobody can judge might.
@@ -52,10 +86,12 @@ impl Index {
     fn by_shelves(
         &mut self,
         claims: &[&ResourceClaim],
+        allowed: &mut dyn FnMut(&str) -> bool,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
         let mut tried = BTreeSet::new();
+        let mut let_through = BTreeSet::new();
         for (alternative, ask) in first_asks(claims).enumerate() {
             let wanted = Wanted::of(ask);
             let mut from = None;
@@ -64,6 +100,13 @@ impl Index {
                 let node = spot.node();
                 if tried.contains(node) {
                     continue;
+                }
+                if !let_through.contains(node) {
+                    let asked = if allowed(node) { &mut let_through } else { &mut tried };
+                    asked.insert(node.to_owned());
+                    if tried.contains(node) {
+                        continue;
+                    }
                 }
                 let Some(view) = self.view(node)? else {
                     continue;
@@ -92,13 +135,14 @@ impl Index {
         &mut self,
         claims: &[&ResourceClaim],
         policy: Policy,
+        allowed: &mut dyn FnMut(&str) -> bool,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
         let mut shape = self.rankings.take(policy, claims);
         let ranked = self.rank_again(&mut shape, claims, policy, cache);
         let found = match ranked {
-            Ok(()) => self.first_of(&shape, claims, policy, cache, share_id),
+            Ok(()) => self.first_of(&shape, claims, policy, allowed, cache, share_id),
             Err(error) => {
                 shape.forget();
                 Err(error)
@@ -138,11 +182,16 @@ impl Index {
         shape: &Shape,
         claims: &[&ResourceClaim],
         policy: Policy,
+        allowed: &mut dyn FnMut(&str) -> bool,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
+        let mut let_through = HashMap::new();
         for order in policy.orders() {
             for node in shape.nodes() {
+                if !*let_through.entry(node).or_insert_with(|| allowed(node)) {
+                    continue;
+                }
                 let Some(view) = self.view(node)? else {
                     continue;
                 };

@@ -135,7 +135,7 @@ proptest! {
                     let policy = Policy::ALL[policy];
                     let one = index.allocate(&[&claim], policy, &mut cache, &mut || "s".into());
                     let kept = std::mem::take(&mut index.rankings);
-                    let all = index.by_rank(&[&claim], policy, &mut cache, &mut || "s".into());
+                    let all = index.by_rank(&[&claim], policy, &mut |_| true, &mut cache, &mut || "s".into());
                     index.rankings = kept;
                     prop_assert_eq!(&one, &all);
                     if let Some(placement) = one.unwrap() {
@@ -269,4 +269,33 @@ fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
     assert_eq!(index.answer(&[&small], "n1", &mut cache), Ok(None));
     index.apply(Event::ClaimGone { key: "c1".into() });
     assert!(index.version() > version);
+}
+
+#[test]
+fn nodes_that_are_not_allowed_are_passed_over() {
+    let mut index = Index::new(Features::default());
+    let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": [
+        {"cel": {"expression": "device.attributes['drv'].model == 0"}}]}});
+    index.apply(Event::Class(read(class)));
+    for at in 0..3 {
+        index.apply(node(at));
+        index.apply(slice(at, &[8, 7]));
+    }
+    let mut cache = SelectorCache::default();
+    let claim = claim(0, None, 2, 0, 1, 2);
+    for policy in Policy::ALL {
+        let mut asked = Vec::new();
+        let mut allowed = |node: &str| {
+            asked.push(node.to_owned());
+            node == "n2"
+        };
+        let placed = index.allocate_where(&[&claim], policy, &mut allowed, &mut cache, &mut || "s".into());
+        assert_eq!(placed.unwrap().unwrap().node, "n2", "{policy:?}");
+        asked.sort_unstable();
+        assert_eq!(asked, ["n0", "n1", "n2"], "{policy:?}: each is asked about once");
+        let none = index.allocate_where(&[&claim], policy, &mut |_| false, &mut cache, &mut || "s".into());
+        assert_eq!(none, Ok(None));
+    }
+    assert_eq!(index.devices_of_class("gpu", "s1", &mut cache), [true, false]);
+    assert_eq!(index.devices_of_class("gpu", "gone", &mut cache), [false; 0]);
 }

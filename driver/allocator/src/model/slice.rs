@@ -113,7 +113,7 @@ pub struct ConsumedCounters {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Taint {
     #[serde(deserialize_with = "or_default")]
     pub key: String,
@@ -121,6 +121,9 @@ pub struct Taint {
     pub value: String,
     #[serde(deserialize_with = "or_default")]
     pub effect: String,
+    /// Nothing that allocation looks at: for those who hand a taint over to one another.
+    #[serde(deserialize_with = "or_default")]
+    pub time_added: Option<Box<str>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -1,0 +1,144 @@
+//! Allocations that the controller writes, and how they are told from others.
+//!
+//! A device of the controller's is tainted, so a claim that it allocates is asked about with one more toleration: that
+//! taint and no other. The toleration stays in the result, where nobody else writes it: it says whose allocation it is.
+
+use vgpu_allocator::model::{
+    Allocation, Exactly, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ResourceClaim, Toleration,
+};
+
+use crate::devices::SCHEDULER;
+use crate::model::{Claim, Consumer, Pod};
+use crate::names::{CONTROLLER, DRIVER, HOLD_GROUP, HOLD_RESOURCE, TAINT_KEY};
+
+/// The API server takes so many of a result.
+pub(crate) const MOST_TOLERATIONS: usize = 16;
+
+fn toleration(value: &str) -> Toleration {
+    Toleration {
+        key: TAINT_KEY.to_owned(),
+        operator: "Equal".to_owned(),
+        value: value.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        toleration_seconds: None,
+    }
+}
+
+/// The claim as the controller asks for it.
+pub(crate) fn as_controller(claim: &ResourceClaim) -> ResourceClaim {
+    tolerating(claim, CONTROLLER)
+}
+
+/// The claim as kube-scheduler will ask for it, so far as can be known.
+pub(crate) fn as_scheduler(claim: &ResourceClaim) -> ResourceClaim {
+    tolerating(claim, SCHEDULER)
+}
+
+fn tolerating(claim: &ResourceClaim, value: &str) -> ResourceClaim {
+    let mut claim = claim.clone();
+    for request in &mut claim.spec.devices.requests {
+        let alternatives = request.first_available.iter_mut();
+        let asks = alternatives.map(|alternative| &mut alternative.ask);
+        for ask in asks.chain(request.exactly.as_mut()) {
+            ask.tolerations.push(toleration(value));
+        }
+    }
+    claim
+}
+
+/// What a claim's requests ask for, alternatives too.
+pub(crate) fn asks(claim: &ResourceClaim) -> impl Iterator<Item = &Exactly> {
+    claim.spec.devices.requests.iter().flat_map(|request| {
+        let alternatives = request.first_available.iter();
+        request
+            .exactly
+            .iter()
+            .chain(alternatives.map(|alternative| &alternative.ask))
+    })
+}
+
+/// Whether the controller wrote it.
+pub(crate) fn is_ours(allocation: &Allocation) -> bool {
+    let results = &allocation.devices.results;
+    let ours = toleration(CONTROLLER);
+    !results.is_empty()
+        && results
+            .iter()
+            .all(|result| result.driver == DRIVER && result.tolerations.contains(&ours))
+}
+
+/// The one form in which RBAC for drivers on nodes knows a node.
+pub(crate) fn pin(node: &str) -> NodeSelector {
+    NodeSelector {
+        node_selector_terms: vec![NodeSelectorTerm {
+            match_expressions: Vec::new(),
+            match_fields: vec![NodeSelectorRequirement {
+                key: "metadata.name".to_owned(),
+                operator: "In".to_owned(),
+                values: vec![node.to_owned()],
+            }],
+        }],
+    }
+}
+
+/// The node of an allocation that is pinned to one.
+pub(crate) fn node_of(allocation: &Allocation) -> Option<&str> {
+    let [term] = &allocation.node_selector.as_ref()?.node_selector_terms[..] else {
+        return None;
+    };
+    match (&term.match_fields[..], &term.match_expressions[..]) {
+        ([field], []) if field.key == "metadata.name" && field.operator == "In" => match &field.values[..] {
+            [node] => Some(node),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What keeps kube-scheduler from taking the allocation away. The pod is read back from its name; its uid is nobody's.
+pub(crate) fn hold(claim: &Claim, pod: &Pod) -> Consumer {
+    Consumer {
+        api_group: HOLD_GROUP.to_owned(),
+        resource: HOLD_RESOURCE.to_owned(),
+        name: pod.name.clone(),
+        uid: format!("hold-{}", claim.uid()),
+    }
+}
+
+pub(crate) fn is_hold(consumer: &Consumer) -> bool {
+    consumer.api_group == HOLD_GROUP && consumer.resource == HOLD_RESOURCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_says_whose_it_is_and_where() {
+        let claim: ResourceClaim = serde_json::from_str(
+            r#"{"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}},
+                {"name":"l","firstAvailable":[{"name":"a","deviceClassName":"vgpu"}]}]}}}"#,
+        )
+        .unwrap();
+        let asked = as_controller(&claim);
+        assert!(asks(&asked).all(|ask| ask.tolerations == [toleration(CONTROLLER)]));
+        assert_eq!(asks(&asked).count(), 2);
+        let text = |driver: &str, toleration: &Toleration| {
+            let toleration = serde_json::to_string(toleration).unwrap();
+            format!(
+                r#"{{"devices":{{"results":[{{"driver":"{driver}","tolerations":[{toleration}]}}]}},"nodeSelector":
+                   {{"nodeSelectorTerms":[{{"matchFields":[{{"key":"metadata.name","operator":"In","values":["n"]}}]}}]}}}}"#
+            )
+        };
+        let read = |text: String| -> Allocation { serde_json::from_str(&text).unwrap() };
+        let ours = read(text(DRIVER, &toleration(CONTROLLER)));
+        assert!(is_ours(&ours));
+        assert_eq!(
+            (node_of(&ours), ours.node_selector.as_ref()),
+            (Some("n"), Some(&pin("n")))
+        );
+        assert!(!is_ours(&read(text(DRIVER, &toleration(SCHEDULER)))));
+        assert!(!is_ours(&read(text("other", &toleration(CONTROLLER)))));
+        assert!(!is_ours(&Allocation::default()) && node_of(&Allocation::default()).is_none());
+    }
+}

@@ -1,0 +1,66 @@
+//! What a planner is told.
+
+use vgpu_allocator::model::{DeviceClass, DeviceTaintRule, ResourceSlice};
+
+use crate::model::{Claim, Node, Pod, Version};
+use crate::term::Term;
+use crate::time::Time;
+
+/// One change. An object that is known already is replaced; a list replaces all of its kind.
+#[derive(Debug, Clone)]
+pub enum Change {
+    Pod(Pod),
+    /// `namespace/name`.
+    PodGone {
+        key: String,
+    },
+    Pods(Vec<Pod>),
+    Node(Node),
+    NodeGone {
+        name: String,
+    },
+    Nodes(Vec<Node>),
+    Claim(Claim),
+    /// With the version that the watch gave the deletion.
+    ClaimGone {
+        key: String,
+        version: Version,
+    },
+    /// All claims, as of `version`. `asked` is when a consistent list of them was begun: what was written before is in
+    /// it. A list from a cache has none.
+    Claims {
+        claims: Vec<Claim>,
+        version: Version,
+        asked: Option<Time>,
+    },
+    /// `read`: when a consistent read of it was begun; none for what a watch brings.
+    Slice {
+        slice: ResourceSlice,
+        read: Option<Time>,
+    },
+    SliceGone {
+        name: String,
+    },
+    Slices {
+        slices: Vec<ResourceSlice>,
+        read: Option<Time>,
+    },
+    Class(DeviceClass),
+    ClassGone {
+        name: String,
+    },
+    Classes(Vec<DeviceClass>),
+    /// All of them.
+    Rules(Vec<DeviceTaintRule>),
+    /// The lease, as it is held now; `None` when it is not. A renewal has the same epoch and another end.
+    Lease(Option<Term>),
+}
+
+/// What a planner asks for besides writes; answered by a [`Change`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ask {
+    /// A consistent list of all claims: [`Change::Claims`].
+    Claims,
+    /// A consistent read of one slice: [`Change::Slice`] or [`Change::SliceGone`].
+    Slice(String),
+}

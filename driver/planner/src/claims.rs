@@ -1,0 +1,238 @@
+//! Claims, and writes to them that are under way.
+//!
+//! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
+//! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use vgpu_allocator::model::{Allocation, ResourceClaim};
+
+use crate::allocation::is_hold;
+use crate::model::{Claim, Consumer, Version};
+use crate::time::Time;
+use crate::write::{Intent, Write, WriteId};
+
+/// How long a write may go without a word before it counts as lost.
+const LOST: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    known: HashMap<String, Known>,
+    /// The newest version that a list or watch brought: what is older and not known is gone.
+    seen: Version,
+}
+
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) claim: Claim,
+    pub(crate) flight: Option<Flight>,
+    /// Since when this process knows of the hold, or of the allocation that nobody uses.
+    pub(crate) since: Time,
+    failures: u32,
+    /// Nothing is written before.
+    pub(crate) quiet_until: Option<Time>,
+}
+
+/// A write under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Flight {
+    id: WriteId,
+    version: Version,
+    given: Option<(Allocation, Consumer)>,
+    /// It is a mark that settles an earlier write.
+    was_doubtful: bool,
+    pub(crate) state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Sent {
+        at: Time,
+    },
+    /// The claim has a newer version, which a watch or list will bring.
+    Moved {
+        at: Time,
+    },
+    /// It may have landed or not. A mark settles it.
+    Doubtful,
+}
+
+impl Claims {
+    pub(crate) fn get(&self, key: &str) -> Option<&Known> {
+        self.known.get(key)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Known)> {
+        self.known.iter()
+    }
+
+    /// Takes in what a list or watch says; whether it is news.
+    pub(crate) fn observe(&mut self, claim: Claim, now: Time) -> bool {
+        self.seen = self.seen.max(claim.version);
+        self.accept(claim, now)
+    }
+
+    /// Takes in what a write was answered; whether it is news.
+    pub(crate) fn answer(&mut self, claim: Claim, now: Time) -> bool {
+        let is_gone = claim.version <= self.seen && !self.known.contains_key(&claim.key());
+        !is_gone && self.accept(claim, now)
+    }
+
+    fn accept(&mut self, claim: Claim, now: Time) -> bool {
+        let key = claim.key();
+        let Some(known) = self.known.get_mut(&key) else {
+            self.known.insert(key, Known::new(claim, now));
+            return true;
+        };
+        if claim.version <= known.claim.version {
+            return false;
+        }
+        if claim.uid() != known.claim.uid() {
+            *known = Known::new(claim, now);
+            return true;
+        }
+        // Moved on: whatever was decided on an older version has landed in this one, or never will.
+        known.flight = known.flight.take().filter(|flight| flight.version >= claim.version);
+        let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
+        if !same {
+            known.since = now;
+            known.failures = 0;
+        }
+        known.claim = claim;
+        true
+    }
+
+    /// Whether it was known.
+    pub(crate) fn remove(&mut self, key: &str, version: Version) -> bool {
+        self.seen = self.seen.max(version);
+        let is_older = self.known.get(key).is_some_and(|known| known.claim.version <= version);
+        is_older && self.known.remove(key).is_some()
+    }
+
+    /// Claims that a list of that version should have had.
+    pub(crate) fn missing<'a>(
+        &'a self,
+        listed: &'a std::collections::HashSet<String>,
+        version: Version,
+    ) -> impl Iterator<Item = String> + 'a {
+        let older = self
+            .known
+            .iter()
+            .filter(move |(key, known)| known.claim.version <= version && !listed.contains(*key));
+        older.map(|(key, _)| key.clone())
+    }
+
+    /// Counts a write as under way. What an earlier one gave without an answer stays given.
+    pub(crate) fn fly(&mut self, key: &str, write: &Write) {
+        if let Some(known) = self.known.get_mut(key) {
+            let before = known.flight.take();
+            let was_doubtful = before.is_some();
+            let given = match &write.intent {
+                Intent::Allocate { allocation, hold } => Some(((**allocation).clone(), hold.clone())),
+                _ => before.and_then(|flight| flight.given),
+            };
+            known.flight = Some(Flight {
+                id: write.id,
+                version: write.version,
+                given,
+                was_doubtful,
+                state: State::Sent { at: write.decided },
+            });
+        }
+    }
+
+    /// The write is not sent after all.
+    pub(crate) fn ground(&mut self, key: &str) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.flight = None;
+        }
+    }
+
+    /// The claim that waits for this write's outcome.
+    pub(crate) fn of_write(&self, id: WriteId) -> Option<String> {
+        let mut flying = self.known.iter();
+        let found = flying.find(|(_, known)| known.flight.as_ref().is_some_and(|flight| flight.id == id));
+        found.map(|(key, _)| key.clone())
+    }
+
+    pub(crate) fn set_state(&mut self, key: &str, state: State, now: Time) {
+        let Some(known) = self.known.get_mut(key) else {
+            return;
+        };
+        if let Some(flight) = &mut known.flight {
+            flight.state = state;
+        }
+        if state == State::Doubtful {
+            known.pause(now);
+        }
+    }
+
+    /// The write was not sent. What an earlier one left in doubt still is.
+    pub(crate) fn drop_write(&mut self, key: &str) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.flight = known.flight.take().filter(|flight| flight.was_doubtful);
+            if let Some(flight) = &mut known.flight {
+                flight.state = State::Doubtful;
+            }
+        }
+    }
+
+    /// Gives up on writes that nobody reports on. Whether there were any.
+    pub(crate) fn lose(&mut self, now: Time) -> bool {
+        let mut any = false;
+        for known in self.known.values_mut() {
+            if let Some(flight) = &mut known.flight
+                && matches!(flight.state, State::Sent { at } if now.since(at) >= LOST)
+            {
+                flight.state = State::Doubtful;
+                any = true;
+            }
+        }
+        any
+    }
+}
+
+impl Known {
+    fn new(claim: Claim, now: Time) -> Self {
+        Self {
+            claim,
+            flight: None,
+            since: now,
+            failures: 0,
+            quiet_until: None,
+        }
+    }
+
+    fn pause(&mut self, now: Time) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
+        self.failures = self.failures.saturating_add(1);
+        self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+    }
+
+    pub(crate) fn is_quiet(&self, now: Time) -> bool {
+        self.quiet_until.is_some_and(|until| now < until)
+    }
+
+    /// What the claim has, or may have by a write under way.
+    pub(crate) fn allocation(&self) -> Option<&Allocation> {
+        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        self.claim.allocation().or(given.map(|(allocation, _)| allocation))
+    }
+
+    /// The hold that it has, or may have.
+    pub(crate) fn hold(&self) -> Option<&Consumer> {
+        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        let held = self.claim.reserved_for.iter().find(|consumer| is_hold(consumer));
+        held.or(given.map(|(_, hold)| hold))
+    }
+
+    /// As the allocator is to count it.
+    pub(crate) fn counted(&self) -> ResourceClaim {
+        let mut counted = self.claim.asked.clone();
+        counted.status.allocation = self.allocation().cloned();
+        counted
+    }
+}

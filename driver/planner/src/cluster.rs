@@ -1,0 +1,176 @@
+//! Nodes and pods, and who sits where: pods that are bound, and pods that a hold has a place for.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::model::{Node, Pod, Requests};
+
+/// Nodes by name, pods by key.
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    nodes: BTreeMap<String, Node>,
+    pods: BTreeMap<String, Pod>,
+    /// Of nodes that are not known too: they may come later.
+    loads: HashMap<String, Load>,
+    /// Where holds have a place for pods that are not bound.
+    seats: HashMap<String, String>,
+    /// Where each pod counts now.
+    counted: HashMap<String, String>,
+}
+
+/// What sits on a node.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) used: Requests,
+    pub(crate) pods: BTreeSet<String>,
+}
+
+impl Cluster {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    #[must_use]
+    pub(crate) fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    pub(crate) fn pods(&self) -> impl Iterator<Item = (&String, &Pod)> {
+        self.pods.iter()
+    }
+
+    #[must_use]
+    pub(crate) fn pod(&self, key: &str) -> Option<&Pod> {
+        self.pods.get(key)
+    }
+
+    #[must_use]
+    pub(crate) fn load(&self, node: &str) -> Option<&Load> {
+        self.loads.get(node)
+    }
+
+    /// The pods that sit on nodes, and where.
+    pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
+        let counted = self.counted.iter();
+        counted.filter_map(|(key, node)| Some((self.pods.get(key)?, node.as_str())))
+    }
+
+    /// Whether it is something new: heartbeats are not.
+    pub(crate) fn set_node(&mut self, node: Node) -> bool {
+        let is_new = self.nodes.get(node.name()) != Some(&node);
+        if is_new {
+            self.nodes.insert(node.name().to_owned(), node);
+        }
+        is_new
+    }
+
+    pub(crate) fn remove_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+    }
+
+    /// Whether it is something new.
+    pub(crate) fn set_pod(&mut self, pod: Pod) -> bool {
+        let key = pod.key();
+        if self.pods.get(&key) == Some(&pod) {
+            return false;
+        }
+        self.uncount(&key);
+        self.pods.insert(key.clone(), pod);
+        self.count(&key);
+        true
+    }
+
+    pub(crate) fn remove_pod(&mut self, key: &str) {
+        self.uncount(key);
+        self.pods.remove(key);
+        self.seats.remove(key);
+    }
+
+    /// Gives a pod that is not bound a place, or takes it away.
+    pub(crate) fn seat(&mut self, key: &str, node: Option<&str>) {
+        if self.seats.get(key).map(String::as_str) == node {
+            return;
+        }
+        self.uncount(key);
+        match node {
+            Some(node) => self.seats.insert(key.to_owned(), node.to_owned()),
+            None => self.seats.remove(key),
+        };
+        self.count(key);
+    }
+
+    fn count(&mut self, key: &str) {
+        let Some(pod) = self.pods.get(key).filter(|pod| !pod.is_finished) else {
+            return;
+        };
+        let Some(node) = pod.node.as_ref().or_else(|| self.seats.get(key)).cloned() else {
+            return;
+        };
+        let load = self.loads.entry(node.clone()).or_default();
+        load.used.add(&pod.requests);
+        load.pods.insert(key.to_owned());
+        self.counted.insert(key.to_owned(), node);
+    }
+
+    fn uncount(&mut self, key: &str) {
+        let Some(node) = self.counted.remove(key) else {
+            return;
+        };
+        if let (Some(load), Some(pod)) = (self.loads.get_mut(&node), self.pods.get(key)) {
+            load.used.subtract(&pod.requests);
+            load.pods.remove(key);
+            if load.pods.is_empty() {
+                self.loads.remove(&node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, node: Option<&str>, cpu: &str) -> Pod {
+        Pod {
+            namespace: "ns".into(),
+            name: name.into(),
+            node: node.map(str::to_owned),
+            requests: Requests(BTreeMap::from([("cpu".to_owned(), cpu.parse().unwrap())])),
+            ..Pod::default()
+        }
+    }
+
+    fn cpu(cluster: &Cluster, node: &str) -> String {
+        cluster
+            .load(node)
+            .map_or_else(String::new, |load| load.used.0["cpu"].to_string())
+    }
+
+    #[test]
+    fn a_pod_counts_once_wherever_it_sits() {
+        let mut cluster = Cluster::default();
+        cluster.set_pod(pod("a", None, "1"));
+        assert!(cluster.load("n").is_none());
+        cluster.seat("ns/a", Some("n"));
+        cluster.set_pod(pod("b", Some("n"), "500m"));
+        assert_eq!(cpu(&cluster, "n"), "1500m");
+        assert!(!cluster.set_pod(pod("b", Some("n"), "500m")));
+        cluster.set_pod(pod("a", Some("m"), "2"));
+        assert_eq!((cpu(&cluster, "n"), cpu(&cluster, "m")), ("500m".into(), "2".into()));
+        cluster.seat("ns/a", None);
+        assert_eq!(cpu(&cluster, "m"), "2", "bound is bound");
+        let mut finished = pod("b", Some("n"), "500m");
+        finished.is_finished = true;
+        cluster.set_pod(finished);
+        cluster.remove_pod("ns/a");
+        assert!(cluster.load("n").is_none() && cluster.load("m").is_none());
+        assert_eq!(cluster.seated().count(), 0);
+    }
+
+    #[test]
+    fn a_seat_may_come_before_its_pod() {
+        let mut cluster = Cluster::default();
+        cluster.seat("ns/a", Some("n"));
+        cluster.set_pod(pod("a", None, "1"));
+        assert_eq!(cpu(&cluster, "n"), "1");
+    }
+}

@@ -1,0 +1,149 @@
+//! Who allocates each device, by its taint.
+//!
+//! ```text
+//!  taint of the device            who
+//!  none                           kube-scheduler
+//!  controller, not yet 30 s old   nobody: what kube-scheduler decided before may still land
+//!  controller                     the controller, once it listed all claims after those 30 s
+//!  released, or anything else     nobody; the plugin removes it when it is 30 s old
+//! ```
+//!
+//! The allocator is told so by the value of that taint: a claim of the controller's tolerates `controller`, any other
+//! claim `scheduler`, and nobody tolerates the rest.
+
+use vgpu_allocator::model::{Device, ResourceSlice, Taint};
+
+use crate::names::{CONTROLLER, DRIVER, RELEASED, TAINT_KEY};
+use crate::time::Time;
+
+/// Values that are put in for the allocator alone.
+pub(crate) const SCHEDULER: &str = "scheduler";
+const SETTLING: &str = "settling";
+
+const NO_SCHEDULE: &str = "NoSchedule";
+
+/// Who allocates a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Who {
+    Controller {
+        since: Time,
+    },
+    /// The controller's from then on; never, if nobody can say since when it is tainted.
+    Settling {
+        until: Option<Time>,
+    },
+    Scheduler,
+    /// On its way back to kube-scheduler.
+    Released,
+    OtherDriver,
+}
+
+/// How long a device stays with nobody when it changes hands, and what the controller knows of the claims.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settling {
+    pub(crate) after: std::time::Duration,
+    /// When the last full list of the claims was asked for: all that landed before is known.
+    pub(crate) listed: Option<Time>,
+}
+
+/// Rewrites the taints of a slice for the allocator, and says whose each device is.
+pub(crate) fn take_over(slice: &mut ResourceSlice, settling: Settling) -> Vec<Who> {
+    if slice.spec.driver != DRIVER {
+        return vec![Who::OtherDriver; slice.spec.devices.len()];
+    }
+    let devices = slice.spec.devices.iter_mut();
+    devices
+        .map(|device| {
+            let who = who(device, settling);
+            match who {
+                Who::Scheduler => device.taints.push(taint(SCHEDULER)),
+                Who::Settling { .. } => {
+                    for taint in device.taints.iter_mut().filter(|taint| is_controller(taint)) {
+                        SETTLING.clone_into(&mut taint.value);
+                    }
+                }
+                Who::Controller { .. } | Who::Released | Who::OtherDriver => {}
+            }
+            who
+        })
+        .collect()
+}
+
+fn who(device: &Device, settling: Settling) -> Who {
+    let mut ours = device.taints.iter().filter(|taint| taint.key == TAINT_KEY);
+    let Some(first) = ours.next() else {
+        return Who::Scheduler;
+    };
+    if !is_controller(first) || ours.next().is_some() {
+        return Who::Released;
+    }
+    let added = first.time_added.as_deref().and_then(Time::parse);
+    match added.map(|added| added.after(settling.after)) {
+        Some(since) if settling.listed.is_some_and(|listed| since <= listed) => Who::Controller { since },
+        until => Who::Settling { until },
+    }
+}
+
+fn is_controller(taint: &Taint) -> bool {
+    (&*taint.key, &*taint.value, &*taint.effect) == (TAINT_KEY, CONTROLLER, NO_SCHEDULE)
+}
+
+fn taint(value: &str) -> Taint {
+    debug_assert_ne!(value, RELEASED);
+    Taint {
+        key: TAINT_KEY.to_owned(),
+        value: value.to_owned(),
+        effect: NO_SCHEDULE.to_owned(),
+        time_added: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn slice(driver: &str, taints: &str) -> ResourceSlice {
+        serde_json::from_str(&format!(
+            r#"{{"spec":{{"driver":"{driver}","devices":[{{"name":"d","taints":[{taints}]}}]}}}}"#
+        ))
+        .unwrap()
+    }
+
+    fn whose(driver: &str, taints: &str, listed: Option<i64>) -> (Who, Vec<String>) {
+        let mut slice = slice(driver, taints);
+        let settling = Settling {
+            after: Duration::from_secs(30),
+            listed: listed.map(Time::from_millis),
+        };
+        let who = take_over(&mut slice, settling)[0];
+        let taints = slice.spec.devices[0].taints.iter();
+        (who, taints.map(|taint| taint.value.clone()).collect())
+    }
+
+    const OURS: &str =
+        r#"{"key":"dra.vgpu/allocator","value":"controller","effect":"NoSchedule","timeAdded":"1970-01-01T00:00:10Z"}"#;
+
+    #[test]
+    fn each_device_has_one_allocator_or_none() {
+        let since = Time::from_millis(40_000);
+        assert_eq!(whose(DRIVER, "", None), (Who::Scheduler, vec![SCHEDULER.into()]));
+        let settling = Who::Settling { until: Some(since) };
+        assert_eq!(whose(DRIVER, OURS, None), (settling, vec![SETTLING.into()]));
+        assert_eq!(whose(DRIVER, OURS, Some(39_999)).0, settling);
+        assert_eq!(
+            whose(DRIVER, OURS, Some(40_000)),
+            (Who::Controller { since }, vec![CONTROLLER.into()])
+        );
+        let released = OURS.replace("\"controller\"", "\"released\"");
+        assert_eq!(whose(DRIVER, &released, Some(99_999)).0, Who::Released);
+        let both = format!("{OURS},{released}");
+        assert_eq!(whose(DRIVER, &both, Some(99_999)).0, Who::Released);
+        let harder = OURS.replace("NoSchedule", "NoExecute");
+        assert_eq!(whose(DRIVER, &harder, Some(99_999)).0, Who::Released);
+        let ageless = OURS.replace("1970", "then");
+        assert_eq!(whose(DRIVER, &ageless, Some(99_999)).0, Who::Settling { until: None });
+        assert_eq!(whose("other", OURS, Some(99_999)).0, Who::OtherDriver);
+    }
+}

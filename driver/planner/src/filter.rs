@@ -1,0 +1,146 @@
+//! Which nodes kube-scheduler would take, claims aside.
+//!
+//! ```text
+//!  pod ─► Filters::new: what is the same for all nodes (topologies of matching pods) ─► check(node) ─► Refusal
+//! ```
+//!
+//! Each plugin of kube-scheduler that filters has a file here. What is looked at is what is bound, and what holds have a
+//! place for. Not modelled: preemption (a pod that would evict others waits), volumes, labels of namespaces (a
+//! `namespaceSelector` that is not empty counts as every namespace in anti-affinity and as none in affinity), images,
+//! and extenders. Where this lets a node through that kube-scheduler refuses, the hold runs out and the node is avoided;
+//! where it refuses one that kube-scheduler would take, the pod waits for another.
+
+mod affinity;
+mod node;
+mod pods;
+mod ports;
+mod resources;
+mod spread;
+mod taints;
+
+use std::fmt;
+
+use crate::cluster::Cluster;
+use crate::model::Pod;
+use pods::Neighbours;
+use spread::Spreads;
+
+/// Why a node will not do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    Unknown,
+    Unschedulable,
+    /// `spec.nodeSelector` or required node affinity.
+    Affinity,
+    Taint(String),
+    Resource(String),
+    Port(u16),
+    /// Required affinity to pods, by its topology key.
+    PodAffinity(String),
+    PodAntiAffinity(String),
+    Spread(String),
+    /// A claim that is allocated already is for other nodes.
+    Claim(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("not known any more"),
+            Self::Unschedulable => f.write_str("unschedulable"),
+            Self::Affinity => f.write_str("node selector or affinity does not match"),
+            Self::Taint(key) => write!(f, "taint {key} is not tolerated"),
+            Self::Resource(name) => write!(f, "not enough {name}"),
+            Self::Port(port) => write!(f, "host port {port} is taken"),
+            Self::PodAffinity(key) => write!(f, "affinity to pods by {key} does not match"),
+            Self::PodAntiAffinity(key) => write!(f, "anti-affinity to pods by {key}"),
+            Self::Spread(key) => write!(f, "topology spread by {key}"),
+            Self::Claim(claim) => write!(f, "claim {claim} is allocated elsewhere"),
+        }
+    }
+}
+
+/// One pod against all nodes.
+pub(crate) struct Filters<'a> {
+    cluster: &'a Cluster,
+    pod: &'a Pod,
+    key: String,
+    neighbours: Neighbours<'a>,
+    spreads: Spreads<'a>,
+}
+
+impl<'a> Filters<'a> {
+    pub(crate) fn new(cluster: &'a Cluster, pod: &'a Pod) -> Self {
+        Self {
+            cluster,
+            pod,
+            key: pod.key(),
+            neighbours: Neighbours::new(cluster, pod),
+            spreads: Spreads::new(cluster, pod),
+        }
+    }
+
+    /// The cheap ones first.
+    pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
+        let node = self.cluster.node(name).ok_or(Refusal::Unknown)?;
+        node::check(self.pod, node)?;
+        affinity::check(self.pod, node)?;
+        taints::check(self.pod, node)?;
+        let load = self.cluster.load(name);
+        resources::check(self.pod, &self.key, node, load)?;
+        ports::check(self.pod, &self.key, load, self.cluster)?;
+        self.neighbours.check(node)?;
+        self.spreads.check(node)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::model::Node;
+
+    pub(crate) fn node(name: &str, more: &str) -> Node {
+        let text = format!(
+            r#"{{"metadata":{{"name":"{name}","labels":{{"kubernetes.io/hostname":"{name}","zone":"{}"}}}},
+                "status":{{"allocatable":{{"cpu":"4","memory":"8Gi","pods":"3"}}}}{more}}}"#,
+            &name[..1]
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    pub(crate) fn pod(name: &str, labels: &str, spec: &str) -> Pod {
+        let text =
+            format!(r#"{{"metadata":{{"name":"{name}","namespace":"ns","labels":{{{labels}}}}},"spec":{{{spec}}}}}"#);
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Nodes a1, a2 of zone a and b1 of zone b.
+    pub(crate) fn cluster(pods: &[(Pod, &str)]) -> Cluster {
+        let mut cluster = Cluster::default();
+        for name in ["a1", "a2", "b1"] {
+            cluster.set_node(node(name, ""));
+        }
+        for (pod, at) in pods {
+            let mut pod = pod.clone();
+            pod.node = Some((*at).to_owned());
+            cluster.set_pod(pod);
+        }
+        cluster
+    }
+
+    pub(crate) fn refusals(cluster: &Cluster, pod: &Pod) -> Vec<Option<Refusal>> {
+        let filters = Filters::new(cluster, pod);
+        ["a1", "a2", "b1"]
+            .iter()
+            .map(|node| filters.check(node).err())
+            .collect()
+    }
+
+    #[test]
+    fn a_pod_that_wants_nothing_goes_anywhere_that_is() {
+        let cluster = cluster(&[]);
+        let pod = pod("p", "", "");
+        assert_eq!(refusals(&cluster, &pod), [None, None, None]);
+        assert_eq!(Filters::new(&cluster, &pod).check("c1"), Err(Refusal::Unknown));
+    }
+}

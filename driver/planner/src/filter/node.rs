@@ -1,0 +1,31 @@
+//! Nodes that are cordoned.
+
+use super::Refusal;
+use crate::model::{Node, Pod};
+
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
+/// A pod that tolerates the taint which stands for it may go there all the same.
+pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    let tolerates = || super::taints::tolerates(pod, UNSCHEDULABLE, "", "NoSchedule");
+    match node.unschedulable && !tolerates() {
+        true => Err(Refusal::Unschedulable),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::tests::{node, pod};
+
+    #[test]
+    fn a_cordoned_node_takes_only_those_that_tolerate_it() {
+        let node = node("a1", r#","spec":{"unschedulable":true}"#);
+        assert_eq!(check(&pod("p", "", ""), &node), Err(Refusal::Unschedulable));
+        assert_eq!(
+            check(&pod("p", "", r#""tolerations":[{"operator":"Exists"}]"#), &node),
+            Ok(())
+        );
+    }
+}

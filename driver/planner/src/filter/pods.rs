@@ -1,0 +1,160 @@
+//! Required affinity and anti-affinity to pods, by any topology key.
+
+use std::collections::HashSet;
+
+use super::Refusal;
+use crate::cluster::Cluster;
+use crate::model::{Node, Pod, PodTerm};
+
+/// Where the pods are that matter.
+pub(super) struct Neighbours<'a> {
+    /// Each term of affinity: topologies that have a pod of its kind, or anywhere for the first of a kind.
+    wanted: Vec<(&'a PodTerm, Option<HashSet<&'a str>>)>,
+    /// Each term of anti-affinity: topologies to stay away from.
+    shunned: Vec<(&'a PodTerm, HashSet<&'a str>)>,
+    /// Key and value of topologies that pods there will not share.
+    closed: HashSet<(&'a str, &'a str)>,
+}
+
+impl<'a> Neighbours<'a> {
+    pub(super) fn new(cluster: &'a Cluster, pod: &'a Pod) -> Self {
+        let others: Vec<(&Pod, &Node)> = cluster
+            .seated()
+            .filter(|(other, _)| (&other.namespace, &other.name) != (&pod.namespace, &pod.name))
+            .filter_map(|(other, node)| Some((other, cluster.node(node)?)))
+            .collect();
+        let topologies = |term: &PodTerm, against: bool| -> HashSet<&'a str> {
+            let matching = others.iter().filter(|(other, _)| matches(term, pod, other, against));
+            matching
+                .filter_map(|(_, node)| node.label(&term.topology_key))
+                .collect()
+        };
+        let mut wanted: Vec<_> = pod
+            .affinity
+            .iter()
+            .map(|term| (term, Some(topologies(term, false))))
+            .collect();
+        // The first pod of a group that only wants to be with itself goes anywhere.
+        let nowhere = wanted
+            .iter()
+            .all(|(_, found)| found.as_ref().is_some_and(HashSet::is_empty));
+        if nowhere && pod.affinity.iter().all(|term| matches(term, pod, pod, false)) {
+            wanted.iter_mut().for_each(|(_, found)| *found = None);
+        }
+        let closed = others.iter().flat_map(|(other, node)| {
+            let terms = other.anti_affinity.iter();
+            let terms = terms.filter(|term| matches(term, other, pod, true));
+            terms.filter_map(|term| Some((term.topology_key.as_str(), node.label(&term.topology_key)?)))
+        });
+        Self {
+            closed: closed.collect(),
+            shunned: pod
+                .anti_affinity
+                .iter()
+                .map(|term| (term, topologies(term, true)))
+                .collect(),
+            wanted,
+        }
+    }
+
+    pub(super) fn check(&self, node: &Node) -> Result<(), Refusal> {
+        for (term, found) in &self.wanted {
+            let here = node.label(&term.topology_key);
+            let is_there = here.is_some_and(|here| found.as_ref().is_none_or(|found| found.contains(here)));
+            if !is_there {
+                return Err(Refusal::PodAffinity(term.topology_key.clone()));
+            }
+        }
+        let shunned = self.shunned.iter();
+        let mut shunned = shunned.filter(|(term, found)| {
+            let here = node.label(&term.topology_key);
+            here.is_some_and(|here| found.contains(here))
+        });
+        if let Some((term, _)) = shunned.next() {
+            return Err(Refusal::PodAntiAffinity(term.topology_key.clone()));
+        }
+        match self.closed.iter().find(|(key, value)| node.label(key) == Some(value)) {
+            Some((key, _)) => Err(Refusal::PodAntiAffinity((*key).to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as every
+/// namespace in anti-affinity, and only if it is empty in affinity.
+fn matches(term: &PodTerm, owner: &Pod, other: &Pod, against: bool) -> bool {
+    let by_selector = term
+        .namespace_selector
+        .as_ref()
+        .is_some_and(|selector| against || selector.is_empty());
+    let own = term.namespaces.is_empty() && term.namespace_selector.is_none();
+    let in_namespace =
+        by_selector || term.namespaces.contains(&other.namespace) || own && owner.namespace == other.namespace;
+    in_namespace
+        && term
+            .label_selector
+            .as_ref()
+            .is_some_and(|selector| selector.matches(&other.labels))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::tests::{cluster, pod, refusals};
+
+    fn term(kind: &str, key: &str, more: &str) -> String {
+        format!(
+            r#""affinity":{{"{kind}":{{"requiredDuringSchedulingIgnoredDuringExecution":[
+               {{"topologyKey":"{key}","labelSelector":{{"matchLabels":{{"app":"x"}}}}{more}}}]}}}}"#
+        )
+    }
+
+    const X: &str = r#""app":"x""#;
+
+    #[test]
+    fn affinity_goes_where_such_pods_are_or_begins_anywhere() {
+        let with = term("podAffinity", "zone", "");
+        let no = || Some(Refusal::PodAffinity("zone".into()));
+        let some = cluster(&[(pod("x", X, ""), "a1")]);
+        assert_eq!(refusals(&some, &pod("p", "", &with)), [None, None, no()]);
+        let none = cluster(&[]);
+        assert_eq!(refusals(&none, &pod("p", "", &with)), [no(), no(), no()]);
+        assert_eq!(
+            refusals(&none, &pod("p", X, &with)),
+            [None, None, None],
+            "the first of its kind"
+        );
+        let elsewhere = term("podAffinity", "zone", r#","namespaces":["other"]"#);
+        assert_eq!(refusals(&some, &pod("p", "", &elsewhere)), [no(), no(), no()]);
+        let nowhere = term("podAffinity", "rack", "");
+        assert_eq!(
+            refusals(&none, &pod("p", X, &nowhere))[0],
+            Some(Refusal::PodAffinity("rack".into())),
+            "a node without the label is in no topology"
+        );
+    }
+
+    #[test]
+    fn anti_affinity_holds_both_ways() {
+        let host = term("podAntiAffinity", "kubernetes.io/hostname", "");
+        let no = |key: &str| Some(Refusal::PodAntiAffinity(key.into()));
+        let quiet = cluster(&[(pod("x", X, ""), "a1")]);
+        assert_eq!(
+            refusals(&quiet, &pod("p", "", &host)),
+            [no("kubernetes.io/hostname"), None, None]
+        );
+        let zone = term(
+            "podAntiAffinity",
+            "zone",
+            r#","namespaceSelector":{"matchLabels":{"any":"thing"}}"#,
+        );
+        let loud = cluster(&[(pod("x", "", &zone), "a1")]);
+        assert_eq!(refusals(&loud, &pod("p", X, "")), [no("zone"), no("zone"), None]);
+        assert_eq!(refusals(&loud, &pod("p", "", "")), [None, None, None]);
+        assert_eq!(
+            refusals(&quiet, &pod("x", X, &host)),
+            [None, None, None],
+            "not against itself"
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! CPU, memory and all that is counted, and how many pods a node takes.
+
+use vgpu_allocator::quantity::{Format, Quantity};
+
+use super::Refusal;
+use crate::cluster::Load;
+use crate::model::{Node, Pod};
+
+const PODS: &str = "pods";
+
+pub(super) fn check(pod: &Pod, key: &str, node: &Node, load: Option<&Load>) -> Result<(), Refusal> {
+    let sits_here = load.is_some_and(|load| load.pods.contains(key));
+    let others = load.map_or(0, |load| load.pods.len() - usize::from(sits_here));
+    if let Some(most) = node.allocatable.0.get(PODS)
+        && Quantity::whole(i64::try_from(others).unwrap_or(i64::MAX), Format::Decimal) >= *most
+    {
+        return Err(Refusal::Resource(PODS.to_owned()));
+    }
+    for (name, wanted) in pod.requests.0.iter().filter(|(_, wanted)| !wanted.is_zero()) {
+        let mut free = node.allocatable.0.get(name).cloned().unwrap_or_default();
+        if let Some(used) = load.and_then(|load| load.used.0.get(name)) {
+            free.subtract(used);
+        }
+        if sits_here {
+            free.add(wanted);
+        }
+        if *wanted > free {
+            return Err(Refusal::Resource(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::tests::{cluster, pod, refusals};
+
+    fn asks(name: &str, resource: &str, amount: &str) -> Pod {
+        let spec = format!(r#""containers":[{{"resources":{{"requests":{{"{resource}":"{amount}"}}}}}}]"#);
+        pod(name, "", &spec)
+    }
+
+    #[test]
+    fn what_is_used_counts_and_what_a_node_does_not_have_is_none() {
+        let cluster = cluster(&[(asks("x", "cpu", "3"), "a1"), (asks("y", "cpu", "1500m"), "a2")]);
+        let no = |name: &str| Some(Refusal::Resource(name.into()));
+        assert_eq!(refusals(&cluster, &asks("p", "cpu", "2500m")), [no("cpu"), None, None]);
+        assert_eq!(
+            refusals(&cluster, &asks("p", "example.com/fpga", "1")),
+            [no("example.com/fpga"), no("example.com/fpga"), no("example.com/fpga")]
+        );
+        assert_eq!(
+            refusals(&cluster, &asks("x", "cpu", "4")),
+            [None, no("cpu"), None],
+            "beside itself"
+        );
+    }
+
+    #[test]
+    fn a_node_takes_so_many_pods() {
+        let three: Vec<_> = ["x", "y", "z"].map(|name| (pod(name, "", ""), "a1")).into();
+        let cluster = cluster(&three);
+        let no = || Some(Refusal::Resource(PODS.into()));
+        assert_eq!(refusals(&cluster, &pod("p", "", "")), [no(), None, None]);
+        assert_eq!(refusals(&cluster, &pod("x", "", "")), [None, None, None]);
+    }
+}

@@ -1,0 +1,53 @@
+//! What the controller decides in controller mode, as a pure function of what it is told: no kube, no I/O, no clock.
+//!
+//! ```text
+//!  watches, lists ─► Change ─► Planner ─────────────────────────────────► Plan
+//!   pods, nodes        cluster: who sits where ─► filter ─┐                ├─ writes ─► check (lease, age) ─► API server
+//!   slices, classes    supply: whose each device is ──────┼─► place        │              each with its version
+//!   claims             claims: versions, writes under way ┤    │           ├─ asks: lists and reads that must not lag
+//!   lease              term: fencing the predecessor off ─┘    ▼           ├─ verdicts: what is to be told
+//!                                            vgpu_allocator::Index         └─ wake: when to ask again
+//!        ▲                                                                            │
+//!        └──────────────────────────── outcome of each write ◄────────────────────────┘
+//! ```
+//!
+//! A claim that waits for devices of the controller's goes through: marked (finalizer, epoch) ─► allocated and held for
+//! a pod ─► reserved by kube-scheduler, which binds the pod ─► released ─► cleared by kube-controller-manager when the
+//! last pod is gone. Where a hold is for which pod and on which node is read back from the claim: any process continues
+//! what another began. How each failure ends is in `docs/controller.md`; the rules that keep a device from being given
+//! twice are at the head of [`claims`], [`devices`] and [`term`]:
+//!
+//! - **Two leaders**: what the first decided before it was paused fails, for the second gave the claim a new version.
+//! - **A write without an answer**: its devices stay in use until a newer version of the claim is seen.
+//! - **A watch that lags**: older versions never replace newer ones; a device that changes hands is used only after a
+//!   list of all claims that is younger than the change; a slice that is decided on was read a moment ago.
+//! - **Objects that make no sense**: an error names them, for the one pod that they are of.
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod avoid;
+mod change;
+mod claims;
+mod cluster;
+mod devices;
+mod filter;
+mod gang;
+pub mod model;
+pub mod names;
+mod place;
+mod planner;
+mod policy;
+mod supply;
+mod term;
+mod time;
+mod upkeep;
+mod verdict;
+mod write;
+
+pub use change::{Ask, Change};
+pub use filter::Refusal;
+pub use planner::{Plan, Planner, Settings};
+pub use term::Term;
+pub use time::Time;
+pub use verdict::{About, Verdict};
+pub use write::{Intent, Outcome, Stale, Write, WriteId};

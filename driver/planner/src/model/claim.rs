@@ -1,0 +1,100 @@
+//! Claims.
+
+use serde::{Deserialize, Serialize};
+use vgpu_allocator::model::{Allocation, ClaimSpec, ClaimStatus, Metadata, ResourceClaim};
+
+use super::Version;
+use super::meta::{Meta, or_default};
+use crate::names::{EPOCH, EXTENDED, FINALIZER};
+
+/// A claim, as far as anything is decided by it.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(from = "Raw")]
+pub struct Claim {
+    pub version: Version,
+    /// Somebody deleted it; finalizers keep it.
+    pub is_deleted: bool,
+    pub is_protected: bool,
+    /// kube-scheduler made it for an extended resource, and allocates it itself.
+    pub is_extended: bool,
+    pub epoch: Option<String>,
+    /// The uid of the pod that it was made for.
+    pub owner: Option<String>,
+    pub reserved_for: Vec<Consumer>,
+    /// As the allocator knows it, with its allocation.
+    pub asked: ResourceClaim,
+}
+
+/// An entry of `reservedFor`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Consumer {
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    pub api_group: String,
+    pub resource: String,
+    pub name: String,
+    pub uid: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Raw {
+    metadata: Meta,
+    spec: ClaimSpec,
+    #[serde(deserialize_with = "or_default")]
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    allocation: Option<Allocation>,
+    #[serde(deserialize_with = "or_default")]
+    reserved_for: Vec<Consumer>,
+}
+
+impl From<Raw> for Claim {
+    fn from(raw: Raw) -> Self {
+        let meta = raw.metadata;
+        let owner = meta.owner_references.into_iter().find(|owner| owner.kind == "Pod");
+        Self {
+            version: meta.resource_version,
+            is_deleted: meta.deletion_timestamp.is_some(),
+            is_protected: meta.finalizers.iter().any(|finalizer| finalizer == FINALIZER),
+            is_extended: meta.annotations.get(EXTENDED).is_some_and(|value| value == "true"),
+            epoch: meta.annotations.get(EPOCH).cloned(),
+            owner: owner.map(|owner| owner.uid),
+            reserved_for: raw.status.reserved_for,
+            asked: ResourceClaim {
+                metadata: Metadata {
+                    name: meta.name,
+                    namespace: meta.namespace,
+                    uid: meta.uid,
+                    ..Metadata::default()
+                },
+                spec: raw.spec,
+                status: ClaimStatus {
+                    allocation: raw.status.allocation,
+                },
+            },
+        }
+    }
+}
+
+impl Claim {
+    /// `namespace/name`.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.asked.key()
+    }
+
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.asked.metadata.uid
+    }
+
+    #[must_use]
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.asked.status.allocation.as_ref()
+    }
+}

@@ -1,0 +1,73 @@
+//! Nodes.
+
+use serde::Deserialize;
+use vgpu_allocator::model::{self, Metadata, Taint};
+
+use super::Requests;
+use super::meta::{Meta, or_default};
+
+/// A node, as far as it keeps pods away or has room for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Raw")]
+pub struct Node {
+    /// As the allocator knows it, and as selectors look at it.
+    pub facts: model::Node,
+    pub allocatable: Requests,
+    pub taints: Vec<Taint>,
+    pub unschedulable: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Raw {
+    metadata: Meta,
+    #[serde(deserialize_with = "or_default")]
+    spec: Spec,
+    #[serde(deserialize_with = "or_default")]
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Spec {
+    #[serde(deserialize_with = "or_default")]
+    taints: Vec<Taint>,
+    #[serde(deserialize_with = "or_default")]
+    unschedulable: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    #[serde(deserialize_with = "or_default")]
+    allocatable: Requests,
+}
+
+impl From<Raw> for Node {
+    fn from(raw: Raw) -> Self {
+        Self {
+            facts: model::Node {
+                metadata: Metadata {
+                    name: raw.metadata.name,
+                    labels: raw.metadata.labels,
+                    ..Metadata::default()
+                },
+            },
+            allocatable: raw.status.allocatable,
+            taints: raw.spec.taints,
+            unschedulable: raw.spec.unschedulable,
+        }
+    }
+}
+
+impl Node {
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.facts.metadata.name
+    }
+
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.facts.metadata.labels.get(key).map(String::as_str)
+    }
+}

@@ -1,0 +1,283 @@
+//! Pods: what they wait for, and what they need elsewhere than in claims.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use vgpu_allocator::model::{NodeSelector, Toleration};
+
+use super::meta::{Meta, or_default};
+use super::requests::{self, Container, Resources};
+use super::{LabelSelector, Requests};
+use crate::names::{GANG, GANG_SIZE};
+use crate::time::Time;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Raw")]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub labels: BTreeMap<String, String>,
+    pub created: Time,
+    pub priority: i32,
+    pub is_deleted: bool,
+    /// Succeeded or Failed: nothing of it runs any more.
+    pub is_finished: bool,
+    pub is_gated: bool,
+    pub node: Option<String>,
+    /// Annotations as they are: name and size.
+    pub gang: Option<(String, String)>,
+    pub requests: Requests,
+    pub ports: Vec<HostPort>,
+    pub node_selector: BTreeMap<String, String>,
+    pub node_affinity: Option<NodeSelector>,
+    pub tolerations: Vec<Toleration>,
+    pub affinity: Vec<PodTerm>,
+    pub anti_affinity: Vec<PodTerm>,
+    pub spread: Vec<Spread>,
+    pub claims: Vec<PodClaim>,
+}
+
+/// One entry of `spec.resourceClaims`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodClaim {
+    /// By its name.
+    Named(String),
+    /// Made from a template for this pod alone.
+    Made(String),
+    /// The template has not been followed yet.
+    NotYet,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostPort {
+    #[serde(deserialize_with = "or_default")]
+    pub host_port: u16,
+    #[serde(rename = "hostIP", deserialize_with = "or_default")]
+    pub host_ip: String,
+    #[serde(deserialize_with = "or_default")]
+    pub protocol: String,
+}
+
+/// One required term of affinity or anti-affinity to pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodTerm {
+    /// Without one it matches no pod.
+    pub label_selector: Option<LabelSelector>,
+    pub topology_key: String,
+    #[serde(deserialize_with = "or_default")]
+    pub namespaces: Vec<String>,
+    pub namespace_selector: Option<LabelSelector>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Spread {
+    pub max_skew: i64,
+    pub topology_key: String,
+    #[serde(deserialize_with = "or_default")]
+    pub when_unsatisfiable: String,
+    pub label_selector: Option<LabelSelector>,
+    pub min_domains: Option<usize>,
+    #[serde(deserialize_with = "or_default")]
+    pub node_affinity_policy: String,
+    #[serde(deserialize_with = "or_default")]
+    pub node_taints_policy: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Raw {
+    metadata: Meta,
+    #[serde(deserialize_with = "or_default")]
+    spec: Spec,
+    #[serde(deserialize_with = "or_default")]
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    #[serde(deserialize_with = "or_default")]
+    node_name: String,
+    #[serde(deserialize_with = "or_default")]
+    priority: i32,
+    #[serde(deserialize_with = "or_default")]
+    containers: Vec<Container>,
+    #[serde(deserialize_with = "or_default")]
+    init_containers: Vec<Container>,
+    #[serde(deserialize_with = "or_default")]
+    overhead: Requests,
+    #[serde(deserialize_with = "or_default")]
+    resources: Resources,
+    #[serde(deserialize_with = "or_default")]
+    node_selector: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
+    affinity: Affinity,
+    #[serde(deserialize_with = "or_default")]
+    tolerations: Vec<Toleration>,
+    #[serde(deserialize_with = "or_default")]
+    topology_spread_constraints: Vec<Spread>,
+    #[serde(deserialize_with = "or_default")]
+    scheduling_gates: Vec<Gate>,
+    #[serde(deserialize_with = "or_default")]
+    resource_claims: Vec<Reference>,
+}
+
+#[derive(Deserialize)]
+struct Gate {}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Affinity {
+    #[serde(deserialize_with = "or_default")]
+    node_affinity: Required<Option<NodeSelector>>,
+    #[serde(deserialize_with = "or_default")]
+    pod_affinity: Required<Vec<PodTerm>>,
+    #[serde(deserialize_with = "or_default")]
+    pod_anti_affinity: Required<Vec<PodTerm>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(bound = "T: Deserialize<'de> + Default", default)]
+struct Required<T> {
+    #[serde(
+        rename = "requiredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "or_default"
+    )]
+    required: T,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Reference {
+    name: String,
+    resource_claim_name: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    #[serde(deserialize_with = "or_default")]
+    phase: String,
+    #[serde(deserialize_with = "or_default")]
+    resource_claim_statuses: Vec<Reference>,
+}
+
+impl From<Raw> for Pod {
+    fn from(raw: Raw) -> Self {
+        let (meta, spec, status) = (raw.metadata, raw.spec, raw.status);
+        let requests = requests::of_pod(
+            &spec.containers,
+            &spec.init_containers,
+            &spec.resources.requests,
+            &spec.overhead,
+        );
+        let sidecars = spec.init_containers.iter();
+        let sidecars = sidecars.filter(|container| container.restart_policy == "Always");
+        let ports = spec.containers.iter().chain(sidecars);
+        let ports = ports.flat_map(|container| container.ports.iter().filter(|port| port.host_port != 0));
+        Self {
+            ports: ports.cloned().collect(),
+            claims: spec
+                .resource_claims
+                .into_iter()
+                .filter_map(|reference| claim(reference, &status.resource_claim_statuses))
+                .collect(),
+            namespace: meta.namespace,
+            name: meta.name,
+            uid: meta.uid,
+            labels: meta.labels,
+            created: meta.creation_timestamp.unwrap_or_default(),
+            priority: spec.priority,
+            is_deleted: meta.deletion_timestamp.is_some(),
+            is_finished: matches!(status.phase.as_str(), "Succeeded" | "Failed"),
+            is_gated: !spec.scheduling_gates.is_empty(),
+            node: Some(spec.node_name).filter(|node| !node.is_empty()),
+            gang: meta.annotations.get(GANG).map(|name| {
+                (
+                    name.clone(),
+                    meta.annotations.get(GANG_SIZE).cloned().unwrap_or_default(),
+                )
+            }),
+            requests,
+            node_selector: spec.node_selector,
+            node_affinity: spec.affinity.node_affinity.required,
+            tolerations: spec.tolerations,
+            affinity: spec.affinity.pod_affinity.required,
+            anti_affinity: spec.affinity.pod_anti_affinity.required,
+            spread: spec.topology_spread_constraints,
+        }
+    }
+}
+
+/// `None` when a status without a name says that the entry needs no claim.
+fn claim(reference: Reference, statuses: &[Reference]) -> Option<PodClaim> {
+    if let Some(name) = reference.resource_claim_name {
+        return Some(PodClaim::Named(name));
+    }
+    match statuses.iter().find(|status| status.name == reference.name) {
+        Some(status) => status.resource_claim_name.clone().map(PodClaim::Made),
+        None => Some(PodClaim::NotYet),
+    }
+}
+
+impl Pod {
+    /// `namespace/name`.
+    #[must_use]
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// The keys of the claims that there are, or should be.
+    pub fn claim_keys(&self) -> impl Iterator<Item = String> {
+        self.claims.iter().filter_map(|claim| match claim {
+            PodClaim::Named(name) | PodClaim::Made(name) => Some(format!("{}/{name}", self.namespace)),
+            PodClaim::NotYet => None,
+        })
+    }
+
+    /// Whether it may still be bound.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.node.is_none() && !self.is_deleted && !self.is_finished
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_read_as_the_api_server_writes_it() {
+        let pod: Pod = serde_json::from_str(
+            r#"{"metadata":{"name":"p","namespace":"ns","uid":"u","creationTimestamp":"1970-01-01T00:00:01Z",
+                "annotations":{"dra.vgpu/gang":"g","dra.vgpu/gang-size":"3"},"finalizers":null},
+               "spec":{"containers":[{"ports":[{"containerPort":80},{"containerPort":80,"hostPort":8080}],
+                 "resources":{"requests":{"cpu":"1"}}}],
+                 "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{}]}},
+                   "podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"zone"}]}},
+                 "schedulingGates":[{"name":"g"}],
+                 "resourceClaims":[{"name":"a","resourceClaimName":"mine"},{"name":"b","resourceClaimTemplateName":"t"},
+                   {"name":"c","resourceClaimTemplateName":"t"},{"name":"d","resourceClaimTemplateName":"t"}]},
+               "status":{"phase":"Pending","resourceClaimStatuses":[{"name":"b","resourceClaimName":"p-b-x"},{"name":"d"}]}}"#,
+        )
+        .unwrap();
+        assert_eq!(pod.key(), "ns/p");
+        assert_eq!(
+            pod.claims,
+            [
+                PodClaim::Named("mine".into()),
+                PodClaim::Made("p-b-x".into()),
+                PodClaim::NotYet
+            ]
+        );
+        assert_eq!(pod.claim_keys().collect::<Vec<_>>(), ["ns/mine", "ns/p-b-x"]);
+        assert_eq!(pod.ports.len(), 1);
+        assert!(pod.is_gated && pod.is_waiting() && pod.node_affinity.is_some());
+        assert_eq!((pod.anti_affinity.len(), pod.created.millis()), (1, 1_000));
+        assert_eq!(pod.gang, Some(("g".to_owned(), "3".to_owned())));
+    }
+}

@@ -1,0 +1,228 @@
+//! One pod: which claims are to be allocated, and where.
+//!
+//! All claims of the pod that wait are asked about together. Those of other drivers, which kube-scheduler will allocate
+//! when it binds the pod, are asked about as kube-scheduler would, so that the node has what they need too; nothing of
+//! them is written. A claim that is allocated already says by its node selector where the pod can go.
+
+use std::collections::BTreeMap;
+
+use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
+use vgpu_allocator::{Index, SelectorCache, node_selector};
+
+use crate::allocation::{as_controller, as_scheduler, hold, node_of, pin};
+use crate::avoid::Avoided;
+use crate::claims::{Claims, Known};
+use crate::cluster::Cluster;
+use crate::filter::{Filters, Refusal};
+use crate::model::{Consumer, Pod, PodClaim};
+use crate::names::DRIVER;
+use crate::policy;
+use crate::supply::{Kind, Supply};
+use crate::term::Term;
+use crate::time::Time;
+use crate::verdict::Verdict;
+
+/// A place for a pod.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    /// When the oldest slice was read that it is decided on.
+    pub(crate) as_of: Time,
+    /// By claim.
+    pub(crate) given: Vec<(String, Allocation, Consumer)>,
+}
+
+/// Why there is none now.
+#[derive(Debug)]
+pub(crate) enum Waits {
+    /// Something is under way; there is nothing to say.
+    Quietly,
+    /// Nothing is to be allocated.
+    Done,
+    /// Slices that are to be read again first.
+    ForSlices(Vec<String>),
+    For(Box<Verdict>),
+}
+
+impl From<Verdict> for Waits {
+    fn from(verdict: Verdict) -> Self {
+        Self::For(Box::new(verdict))
+    }
+}
+
+/// What a pod is placed with.
+pub(crate) struct Placing<'a, 's> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) claims: &'a Claims,
+    pub(crate) supply: &'a Supply,
+    pub(crate) avoided: &'a Avoided,
+    pub(crate) index: &'a mut Index,
+    pub(crate) cache: &'a mut SelectorCache<'s>,
+    pub(crate) share_id: &'a mut dyn FnMut() -> String,
+    pub(crate) term: &'a Term,
+    pub(crate) now: Time,
+    /// Slices must have been read since then.
+    pub(crate) slices_since: Time,
+}
+
+/// A pod's claims, sorted.
+#[derive(Default)]
+struct Sorted<'a> {
+    ours: Vec<&'a Known>,
+    others: Vec<&'a Known>,
+    /// Where allocated claims let the pod go.
+    pinned: Vec<(String, Option<&'a NodeSelector>)>,
+    /// The node on which a claim is allocated that holds no place for this pod.
+    shared: Option<&'a str>,
+}
+
+impl<'a> Placing<'a, '_> {
+    pub(crate) fn place(&mut self, pod: &Pod) -> Result<Placed, Waits> {
+        let sorted = self.sort(pod)?;
+        let filters = Filters::new(self.cluster, pod);
+        if sorted.ours.is_empty() {
+            return Err(match sorted.shared {
+                Some(node) => match filters.check(node) {
+                    Err(refusal) => Verdict::Elsewhere {
+                        node: node.to_owned(),
+                        refusal,
+                    }
+                    .into(),
+                    Ok(()) => Waits::Done,
+                },
+                None => Waits::Done,
+            });
+        }
+        let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
+        let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
+        let asked: Vec<ResourceClaim> = ours.chain(others).collect();
+        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.supply.class(name));
+        let asked: Vec<&ResourceClaim> = asked.iter().collect();
+        let cluster = self.cluster;
+        let (avoided, now) = (self.avoided, self.now);
+        let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
+        let mut any_avoided = false;
+        let mut fits = |node: &str| {
+            let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
+            checked
+                .map_err(|refusal| *refused.entry(refusal).or_default() += 1)
+                .is_ok()
+        };
+        let mut first_choice = |node: &str| {
+            let is_avoided = avoided.is_avoided(&pod.uid, node, now);
+            any_avoided |= is_avoided;
+            !is_avoided && fits(node)
+        };
+        let mistake = |error: vgpu_allocator::AllocateError| Waits::from(Verdict::Mistake(error.to_string()));
+        let mut placement = self
+            .index
+            .allocate_where(&asked, policy, &mut first_choice, self.cache, self.share_id)
+            .map_err(mistake)?;
+        if placement.is_none() && any_avoided {
+            // Rather a node where it failed before than none.
+            let mut any = |node: &str| {
+                check_pins(&sorted.pinned, cluster, node)
+                    .and_then(|()| filters.check(node))
+                    .is_ok()
+            };
+            placement = self
+                .index
+                .allocate_where(&asked, policy, &mut any, self.cache, self.share_id)
+                .map_err(mistake)?;
+        }
+        let Some(placement) = placement else {
+            return Err(Verdict::NoFit(refused).into());
+        };
+        let mut given = Vec::new();
+        let mut stale = Vec::new();
+        let mut as_of = now;
+        for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
+            for result in &allocation.devices.results {
+                if result.driver != DRIVER {
+                    return Err(Waits::Quietly); // a class that has begun to match another driver's devices
+                }
+                for (slice, read) in self.supply.reads(&result.pool) {
+                    match read.filter(|read| *read >= self.slices_since) {
+                        Some(read) => as_of = as_of.min(read),
+                        None => stale.push(slice.clone()),
+                    }
+                }
+            }
+            allocation.node_selector = Some(pin(&placement.node));
+            allocation.allocation_timestamp = Some(now.to_string());
+            given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
+        }
+        match stale.is_empty() {
+            false => Err(Waits::ForSlices(stale)),
+            true => Ok(Placed { as_of, given }),
+        }
+    }
+
+    fn sort(&self, pod: &Pod) -> Result<Sorted<'a>, Waits> {
+        let mut sorted = Sorted::default();
+        let mut is_held = false;
+        for claim in &pod.claims {
+            let name = match claim {
+                PodClaim::NotYet => return Err(Waits::Quietly),
+                PodClaim::Named(name) | PodClaim::Made(name) => name,
+            };
+            let key = format!("{}/{name}", pod.namespace);
+            let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
+            let claim = || name.clone();
+            if matches!(self.supply.kind(&known.claim), Kind::Scheduler) && known.allocation().is_none() {
+                sorted.others.push(known);
+                continue;
+            }
+            if pod.claims.contains(&PodClaim::Made(name.clone())) && known.claim.owner.as_ref() != Some(&pod.uid) {
+                return Err(Verdict::NotOwned { claim: claim() }.into());
+            }
+            if known.claim.is_deleted {
+                return Err(Verdict::ClaimDeleted { claim: claim() }.into());
+            }
+            if let Some(allocation) = known.allocation() {
+                let for_it = known.hold().is_some_and(|hold| hold.name == pod.name);
+                is_held |= for_it;
+                if !for_it && sorted.shared.is_none() {
+                    sorted.shared = node_of(allocation);
+                }
+                sorted.pinned.push((claim(), allocation.node_selector.as_ref()));
+                continue;
+            }
+            match self.supply.kind(&known.claim) {
+                Kind::Controller => sorted.ours.push(known),
+                Kind::Scheduler => sorted.others.push(known),
+                Kind::Mixed(ours, other) => {
+                    let claim = claim();
+                    return Err(Verdict::Mixed { claim, ours, other }.into());
+                }
+                Kind::Tolerates => return Err(Verdict::Tolerates { claim: claim() }.into()),
+                Kind::TooManyTolerations => return Err(Verdict::TooManyTolerations { claim: claim() }.into()),
+            }
+        }
+        if is_held {
+            sorted.shared = None;
+        }
+        if sorted.ours.iter().all(|known| self.is_ready(known)) {
+            Ok(sorted)
+        } else {
+            Err(Waits::Quietly)
+        }
+    }
+
+    /// Marked in this term, and nothing under way.
+    fn is_ready(&self, known: &Known) -> bool {
+        let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
+        marked && known.claim.is_protected && known.flight.is_none() && !known.is_quiet(self.now)
+    }
+}
+
+fn check_pins(pinned: &[(String, Option<&NodeSelector>)], cluster: &Cluster, node: &str) -> Result<(), Refusal> {
+    let node = cluster.node(node).ok_or(Refusal::Unknown)?;
+    let elsewhere = pinned.iter().find(|(_, selector)| {
+        let matches = |selector: &&NodeSelector| node_selector::matches(selector, &node.facts).unwrap_or(false);
+        !selector.as_ref().is_none_or(matches)
+    });
+    match elsewhere {
+        Some((claim, _)) => Err(Refusal::Claim(claim.clone())),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,241 @@
+//! The state, changes to it, and the plan that follows from it.
+
+mod fencing;
+mod round;
+mod taking;
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use vgpu_allocator::{Event, Features, Index, SelectorCache};
+
+use crate::avoid::Avoided;
+use crate::change::Ask;
+use crate::claims::{Claims, State};
+use crate::cluster::Cluster;
+use crate::supply::Supply;
+use crate::term::{Stage, Term};
+use crate::time::Time;
+use crate::verdict::{About, Told, Verdict};
+use crate::write::{Intent, Outcome, Write, WriteId};
+
+/// How long an answer to an [`Ask`] is waited for before it is asked again.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Limits in time. All but `hold` are parts of what keeps two allocators off one device: they are not for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// How long a hold waits for its pod: `--hold-timeout`.
+    pub hold: Duration,
+    /// How long a device stays with nobody when it changes hands.
+    pub settle: Duration,
+    /// The oldest decision that is still sent. An allocation is as old as what is known of its slices.
+    pub oldest_decision: Duration,
+    /// How long ago a slice may have been read to be decided on.
+    pub oldest_slice: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            hold: Duration::from_secs(30),
+            settle: Duration::from_secs(30),
+            oldest_decision: Duration::from_secs(10),
+            oldest_slice: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What is to be done now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// In any order; at most one a claim.
+    pub writes: Vec<Write>,
+    pub asks: Vec<Ask>,
+    pub verdicts: Vec<(About, Verdict)>,
+    /// When to ask for the next plan if nothing changes before.
+    pub wake: Option<Time>,
+}
+
+/// The decisions of one process, leading or not.
+pub struct Planner {
+    settings: Settings,
+    index: Index,
+    cache: SelectorCache<'static>,
+    share_id: Box<dyn FnMut() -> String + Send>,
+    cluster: Cluster,
+    claims: Claims,
+    /// Which pods use a claim.
+    users: HashMap<String, BTreeSet<String>>,
+    supply: Supply,
+    avoided: Avoided,
+    told: Told,
+    term: Option<Term>,
+    stage: Stage,
+    /// Kinds that were listed once.
+    synced: Synced,
+    asked: HashMap<Ask, Time>,
+    last_write: u64,
+    /// What the API server said to a refused write, by claim.
+    refusals: HashMap<String, String>,
+    is_dirty: bool,
+    wake: Option<Time>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Synced {
+    pods: bool,
+    nodes: bool,
+    slices: bool,
+    classes: bool,
+    rules: bool,
+}
+
+impl std::fmt::Debug for Planner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Planner")
+            .field("stage", &self.stage)
+            .field("term", &self.term)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Planner {
+    /// `share_id` gives each share a UUID that no other share ever had.
+    #[must_use]
+    pub fn new(settings: Settings, features: Features, share_id: Box<dyn FnMut() -> String + Send>) -> Self {
+        Self {
+            settings,
+            index: Index::new(features),
+            cache: SelectorCache::default(),
+            share_id,
+            cluster: Cluster::default(),
+            claims: Claims::default(),
+            users: HashMap::new(),
+            supply: Supply::new(settings.settle),
+            avoided: Avoided::default(),
+            told: Told::default(),
+            term: None,
+            stage: Stage::Standby,
+            synced: Synced::default(),
+            asked: HashMap::new(),
+            last_write: 0,
+            refusals: HashMap::new(),
+            is_dirty: true,
+            wake: None,
+        }
+    }
+
+    /// Whether it leads and has fenced off its predecessor.
+    #[must_use]
+    pub fn is_leading(&self) -> bool {
+        self.stage == Stage::Leading
+    }
+
+    /// Takes in what came of a write.
+    pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
+        let flying = self.claims.of_write(id);
+        self.is_dirty = true;
+        match (outcome, flying) {
+            (Outcome::Done(claim), _) => {
+                let key = claim.key();
+                self.refusals.remove(&key);
+                if self.claims.answer(*claim, now) {
+                    self.recount(&key);
+                }
+            }
+            (_, None) => {} // a newer version has settled it
+            (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.claims.set_state(&key, State::Doubtful, now),
+            (Outcome::Refused(message), Some(key)) => {
+                self.claims.set_state(&key, State::Doubtful, now);
+                self.refusals.insert(key, message);
+            }
+            (Outcome::Dropped, Some(key)) => {
+                self.claims.drop_write(&key);
+                self.recount(&key);
+            }
+        }
+    }
+
+    /// What is to be done. Without a change, and before the last plan's `wake`, nothing is.
+    pub fn plan(&mut self, now: Time) -> Plan {
+        if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
+            return Plan {
+                wake: self.wake,
+                ..Plan::default()
+            };
+        }
+        self.is_dirty = false;
+        let mut plan = Plan::default();
+        self.claims.lose(now);
+        if let Some(term) = self.term.clone() {
+            if now < term.until {
+                self.lead(&term, now, &mut plan);
+                plan.verdicts = self.told.finish();
+            }
+            soonest(&mut plan.wake, term.until, now);
+        }
+        self.wake = plan.wake;
+        plan
+    }
+
+    fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
+        let Some(known) = self.claims.get(key) else {
+            return;
+        };
+        self.last_write += 1;
+        let write = Write {
+            id: WriteId(self.last_write),
+            namespace: known.claim.asked.metadata.namespace.clone(),
+            name: known.claim.asked.metadata.name.clone(),
+            uid: known.claim.uid().to_owned(),
+            version: known.claim.version,
+            decided: as_of,
+            epoch: term.epoch.clone(),
+            intent,
+        };
+        self.claims.fly(key, &write);
+        plan.writes.push(write);
+    }
+
+    fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
+        let again = self.asked.get(&ask).map(|asked| asked.after(ANSWER));
+        match again.filter(|again| now < *again) {
+            Some(again) => soonest(&mut plan.wake, again, now),
+            None => {
+                self.asked.insert(ask.clone(), now);
+                soonest(&mut plan.wake, now.after(ANSWER), now);
+                plan.asks.push(ask);
+            }
+        }
+    }
+
+    /// Tells the allocator what a claim holds, and gives its pods their seats.
+    fn recount(&mut self, key: &str) {
+        match self.claims.get(key) {
+            Some(known) => self.index.apply(Event::Claim(known.counted())),
+            None => self.index.apply(Event::ClaimGone { key: key.to_owned() }),
+        }
+        for pod in self.users.get(key).cloned().unwrap_or_default() {
+            self.reseat(&pod);
+        }
+    }
+
+    fn reseat(&mut self, pod: &str) {
+        let node = self.cluster.pod(pod).and_then(|pod| {
+            pod.claim_keys().find_map(|key| {
+                let known = self.claims.get(&key)?;
+                known.hold().filter(|hold| hold.name == pod.name)?;
+                crate::allocation::node_of(known.allocation()?).map(str::to_owned)
+            })
+        });
+        self.cluster.seat(pod, node.as_deref());
+    }
+}
+
+fn soonest(wake: &mut Option<Time>, at: Time, now: Time) {
+    if at > now && wake.is_none_or(|wake| at < wake) {
+        *wake = Some(at);
+    }
+}

@@ -1,0 +1,127 @@
+//! The steps of a new leader, and marks. See [`crate::term`].
+
+use std::collections::BTreeSet;
+
+use super::{Plan, Planner, soonest};
+use crate::change::Ask;
+use crate::claims::{Known, State};
+use crate::supply::Kind;
+use crate::term::{Stage, Term};
+use crate::time::Time;
+use crate::write::Intent;
+
+/// A claim whose newer version does not come by the watch is listed for.
+const MOVED: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Planner {
+    /// A consistent list came in, asked for at that time.
+    pub(super) fn fence(&mut self, asked: Time, now: Time) {
+        match self.stage {
+            Stage::First { since } if asked >= since => {
+                let Some(term) = self.term.clone() else {
+                    return;
+                };
+                let of_others = self.claims.iter().filter(|(_, known)| self.is_of_others(known, &term));
+                let of_others: BTreeSet<_> = of_others
+                    .map(|(key, known)| (key.clone(), known.claim.uid().to_owned()))
+                    .collect();
+                self.stage = match of_others.is_empty() {
+                    true => Stage::Leading,
+                    false => Stage::Marking(of_others),
+                };
+            }
+            Stage::Second { since } if asked >= since => self.stage = Stage::Leading,
+            _ => {}
+        }
+        if self.stage == Stage::Leading {
+            self.wake = Some(now);
+        }
+    }
+
+    /// Whether another leader may have decided on the claim as it is, or may be about to.
+    fn is_of_others(&self, known: &Known, term: &Term) -> bool {
+        let mark = known.claim.epoch.as_deref();
+        let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
+        let may_be_ours = || self.supply.kind(&known.claim) == Kind::Controller;
+        known.claim.allocation().is_none() && !is_mine && (mark.is_some() || may_be_ours())
+    }
+
+    /// Until this term leads.
+    pub(super) fn take_lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        if let Stage::Marking(waiting) = &self.stage {
+            let still = waiting.iter().filter(|(key, uid)| {
+                let known = self.claims.get(key).filter(|known| known.claim.uid() == uid);
+                known.is_some_and(|known| self.is_of_others(known, term))
+            });
+            let still: BTreeSet<_> = still.cloned().collect();
+            for (key, _) in &still {
+                self.mark(term, key, now, plan);
+            }
+            self.stage = match still.is_empty() {
+                true => Stage::Second { since: now },
+                false => Stage::Marking(still),
+            };
+        }
+        if matches!(self.stage, Stage::First { .. } | Stage::Second { .. }) {
+            self.ask(Ask::Claims, now, plan);
+        }
+    }
+
+    /// Marks what may be allocated and is not marked, and what a write without an answer left in doubt.
+    pub(super) fn mark_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        let unmarked: Vec<String> = self
+            .claims
+            .iter()
+            .filter(|(_, known)| {
+                let claim = &known.claim;
+                let is_mine = claim.epoch.as_ref().is_some_and(|mark| term.is_mark(mark));
+                let wants = known.allocation().is_none() && !(is_mine && claim.is_protected);
+                let doubtful = known
+                    .flight
+                    .as_ref()
+                    .is_some_and(|flight| flight.state == State::Doubtful);
+                doubtful
+                    || wants && !claim.is_deleted && !claim.is_extended && self.supply.kind(claim) == Kind::Controller
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in unmarked {
+            self.mark(term, &key, now, plan);
+        }
+    }
+
+    /// Unless something is under way, or was refused lately.
+    fn mark(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
+        let Some(known) = self.claims.get(key) else {
+            return;
+        };
+        if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+            return soonest(&mut plan.wake, until, now);
+        }
+        if known
+            .flight
+            .as_ref()
+            .is_some_and(|flight| flight.state != State::Doubtful)
+        {
+            return;
+        }
+        let epoch = term.mark(known.claim.version);
+        self.write(term, key, Intent::Mark { epoch }, now, plan);
+    }
+
+    /// Writes that found a newer version wait for it; a list brings it if the watch does not.
+    pub(super) fn catch_up(&mut self, now: Time, plan: &mut Plan) {
+        let moved = self
+            .claims
+            .iter()
+            .filter_map(|(_, known)| match known.flight.as_ref()?.state {
+                State::Moved { at } => Some(at.after(MOVED)),
+                State::Sent { .. } | State::Doubtful => None,
+            });
+        match moved.min() {
+            Some(due) if due <= now => self.ask(Ask::Claims, now, plan),
+            Some(due) => soonest(&mut plan.wake, due, now),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! One round of a leader: upkeep of holds, marks, and places for pods that wait.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Plan, Planner, soonest};
+use crate::allocation::is_ours;
+use crate::change::Ask;
+use crate::devices::Who;
+use crate::gang::{self, Gangs};
+use crate::model::{Claim, Pod};
+use crate::names::{DRIVER, IMPLICIT_RESOURCE};
+use crate::place::{Placed, Placing, Waits};
+use crate::supply::Kind;
+use crate::term::{Stage, Term};
+use crate::time::Time;
+use crate::upkeep::Upkeep;
+use crate::verdict::{About, Verdict};
+use crate::write::{Intent, Write};
+
+impl Planner {
+    pub(super) fn lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        let synced = self.synced;
+        if !(synced.pods && synced.nodes && synced.slices && synced.classes && synced.rules) {
+            return;
+        }
+        if self.stage != Stage::Leading {
+            self.take_lead(term, now, plan);
+        }
+        self.catch_up(now, plan);
+        if self.stage != Stage::Leading {
+            return;
+        }
+        if let Some(ready) = self.supply.next_ready() {
+            match ready <= now {
+                true => self.ask(Ask::Claims, now, plan),
+                false => soonest(&mut plan.wake, ready, now),
+            }
+        }
+        self.keep_up(term, now, plan);
+        self.mark_all(term, now, plan);
+        self.place_all(term, now, plan);
+        self.tell();
+    }
+
+    fn keep_up(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        let upkeep = Upkeep {
+            cluster: &self.cluster,
+            timeout: self.settings.hold,
+            now,
+        };
+        let mut lapsed = BTreeSet::new();
+        for (_, known) in self.claims.iter() {
+            if let Some(held) = upkeep.held(known) {
+                soonest(&mut plan.wake, held.until, now);
+                if held.until <= now {
+                    lapsed.extend(held.pod.and_then(gang::of));
+                }
+            } else if known.claim.reserved_for.is_empty() && known.claim.allocation().is_some() {
+                soonest(&mut plan.wake, known.since.after(self.settings.hold), now);
+            }
+        }
+        let mut duties = Vec::new();
+        for (key, known) in self.claims.iter() {
+            if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+                soonest(&mut plan.wake, until, now);
+                continue;
+            }
+            if known.flight.is_some() {
+                continue;
+            }
+            let of_gang = upkeep.held(known).and_then(|held| gang::of(held.pod?));
+            let has_lapsed = of_gang.is_some_and(|gang| lapsed.contains(&gang));
+            let pods = self.users.get(key).into_iter().flatten();
+            let mut users = pods
+                .filter_map(|pod| self.cluster.pod(pod))
+                .filter(|pod| !pod.is_deleted && !pod.is_finished);
+            if let Some(duty) = upkeep.duty(known, has_lapsed, &mut users) {
+                duties.push((key.clone(), duty, about_claim(&known.claim)));
+            }
+        }
+        for (key, duty, about) in duties {
+            if let Some((pod, node)) = duty.slow {
+                self.avoided.add(&pod, &node, now);
+            }
+            if let Some(why) = duty.why {
+                self.told.is(about, why);
+            }
+            self.write(term, &key, duty.intent, now, plan);
+        }
+    }
+
+    fn place_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        let gangs = Gangs::new(&self.cluster);
+        let mut units: Vec<(Option<gang::Name>, Vec<String>)> = Vec::new();
+        let mut together: BTreeMap<gang::Name, Vec<String>> = BTreeMap::new();
+        for (key, pod) in self.cluster.pods() {
+            if !pod.is_waiting() || pod.is_gated || pod.claims.is_empty() {
+                continue;
+            }
+            match gang::of(pod) {
+                Some(name) => together.entry(name).or_default().push(key.clone()),
+                None => units.push((None, vec![key.clone()])),
+            }
+        }
+        units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
+        // A gang stands where the first of its pods does.
+        units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
+        for (gang, pods) in units {
+            match gang {
+                None => self.place_one(term, &pods[0], now, plan),
+                Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
+            }
+        }
+    }
+
+    /// Those that came when they had a place come first; then by priority, age and name.
+    fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
+        let pod = self.cluster.pod(key)?;
+        Some((
+            self.avoided.count(&pod.uid),
+            Reverse(pod.priority),
+            pod.created,
+            key.to_owned(),
+        ))
+    }
+
+    fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
+        match self.place(term, key, now) {
+            Ok(placed) => {
+                self.take_place(term, placed, plan);
+            }
+            Err(waits) => self.wait(key, waits, now, plan),
+        }
+    }
+
+    /// All that wait, or none.
+    fn place_gang(
+        &mut self,
+        term: &Term,
+        name: &gang::Name,
+        gangs: &Gangs,
+        pods: &[String],
+        now: Time,
+        plan: &mut Plan,
+    ) {
+        if let Err(verdict) = gangs.check(name) {
+            for key in pods {
+                self.wait(key, verdict.clone().into(), now, plan);
+            }
+            return;
+        }
+        let mut own = Plan::default();
+        for key in pods {
+            let waits = match self.place(term, key, now) {
+                Ok(placed) => {
+                    self.take_place(term, placed, &mut own);
+                    continue;
+                }
+                Err(Waits::Done) => continue,
+                Err(waits) => waits,
+            };
+            self.take_back(&own.writes);
+            let waits = match waits {
+                Waits::For(why) => {
+                    let gang = name.1.clone();
+                    Waits::from(Verdict::GangDoesNotFit { gang, why })
+                }
+                waits => waits,
+            };
+            return self.wait(key, waits, now, plan);
+        }
+        plan.writes.append(&mut own.writes);
+    }
+
+    fn place(&mut self, term: &Term, key: &str, now: Time) -> Result<Placed, Waits> {
+        let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
+        let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
+        Placing {
+            cluster: &self.cluster,
+            claims: &self.claims,
+            supply: &self.supply,
+            avoided: &self.avoided,
+            index: &mut self.index,
+            cache: &mut self.cache,
+            share_id: &mut self.share_id,
+            term,
+            now,
+            slices_since: Time::from_millis(now.millis().saturating_sub(age)),
+        }
+        .place(pod)
+    }
+
+    fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
+        for (key, allocation, hold) in placed.given {
+            let allocation = Box::new(allocation);
+            self.write(term, &key, Intent::Allocate { allocation, hold }, placed.as_of, plan);
+            self.recount(&key);
+        }
+    }
+
+    fn take_back(&mut self, writes: &[Write]) {
+        for write in writes {
+            let key = format!("{}/{}", write.namespace, write.name);
+            self.claims.ground(&key);
+            self.recount(&key);
+        }
+    }
+
+    fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
+        let verdict = match waits {
+            Waits::Quietly | Waits::Done => return,
+            Waits::ForSlices(slices) => {
+                for slice in slices {
+                    self.ask(Ask::Slice(slice), now, plan);
+                }
+                return;
+            }
+            Waits::For(verdict) => *verdict,
+        };
+        // Avoided nodes come back by time alone.
+        if let Some(pod) = self.cluster.pod(key) {
+            self.told.is(about_pod(pod), verdict);
+        }
+    }
+
+    /// What lasts, besides why pods wait.
+    fn tell(&mut self) {
+        for (_, known) in self.claims.iter() {
+            let claim = &known.claim;
+            if let Some(message) = self.refusals.get(&claim.key()) {
+                self.told.is(about_claim(claim), Verdict::Refused(message.clone()));
+            }
+            let Some(allocation) = claim.allocation().filter(|allocation| !is_ours(allocation)) else {
+                continue;
+            };
+            let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
+            for result in allocation
+                .devices
+                .results
+                .iter()
+                .filter(|result| result.driver == DRIVER)
+            {
+                if let Some(Who::Controller { since }) = self.supply.who(&result.pool, &result.device)
+                    && written.is_none_or(|written| written >= since)
+                {
+                    let verdict = Verdict::ThirdParty {
+                        pool: result.pool.clone(),
+                        device: result.device.clone(),
+                    };
+                    self.told.is(about_claim(claim), verdict);
+                }
+            }
+        }
+        for (_, pod) in self
+            .cluster
+            .pods()
+            .filter(|(_, pod)| !pod.is_deleted && !pod.is_finished)
+        {
+            let verdict = match &pod.node {
+                Some(node) => self.placed_by_hand(pod, node),
+                None => self.extended_resource(pod),
+            };
+            if let Some(verdict) = verdict {
+                self.told.is(about_pod(pod), verdict);
+            }
+        }
+    }
+
+    fn placed_by_hand(&self, pod: &Pod, node: &str) -> Option<Verdict> {
+        let known = pod.claim_keys().filter_map(|key| self.claims.get(&key));
+        let mut unallocated =
+            known.filter(|known| known.allocation().is_none() && self.supply.kind(&known.claim) == Kind::Controller);
+        unallocated.next().map(|known| Verdict::PlacedByHand {
+            node: node.to_owned(),
+            claim: known.claim.asked.metadata.name.clone(),
+        })
+    }
+
+    fn extended_resource(&self, pod: &Pod) -> Option<Verdict> {
+        pod.requests.0.keys().find_map(|resource| {
+            let implicit = resource.strip_prefix(IMPLICIT_RESOURCE);
+            let class = self.supply.classes().find(|class| {
+                class.spec.extended_resource_name.as_ref() == Some(resource) || implicit == Some(&class.metadata.name)
+            })?;
+            let class = &class.metadata.name;
+            self.supply
+                .is_controllers_alone(class)
+                .then(|| Verdict::ExtendedResource {
+                    resource: resource.clone(),
+                    class: class.clone(),
+                })
+        })
+    }
+}
+
+fn about_pod(pod: &Pod) -> About {
+    About::Pod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+    }
+}
+
+fn about_claim(claim: &Claim) -> About {
+    let meta = &claim.asked.metadata;
+    About::Claim {
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+    }
+}

@@ -1,0 +1,345 @@
+//! Slices and classes: what the allocator is told of them, and which claims are for the controller.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use vgpu_allocator::model::{DeviceClass, ResourceSlice};
+use vgpu_allocator::{Event, Index, SelectorCache};
+
+use crate::allocation::{MOST_TOLERATIONS, asks};
+use crate::devices::{Settling, Who, take_over};
+use crate::model::Claim;
+use crate::names::{DRIVER, TAINT_KEY};
+use crate::time::Time;
+
+/// Whose a claim is to allocate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Controller,
+    /// kube-scheduler's, or of a class that has no device or does not exist yet.
+    Scheduler,
+    /// Nobody's: some requests are for the controller and some are not. Two classes that show it.
+    Mixed(String, String),
+    /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
+    Tolerates,
+    TooManyTolerations,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Supply {
+    slices: BTreeMap<String, Slice>,
+    classes: BTreeMap<String, Class>,
+    /// Our driver's slices by pool.
+    pools: HashMap<String, BTreeSet<String>>,
+    /// When the last full list of the claims was asked for.
+    listed: Option<Time>,
+    settle: Duration,
+}
+
+#[derive(Debug)]
+struct Slice {
+    pool: Option<String>,
+    whose: Vec<(String, Who)>,
+    /// When it was read last from the API server itself, not from a watch that may lag.
+    read: Option<Time>,
+    /// As it was published, while a device of it settles.
+    original: Option<ResourceSlice>,
+}
+
+#[derive(Debug)]
+struct Class {
+    object: DeviceClass,
+    seen: HashMap<String, Seen>,
+    total: Seen,
+}
+
+/// How many devices of a class are whose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Seen {
+    controller: usize,
+    scheduler: usize,
+    other_driver: usize,
+}
+
+impl Supply {
+    pub(crate) fn new(settle: Duration) -> Self {
+        Self {
+            settle,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn set_slice(
+        &mut self,
+        slice: ResourceSlice,
+        read: Option<Time>,
+        index: &mut Index,
+        cache: &mut SelectorCache<'_>,
+    ) {
+        let name = slice.metadata.name.clone();
+        let read = read.max(self.slices.get(&name).and_then(|known| known.read));
+        let settling = Settling {
+            after: self.settle,
+            listed: self.listed,
+        };
+        let mut told = slice.clone();
+        let whose = take_over(&mut told, settling);
+        let is_settled = !whose.iter().any(|who| matches!(who, Who::Settling { .. }));
+        let names = slice.spec.devices.iter().map(|device| device.name.clone());
+        self.forget(&name);
+        let pool = (slice.spec.driver == DRIVER).then(|| slice.spec.pool.name.clone());
+        if let Some(pool) = &pool {
+            self.pools.entry(pool.clone()).or_default().insert(name.clone());
+        }
+        let known = Slice {
+            pool,
+            whose: names.zip(whose).collect(),
+            read,
+            original: (!is_settled).then_some(slice),
+        };
+        index.apply(Event::Slice(told));
+        for (class, of_class) in &mut self.classes {
+            of_class.look(class, &name, &known, index, cache);
+        }
+        self.slices.insert(name, known);
+    }
+
+    pub(crate) fn remove_slice(&mut self, name: &str, index: &mut Index) {
+        self.forget(name);
+        index.apply(Event::SliceGone { name: name.to_owned() });
+    }
+
+    pub(crate) fn set_class(&mut self, object: DeviceClass, index: &mut Index, cache: &mut SelectorCache<'_>) {
+        let name = object.metadata.name.clone();
+        index.apply(Event::Class(object.clone()));
+        let mut class = Class {
+            object,
+            seen: HashMap::new(),
+            total: Seen::default(),
+        };
+        for (slice, known) in &self.slices {
+            class.look(&name, slice, known, index, cache);
+        }
+        self.classes.insert(name, class);
+    }
+
+    pub(crate) fn remove_class(&mut self, name: &str, index: &mut Index) {
+        self.classes.remove(name);
+        index.apply(Event::ClassGone { name: name.to_owned() });
+    }
+
+    /// All claims as of `asked` are known: devices that had settled by then are the controller's.
+    pub(crate) fn set_listed(&mut self, asked: Time, index: &mut Index, cache: &mut SelectorCache<'_>) {
+        if self.listed.is_some_and(|listed| asked <= listed) {
+            return;
+        }
+        self.listed = Some(asked);
+        let settled: Vec<ResourceSlice> = self
+            .slices
+            .values()
+            .filter(|slice| slice.ready().any(|ready| ready <= asked))
+            .filter_map(|slice| slice.original.clone())
+            .collect();
+        for slice in settled {
+            self.set_slice(slice, None, index, cache);
+        }
+    }
+
+    /// When the next device has settled: a list of the claims asked for then makes it the controller's.
+    pub(crate) fn next_ready(&self) -> Option<Time> {
+        self.slices.values().flat_map(Slice::ready).min()
+    }
+
+    /// The slices of a pool, and when each was read last.
+    pub(crate) fn reads<'a>(&'a self, pool: &str) -> impl Iterator<Item = (&'a String, Option<Time>)> {
+        let slices = self.pools.get(pool).into_iter().flatten();
+        slices.filter_map(|name| Some((name, self.slices.get(name)?.read)))
+    }
+
+    pub(crate) fn slices(&self) -> impl Iterator<Item = &String> {
+        self.slices.keys()
+    }
+
+    pub(crate) fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
+        self.classes.values().map(|class| &class.object)
+    }
+
+    pub(crate) fn class(&self, name: &str) -> Option<&DeviceClass> {
+        self.classes.get(name).map(|class| &class.object)
+    }
+
+    /// Whether only the controller has devices of the class.
+    pub(crate) fn is_controllers_alone(&self, class: &str) -> bool {
+        let total = self.classes.get(class).map(|class| class.total);
+        total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
+    }
+
+    /// Whose a device of our driver is.
+    pub(crate) fn who(&self, pool: &str, device: &str) -> Option<Who> {
+        let mut slices = self.pools.get(pool)?.iter().filter_map(|name| self.slices.get(name));
+        slices.find_map(|slice| {
+            let found = slice.whose.iter().find(|(name, _)| name == device);
+            found.map(|(_, who)| *who)
+        })
+    }
+
+    pub(crate) fn kind(&self, claim: &Claim) -> Kind {
+        let mut ours = None;
+        let mut others = None;
+        for ask in asks(&claim.asked) {
+            let total = self
+                .classes
+                .get(&ask.class)
+                .map_or(Seen::default(), |class| class.total);
+            let list = match total.controller > 0 && total.other_driver == 0 {
+                true => &mut ours,
+                false => &mut others,
+            };
+            list.get_or_insert(&ask.class);
+        }
+        match (ours, others) {
+            (None, _) => Kind::Scheduler,
+            (Some(ours), Some(other)) => Kind::Mixed(ours.clone(), other.clone()),
+            (Some(_), None) => {
+                let mut tolerations = asks(&claim.asked).flat_map(|ask| &ask.tolerations);
+                if tolerations.any(|toleration| toleration.key.is_empty() || toleration.key == TAINT_KEY) {
+                    Kind::Tolerates
+                } else if asks(&claim.asked).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
+                    Kind::TooManyTolerations
+                } else {
+                    Kind::Controller
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        let Some(known) = self.slices.remove(name) else {
+            return;
+        };
+        if let Some(pool) = known.pool
+            && let Some(slices) = self.pools.get_mut(&pool)
+        {
+            slices.remove(name);
+            if slices.is_empty() {
+                self.pools.remove(&pool);
+            }
+        }
+        for class in self.classes.values_mut() {
+            class.forget(name);
+        }
+    }
+}
+
+impl Slice {
+    fn ready(&self) -> impl Iterator<Item = Time> {
+        self.whose.iter().filter_map(|(_, who)| match who {
+            Who::Settling { until } => *until,
+            _ => None,
+        })
+    }
+}
+
+impl Class {
+    fn look(&mut self, class: &str, slice: &str, known: &Slice, index: &Index, cache: &mut SelectorCache<'_>) {
+        let mut seen = Seen::default();
+        let matches = index.devices_of_class(class, slice, cache);
+        for ((_, who), _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
+            match who {
+                Who::Controller { .. } | Who::Settling { .. } => seen.controller += 1,
+                Who::Scheduler | Who::Released => seen.scheduler += 1,
+                Who::OtherDriver => seen.other_driver += 1,
+            }
+        }
+        self.forget(slice);
+        if seen != Seen::default() {
+            self.total.controller += seen.controller;
+            self.total.scheduler += seen.scheduler;
+            self.total.other_driver += seen.other_driver;
+            self.seen.insert(slice.to_owned(), seen);
+        }
+    }
+
+    fn forget(&mut self, slice: &str) {
+        if let Some(seen) = self.seen.remove(slice) {
+            self.total.controller -= seen.controller;
+            self.total.scheduler -= seen.scheduler;
+            self.total.other_driver -= seen.other_driver;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vgpu_allocator::Features;
+
+    fn slice(name: &str, driver: &str, taint: &str) -> ResourceSlice {
+        serde_json::from_str(&format!(
+            r#"{{"metadata":{{"name":"{name}"}},"spec":{{"driver":"{driver}","nodeName":"{name}","pool":{{"name":"{name}","resourceSliceCount":1}},
+                "devices":[{{"name":"d","taints":[{taint}]}}]}}}}"#
+        ))
+        .unwrap()
+    }
+
+    fn claim(requests: &str) -> Claim {
+        serde_json::from_str(&format!(r#"{{"spec":{{"devices":{{"requests":[{requests}]}}}}}}"#)).unwrap()
+    }
+
+    const TAINT: &str =
+        r#"{"key":"dra.vgpu/allocator","value":"controller","effect":"NoSchedule","timeAdded":"1970-01-01T00:00:00Z"}"#;
+
+    #[test]
+    fn a_claim_is_the_controllers_if_all_its_classes_are() {
+        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut index = Index::new(Features::default());
+        let mut cache = SelectorCache::default();
+        for (name, driver) in [("vgpu", "dra.vgpu"), ("nic", "nic.example.com")] {
+            let text = format!(
+                r#"{{"metadata":{{"name":"{name}"}},"spec":{{"selectors":[{{"cel":{{"expression":"device.driver == '{driver}'"}}}}]}}}}"#
+            );
+            supply.set_class(serde_json::from_str(&text).unwrap(), &mut index, &mut cache);
+        }
+        let (vgpu, nic) = (
+            r#"{"name":"r","exactly":{"deviceClassName":"vgpu"}}"#,
+            r#"{"name":"n","exactly":{"deviceClassName":"nic"}}"#,
+        );
+        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
+        supply.set_slice(slice("n1", DRIVER, TAINT), None, &mut index, &mut cache);
+        supply.set_slice(slice("n2", "nic.example.com", ""), None, &mut index, &mut cache);
+        assert_eq!(supply.kind(&claim(vgpu)), Kind::Controller);
+        assert_eq!(supply.kind(&claim(nic)), Kind::Scheduler);
+        assert_eq!(
+            supply.kind(&claim(&format!("{vgpu},{nic}"))),
+            Kind::Mixed("vgpu".into(), "nic".into())
+        );
+        let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
+        assert_eq!(supply.kind(&claim(&open)), Kind::Tolerates);
+        assert!(supply.is_controllers_alone("vgpu") && !supply.is_controllers_alone("nic"));
+        supply.set_slice(slice("n1", DRIVER, ""), None, &mut index, &mut cache);
+        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
+        supply.remove_class("vgpu", &mut index);
+        supply.remove_slice("n1", &mut index);
+        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
+    }
+
+    #[test]
+    fn a_device_is_taken_over_by_a_list_of_claims_after_it_settled() {
+        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut index = Index::new(Features::default());
+        let mut cache = SelectorCache::default();
+        supply.set_slice(slice("n1", DRIVER, TAINT), None, &mut index, &mut cache);
+        assert_eq!(supply.next_ready(), Some(Time::from_millis(30_000)));
+        supply.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
+        assert!(matches!(supply.who("n1", "d"), Some(Who::Settling { .. })));
+        supply.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
+        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
+        assert_eq!(supply.next_ready(), None);
+        let read = |supply: &Supply| supply.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
+        assert_eq!(read(&supply), [None], "a watch is no proof");
+        let again = slice("n1", DRIVER, TAINT);
+        supply.set_slice(again.clone(), Some(Time::from_millis(5)), &mut index, &mut cache);
+        supply.set_slice(again, None, &mut index, &mut cache);
+        assert_eq!(read(&supply), [Some(Time::from_millis(5))]);
+    }
+}

@@ -1,0 +1,67 @@
+//! From taking the lease to allocating: a new leader fences off its predecessor first.
+//!
+//! ```text
+//!  lease ─► list all claims ─► mark each that the predecessor may have decided on ─► list again ─► lead
+//! ```
+//!
+//! The predecessor allocates only what it marked with its own epoch, and checks its lease after it decided. So whatever
+//! it may still send is about a claim that existed before this leader's lease, is unallocated in the first list, and
+//! bears its epoch. The mark gives each of these a new version, with which that write fails; what landed before the
+//! mark is in the mark's own answer, or in the second list.
+
+use std::collections::BTreeSet;
+
+use crate::time::Time;
+
+/// A hold of the lease. No two holds ever have the same epoch, not even of one process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Term {
+    pub epoch: String,
+    pub until: Time,
+}
+
+/// How far a leader is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    #[default]
+    Standby,
+    /// Waits for a list that was asked for since then.
+    First {
+        since: Time,
+    },
+    /// Claims, by key and uid, that are to be marked.
+    Marking(BTreeSet<(String, String)>),
+    Second {
+        since: Time,
+    },
+    Leading,
+}
+
+impl Term {
+    /// The mark of this term on a claim of that version. Each is new, so that writing it changes the claim.
+    pub(crate) fn mark(&self, version: crate::model::Version) -> String {
+        format!("{}#{version}", self.epoch)
+    }
+
+    pub(crate) fn is_mark(&self, mark: &str) -> bool {
+        mark.rsplit_once('#').is_some_and(|(epoch, _)| epoch == self.epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Version;
+
+    #[test]
+    fn marks_are_of_their_term() {
+        let term = |epoch: &str| Term {
+            epoch: epoch.into(),
+            until: Time::default(),
+        };
+        assert!(term("3").is_mark(&term("3").mark(Version(9))));
+        assert!(!term("3").is_mark(&term("33").mark(Version(9))));
+        assert!(!term("3").is_mark("3"));
+        assert_ne!(term("3").mark(Version(1)), term("3").mark(Version(2)));
+    }
+}

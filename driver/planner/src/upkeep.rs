@@ -1,0 +1,149 @@
+//! Holds and allocations that have done their work, or never will.
+//!
+//! ```text
+//!  allocated by the controller
+//!    held ─┬─ a pod of it is bound ─────────────────────────────► release the hold
+//!          ├─ a pod has reserved it and is being bound ─────────► wait
+//!          └─ nobody has: pod gone, node gone, claim deleted,
+//!             hold too old (or that of one of its gang) ─────────► clear allocation and hold
+//!    not held ─┬─ reserved ──────────────────────────────────────► nothing: kube-controller-manager clears it
+//!              └─ nobody has reserved it, and nobody will, or it
+//!                 stayed so for the time of a hold ──────────────► clear the allocation
+//! ```
+//!
+//! Nothing is cleared that a pod has reserved: each clear lands only on the version of the claim that it was decided on,
+//! and a reservation makes a new one.
+
+use std::time::Duration;
+
+use crate::allocation::{is_hold, is_ours, node_of};
+use crate::claims::Known;
+use crate::cluster::Cluster;
+use crate::model::{Claim, Consumer, Pod};
+use crate::time::Time;
+use crate::verdict::Verdict;
+use crate::write::Intent;
+
+/// What a claim is due.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Duty {
+    pub(crate) intent: Intent,
+    pub(crate) why: Option<Verdict>,
+    /// The pod whose hold ran out, and the node on which.
+    pub(crate) slow: Option<(String, String)>,
+}
+
+/// What one claim is looked at with.
+pub(crate) struct Upkeep<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) timeout: Duration,
+    pub(crate) now: Time,
+}
+
+/// The pod of the hold, and when it runs out; of claims that nobody has reserved yet.
+pub(crate) struct Held<'a> {
+    pub(crate) pod: Option<&'a Pod>,
+    pub(crate) until: Time,
+}
+
+impl<'a> Upkeep<'a> {
+    /// Whether a hold is still waited for, and how long.
+    pub(crate) fn held(&self, known: &Known) -> Option<Held<'a>> {
+        let claim = &known.claim;
+        let allocation = claim.allocation().filter(|allocation| is_ours(allocation))?;
+        let [hold] = &claim.reserved_for[..] else {
+            return None;
+        };
+        if !is_hold(hold) {
+            return None;
+        }
+        let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
+        let since = written.map_or(known.since, |written| written.min(known.since));
+        Some(Held {
+            pod: self.pod_of(claim, hold),
+            until: since.after(self.timeout),
+        })
+    }
+
+    /// What is to be done about the claim. `lapsed`: a hold of its gang ran out.
+    pub(crate) fn duty(&self, known: &Known, lapsed: bool, users: &mut dyn Iterator<Item = &'a Pod>) -> Option<Duty> {
+        let claim = &known.claim;
+        let hold = claim.reserved_for.iter().find(|consumer| is_hold(consumer));
+        let Some(allocation) = claim.allocation() else {
+            // Not a state that the controller makes.
+            return hold.map(|hold| release(hold, None));
+        };
+        if !is_ours(allocation) {
+            return None;
+        }
+        let mut others = claim
+            .reserved_for
+            .iter()
+            .filter(|consumer| !is_hold(consumer))
+            .peekable();
+        let Some(hold) = hold else {
+            let is_idle = others.peek().is_none()
+                && (users.next().is_none() || self.now >= known.since.after(self.timeout) || claim.is_deleted);
+            return is_idle.then(|| clear(None, None));
+        };
+        if others.peek().is_some() {
+            let bound = others.find_map(|consumer| self.bound(claim, consumer));
+            return bound.map(|_| release(hold, None));
+        }
+        let node = node_of(allocation).unwrap_or_default();
+        if claim.is_deleted {
+            return Some(clear(Some(hold), Some(Verdict::HeldClaimDeleted)));
+        }
+        if self.cluster.node(node).is_none() {
+            let node = node.to_owned();
+            return Some(clear(Some(hold), Some(Verdict::NodeGone { node })));
+        }
+        let held = self.held(known)?;
+        let Some(pod) = held.pod else {
+            let pod = hold.name.clone();
+            return Some(clear(Some(hold), Some(Verdict::PodGone { pod })));
+        };
+        if self.now < held.until && !lapsed {
+            return None;
+        }
+        let why = Verdict::TooSlow {
+            pod: pod.name.clone(),
+            node: node.to_owned(),
+        };
+        let mut duty = clear(Some(hold), Some(why));
+        duty.slow = Some((pod.uid.clone(), node.to_owned()));
+        Some(duty)
+    }
+
+    /// The pod that the hold is for, if it may still come.
+    fn pod_of(&self, claim: &Claim, hold: &Consumer) -> Option<&'a Pod> {
+        let namespace = &claim.asked.metadata.namespace;
+        let pod = self.cluster.pod(&format!("{namespace}/{}", hold.name))?;
+        let uses = pod.claim_keys().any(|key| key == claim.key());
+        (uses && !pod.is_deleted && !pod.is_finished).then_some(pod)
+    }
+
+    /// The pod of an entry in `reservedFor`, if it is bound.
+    fn bound(&self, claim: &Claim, consumer: &Consumer) -> Option<&'a Pod> {
+        let namespace = &claim.asked.metadata.namespace;
+        let pod = self.cluster.pod(&format!("{namespace}/{}", consumer.name))?;
+        let is_pod = consumer.api_group.is_empty() && consumer.resource == "pods";
+        (is_pod && pod.uid == consumer.uid && pod.node.is_some()).then_some(pod)
+    }
+}
+
+fn release(hold: &Consumer, why: Option<Verdict>) -> Duty {
+    Duty {
+        intent: Intent::Release { hold: hold.clone() },
+        why,
+        slow: None,
+    }
+}
+
+fn clear(hold: Option<&Consumer>, why: Option<Verdict>) -> Duty {
+    Duty {
+        intent: Intent::Clear { hold: hold.cloned() },
+        why,
+        slow: None,
+    }
+}

@@ -1,0 +1,174 @@
+//! What is to be told, and to whom: why a pod gets nothing yet, and what happened to a claim.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::filter::Refusal;
+
+/// Whom an event or condition is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum About {
+    Pod {
+        namespace: String,
+        name: String,
+        uid: String,
+    },
+    Claim {
+        namespace: String,
+        name: String,
+        uid: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Verdict {
+    #[error("no node has both the devices and what else the pod needs{}", refused(.0))]
+    NoFit(BTreeMap<Refusal, usize>),
+    #[error("{0}")]
+    Mistake(String),
+    #[error(
+        "claim {claim} asks for class {ours}, which the controller allocates, and class {other}, which it does not: nobody can allocate both; split the claim in two"
+    )]
+    Mixed { claim: String, ours: String, other: String },
+    #[error(
+        "claim {claim} tolerates the taint dra.vgpu/allocator, so kube-scheduler might allocate it too; remove the toleration"
+    )]
+    Tolerates { claim: String },
+    #[error("claim {claim} has {most} tolerations in a request, and the controller needs one more; remove one", most = crate::allocation::MOST_TOLERATIONS)]
+    TooManyTolerations { claim: String },
+    #[error(
+        "the pod asks for {resource}, whose devices the controller allocates, and only kube-scheduler can serve such pods; use a ResourceClaim of class {class}"
+    )]
+    ExtendedResource { resource: String, class: String },
+    #[error(
+        "the pod is on node {node} without kube-scheduler, and claim {claim} is not allocated; remove spec.nodeName"
+    )]
+    PlacedByHand { node: String, claim: String },
+    #[error("claim {claim} is being deleted; delete the pod too, or wait for a new claim")]
+    ClaimDeleted { claim: String },
+    #[error("claim {claim} was not made for this pod; another object has the name")]
+    NotOwned { claim: String },
+    #[error(
+        "its claims are allocated on node {node}, where the pod cannot go: {refusal}; the allocation does not move"
+    )]
+    Elsewhere { node: String, refusal: Refusal },
+    #[error("gang {gang} has {present} of {size} pods")]
+    GangIncomplete { gang: String, present: usize, size: usize },
+    #[error("gang {gang} does not fit as a whole: {why}")]
+    GangDoesNotFit { gang: String, why: Box<Verdict> },
+    #[error(
+        "annotation dra.vgpu/gang-size is {size:?}; write the same number of at least 1 on each pod of gang {gang}"
+    )]
+    GangSize { gang: String, size: String },
+    #[error("pod {pod} was not bound on node {node} in time; its devices are given back and the node is avoided")]
+    TooSlow { pod: String, node: String },
+    #[error("node {node} is gone; its devices are given back")]
+    NodeGone { node: String },
+    #[error("pod {pod} is gone; the devices are given back")]
+    PodGone { pod: String },
+    #[error("the claim is being deleted; its devices are given back")]
+    HeldClaimDeleted,
+    #[error(
+        "device {device} of pool {pool} is the controller's, and somebody else allocated it to this claim; it counts as in use"
+    )]
+    ThirdParty { pool: String, device: String },
+    #[error("the API server refuses a write to the claim: {0}")]
+    Refused(String),
+}
+
+fn refused(nodes: &BTreeMap<Refusal, usize>) -> String {
+    let mut nodes: Vec<_> = nodes.iter().collect();
+    nodes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let parts: Vec<String> = nodes
+        .iter()
+        .map(|(refusal, count)| format!("{count} {refusal}"))
+        .collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!("; of those with devices: {}", parts.join(", ")),
+    }
+}
+
+impl Verdict {
+    /// An event's reason.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::NoFit(_) => "NoNodeFits",
+            Self::Mistake(_) => "ClaimMistake",
+            Self::Mixed { .. } => "ClaimMixesDrivers",
+            Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
+            Self::ExtendedResource { .. } => "ExtendedResource",
+            Self::PlacedByHand { .. } => "PlacedByHand",
+            Self::ClaimDeleted { .. } | Self::HeldClaimDeleted => "ClaimDeleted",
+            Self::NotOwned { .. } => "ClaimNotOwned",
+            Self::Elsewhere { .. } => "AllocatedElsewhere",
+            Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",
+            Self::GangSize { .. } => "GangSize",
+            Self::TooSlow { .. } => "HoldTimeout",
+            Self::NodeGone { .. } => "NodeGone",
+            Self::PodGone { .. } => "PodGone",
+            Self::ThirdParty { .. } => "AllocatedByOthers",
+            Self::Refused(_) => "WriteRefused",
+        }
+    }
+}
+
+/// What was said last, so that it is not said again.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    last: HashMap<About, Verdict>,
+    now: HashMap<About, Verdict>,
+}
+
+impl Told {
+    /// A state that lasts; said when it begins or changes.
+    pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
+        self.now.insert(about, verdict);
+    }
+
+    /// What is new since the last round. What was not said in this round has ended.
+    pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
+        let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
+        let news = self
+            .last
+            .iter()
+            .filter(|(about, verdict)| before.get(*about) != Some(*verdict));
+        let mut news: Vec<_> = news.map(|(about, verdict)| (about.clone(), verdict.clone())).collect();
+        news.sort_by(|one, other| one.0.cmp(&other.0));
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_told_when_it_changes() {
+        let about = || About::Pod {
+            namespace: "ns".into(),
+            name: "p".into(),
+            uid: "u".into(),
+        };
+        let mut told = Told::default();
+        let no_fit = |count| {
+            Verdict::NoFit(BTreeMap::from([
+                (Refusal::Resource("cpu".into()), count),
+                (Refusal::Unschedulable, 2),
+            ]))
+        };
+        told.is(about(), no_fit(3));
+        assert_eq!(told.finish(), [(about(), no_fit(3))]);
+        assert_eq!(
+            no_fit(3).to_string(),
+            "no node has both the devices and what else the pod needs; of those with devices: 3 not enough cpu, 2 unschedulable"
+        );
+        told.is(about(), no_fit(3));
+        assert!(told.finish().is_empty());
+        told.is(about(), no_fit(4));
+        assert_eq!(told.finish().len(), 1);
+        assert!(told.finish().is_empty());
+        told.is(about(), no_fit(4));
+        assert_eq!(told.finish().len(), 1, "it had ended meanwhile");
+    }
+}

@@ -1,0 +1,317 @@
+//! One process of the controller: a planner, watches that lag, a lease, and writes that take their time.
+
+use vgpu_allocator::Features;
+use vgpu_planner::{Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Time, Write, WriteId};
+
+use super::api::{Api, CLAIMS, KINDS, Refusal, Sabotage};
+use super::random::Random;
+
+const LEASE: i64 = 15_000;
+const DEADLINE: i64 = 10_000;
+
+pub(crate) struct Replica {
+    name: &'static str,
+    /// Its clock is that much ahead.
+    skew: i64,
+    planner: Planner,
+    seen: [usize; KINDS],
+    term: Option<Term>,
+    terms: u64,
+    decided: Vec<Write>,
+    /// Past the last check. A crash does not stop these.
+    pub(crate) flying: Vec<Flying>,
+    outcomes: Vec<(WriteId, Outcome)>,
+    asked: Vec<Asked>,
+    pub(crate) paused_until: i64,
+    lives: u64,
+}
+
+pub(crate) struct Flying {
+    write: Write,
+    /// Whether anybody waits for its outcome still.
+    is_awaited: bool,
+    /// It waits in its sender, which is stopped.
+    until: i64,
+}
+
+struct Asked {
+    ask: Ask,
+    at: Time,
+    answer: Option<Change>,
+}
+
+fn planner(name: &'static str, life: u64, sabotage: Option<Sabotage>) -> Planner {
+    let mut shares = 0;
+    let share = move || {
+        shares += 1;
+        format!("{name}-{life}-{shares}")
+    };
+    let mut settings = Settings::default();
+    if sabotage == Some(Sabotage::Settling) {
+        settings.settle = std::time::Duration::ZERO;
+    }
+    Planner::new(settings, Features::default(), Box::new(share))
+}
+
+impl Replica {
+    pub(crate) fn new(name: &'static str, skew: i64, sabotage: Option<Sabotage>) -> Self {
+        let mut new = Self {
+            name,
+            skew,
+            planner: planner(name, 0, sabotage),
+            seen: [0; KINDS],
+            term: None,
+            terms: 0,
+            decided: Vec::new(),
+            flying: Vec::new(),
+            outcomes: Vec::new(),
+            asked: Vec::new(),
+            paused_until: 0,
+            lives: 0,
+        };
+        new.planner.apply(Change::Rules(Vec::new()), Time::default());
+        new
+    }
+
+    fn now(&self, api: &Api) -> Time {
+        Time::from_millis(api.now + self.skew)
+    }
+
+    /// What flies still lands.
+    pub(crate) fn crash(&mut self, api: &Api) {
+        self.lives += 1;
+        self.planner = planner(self.name, self.lives, api.sabotage);
+        self.planner.apply(Change::Rules(Vec::new()), self.now(api));
+        self.seen = [0; KINDS];
+        self.term = None;
+        self.decided.clear();
+        self.outcomes.clear();
+        self.asked.clear();
+        self.flying.iter_mut().for_each(|flying| flying.is_awaited = false);
+        for kind in 0..KINDS {
+            self.list(api, kind);
+        }
+    }
+
+    /// From a cache that may lag: no proof of anything.
+    pub(crate) fn list(&mut self, api: &Api, kind: usize) {
+        self.seen[kind] = api.log[kind].len();
+        self.planner.apply(api.list(kind, None), self.now(api));
+    }
+
+    pub(crate) fn watch(&mut self, api: &Api, kind: usize, most: usize) {
+        let now = self.now(api);
+        let until = api.log[kind].len().min(self.seen[kind].saturating_add(most));
+        for change in &api.log[kind][self.seen[kind]..until] {
+            self.planner.apply(change.clone(), now);
+        }
+        self.seen[kind] = until;
+    }
+
+    /// Takes, renews, or finds that it has lost the lease.
+    pub(crate) fn lease(&mut self, api: &mut Api) {
+        let now = self.now(api);
+        if api.lease.holder != self.name {
+            self.term = None;
+        }
+        let free = api.now - api.lease.renewed >= LEASE || api.lease.holder.is_empty();
+        if api.lease.holder != self.name && free {
+            api.lease.holder = self.name.to_owned();
+            api.lease.transitions += 1;
+        }
+        if api.lease.holder == self.name {
+            if self.term.is_none() {
+                self.terms += 1;
+            }
+            api.lease.renewed = api.now;
+            self.term = Some(Term {
+                epoch: format!("{}.{}.{}.{}", api.lease.transitions, self.name, self.lives, self.terms),
+                until: now.after(std::time::Duration::from_millis(DEADLINE as u64)),
+            });
+        }
+        self.planner.apply(Change::Lease(self.term.clone()), now);
+    }
+
+    /// What it says of a plan for: nothing but the plan itself.
+    pub(crate) fn plan(&mut self, api: &Api) -> Plan {
+        let now = self.now(api);
+        let plan = self.planner.plan(now);
+        self.decided.extend(plan.writes.iter().cloned());
+        let asked = plan.asks.iter().map(|ask| Asked {
+            ask: ask.clone(),
+            at: now,
+            answer: None,
+        });
+        self.asked.extend(asked);
+        plan
+    }
+
+    /// An answer is made, or one that was made arrives.
+    pub(crate) fn answer(&mut self, api: &Api, random: &mut Random) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let at = random.below(self.asked.len());
+        let asked = &mut self.asked[at];
+        if asked.answer.is_none() {
+            asked.answer = Some(match &asked.ask {
+                Ask::Claims => api.list(CLAIMS, Some(asked.at)),
+                Ask::Slice(name) => match api.slices.get(name) {
+                    Some(slice) => Change::Slice {
+                        slice: slice.clone(),
+                        read: Some(asked.at),
+                    },
+                    None => Change::SliceGone { name: name.clone() },
+                },
+            });
+            return;
+        }
+        if let Some(answer) = self.asked.swap_remove(at).answer {
+            let now = Time::from_millis(api.now + self.skew);
+            self.planner.apply(answer, now);
+        }
+    }
+
+    /// The last check of a write, and off it goes.
+    pub(crate) fn send(&mut self, api: &Api, random: &mut Random) {
+        if self.decided.is_empty() {
+            return;
+        }
+        let write = self.decided.swap_remove(random.below(self.decided.len()));
+        let now = self.now(api);
+        let checked = write.check(self.term.as_ref(), now, Settings::default().oldest_decision);
+        if checked.is_err() {
+            return self.outcomes.push((write.id, Outcome::Dropped));
+        }
+        self.flying.push(Flying {
+            write,
+            is_awaited: true,
+            until: 0,
+        });
+    }
+
+    /// The process stops between the check of some writes and their sending, for longer than a lease or not.
+    pub(crate) fn stop(&mut self, api: &Api, random: &mut Random) {
+        self.paused_until = api.now + random.below(40_000) as i64;
+        for _ in 0..random.below(4) {
+            self.send(api, random);
+        }
+        for flying in &mut self.flying {
+            flying.until = self.paused_until;
+        }
+    }
+
+    pub(crate) fn resume(&mut self) {
+        self.paused_until = 0;
+        self.flying.iter_mut().for_each(|flying| flying.until = 0);
+    }
+
+    /// Gives up on an answer; the write may land all the same.
+    pub(crate) fn lose(&mut self, random: &mut Random) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let at = random.below(self.flying.len());
+        let flying = &mut self.flying[at];
+        if std::mem::take(&mut flying.is_awaited) {
+            self.outcomes.push((flying.write.id, Outcome::Unknown));
+        }
+        // Half of them never arrive.
+        if random.one_in(2) {
+            self.flying.swap_remove(at);
+        }
+    }
+
+    pub(crate) fn land(&mut self, api: &mut Api, random: &mut Random) {
+        let ready = self
+            .flying
+            .iter()
+            .enumerate()
+            .filter(|(_, flying)| flying.until <= api.now);
+        let ready: Vec<usize> = ready.map(|(at, _)| at).collect();
+        let Some(at) = random.pick(&ready) else {
+            return;
+        };
+        let Flying { write, is_awaited, .. } = self.flying.swap_remove(*at);
+        let outcome = match api.write(&write) {
+            Ok(claim) => Outcome::Done(Box::new(claim)),
+            Err(Refusal::Conflict) => Outcome::Conflict,
+            Err(Refusal::Invalid(message)) => Outcome::Refused(message.to_owned()),
+        };
+        if is_awaited {
+            self.outcomes.push((write.id, outcome));
+        }
+    }
+
+    pub(crate) fn hear(&mut self, api: &Api, random: &mut Random) {
+        if self.outcomes.is_empty() {
+            return;
+        }
+        let (id, outcome) = self.outcomes.swap_remove(random.below(self.outcomes.len()));
+        self.planner.report(id, outcome, self.now(api));
+    }
+
+    pub(crate) fn oldest_flying(&self) -> Option<i64> {
+        let decided = self
+            .flying
+            .iter()
+            .map(|flying| flying.write.decided.millis() - self.skew);
+        decided.min()
+    }
+
+    pub(crate) fn has_writes(&self) -> bool {
+        self.decided.len() + self.flying.len() + self.outcomes.len() > 0
+    }
+
+    pub(crate) fn answer_all(&mut self, api: &Api) {
+        let mut random = Random::new(0);
+        while !self.asked.is_empty() {
+            self.answer(api, &mut random);
+        }
+    }
+
+    /// Sees all, plans, and sends and lands marks, but nothing else.
+    pub(crate) fn turn_in_order(&mut self, api: &mut Api) {
+        let random = &mut Random::new(0);
+        self.lease(api);
+        for kind in 0..KINDS {
+            self.watch(api, kind, usize::MAX);
+        }
+        self.answer_all(api);
+        self.plan(api);
+        while !self.holds_an_allocation() && self.has_writes() {
+            self.send(api, random);
+            self.land(api, random);
+            self.hear(api, random);
+        }
+    }
+
+    pub(crate) fn holds_an_allocation(&self) -> bool {
+        let mut intents = self.decided.iter().map(|write| &write.intent);
+        intents.any(|intent| matches!(intent, Intent::Allocate { .. }))
+    }
+
+    /// What a process does when nothing is in its way, up to some point.
+    pub(crate) fn turn(&mut self, api: &mut Api, random: &mut Random, may_stop: bool) {
+        self.lease(api);
+        for kind in 0..KINDS {
+            if !random.one_in(6) {
+                self.watch(api, kind, usize::MAX);
+            }
+        }
+        if !random.one_in(6) {
+            self.answer_all(api);
+        }
+        self.plan(api);
+        if may_stop && self.holds_an_allocation() && random.one_in(4) {
+            return self.stop(api, random);
+        }
+        for _ in 0..random.below(12) {
+            self.send(api, random);
+            if !random.one_in(6) {
+                self.land(api, random);
+                self.hear(api, random);
+            }
+        }
+    }
+}
