@@ -28,10 +28,12 @@ check_machine() {
 }
 
 check_rust() {
-  local have
-  have=$(cd "$root" && rustc --version 2>/dev/null | cut -d' ' -f2) || true
+  local said have
+  # What rustup says when it has a toolchain to fetch first, and cannot, is the reason.
+  said=$(cd "$root" && rustc --version 2>&1) || true
+  have=$(sed -n 's/^rustc \([0-9.]*\).*/\1/p' <<<"$said")
   if [ -z "$have" ] || ! command -v cargo >/dev/null; then
-    missing+=("Rust >= $RUST (rustc and cargo in PATH or ~/.cargo/bin): install it with rustup")
+    missing+=("Rust >= $RUST (rustc and cargo in PATH or ~/.cargo/bin): install it with rustup; rustc --version: ${said##*$'\n'}")
   elif ! at_least "$have" "$RUST"; then
     missing+=("Rust >= $RUST: $(command -v rustc) is $have; install a newer one with rustup")
   fi
