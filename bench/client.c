@@ -11,11 +11,13 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -169,6 +171,8 @@ static void together(struct shared *all, void (*before)(void), long (*measured)(
         check("fork", pid < 0);
         if (pid == 0) {
             char byte;
+            /* A child that fails ends the parent, and that all others. */
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             close(gate[1]);
             before();
             __atomic_add_fetch(&all->ready, 1, __ATOMIC_RELEASE);
@@ -182,8 +186,10 @@ static void together(struct shared *all, void (*before)(void), long (*measured)(
         }
     }
     close(gate[0]);
-    while (__atomic_load_n(&all->ready, __ATOMIC_ACQUIRE) < all->count)
+    while (__atomic_load_n(&all->ready, __ATOMIC_ACQUIRE) < all->count) {
+        check("a child", waitpid(-1, NULL, WNOHANG) > 0);
         usleep(1000);
+    }
     usleep(50000); /* The last one is to be in its read. */
     all->released = now();
     close(gate[1]);

@@ -6,6 +6,10 @@
 //!
 //! Of `metadata` only what is used is read: `managedFields` alone would be half of a claim. Group, version and names
 //! are those of k8s-openapi's type of the same kind; a field that nobody reads is skipped and never stored.
+//!
+//! How it fails: the API server keeps what this cannot read (parameters nested a thousand deep, quantities beyond any
+//! number), and a list is decoded as a whole. So a part of an object is decoded by itself, and one that cannot be is
+//! left out with a line in the log: its tenant's claim is not explained, and everybody else's is.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,21 +20,61 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use vgpu_allocator::model;
 
 /// An object of kind `K`, as far as it is read.
-#[derive(Clone, Deserialize)]
-#[serde(bound(deserialize = "Spec: Deserialize<'de> + Default, Status: Deserialize<'de> + Default"))]
+#[derive(Clone)]
 pub struct Watched<K, Spec, Status = Unread> {
-    #[serde(deserialize_with = "slim")]
     metadata: ObjectMeta,
-    #[serde(default)]
     spec: Option<Spec>,
-    #[serde(default)]
     status: Option<Status>,
-    #[serde(skip)]
     kind: PhantomData<fn() -> K>,
+}
+
+impl<'de, K, Spec, Status> Deserialize<'de> for Watched<K, Spec, Status>
+where
+    K: Resource<DynamicType = ()>,
+    Spec: DeserializeOwned,
+    Status: DeserializeOwned,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Parts {
+            #[serde(deserialize_with = "slim")]
+            metadata: ObjectMeta,
+            spec: Option<Box<RawValue>>,
+            status: Option<Box<RawValue>>,
+        }
+        let Parts { metadata, spec, status } = Parts::deserialize(deserializer)?;
+        let kind = K::kind(&());
+        Ok(Self {
+            spec: read(spec, "spec", &kind, &metadata),
+            status: read(status, "status", &kind, &metadata),
+            metadata,
+            kind: PhantomData,
+        })
+    }
+}
+
+/// A part of an object; `None` for one that is missing, null, or not to be read.
+fn read<T: DeserializeOwned>(part: Option<Box<RawValue>>, name: &str, kind: &str, metadata: &ObjectMeta) -> Option<T> {
+    match serde_json::from_str(part?.get()) {
+        Ok(read) => read,
+        Err(error) => {
+            let namespace = metadata.namespace.as_deref().unwrap_or_default();
+            let object = metadata.name.as_deref().unwrap_or_default();
+            tracing::warn!(
+                kind,
+                namespace,
+                name = object,
+                "its {name} cannot be read and counts as empty: {error}"
+            );
+            None
+        }
+    }
 }
 
 /// A part of an object that nobody reads.
@@ -197,6 +241,39 @@ mod tests {
             );
             let rule = model::DeviceTaintRule::from(serde_json::from_str::<Rule>(text).unwrap());
             assert_eq!(rule.spec, model::RuleSpec::default());
+        }
+    }
+
+    /// As lists and watches bring them.
+    #[test]
+    fn an_object_that_cannot_be_read_keeps_no_other_from_being_read() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let parameters = format!(
+            r#"{{"devices": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {{"x": {deep}}}}}}}]}}}}"#
+        );
+        let quantity = r#"{"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "theirs",
+            "capacity": {"requests": {"x": "1e1005"}}}}]}}"#;
+        let sound = r#"{"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "vgpu"}}]}}"#;
+        let claim = |name: &str, spec: &str| format!(r#"{{"metadata": {{"name": "{name}"}}, "spec": {spec}}}"#);
+        let claims = [
+            claim("deep", &parameters),
+            claim("large", quantity),
+            claim("sound", sound),
+        ];
+        let list = format!(
+            r#"{{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList", "metadata": {{}}, "items": [{}]}}"#,
+            claims.join(",")
+        );
+        let list: kube::core::ObjectList<Claim> = serde_json::from_str(&list).unwrap();
+        let requests = |claim: &Claim| claim.spec.as_ref().map(|spec| spec.devices.requests.len());
+        assert_eq!(
+            list.items.iter().map(requests).collect::<Vec<_>>(),
+            [None, None, Some(1)]
+        );
+        for claim in &claims {
+            let event = format!(r#"{{"type": "MODIFIED", "object": {claim}}}"#);
+            let event: kube::core::WatchEvent<Claim> = serde_json::from_str(&event).unwrap();
+            assert!(matches!(event, kube::core::WatchEvent::Modified(_)));
         }
     }
 

@@ -15,7 +15,7 @@ pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_DEVICE: c_int = 101;
 pub(crate) const NOT_FOUND: c_int = 500;
 const NOT_PERMITTED: c_int = 800;
-const NOT_SUPPORTED: c_int = 801;
+pub(crate) const NOT_SUPPORTED: c_int = 801;
 const UNKNOWN: c_int = 999;
 
 pub(crate) const NVML_SUCCESS: c_int = 0;

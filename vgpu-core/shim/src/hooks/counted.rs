@@ -1,7 +1,7 @@
 //! What the driver counts: handles of physical memory, mappings of another process's memory.
 //!
 //! ```text
-//!  again:    driver ─ done ──► one more
+//!  come:     driver ─ done ──► one more, or the first
 //!  release:  one less, the last takes it out ──► driver ─ refused ──► one more again
 //! ```
 //!
@@ -17,6 +17,18 @@ use vgpu_core::table::Table;
 
 /// By handle or address: what it is, and how often it is held.
 pub(crate) type Counted = Table<(Arc<Backing>, u32)>;
+
+/// Counts what is known under `key` once more, else `backing` as the first: two threads may come at once.
+pub(crate) fn come(known: &Counted, key: u64, backing: Arc<Backing>) {
+    let surplus = known.run(key, |run| {
+        run.meet(key, (backing, 1), |(_, count), surplus| {
+            *count += 1;
+            Some(surplus)
+        })
+    });
+    // Gives its charge back, for which no lock is held any more.
+    drop(surplus);
+}
 
 /// Counts what is known under `key` once more; false: nothing is.
 pub(crate) fn again(known: &Counted, key: u64) -> bool {

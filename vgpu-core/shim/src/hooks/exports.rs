@@ -25,10 +25,13 @@
 //! holds is charged to nobody from then on, until somebody maps it ([`imports`](super::imports)); NVML's
 //! figures show it, and the node's comparison with them.
 //!
+//! Memory that stands in on the host for a GPU's ([`host_physical`](super::host_physical)) is not given out: an
+//! importer could not tell whose it is, and it would be charged to nobody when this process ends.
+//!
 //! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here ([`pools`](super::pools)),
 //! and what others map of it, they are charged.
 
-use crate::detour::SUCCESS;
+use crate::detour::{NOT_SUPPORTED, SUCCESS};
 use crate::hooks::imports::Handle;
 use crate::hooks::{granules, marks, vmm};
 use crate::real::real;
@@ -72,6 +75,9 @@ pub(crate) unsafe fn physical(
 ) -> c_int {
     // Held before the call: another thread may release it meanwhile.
     let backing = ready.vmm_handles.with(handle, |(backing, _)| backing.clone());
+    if backing.as_ref().is_some_and(|backing| backing.is_host()) {
+        return NOT_SUPPORTED;
+    }
     // SAFETY: passed on.
     let result = unsafe { real(shared, handle, kind, flags) };
     if let (SUCCESS, Some(backing)) = (result, &backing) {
@@ -98,6 +104,9 @@ pub(crate) unsafe fn range(
     flags: c_ulonglong,
 ) -> c_int {
     let mapped = vmm::within(ready, pointer, bytes as u64);
+    if mapped.iter().any(|backing| backing.is_host()) {
+        return NOT_SUPPORTED;
+    }
     let start = if mapped.is_empty() { start_of(pointer) } else { None };
     // Out of the table before the call: what another thread frees meanwhile stays charged.
     let taken = start.map(|start| (start, granules::take(ready, start)));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  cuMemCreate ─► device ledger ─ full ─► host ledger ─► cuMemCreate on the NUMA node beside the GPU
-//!                                                         └─► maps, grants access and is exported like the other kind
+//!                                                         └─► maps and grants access like the other kind
 //! ```
 //!
 //! The driver says of each GPU whether it reaches such memory by the same calls; where it does not, or an older
@@ -12,6 +12,9 @@
 //!
 //! What only device memory can be stays on the device: compressed, or for the tiles of sparse arrays. That the
 //! memory be reached by RDMA is asked for by programs that never do, and is left out.
+//!
+//! It can be made to be exported, as frameworks ask for without doing so; the export itself is refused
+//! ([`exports`](super::exports)).
 //!
 //! How it fails: granules of the host's memory are larger than the device's, whose size the program has already
 //! asked for: out of memory, before anything is made.

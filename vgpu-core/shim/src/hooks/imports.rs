@@ -117,7 +117,7 @@ pub(crate) unsafe fn open(
     match charge {
         Some(charge) => {
             let mapped = Arc::new(Backing::new(ready, gpu, Some(charge)));
-            ready.imports.insert(pointer, (mapped, 1));
+            counted::come(&ready.imports, pointer, mapped);
             SUCCESS
         }
         None => {

@@ -88,7 +88,7 @@ impl Backing {
     }
 
     /// Whether it lies on the host, in the place of its GPU's memory.
-    fn is_host(&self) -> bool {
+    pub(crate) fn is_host(&self) -> bool {
         self.charge.lock().as_ref().is_some_and(Charge::is_host)
     }
 
@@ -215,7 +215,7 @@ pub(crate) unsafe fn retain(
         if !counted::again(&ready.vmm_handles, handle)
             && let Some(backing) = at(ready, address as u64)
         {
-            ready.vmm_handles.insert(handle, (backing, 1));
+            counted::come(&ready.vmm_handles, handle, backing);
         }
     }
     result
@@ -251,7 +251,7 @@ pub(crate) unsafe fn import(
     let charge = held.and_then(|held| held.on(gpu?));
     let mut backing = Backing::new(ready, gpu.unwrap_or(0), charge);
     backing.imported = gpu.is_some();
-    ready.vmm_handles.insert(handle, (Arc::new(backing), 1));
+    counted::come(&ready.vmm_handles, handle, Arc::new(backing));
     result
 }
 
