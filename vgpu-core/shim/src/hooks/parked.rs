@@ -310,6 +310,7 @@ pub(crate) fn has_of(ready: &Ready, context: usize) -> bool {
     used() && ready.gpus.iter().any(|gpu| gpu.parked.lock().iter().any(waits))
 }
 
+/// The same, or is being freed by another thread right now.
 fn has_any(gpu: &Gpu, context: usize) -> bool {
     gpu.parked.lock().iter().any(|one| one.is_of(context))
 }
