@@ -168,6 +168,12 @@ impl Account {
         !self.host.is_empty()
     }
 
+    /// What host memory is not charged, to any process.
+    #[must_use]
+    pub fn host_room(&self) -> u64 {
+        free(&self.host)
+    }
+
     /// Charges `bytes` of host memory, or nothing.
     ///
     /// # Errors

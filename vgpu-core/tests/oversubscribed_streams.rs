@@ -7,6 +7,10 @@ use support::caller::Caller;
 use support::hang::guard;
 use support::{Bench, GIB, MIB, number};
 
+/// Work of an hour, whose end no machine is slow enough to see; the client is killed before.
+const ENDLESS: &str = "kernel_time = 60s\n";
+const HOUR: u32 = 60;
+
 /// A client of a share of 64 MiB of the first GPU that goes on for 128 MiB in host memory.
 struct Stage {
     bench: Bench,
@@ -19,6 +23,8 @@ impl Stage {
         let mut limits = bench.limits("share", 0, 0, 64 * MIB);
         limits.host_memory = 128 * MIB;
         bench.put(&limits);
+        // The second GPU, for a context of another GPU.
+        bench.put(&bench.limits("other", 1, 1, 64 * MIB));
         let mut client = bench.caller(true);
         client.init();
         Self { bench, client }
@@ -30,8 +36,7 @@ impl Stage {
         stage.ok("cuMemAllocAsync >1 64MiB 0");
         stage.ok("cuStreamCreate >10 1");
         stage.ok("cuStreamCreate >11 1");
-        stage.ok("cuModuleLoadData >20 \".version\\s8.0\\n.target\\ssm_90\\n.entry\\sspin()\\s{\\sret;\\s}\\n\"");
-        stage.ok("cuModuleGetFunction >21 @20 \"spin\"");
+        stage.load();
         stage.has(64, 0);
         stage
     }
@@ -53,9 +58,26 @@ impl Stage {
         assert_eq!([usage.charged / MIB, usage.host / MIB], [device, host]);
     }
 
-    /// Queues seconds of the GPU's time in a stream.
-    fn work(&mut self, seconds: u64, stream: u32) {
-        let grid = seconds * 1000 * 200 * 132 * 2;
+    /// The kernel of [`Self::work`], in the current context.
+    fn load(&mut self) {
+        self.ok("cuModuleLoadData >20 \".version\\s8.0\\n.target\\ssm_90\\n.entry\\sspin()\\s{\\sret;\\s}\\n\"");
+        self.ok("cuModuleGetFunction >21 @20 \"spin\"");
+    }
+
+    /// Makes a context on a GPU current, with a stream in slot 12; its handle in `slot`.
+    fn enter(&mut self, slot: u32, gpu: u32) {
+        self.ok(&format!("cuCtxCreate_v2 >{slot} 0 {gpu}"));
+        self.ok("cuStreamCreate >12 1");
+        self.load();
+    }
+
+    fn leave(&mut self) {
+        self.ok("cuCtxPopCurrent_v2 >91");
+    }
+
+    /// Queues so many times the profile's kernel time in a stream.
+    fn work(&mut self, times: u32, stream: u32) {
+        let grid = times * 132 * 2;
         self.ok(&format!("cuLaunchKernel @21 {grid} 1 1 1024 1 1 0 @{stream} 0"));
     }
 
@@ -143,15 +165,24 @@ fn pools_of_which_more_is_asked_stay_on_the_device() {
 }
 
 #[test]
-fn what_a_stream_still_uses_is_freed_after_that() {
+fn what_a_stream_still_uses_is_not_freed() {
     let _guard = guard("order");
-    let mut stage = Stage::full("");
+    let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 64MiB @10");
-    stage.work(2, 10);
+    stage.work(HOUR, 10);
     stage.ok("cuMemFreeAsync @2 @10");
-    assert_eq!(stage.free(), 64 * MIB, "the work is not done");
+    assert_eq!(stage.free(), 64 * MIB);
     assert!(stage.is_there(2));
     stage.has(64, 64);
+}
+
+#[test]
+fn what_a_stream_has_used_is_freed_after_that() {
+    let _guard = guard("after that");
+    let mut stage = Stage::full("kernel_time = 300ms\n");
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.work(1, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
     stage.ok("cuStreamSynchronize @10");
     assert_eq!(stage.free(), 128 * MIB);
     assert!(!stage.is_there(2));
@@ -161,9 +192,9 @@ fn what_a_stream_still_uses_is_freed_after_that() {
 #[test]
 fn memory_in_use_is_lent_again_in_the_order_of_streams() {
     let _guard = guard("lent again");
-    let mut stage = Stage::full("");
+    let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 128MiB @10");
-    stage.work(2, 10);
+    stage.work(HOUR, 10);
     stage.ok("cuMemFreeAsync @2 @10");
     // Nobody waits: the other stream does.
     stage.ok("cuMemAllocAsync >3 128MiB @11");
@@ -179,7 +210,7 @@ fn memory_in_use_is_lent_again_in_the_order_of_streams() {
 #[test]
 fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
     let _guard = guard("waits");
-    let mut stage = Stage::full("");
+    let mut stage = Stage::full("kernel_time = 1s\n");
     stage.ok("cuMemAllocAsync >2 128MiB @10");
     stage.work(1, 10);
     stage.ok("cuMemFreeAsync @2 @10");
@@ -190,7 +221,95 @@ fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
     stage.work(1, 11);
     stage.ok("cuMemFreeAsync @3 @11");
     stage.ok("cuMemAlloc_v2 >4 128MiB");
+    stage.call("cuStreamQuery @11", 0);
     stage.has(64, 128);
+}
+
+/// That the last test's memory is not taken before its work is done.
+#[test]
+fn memory_of_work_without_an_end_is_given_to_nobody() {
+    let _guard = guard("without an end");
+    let mut stage = Stage::full(ENDLESS);
+    stage.ok("cuMemAllocAsync >2 128MiB @10");
+    stage.work(HOUR, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    // More than there would be without it too.
+    stage.call("cuMemAllocAsync >3 192MiB @11", 2);
+    stage.call("cuMemAllocAsync >3 32MiB @11", 2);
+    assert!(stage.is_there(2));
+    stage.has(64, 128);
+}
+
+/// An answer that tells nothing of the work frees nothing.
+#[test]
+fn a_driver_that_does_not_say_whether_work_is_done_keeps_memory() {
+    let mut stage = Stage::full(&format!("{ENDLESS}fail.cuEventQuery = 999\n"));
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.work(HOUR, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    assert_eq!(stage.free(), 64 * MIB);
+    assert!(stage.is_there(2));
+}
+
+#[test]
+fn what_is_being_freed_is_freed_once() {
+    let mut stage = Stage::full("");
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.ok("cuMemFreeAsync @2 @10");
+    stage.call("cuMemFree_v2 @2", 1);
+    stage.call("cuMemFreeAsync @2 @11", 1);
+    stage.ok("cuMemAllocAsync >3 48MiB @10");
+    assert_eq!(stage.free(), 80 * MIB);
+    assert!(stage.is_there(3) && !stage.is_there(2));
+    stage.has(64, 48);
+}
+
+/// It goes with the context in which it was allocated.
+#[test]
+fn memory_is_not_lent_to_another_context() {
+    let mut stage = Stage::full("");
+    stage.enter(30, 0);
+    stage.ok("cuMemAllocAsync >2 64MiB @12");
+    // Freed in the other one's stream: that does not make it the other one's.
+    stage.ok("cuMemFreeAsync @2 @10");
+    stage.leave();
+    stage.ok("cuMemAllocAsync >3 64MiB @10");
+    stage.has(64, 128);
+    stage.ok("cuCtxDestroy_v2 @30");
+    assert!(stage.is_there(3));
+    stage.has(64, 64);
+}
+
+#[test]
+fn a_context_ends_while_another_one_works() {
+    let _guard = guard("another context's work");
+    let mut stage = Stage::full(ENDLESS);
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.work(HOUR, 10);
+    stage.ok("cuMemFreeAsync @2 @10");
+    stage.enter(30, 0);
+    stage.ok("cuMemAllocAsync >3 64MiB @12");
+    stage.ok("cuMemFreeAsync @3 @12");
+    stage.leave();
+    stage.ok("cuCtxDestroy_v2 @30");
+    stage.has(64, 64);
+    assert!(stage.is_there(2));
+}
+
+/// The event is the stream's context's, whose GPU may be another.
+#[test]
+fn a_context_ends_after_what_its_streams_free_of_another_gpu() {
+    let _guard = guard("another GPU's memory");
+    let mut stage = Stage::full("kernel_time = 300ms\n");
+    stage.ok("cuMemAllocAsync >2 64MiB @10");
+    stage.enter(30, 1);
+    stage.work(1, 12);
+    stage.ok("cuMemFreeAsync @2 @12");
+    stage.leave();
+    stage.has(64, 64);
+    stage.ok("cuCtxDestroy_v2 @30");
+    stage.has(64, 0);
+    assert!(!stage.is_there(2));
 }
 
 #[test]
@@ -236,7 +355,7 @@ fn a_free_that_cannot_be_ordered_frees_nothing() {
 #[test]
 fn what_is_being_freed_goes_with_its_context_at_last() {
     let _guard = guard("contexts");
-    let mut stage = Stage::full("");
+    let mut stage = Stage::full("kernel_time = 300ms\n");
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.ok("cuMemAllocAsync >3 64MiB @10");
     stage.work(1, 10);

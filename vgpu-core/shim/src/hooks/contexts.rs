@@ -30,11 +30,16 @@ pub(crate) struct Made {
     gpu: usize,
     /// How often cuCtxAttach was called for it, less cuCtxDetach.
     attached: u32,
+    is_green: bool,
 }
 
 impl Made {
     fn on(gpu: usize) -> Self {
-        Self { gpu, attached: 0 }
+        Self {
+            gpu,
+            attached: 0,
+            is_green: false,
+        }
     }
 }
 
@@ -106,7 +111,6 @@ fn ended_of(
     count: impl FnOnce(&mut Contexts),
     sweep_more: impl FnOnce(&Contexts),
 ) -> c_int {
-    parked::empty(ready, gpu);
     let mut overhead = gpu.overhead.lock();
     let (result, _) = overhead.around(ready, gpu, None, Change::GivesBack, || {
         let result = end();
@@ -170,10 +174,20 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     };
     // Held until it is counted: another thread may retain or release it at the same time.
     let mut contexts = gpu.contexts.lock();
-    if !all && contexts.retains > 1 {
-        let result = call(real);
-        contexts.retains -= u32::from(result == SUCCESS);
-        return result;
+    loop {
+        if !all && contexts.retains > 1 {
+            let result = call(real);
+            contexts.retains -= u32::from(result == SUCCESS);
+            return result;
+        }
+        let primary = contexts.primary;
+        if primary == 0 || !parked::has_of(ready, primary) {
+            break;
+        }
+        // Work is waited for without the lock; who retains it meanwhile is seen above.
+        drop(contexts);
+        parked::empty(ready, primary);
+        contexts = gpu.contexts.lock();
     }
     ended_of(
         ready,
@@ -285,6 +299,9 @@ pub(crate) unsafe fn destroy(
     let Some(known) = ready.contexts.remove(context as u64) else {
         return end();
     };
+    if parked::used() {
+        parked::empty(ready, if known.is_green { behind(context) } else { context });
+    }
     let result = ended(
         ready,
         known.gpu,
@@ -296,6 +313,16 @@ pub(crate) unsafe fn destroy(
         ready.contexts.insert(context as u64, known);
     }
     result
+}
+
+/// The context that streams of a green one tell of.
+fn behind(green: usize) -> usize {
+    let mut context = 0;
+    // SAFETY: to be written; a green context that was made here.
+    match unsafe { real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green) } {
+        SUCCESS => context,
+        _ => green,
+    }
 }
 
 /// One user more of the current context.
@@ -377,7 +404,12 @@ pub(crate) unsafe fn create_green(
     let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
     if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
         // SAFETY: the driver has written it.
-        ready.contexts.insert(unsafe { *context } as u64, Made::on(gpu));
+        let handle = unsafe { *context } as u64;
+        let green = Made {
+            is_green: true,
+            ..Made::on(gpu)
+        };
+        ready.contexts.insert(handle, green);
     }
     result
 }

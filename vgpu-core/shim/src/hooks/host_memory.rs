@@ -20,6 +20,9 @@
 //!
 //! How a stream's order is kept: [`parked`].
 //!
+//! What differs from a pool: managed memory goes with the context in which it was allocated, here the
+//! stream's, where memory of a device's pool would outlive that context.
+//!
 //! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or
 //! under a hypervisor that cannot) would hold all of it: there the answer is out of memory, as without
 //! host memory. The advice is refused: the pages may migrate, and the driver evicts them again.
@@ -89,10 +92,10 @@ pub(crate) unsafe fn instead_in_order(
     if pools::is_captured(stream) {
         return OUT_OF_MEMORY;
     }
-    let Ok(_order) = parked::InOrder::of(stream) else {
+    let Ok(order) = parked::InOrder::of(stream) else {
         return OUT_OF_MEMORY;
     };
-    match parked::again(ready, owner, whole, stream) {
+    match parked::again(ready, owner, whole, stream, &order) {
         Some(address) => {
             // SAFETY: as promised.
             unsafe { pointer.write(address) };

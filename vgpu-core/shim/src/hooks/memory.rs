@@ -3,9 +3,9 @@
 //! A charge is the size rounded up to the driver's granule of 2 MiB; what is smaller shares a granule
 //! with its neighbours ([`granules`]).
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::granules::{self, Live, Taken};
-use crate::hooks::{externals, graphs, host_memory, pools};
+use crate::hooks::{externals, graphs, host_memory, parked, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
@@ -96,6 +96,8 @@ pub(crate) fn released(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int
             }
             result
         }
+        // Freed in the order of a stream; the driver does not know that yet.
+        Taken::Nothing if parked::used() && parked::is_parked(ready, pointer) => INVALID_VALUE,
         taken => {
             let result = free();
             granules::settle(ready, pointer, taken, result == SUCCESS);
@@ -303,7 +305,6 @@ pub(crate) unsafe fn free_v1(
 /// After contexts went: gives back the pointers that went with them. The driver knows which are left.
 pub(crate) fn sweep(ready: &Ready, gpu: usize) {
     const MEMORY_TYPE: c_int = 2;
-    const INVALID_VALUE: c_int = 1;
     granules::sweep(ready, gpu, |pointer| {
         let mut kind: c_uint = 0;
         let at: *mut c_uint = &mut kind;

@@ -11,13 +11,18 @@
 //! wait for the whole GPU, is left to calls of which that is expected. So what is parked stays charged until
 //! this process wants room, asks how much there is (cuMemGetInfo), trims a pool or ends a context.
 //!
+//! Two contexts matter: the memory goes with the one in which it was allocated, and the event with the one
+//! of the stream. So it is lent again only where it was allocated, and a context that ends waits for what is
+//! parked of either kind, of whatever GPU, and for nothing else.
+//!
 //! Another thread may be capturing a stream, in which no call may be made that could wait: the calls here
 //! have nothing to do with what it captures, and are made in a mode that lets them.
 //!
 //! How it fails: no event can be made, and the free is refused, with the driver's reason. Work that never
-//! ends is waited for [`LONGEST`], then the allocation is refused. A context that is about to end is waited
-//! for, because its events end with it; what the driver does not free then goes with its context, as all
-//! else does ([`memory::sweep`](super::memory::sweep)).
+//! ends is waited for [`LONGEST`], then the allocation is refused; one that no free would make fit is refused
+//! at once. An event of which the driver says neither that it is reached nor that its context has failed
+//! stays parked. A context that is about to end waits as long as it takes; what the driver does not free then
+//! goes with its context, as all else does ([`memory::sweep`](super::memory::sweep)).
 
 use crate::detour::{INVALID_VALUE, SUCCESS};
 use crate::hooks::granules::{self, Live, Taken};
@@ -25,21 +30,40 @@ use crate::hooks::memory::{keep, released};
 use crate::hooks::pools;
 use crate::real::real;
 use crate::state::{Gpu, Ready};
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use vgpu_core::account::Charge;
 use vgpu_core::os::spin::Patience;
 
 /// How long a stream's work is waited for before an allocation is refused.
 const LONGEST: Duration = Duration::from_secs(10);
-const NOT_READY: c_int = 600;
+/// How often the ledger, which all processes of the share use, is asked meanwhile.
+const LOOKS: u32 = 200;
 /// CU_EVENT_DISABLE_TIMING.
 const NO_TIMING: c_uint = 2;
 
-/// Freed once `event`, of `context`, is reached.
+/// Whether anything was ever parked: spares others the look.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// Freed once `event` is reached.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pointer: u64,
+    /// The context with which the memory goes; 0: the driver does not tell.
+    home: usize,
+    /// The stream's, with which the event goes.
+    context: usize,
+    event: usize,
+    bytes: u64,
+    /// None: it is being freed, outside the list's lock.
+    live: Option<Live>,
+}
+
+/// What was taken out to be freed.
+struct Leaving {
+    pointer: u64,
+    home: usize,
     context: usize,
     event: usize,
     live: Live,
@@ -65,17 +89,9 @@ impl InOrder {
         let (relaxed, mut context) = (Relaxed::new(), 0);
         // SAFETY: to be written; the driver validates the stream.
         match unsafe { real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) } {
-            SUCCESS => Self::at(context, relaxed),
-            error => Err(error),
-        }
-    }
-
-    fn at(context: usize, relaxed: Relaxed) -> Result<Self, c_int> {
-        // SAFETY: a context of the driver's; popped by `Within`.
-        match unsafe { real!(cuCtxPushCurrent_v2(usize))(context) } {
             SUCCESS => Ok(Self {
                 context,
-                _within: Within,
+                _within: Within::new(context)?,
                 _relaxed: relaxed,
             }),
             error => Err(error),
@@ -83,15 +99,28 @@ impl InOrder {
     }
 }
 
+impl Parked {
+    /// Whether it cannot outlive a context.
+    fn is_of(&self, context: usize) -> bool {
+        self.home == context || self.context == context || self.home == 0
+    }
+
+    /// Takes it out of the list, where its place stays until it is freed.
+    fn leave(&mut self) -> Option<Leaving> {
+        Some(Leaving {
+            pointer: self.pointer,
+            home: self.home,
+            context: self.context,
+            event: self.event,
+            live: self.live.take()?,
+        })
+    }
+}
+
 /// Frees `pointer` in the order of `stream`; `pass` asks the driver, which does that for what is not host-part
 /// memory.
 pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce() -> c_int) -> c_int {
     if ready.live.with(pointer, |live| live.is_host()) != Some(true) {
-        let has = |gpu: &Gpu| gpu.parked.lock().iter().any(|parked| parked.pointer == pointer);
-        if ready.gpus.iter().any(has) {
-            // Freed already; the driver does not know that yet.
-            return INVALID_VALUE;
-        }
         return released(ready, pointer, pass);
     }
     if pools::is_captured(stream) {
@@ -102,6 +131,7 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
         Ok(order) => order,
         Err(error) => return error,
     };
+    let home = context_of(pointer);
     // Out of the table first, so that of two frees one finds it.
     let Taken::Whole(live) = granules::take(ready, pointer) else {
         return INVALID_VALUE;
@@ -109,12 +139,14 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
     match event_in(stream) {
         Ok(event) => {
             if let Some(gpu) = ready.gpus.get(live.gpu()) {
-                let context = order.context;
+                USED.store(true, Ordering::Relaxed);
                 gpu.parked.lock().push(Parked {
                     pointer,
-                    context,
+                    home,
+                    context: order.context,
                     event,
-                    live,
+                    bytes: live.bytes(),
+                    live: Some(live),
                 });
             }
             SUCCESS
@@ -123,6 +155,35 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
             keep(ready, pointer, live);
             error
         }
+    }
+}
+
+/// Whether a pointer is freed already, of which the driver does not know yet.
+#[cold]
+pub(crate) fn is_parked(ready: &Ready, pointer: u64) -> bool {
+    let has = |gpu: &Gpu| {
+        let parked = gpu.parked.lock();
+        parked.iter().any(|one| one.pointer == pointer && one.live.is_some())
+    };
+    ready.gpus.iter().any(has)
+}
+
+/// Whether this process has ever parked anything.
+#[inline(always)]
+pub(crate) fn used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+/// The context in which memory was allocated; 0: the driver does not tell.
+fn context_of(pointer: u64) -> usize {
+    const CONTEXT: c_int = 1;
+    let mut context = 0_usize;
+    let at: *mut usize = &mut context;
+    let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+    // SAFETY: `context` is to be written; the driver validates the pointer.
+    match unsafe { ask(at.cast(), CONTEXT, pointer) } {
+        SUCCESS => context,
+        _ => 0,
     }
 }
 
@@ -149,11 +210,11 @@ fn destroy(event: usize) {
     unsafe { real!(cuEventDestroy_v2(usize))(event) };
 }
 
-/// Parked memory of that size, in the order of `stream`.
-pub(crate) fn again(ready: &Ready, gpu: &Gpu, bytes: u64, stream: usize) -> Option<u64> {
+/// Parked memory of that size and of the stream's context, in the order of `stream`.
+pub(crate) fn again(ready: &Ready, gpu: &Gpu, bytes: u64, stream: usize, order: &InOrder) -> Option<u64> {
     let found = {
         let mut parked = gpu.parked.lock();
-        let fits = |one: &Parked| one.live.bytes() == bytes;
+        let fits = |one: &Parked| one.bytes == bytes && one.home == order.context && one.live.is_some();
         let best = parked.iter().position(|one| fits(one) && is_reached(one));
         let at = best.or_else(|| parked.iter().position(fits))?;
         parked.swap_remove(at)
@@ -165,7 +226,7 @@ pub(crate) fn again(ready: &Ready, gpu: &Gpu, bytes: u64, stream: usize) -> Opti
         return None;
     }
     destroy(found.event);
-    keep(ready, found.pointer, found.live);
+    keep(ready, found.pointer, found.live?);
     Some(found.pointer)
 }
 
@@ -176,67 +237,140 @@ pub(crate) fn reserve(ready: &Ready, gpu: &Gpu, bytes: u64) -> Option<Charge> {
         if let Ok(charge) = gpu.account.reserve_host(bytes) {
             return Some(charge);
         }
-        if collect(ready, gpu) {
-            continue;
-        }
-        let none = gpu.parked.lock().is_empty();
-        if none || !patience.get_or_insert_with(|| Patience::new(LONGEST)).nap() {
-            return None;
+        for _ in 0..LOOKS {
+            if collect(ready, gpu) {
+                break;
+            }
+            // In this order: what another thread gives back between the two counts twice, not never.
+            let parked = gpu.parked.lock().iter().map(|one| one.bytes).sum::<u64>();
+            let room = gpu.account.host_room();
+            if room.saturating_add(parked) < bytes {
+                return None;
+            }
+            if parked == 0 {
+                // Given back since it was refused, perhaps.
+                return gpu.account.reserve_host(bytes).ok();
+            }
+            if !patience.get_or_insert_with(|| Patience::new(LONGEST)).nap() {
+                return None;
+            }
         }
     }
 }
 
 /// Frees what is parked and in use no more; whether that was anything.
 pub(crate) fn collect(ready: &Ready, gpu: &Gpu) -> bool {
-    let mut any = false;
-    loop {
-        let found = {
-            let mut parked = gpu.parked.lock();
-            if parked.is_empty() {
-                return any;
-            }
-            let _relaxed = Relaxed::new();
-            let reached = parked.iter().position(is_reached);
-            reached.map(|at| parked.swap_remove(at))
-        };
-        let Some(found) = found else { return any };
-        any = true;
-        finish(ready, found);
-    }
-}
-
-/// Waits for all that is parked, and frees it: a context of the GPU is about to end.
-pub(crate) fn empty(ready: &Ready, gpu: &Gpu) {
-    loop {
-        let Some(found) = gpu.parked.lock().pop() else { return };
+    let reached: Vec<Leaving> = {
+        let mut parked = gpu.parked.lock();
+        if parked.is_empty() {
+            return false;
+        }
         let _relaxed = Relaxed::new();
-        // SAFETY: an event that was made here. Where the work has failed, it is over too.
-        unsafe { real!(cuEventSynchronize(usize))(found.event) };
-        finish(ready, found);
+        let reached = parked.iter_mut().filter(|one| one.live.is_some() && is_reached(one));
+        reached.filter_map(Parked::leave).collect()
+    };
+    let any = !reached.is_empty();
+    reached.into_iter().for_each(|one| finish(ready, gpu, one));
+    any
+}
+
+/// Waits for what is parked and cannot outlive `context`, which is about to end, and frees it.
+pub(crate) fn empty(ready: &Ready, context: usize) {
+    for gpu in &ready.gpus {
+        loop {
+            let next = gpu
+                .parked
+                .lock()
+                .iter_mut()
+                .filter(|one| one.is_of(context))
+                .find_map(Parked::leave);
+            let Some(one) = next else { break };
+            let over = {
+                let _relaxed = Relaxed::new();
+                // SAFETY: an event that was made here.
+                within(one.context, || unsafe { real!(cuEventSynchronize(usize))(one.event) })
+            };
+            if is_over(over) {
+                finish(ready, gpu, one);
+            } else {
+                // Its event may end now: it goes with its context.
+                drop_place(gpu, one.pointer);
+                keep(ready, one.pointer, one.live);
+            }
+        }
+        // Those that other threads are freeing: the address may be another's once the context has ended.
+        let mut patience = Patience::new(LONGEST);
+        while has_any(gpu, context) && patience.nap() {}
     }
 }
 
-/// Whether it is in use no more; where the work has failed, it is over too.
+/// Whether something is parked that cannot outlive `context`.
+pub(crate) fn has_of(ready: &Ready, context: usize) -> bool {
+    let waits = |one: &Parked| one.is_of(context) && one.live.is_some();
+    used() && ready.gpus.iter().any(|gpu| gpu.parked.lock().iter().any(waits))
+}
+
+/// The same, or is being freed by another thread right now.
+fn has_any(gpu: &Gpu, context: usize) -> bool {
+    gpu.parked.lock().iter().any(|one| one.is_of(context))
+}
+
+/// Whether it is in use no more. In relaxed mode.
 fn is_reached(one: &Parked) -> bool {
     // SAFETY: an event that was made here.
-    unsafe { real!(cuEventQuery(usize))(one.event) != NOT_READY }
+    is_over(within(one.context, || unsafe { real!(cuEventQuery(usize))(one.event) }))
 }
 
-fn finish(ready: &Ready, parked: Parked) {
-    let Parked {
-        pointer,
-        context,
-        event,
-        live,
-    } = parked;
-    let _order = InOrder::at(context, Relaxed::new());
-    destroy(event);
-    // SAFETY: memory that the program has freed, and that nothing uses any more.
-    if unsafe { real!(cuMemFree_v2(u64))(pointer) } == SUCCESS {
-        live.forget(ready);
-    } else {
-        keep(ready, pointer, live);
+/// What a call says that is made in `context`, or what the driver says of that.
+fn within(context: usize, call: impl FnOnce() -> c_int) -> c_int {
+    match Within::new(context) {
+        Ok(_within) => call(),
+        Err(error) => error,
     }
+}
+
+/// Whether no work of an event's stream runs any more, by what the driver says of the event: it is reached,
+/// or nothing runs in its context ever again.
+fn is_over(answer: c_int) -> bool {
+    match answer {
+        // No such event: it has gone with its context.
+        SUCCESS | 400 => true,
+        // Errors after which a context is of no use: of memory and links, then of kernels.
+        214 | 220 | 700 | 702 | 710 | 714..=719 => true,
+        error => is_gone(error),
+    }
+}
+
+/// Whether the driver, or the context, has ended.
+fn is_gone(error: c_int) -> bool {
+    matches!(error, 4 | 201 | 709)
+}
+
+fn drop_place(gpu: &Gpu, pointer: u64) {
+    let mut parked = gpu.parked.lock();
+    if let Some(at) = parked
+        .iter()
+        .position(|one| one.pointer == pointer && one.live.is_none())
+    {
+        parked.swap_remove(at);
+    }
+}
+
+fn finish(ready: &Ready, gpu: &Gpu, one: Leaving) {
+    let _relaxed = Relaxed::new();
+    within(one.context, || {
+        destroy(one.event);
+        SUCCESS
+    });
+    let home = if one.home == 0 { one.context } else { one.home };
+    match Within::new(home) {
+        // The memory went with its context, and its address may be another's by now.
+        Err(error) if one.home != 0 && is_gone(error) => one.live.forget(ready),
+        // SAFETY: memory that the program has freed, and that nothing uses any more.
+        Ok(_within) if unsafe { real!(cuMemFree_v2(u64))(one.pointer) } == SUCCESS => one.live.forget(ready),
+        _ => keep(ready, one.pointer, one.live),
+    }
+    drop_place(gpu, one.pointer);
 }
 
 // === impl Relaxed ===
@@ -262,6 +396,16 @@ fn exchange(mut mode: c_int) -> c_int {
 }
 
 // === impl Within ===
+
+impl Within {
+    fn new(context: usize) -> Result<Self, c_int> {
+        // SAFETY: a context of the driver's; popped on drop.
+        match unsafe { real!(cuCtxPushCurrent_v2(usize))(context) } {
+            SUCCESS => Ok(Self),
+            error => Err(error),
+        }
+    }
+}
 
 impl Drop for Within {
     fn drop(&mut self) {
