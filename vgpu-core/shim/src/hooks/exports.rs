@@ -17,7 +17,8 @@
 //! processes and in messages between them.
 //!
 //! How it holds: an allocation stays in the table while its charge moves, under the table's lock, so no other
-//! thread frees it or a neighbour in its granule meanwhile; that lock is held for a fifth of a second at most.
+//! thread frees it or a neighbour in its granule meanwhile. That lock is held for as long as the ledger's may be
+//! waited for: a fifth of a second for a reaper, and two where a lane of this process stays busy.
 //!
 //! How it fails: memory that is exported by two names (two descriptors, two small allocations of a granule)
 //! is found by the first alone; importers by the other are charged as well. When this process ends, what
