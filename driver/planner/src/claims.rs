@@ -3,7 +3,7 @@
 //! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
 //! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    known: HashMap<String, Known>,
+    known: BTreeMap<String, Known>,
     /// The newest version that a list or watch brought: what is older and not known is gone.
     seen: Version,
 }
