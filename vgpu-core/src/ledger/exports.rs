@@ -12,6 +12,7 @@ use super::share::{LANE_PATIENCE, OWN_LANES, Reservation, Share};
 use crate::os::pinned::PinnedLock;
 use crate::os::spin::Spin;
 use crate::os::{errno, file, fork};
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl Share {
     pub fn export(&self, reservation: Reservation, bytes: u64, key: Key) -> Option<Reservation> {
         let own = self.own.get(reservation.0 as usize)?;
         self.session(PATIENCE, |region| {
-            let (index, object, lock) = self.vacant(region)?;
+            let (index, object, lock) = vacant(region, |index| self.lock(index))?;
             if !own.busy.lock_within(LANE_PATIENCE) {
                 return None;
             }
@@ -80,9 +81,11 @@ impl Share {
         let found = self.session(PATIENCE, |region| {
             let mut found = Vec::new();
             for (index, bytes) in objects::find(region, key) {
-                let lock = PinnedLock::share(&self.file, self.at + lane_offset(LANES + index));
-                let (Ok(Some(lock)), Some(object)) = (lock, region.objects.get(index)) else {
-                    continue;
+                let (lock, object) = match (self.lock(index), region.objects.get(index)) {
+                    (Ok(Some(lock)), Some(object)) => (lock, object),
+                    // Each further one would be waited for as long.
+                    (Err(_), _) => break,
+                    _ => continue,
                 };
                 objects::enter(object, self.process.load(Acquire));
                 let hold = Hold {
@@ -183,17 +186,9 @@ impl Share {
         Some(())
     }
 
-    /// A free object, with a lock on it.
-    fn vacant<'a>(&self, region: &'a Region) -> Option<(usize, &'a Object, PinnedLock)> {
-        for (index, object) in region.objects.iter().enumerate() {
-            if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
-                continue;
-            }
-            if let Ok(Some(lock)) = PinnedLock::share(&self.file, self.at + lane_offset(LANES + index)) {
-                return Some((index, object, lock));
-            }
-        }
-        None
+    /// A hold on the object `index`; None: somebody has it to himself.
+    fn lock(&self, index: usize) -> io::Result<Option<PinnedLock>> {
+        PinnedLock::share(&self.file, self.at + lane_offset(LANES + index))
     }
 
     fn hold(&self, hold: Hold) -> Reservation {
@@ -219,8 +214,42 @@ impl Share {
     }
 }
 
+/// A free object, with what `lock` answers for it. What fails for one (no descriptor, no guard against a fork)
+/// fails for the others too, and each would be waited for.
+fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
+    for (index, object) in region.objects.iter().enumerate() {
+        if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
+            continue;
+        }
+        if let Some(lock) = lock(index).ok()? {
+            return Some((index, object, lock));
+        }
+    }
+    None
+}
+
 /// The object of a reservation, and whether it is its maker's.
 fn object_of(reservation: Reservation) -> Option<(usize, bool)> {
     let number = (reservation.0 as usize).checked_sub(OWN_LANES)?;
     Some((number / 2, number % 2 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::explore;
+
+    #[test]
+    fn a_lock_that_fails_ends_the_search_and_one_that_is_held_does_not() {
+        let region = explore::region();
+        let mut asked = Vec::new();
+        let found = vacant(&region, |index| {
+            asked.push(index);
+            Err::<Option<()>, _>(io::ErrorKind::WouldBlock.into())
+        });
+        assert!(found.is_none());
+        assert_eq!(asked, [0], "the wait for each further one would be as long");
+        let second = vacant(&region, |index| Ok((index > 0).then_some(())));
+        assert_eq!(second.map(|(index, ..)| index), Some(1));
+    }
 }
