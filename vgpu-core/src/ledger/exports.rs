@@ -8,7 +8,7 @@ use super::objects::{self, Key, Move};
 use super::operation::Outcome;
 use super::reap::{self, Reap};
 use super::region::{Object, Region, lane_offset};
-use super::share::{LANE_PATIENCE, OWN_LANES, Reservation, Share};
+use super::share::{OWN_LANES, Reservation, Share};
 use crate::os::pinned::PinnedLock;
 use crate::os::spin::Spin;
 use crate::os::{errno, file, fork};
@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use vgpu_abi::ledger::{LANES, Stamp};
 
-/// How long an export or an import waits for another's reap. It is too much, not too little, if that is in
-/// vain.
+/// How long an export or an import waits for another's reap, and an export for its lane: who exports may hold
+/// back the other threads of its process meanwhile. It is too much, not too little, if that is in vain.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the last holder does, before it leaves the object to the next reap.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl Share {
         let own = self.own.get(reservation.0 as usize)?;
         self.session(PATIENCE, |region| {
             let (index, object, lock) = vacant(region, |index| self.lock(index))?;
-            if !own.busy.lock_within(LANE_PATIENCE) {
+            if !own.busy.lock_within(PATIENCE) {
                 return None;
             }
             let process = self.process.load(Acquire);
@@ -237,7 +237,10 @@ fn object_of(reservation: Reservation) -> Option<(usize, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::explore;
+    use crate::ledger::objects::Kind;
+    use crate::ledger::{explore, fresh};
+    use crate::os::spin::Patience;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn a_lock_that_fails_ends_the_search_and_one_that_is_held_does_not() {
@@ -251,5 +254,33 @@ mod tests {
         assert_eq!(asked, [0], "the wait for each further one would be as long");
         let second = vacant(&region, |index| Ok((index > 0).then_some(())));
         assert_eq!(second.map(|(index, ..)| index), Some(1));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn an_export_does_not_wait_for_a_lane_that_stays_busy() {
+        const BYTES: u64 = 2 << 20;
+        let folder = tempfile::tempdir().expect("a folder");
+        let share = fresh::share(folder.path(), "share", 1 << 30);
+        let reservation = share.reserve(BYTES).expect("room");
+        let (lane, is_done) = (&share.own[0].busy, AtomicBool::new(false));
+        assert!(lane.try_lock());
+        let moved = std::thread::scope(|threads| {
+            // For much longer than an export waits, by the same clock, which stands still while nobody may run.
+            threads.spawn(|| {
+                let mut patience = Patience::new(Duration::from_millis(1500));
+                loop {
+                    if is_done.load(Acquire) || !patience.nap() {
+                        break lane.unlock();
+                    }
+                }
+            });
+            let moved = share.export(reservation, BYTES, Key::new(Kind::Ipc, 1, [1; 8]));
+            is_done.store(true, Release);
+            moved
+        });
+        assert_eq!(moved, None, "it waited until the lane was free");
+        share.release(reservation, BYTES);
+        assert_eq!(share.charged(), 0);
     }
 }
