@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::process::Command;
+use support::alone::{alone, is_possible};
 use support::caller::Caller;
 use support::serve::Serving;
 use support::watched::Watched;
@@ -188,30 +188,11 @@ fn a_full_table_charges_twice() {
 #[test]
 fn the_same_handle_of_two_pid_namespaces_is_two() {
     let bench = Bench::with_share(GIB);
-    let alone = |steps: &[&str]| {
-        let inner = bench.client(steps);
-        let mut command = Command::new("unshare");
-        command
-            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
-            .arg(inner.get_program())
-            .args(inner.get_args());
-        inner.get_envs().for_each(|(name, value)| match value {
-            Some(value) => drop(command.env(name, value)),
-            None => drop(command.env_remove(name)),
-        });
-        command
-    };
-    match alone(&["getenv:HOME"]).output() {
-        Ok(output) if output.status.success() => {}
-        other => {
-            return vgpu_skip::skip(
-                "the_same_handle_of_two_pid_namespaces_is_two",
-                &format!("unshare: {other:?}"),
-            );
-        }
+    if !is_possible(&bench, "the_same_handle_of_two_pid_namespaces_is_two") {
+        return;
     }
     let steps = ["init", "alloc:64MiB", "export:0", "serve"];
-    let mut clients = [(); 2].map(|()| Serving::new(alone(&steps)));
+    let mut clients = [(); 2].map(|()| Serving::new(alone(&bench, &steps)));
     clients.iter_mut().for_each(|client| client.did(&steps[..3]));
     assert_eq!(bench.usage("share").charged, 128 * MIB);
     for client in &mut clients {
