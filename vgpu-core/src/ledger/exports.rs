@@ -9,7 +9,7 @@ use super::operation::Outcome;
 use super::reap::{self, Reap};
 use super::region::{Object, Region, lane_offset};
 use super::share::{OWN_LANES, Reservation, Share};
-use crate::os::pinned::PinnedLock;
+use crate::os::pinned::{MOST_SHARED, PinnedLock};
 use crate::os::spin::Spin;
 use crate::os::{errno, file, fork};
 use std::io;
@@ -42,12 +42,22 @@ struct Hold {
     _lock: PinnedLock,
 }
 
+impl Holds {
+    /// Whether one more would be refused for sure: cheaper to ask here than for each place of a lock.
+    fn is_full(&self) -> bool {
+        self.list.lock().len() >= MOST_SHARED
+    }
+}
+
 impl Share {
     /// Moves `bytes`, which `reservation` charged in a lane, to an object that is found by `key`. None: there
     /// is no room or no time for it, and they stay where they are.
     #[must_use]
     pub fn export(&self, reservation: Reservation, bytes: u64, key: Key) -> Option<Reservation> {
         let own = self.own.get(reservation.0 as usize)?;
+        if self.holds.is_full() {
+            return None;
+        }
         self.session(PATIENCE, |region| {
             let (index, object, lock) = vacant(region, |index| self.lock(index))?;
             if !own.busy.lock_within(PATIENCE) {
@@ -75,7 +85,7 @@ impl Share {
     /// time for it.
     #[must_use]
     pub fn import(&self, key: Key) -> Vec<(Reservation, u64)> {
-        if objects::find(self.region(), key).next().is_none() {
+        if objects::find(self.region(), key).next().is_none() || self.holds.is_full() {
             return Vec::new();
         }
         let found = self.session(PATIENCE, |region| {
@@ -214,7 +224,8 @@ impl Share {
     }
 }
 
-/// A free object, with what `lock` answers for it. What fails for one (no descriptor, no guard against a fork)
+/// A free object, with what `lock` answers for it. What fails for one (no descriptor, no place, no guard against
+/// a fork)
 /// fails for the others too, and each would be waited for.
 fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
     for (index, object) in region.objects.iter().enumerate() {
