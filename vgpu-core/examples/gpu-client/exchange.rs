@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// CUipcMemHandle, which is passed by value.
 #[repr(C)]
@@ -65,6 +66,8 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             *NAME.lock().expect("no panic") = Handle(words.try_into().expect("eight words"));
             "0".into()
         }
+        // So many times two threads import what was named last, at once.
+        "together" => together(client, crate::size(value)).to_string(),
         // What it has by now of what was made or imported: name and bytes of each.
         "had" => [&MADE, &OPENED].map(told).concat(),
         // Closes all that was imported, frees all that was made.
@@ -79,6 +82,60 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             .sum::<i32>()
             .to_string(),
         _ => return None,
+    })
+}
+
+/// Where two threads meet, to go on at once.
+#[derive(Default)]
+struct Gate(AtomicU64);
+
+impl Gate {
+    fn pass(&self) {
+        let both = (self.0.fetch_add(1, Ordering::AcqRel) / 2 + 1) * 2;
+        let mut rounds = Rounds::new(0);
+        let mut looks = 0;
+        while self.0.load(Ordering::Acquire) < both && rounds.next() {
+            looks += 1;
+            if looks > 2000 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// In how many rounds the memory was not charged once, for as long as either thread had it.
+fn together(client: &mut Client, rounds: u64) -> u64 {
+    let (cuda, name, gate) = (client.cuda() as usize, *NAME.lock().expect("no panic"), Gate::default());
+    let (_, idle, _) = client.info();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let cuda = cuda as *mut c_void;
+            storm::enter(cuda);
+            for _ in 0..rounds {
+                gate.pass();
+                let (_, had) = import(cuda, name, 0);
+                gate.pass();
+                gate.pass();
+                close(cuda, had.pointer);
+                gate.pass();
+            }
+        });
+        let mut wrong = 0;
+        for _ in 0..rounds {
+            gate.pass();
+            let (result, had) = import(cuda as *mut c_void, name, 0);
+            gate.pass();
+            let (_, both, _) = client.info();
+            gate.pass();
+            gate.pass();
+            let (_, one, _) = client.info();
+            let closed = close(cuda as *mut c_void, had.pointer);
+            let (_, none, _) = client.info();
+            let held = idle - had.bytes;
+            let is_right = [result, closed] == [0; 2] && [both, one, none] == [held, held, idle];
+            wrong += u64::from(!is_right);
+        }
+        wrong
     })
 }
 
