@@ -1,6 +1,6 @@
 # The entry points. Each is one script in build/, which says how it fails.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test dist images lint bench gpu-check clean
+.PHONY: help demo down test miri dist images lint bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
@@ -15,6 +15,9 @@ down: ## end the cluster that `make demo KEEP=1` left up
 
 test: ## every test: formatting, lints, dist, unit, integration and end-to-end tests
 	@build/test.sh
+
+miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes
+	@build/test.sh miri
 
 dist: ## the release artefacts, built and checked, in dist/
 	@build/dist.sh

@@ -6,9 +6,10 @@
 #   call `vgpu_skip::skip(test, reason)` (build/skip), which appends a line to the file that
 #   VGPU_SKIP_LOG names and says it on stderr, and return. libtest calls such a test passed; here it
 #   is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
-#   With VGPU_SKIP_LOG unset the line on stderr is all.
+#   With VGPU_SKIP_LOG unset the line on stderr is all. A stage that cannot run counts like one test.
 #
-# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist tools unit conformance e2e.
+# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist tools unit conformance e2e, and miri, which
+# takes minutes and is run by name alone (`make miri`).
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"
@@ -31,6 +32,18 @@ libtest() {
   cargo test "$@" --no-fail-fast 2>&1 | tee "$logs/$stage"
 }
 
+# The same in an interpreter that finds undefined behaviour and races.
+interpreted() {
+  RUSTUP_AUTO_INSTALL=0 cargo +nightly miri test --no-fail-fast "$@" 2>&1 | tee "$logs/$stage"
+}
+
+left_out() { # STAGE REASON
+  say "$1"
+  echo "skipped: $1: $2" >&2
+  echo "$1: $2" >>"$logs/ignored"
+  skipped=$((skipped + 1))
+}
+
 count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
   sed -n "s/^test result: .* \([0-9]*\) $1;.*/\1/p" "$logs/$stage" | awk '{n += $1} END {print n + 0}'
 }
@@ -43,10 +56,12 @@ run_stage() {
   before=$(sort -u "$VGPU_SKIP_LOG" | wc -l)
   "$@" || rc=$?
   by_log=$(($(sort -u "$VGPU_SKIP_LOG" | wc -l) - before))
-  if [ "$1" = libtest ]; then
-    sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/ignored"
+  if [ "$1" != plain ]; then
+    # What the interpreter ignores, the unit stage has run.
+    [ "$1" = interpreted ] || sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/ignored"
     passed=$((passed + $(count_of passed) - by_log))
-    skipped=$((skipped + $(count_of ignored) + by_log))
+    skipped=$((skipped + by_log))
+    [ "$1" = interpreted ] || skipped=$((skipped + $(count_of ignored)))
     failed_here=$(count_of failed)
     while read -r name; do failures+=("$stage: $name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$stage")
     # It did not compile, or died: there is no test to name.
@@ -70,6 +85,15 @@ stage_dist() { run_stage dist plain build/dist.sh; }
 # Kubernetes, Helm and the others: tests of the unit stage use them too.
 stage_tools() { run_stage tools plain build/e2e.sh tools; }
 stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
+# The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
+stage_miri() {
+  if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri --version >/dev/null 2>&1; then
+    run_stage miri interpreted -p vgpu-abi -p vgpu-core -p soft-gpu --lib -- \
+      --skip two_writers_and_a_reaper --skip ledger::reap
+  else
+    left_out miri "the nightly toolchain has no miri: rustup toolchain install nightly -c miri -c rust-src"
+  fi
+}
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
 stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
 
@@ -77,7 +101,7 @@ stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist tools unit conformance e2e)
 build/prerequisites.sh demo
 for name in "${stages[@]}"; do
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist tools unit conformance e2e"
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist tools unit miri conformance e2e"
   "stage_$name"
 done
 

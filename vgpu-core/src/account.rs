@@ -427,6 +427,7 @@ mod tests {
     use crate::ledger::fresh;
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn two_looks_are_equal_only_if_nothing_changed_between() {
         let folder = tempfile::tempdir().expect("a folder");
         let account = Account::new(vec![fresh::share(folder.path(), "share", 1 << 30)]);

@@ -227,6 +227,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn shares_are_grouped_by_gpu_in_claim_order() {
         let directory = tempfile::tempdir().expect("a directory");
         for (share, gpu, order) in [("b", "GPU-1", 0), ("a", "GPU-2", 1), ("c", "GPU-1", 2)] {
@@ -247,6 +248,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn one_bad_share_refuses_all_and_is_named() {
         let directory = tempfile::tempdir().expect("a directory");
         let message = || read(directory.path()).expect_err("refused").to_string();
@@ -272,6 +274,7 @@ mod tests {
 
     /// As root's `vgpu run` makes and removes it, again and again, while others look.
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn a_nodes_folder_that_comes_and_goes_is_never_a_container() {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = parent.path().join("vgpu");
@@ -299,6 +302,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn nothing_at_all_says_what_to_do() {
         // The machine that runs the tests is no container of ours.
         let refused = directory(None).map_err(|error| error.to_string());

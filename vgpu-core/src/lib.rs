@@ -5,10 +5,12 @@
 //!                                            ├─► account: charges, split over the shares of a GPU
 //!  libvgpu.so (vgpu-shim) ───────────────────┘      ▲
 //!    one detour a function ─► table of live allocations
+//!                          └► calls: who is under way, for those who measure the GPU
 //! ```
 
 pub mod account;
 pub mod bindings;
+pub mod calls;
 pub mod grants;
 pub mod hami;
 pub mod ledger;

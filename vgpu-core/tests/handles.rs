@@ -122,6 +122,30 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @5 64MiB", 0, 0);
 }
 
+/// What is charged twice must not hide what a module takes: it goes, and the module stays.
+#[test]
+fn modules_are_charged_beside_memory_that_is_charged_twice() {
+    let mut one = Watched::new("context_cost = 10MiB\nmodule_cost = 6MiB\n", 256 * MIB);
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 74 * MIB);
+    one.ok("cuMemExportToShareableHandle >9 @1 1 0");
+    // By a second name, so that it is not recognised.
+    one.ok("cuMemExportToShareableHandle >2 @1 1 0");
+    one.ok("cuMemImportFromShareableHandle >3 @2 1");
+    one.ok("cuMemAddressReserve >4 32MiB 0 0 0");
+    one.ok("cuMemMap @4 32MiB 0 @3 0");
+    assert_eq!(one.charged(), 106 * MIB, "half of it twice");
+    let text = "\".version\\s8.0\\n.target\\ssm_90\\n\"";
+    one.ok(&format!("cuModuleLoadData >5 {text}"));
+    assert_eq!(one.charged(), 112 * MIB);
+    one.ok(&format!("cuModuleLoadData >6 {text}"));
+    one.ok("cuModuleUnload @5");
+    assert_eq!(one.charged(), 112 * MIB);
+    one.ok("cuMemUnmap @4 32MiB");
+    one.ok("cuMemRelease @3");
+    assert_eq!(one.same(), 80 * MIB);
+    one.call("cuModuleUnload @6", 0, 74 * MIB);
+}
+
 #[test]
 fn imported_memory_that_is_bound_is_charged_here_too() {
     let mut one = Watched::new("", 256 * MIB);

@@ -314,10 +314,13 @@ mod tests {
     #[test]
     fn every_cut_and_every_changed_byte_is_refused() {
         let bytes = example().render().into_bytes();
-        for end in 0..bytes.len() {
-            assert!(Limits::parse(&bytes[..end]).is_err(), "cut at {end}");
+        // For an interpreter the first byte of each line, and the last ones, which are the seal's.
+        let starts = |at: &usize| *at == 0 || bytes[at - 1] == b'\n' || at + 3 > bytes.len();
+        let places: Vec<usize> = (0..bytes.len()).filter(|at| !cfg!(miri) || starts(at)).collect();
+        for end in &places {
+            assert!(Limits::parse(&bytes[..*end]).is_err(), "cut at {end}");
         }
-        for at in 0..bytes.len() {
+        for at in places {
             let mut changed = bytes.clone();
             changed[at] ^= 1;
             assert!(Limits::parse(&changed).is_err(), "byte {at} changed");

@@ -6,7 +6,7 @@
 //!  client serve                                   steps from stdin, a line each
 //! ```
 //!
-//! `storm.rs`: many threads at once. `process.rs`: what a program may do to itself and to its children.
+//! `storm.rs`, `crowd.rs`: many threads at once. `process.rs`: what a program may do to itself and to its children.
 //! `odd.rs`: calls that are seldom made.
 #![allow(unsafe_code)] // Calls through dlsym.
 
@@ -23,6 +23,7 @@ struct Client {
     arrays: Vec<usize>,
     contexts: Vec<usize>,
     pools: Vec<usize>,
+    modules: Vec<usize>,
 }
 
 fn open(name: &str) -> *mut c_void {
@@ -50,6 +51,7 @@ macro_rules! call {
     }};
 }
 
+mod crowd;
 mod exchange;
 mod odd;
 mod process;
@@ -308,6 +310,7 @@ impl Client {
             }
             _ => storm::step(self, name, number)
                 .or_else(|| process::step(self, name, value))
+                .or_else(|| crowd::step(self, name, value))
                 .or_else(|| odd::step(self, name, value))
                 .or_else(|| exchange::step(self, name, value))
                 .unwrap_or_else(|| panic!("unknown step {name}")),
@@ -457,6 +460,7 @@ impl Client {
             arrays: Vec::new(),
             contexts: Vec::new(),
             pools: Vec::new(),
+            modules: Vec::new(),
         }
     }
 

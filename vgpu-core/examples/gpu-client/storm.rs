@@ -13,7 +13,7 @@ static STOP: AtomicBool = AtomicBool::new(false);
 static KEPT: Mutex<Vec<Live>> = Mutex::new(Vec::new());
 
 /// One thing that holds device memory.
-enum Live {
+pub(crate) enum Live {
     Pointer(u64),
     Ordered(u64),
     Handle(u64),
@@ -202,7 +202,7 @@ fn with_own_context(cuda: *mut c_void) {
 
 impl Live {
     /// Some kind of memory; None: there is none left.
-    fn new(cuda: *mut c_void, kind: u64, bytes: u64) -> Option<Self> {
+    pub(crate) fn new(cuda: *mut c_void, kind: u64, bytes: u64) -> Option<Self> {
         let (bytes, mut pointer) = (bytes as usize, 0_u64);
         let place: *mut u64 = &mut pointer;
         match kind % 7 {
@@ -259,7 +259,7 @@ impl Live {
         Some(Self::Mapping(address, bytes))
     }
 
-    fn free(self, cuda: *mut c_void) {
+    pub(crate) fn free(self, cuda: *mut c_void) {
         let result = match self {
             Self::Pointer(pointer) => call!(cuda, "cuMemFree_v2"(u64)(pointer)),
             Self::Ordered(pointer) => call!(cuda, "cuMemFreeAsync"(u64, usize)(pointer, 0)),

@@ -6,7 +6,7 @@ use crate::real;
 use crate::state::{self, Ready};
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use vgpu_core::os::stderr;
+use vgpu_core::os::{stderr, thread};
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
@@ -41,15 +41,33 @@ pub(crate) extern "C" fn missing_nvml() -> c_int {
     NVML_FUNCTION_NOT_FOUND
 }
 
+/// The classes of a table's hooks: whether they may change what the GPU holds, or is charged.
+pub(crate) mod class {
+    pub(crate) const charged: bool = true;
+    pub(crate) const released: bool = true;
+    pub(crate) const limited: bool = true;
+    pub(crate) const virtualised: bool = false;
+}
+
 /// A hook of the driver API: `handle` gets the state and the address of the real function.
 #[inline(always)]
-pub(crate) fn cuda(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    run(slot, NOT_PERMITTED, handle)
+pub(crate) fn cuda(changes: bool, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+    /// What only tells is often asked, and must stay cheap.
+    const TELLS: [usize; 4] = [
+        slot::cuMemGetInfo,
+        slot::cuMemGetInfo_v2,
+        slot::cuDeviceTotalMem,
+        slot::cuDeviceTotalMem_v2,
+    ];
+    run(slot, NOT_PERMITTED, |ready, address| {
+        let _call = (changes && !TELLS.contains(&slot)).then(|| ready.calls.begin(thread()));
+        handle(ready, address)
+    })
 }
 
 /// A hook of NVML.
 #[inline(always)]
-pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+pub(crate) fn nvml(_changes: bool, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
     run(slot, NVML_NO_PERMISSION, |ready, address| {
         if ready.hides_nvml() && !INIT.contains(&slot) {

@@ -14,9 +14,10 @@ use crate::hooks::pools::Pool;
 use crate::hooks::vmm::Backing;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use vgpu_core::account::Account;
+use vgpu_core::calls::Calls;
 use vgpu_core::grants::{self, GpuGrants};
 use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::spin::{Spin, Word};
@@ -34,6 +35,8 @@ struct State(Option<Ready>);
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
+    /// Which threads are in calls that may change what the GPUs hold.
+    pub(crate) calls: Calls,
     /// Live allocations by pointer, and granules that small ones share.
     pub(crate) live: Table<Live>,
     pub(crate) arrays: Table<Array>,
@@ -72,6 +75,8 @@ pub(crate) struct Ready {
 pub(crate) struct Gpu {
     pub(crate) uuid: String,
     pub(crate) account: Account,
+    /// Bytes of it that the driver does not count as this process's, or counts once where they are charged twice.
+    pub(crate) surplus: AtomicU64,
     pub(crate) context_reserve: u64,
     pub(crate) contexts: Spin<Contexts>,
     pub(crate) overhead: Spin<Overhead>,
@@ -155,6 +160,7 @@ impl Ready {
                 } else {
                     account
                 },
+                surplus: AtomicU64::new(0),
                 context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
                 contexts: Spin::default(),
                 overhead: Spin::default(),
@@ -165,6 +171,7 @@ impl Ready {
         };
         Ok(Self {
             gpus: grants.iter().map(open).collect::<Result<_, _>>()?,
+            calls: Calls::default(),
             live: Table::default(),
             arrays: Table::default(),
             vmm_handles: Table::default(),

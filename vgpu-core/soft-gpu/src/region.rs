@@ -213,6 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
     fn uuids_are_stable_for_a_folder_and_distinct() {
         let one = uuids(Path::new("/a"));
         assert_eq!(one, uuids(Path::new("/a")));

@@ -33,6 +33,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "files")]
 fn processes_that_come_at_once_get_one_ledger() {
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("x.cache");
@@ -58,6 +59,7 @@ fn processes_that_come_at_once_get_one_ledger() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "files")]
 fn another_container_has_another_ledger_and_the_first_limit_stays() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
@@ -76,6 +78,7 @@ fn another_container_has_another_ledger_and_the_first_limit_stays() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "files")]
 fn what_a_stranger_put_there_is_refused_and_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("x.cache");
@@ -112,6 +115,7 @@ fn what_a_stranger_put_there_is_refused_and_named() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "files")]
 fn a_region_file_that_cannot_be_is_refused_and_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = |cache: &Path| {
@@ -131,6 +135,7 @@ fn a_region_file_that_cannot_be_is_refused_and_named() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "files")]
 fn the_next_base_is_for_one_that_cannot_be_written_to() {
     let folder = tempfile::tempdir().expect("a folder");
     let (absent, file, good) = (

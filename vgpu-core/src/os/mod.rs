@@ -38,3 +38,22 @@ pub fn sleep(duration: Duration) {
     // SAFETY: a timespec in; what is left of it is not asked for.
     unsafe { libc::nanosleep(&wanted, std::ptr::null_mut()) };
 }
+
+/// The address of the calling thread's own block, which no other living thread has; even, and never 0.
+#[inline(always)]
+#[must_use]
+#[allow(unsafe_code)] // A word of the thread's block, or a call of libc.
+pub fn thread() -> usize {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let block: usize;
+        // SAFETY: the ABI has each thread's block begin with its own address, at fs:0.
+        unsafe { std::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, preserves_flags, pure, readonly)) };
+        block
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: takes nothing, and cannot fail.
+    unsafe {
+        libc::pthread_self() as usize
+    }
+}

@@ -30,6 +30,14 @@ pub(crate) struct Array {
 }
 
 impl Array {
+    /// What it is charged, if it lies on `gpu`.
+    pub(crate) fn bytes_on(&self, gpu: usize) -> u64 {
+        self.charge
+            .as_ref()
+            .filter(|_| self.gpu == gpu)
+            .map_or(0, Charge::bytes)
+    }
+
     fn forget(self, ready: &Ready) {
         if let (Some(gpu), Some(charge)) = (ready.gpus.get(self.gpu), self.charge) {
             gpu.account.release(charge);

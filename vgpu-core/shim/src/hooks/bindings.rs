@@ -47,7 +47,7 @@ pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Opt
         return Some(mapped);
     };
     let charge = charge(ready.gpus.get(gpu)?, bytes)?;
-    Some(vec![Arc::new(Backing::new(ready, gpu, Some(charge)))])
+    Some(vec![Arc::new(Backing::surplus(ready, gpu, charge))])
 }
 
 /// Whether host memory lies at an address: that too has a device, the one that it was made for.

@@ -8,6 +8,7 @@ use crate::hooks::{arrays, graphs, parked, pools};
 use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::os::thread;
 
 /// The contexts of one GPU.
 #[derive(Debug, Default)]
@@ -62,6 +63,7 @@ fn charged(
     ) else {
         return INVALID_DEVICE;
     };
+    let _outside = ready.calls.outside(thread());
     real::need_nvml();
     let mut contexts = gpu.contexts.lock();
     let (result, fits) = if is_new(&contexts) {
@@ -174,6 +176,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let Some(gpu) = ready.gpus.get(index) else {
         return call(real);
     };
+    let _outside = ready.calls.outside(thread());
     real::need_nvml();
     // Held until it is counted: another thread may retain or release it at the same time.
     let mut contexts = gpu.contexts.lock();
@@ -298,6 +301,7 @@ pub(crate) unsafe fn destroy(
 ) -> c_int {
     // SAFETY: passed on.
     let end = || unsafe { real(context) };
+    let _outside = ready.calls.outside(thread());
     // Out of the table first: once destroyed, the driver may give the handle to another thread.
     let Some(known) = ready.contexts.remove(context as u64) else {
         return end();

@@ -6,7 +6,7 @@
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
-use crate::hooks::memory::{charge, released};
+use crate::hooks::memory::charge;
 use crate::hooks::vmm::Backing;
 use crate::state::Ready;
 use core::ffi::{c_int, c_void};
@@ -107,14 +107,29 @@ pub(crate) fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// cuMemFree takes mapped buffers too.
+/// Frees what begins at `pointer` through `free`: cuMemFree and cuMemFreeAsync take mapped buffers too.
 #[cold]
-pub(crate) fn free(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
     // Out of the table first: once freed, the driver may give the address to another thread.
     let buffer = ready.buffers.remove(pointer);
-    let result = released(ready, pointer, free);
+    let result = free();
     if let (Some(buffer), true) = (buffer, result != SUCCESS) {
         ready.buffers.insert(pointer, buffer);
     }
     result
+}
+
+/// Keeps what is charged for an address that cuMemFree takes.
+pub(crate) fn keep(ready: &Ready, pointer: u64, memory: Backing) {
+    USED.store(true, Ordering::Relaxed);
+    ready.buffers.insert(pointer, Arc::new(memory));
+}
+
+/// Gives back the addresses on `gpu` that are gone.
+pub(crate) fn sweep(ready: &Ready, gpu: usize, is_gone: impl Fn(u64) -> bool) {
+    drop(
+        ready
+            .buffers
+            .drain(|pointer, memory| memory.gpu == gpu && is_gone(pointer)),
+    );
 }

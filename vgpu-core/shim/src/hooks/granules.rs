@@ -120,6 +120,15 @@ impl Live {
         }
     }
 
+    /// Whether a thread is about to free a part of it.
+    fn is_leaving(&self) -> bool {
+        let known = self
+            .places
+            .as_ref()
+            .map(|places| places.iter().map(|word| word.count_ones()).sum());
+        known.is_some_and(|known: u32| known != u32::from(self.count))
+    }
+
     /// Counts the allocation at `place`, unless it is known.
     fn enter(&mut self, place: u16) {
         let first = bit(self.first);
@@ -287,6 +296,18 @@ fn put_back(ready: &Ready, pointer: u64, kept: Taken) {
     if let Some(surplus) = surplus {
         surplus.forget(ready);
     }
+}
+
+/// Bytes of `gpu` that no thread is about to free, nor has yet to count in.
+pub(crate) fn at_rest(ready: &Ready, gpu: usize) -> u64 {
+    let mut sum = 0_u64;
+    ready.live.drain(|_, live| {
+        if live.gpu as usize == gpu && !live.is_host() && !live.is_leaving() {
+            sum = sum.saturating_add(live.bytes());
+        }
+        false
+    });
+    sum
 }
 
 /// Gives back every allocation on `gpu` that `is_gone`.

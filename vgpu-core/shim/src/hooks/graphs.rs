@@ -156,6 +156,11 @@ pub(crate) fn forget(ready: &Ready, index: usize) {
     }
 }
 
+/// What the graphs of `gpu` are charged.
+pub(crate) fn reserved(gpu: &Gpu) -> u64 {
+    gpu.graphs.lock().level.bytes()
+}
+
 /// Whether this process has ever had a graph that allocates.
 #[inline(always)]
 pub(crate) fn used() -> bool {

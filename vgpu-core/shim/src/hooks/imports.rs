@@ -17,9 +17,9 @@
 
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::counted;
-use crate::hooks::granules::Live;
+use crate::hooks::externals;
 use crate::hooks::marks;
-use crate::hooks::memory::{GRANULE, charge, keep};
+use crate::hooks::memory::{GRANULE, charge};
 use crate::hooks::vmm::Backing;
 use crate::real::real;
 use crate::state::{Gpu, Ready};
@@ -104,20 +104,21 @@ pub(crate) unsafe fn open(
     if counted::again(&ready.imports, pointer) {
         return result;
     }
-    let (gpu, charge) = match (extent(ready, pointer), held) {
+    let together = |gpu, charge| Backing::new(ready, gpu, Some(charge));
+    let mapped = match (extent(ready, pointer), held) {
         (None, None) => return result,
-        (None, Some(mut held)) => (held.gpu, held.charge.take()),
+        (None, Some(mut held)) => held.charge.take().map(|charge| together(held.gpu, charge)),
         (Some((gpu, bytes)), held) => {
             // Of another size, it is something else than what we hold.
             let held = held.filter(|held| Some(held.bytes()) == rounded(bytes, GRANULE));
-            let pay = || ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes));
-            (gpu, held.and_then(|held| held.on(gpu)).or_else(pay))
+            let held = held.and_then(|held| held.on(gpu)).map(|charge| together(gpu, charge));
+            let pay = || Some(Backing::surplus(ready, gpu, charge(ready.gpus.get(gpu)?, bytes)?));
+            held.or_else(pay)
         }
     };
-    match charge {
-        Some(charge) => {
-            let mapped = Arc::new(Backing::new(ready, gpu, Some(charge)));
-            counted::come(&ready.imports, pointer, mapped);
+    match mapped {
+        Some(mapped) => {
+            counted::come(&ready.imports, pointer, Arc::new(mapped));
             SUCCESS
         }
         None => {
@@ -153,7 +154,7 @@ pub(crate) unsafe fn pool_pointer(
     };
     match ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes)) {
         Some(charge) => {
-            keep(ready, pointer, Live::new(gpu, charge));
+            externals::keep(ready, pointer, Backing::surplus(ready, gpu, charge));
             SUCCESS
         }
         None => {

@@ -284,7 +284,7 @@ pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64)
     // SAFETY: passed on.
     let pass = || unsafe { real(pointer) };
     let result = if externals::used() {
-        externals::free(ready, pointer, pass)
+        externals::freed(ready, pointer, || released(ready, pointer, pass))
     } else {
         released(ready, pointer, pass)
     };
@@ -305,7 +305,7 @@ pub(crate) unsafe fn free_v1(
 /// After contexts went: gives back the pointers that went with them. The driver knows which are left.
 pub(crate) fn sweep(ready: &Ready, gpu: usize) {
     const MEMORY_TYPE: c_int = 2;
-    granules::sweep(ready, gpu, |pointer| {
+    let is_gone = |pointer| {
         let mut kind: c_uint = 0;
         let at: *mut c_uint = &mut kind;
         // SAFETY: `kind` is to be written; the driver validates the pointer.
@@ -313,5 +313,9 @@ pub(crate) fn sweep(ready: &Ready, gpu: usize) {
             real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer)
         };
         result == INVALID_VALUE
-    });
+    };
+    granules::sweep(ready, gpu, is_gone);
+    if externals::used() {
+        externals::sweep(ready, gpu, is_gone);
+    }
 }

@@ -2,6 +2,7 @@
 //! caller's arguments.
 
 pub(crate) mod arrays;
+pub(crate) mod at_rest;
 pub(crate) mod bindings;
 pub(crate) mod contexts;
 pub(crate) mod counted;

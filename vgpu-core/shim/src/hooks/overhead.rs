@@ -10,10 +10,17 @@
 //!
 //! What is charged for all else is reserved before the driver takes it and given back after (pools are
 //! asked again, and charged, after each look), so a call that another thread is in makes the overhead look
-//! smaller, never larger, if no charge changed while NVML was asked. Where there is no such moment, nothing
-//! is measured: where other threads allocate without a pause, what a call took may not be charged, and what
-//! one gave back may stay charged, until the next call that is measured. The difference of a look before
-//! the call and one after is no measure: the first may be too small.
+//! smaller than it is, and once that call has ended too little would be charged. So a look counts while no
+//! thread is in such a call and no charge changes ([`vgpu_core::calls`]); others wait with their next call
+//! meanwhile, but not while the driver does what is measured, which may take seconds, or wait for them.
+//!
+//! ```text
+//!  stop ─► those under way end ─► charged? ─► NVML's list ─► still nobody under way, charged as before ─► go on
+//! ```
+//!
+//! A call that does not end soon (a free waits for the GPU; its thread is not running, or ended in it) is not
+//! waited for: what it may have taken or given back is what is charged and lies in no table ([`at_rest`]). The
+//! overhead then lies between two bounds, the greater is charged, and the next look corrects it.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -21,20 +28,37 @@
 //! How it fails: NVML is missing, does not list processes, or several came at once: nothing is measured,
 //! and the first context is charged the share's reserve until the last is gone. Code that the driver
 //! loads later than it was asked to (lazy loading) is charged at the next call that is measured.
-//! Between the driver's call and the charge, the GPU holds what is not charged yet.
+//! Between the driver's call and the charge, the GPU holds what is not charged yet. Where a call that does not
+//! end keeps the greater bound from fitting, what was made is undone although it might have fitted.
+//!
+//! Memory of another process that is charged here too, for it could not be recognised, is not in the list's
+//! figure of this one, nor is what is charged twice; so it is not taken from that.
+//!
+//! [`at_rest`]: super::at_rest
 
 use crate::detour::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::level::Level;
 use crate::hooks::nvml_info::Process;
-use crate::hooks::{graphs, memory, nvml_devices, pools};
+use crate::hooks::{at_rest, graphs, memory, nvml_devices, pools};
 use crate::names::slot;
 use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use vgpu_core::account::Own;
+use vgpu_core::calls::UnderWay;
+use vgpu_core::os::spin::Patience;
+use vgpu_core::os::thread;
 
-/// How often NVML is asked for a list that has this process in it, at a moment without changes.
+/// How often NVML is asked for a list that has this process in it.
 const ATTEMPTS: u32 = 16;
+/// How often a look begins anew because something changed: calls that were stopped too long go on meanwhile.
+const LOOKS: u32 = 256;
+/// How long others' calls are waited for; for the same ones only once.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How many looks more before something is refused that may fit once others' calls have ended.
+const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must show the same new process before it is taken for this one.
 const AGREED: u32 = 4;
 
@@ -43,8 +67,10 @@ const AGREED: u32 = 4;
 pub(crate) struct Overhead {
     level: Level,
     measured: u64,
-    /// Something was given back, and how much was not seen.
-    fell: bool,
+    /// It may be less than what is charged: something was given back unseen, or a call did not end.
+    may_fall: bool,
+    /// Calls of others that were waited for in vain.
+    in_vain: UnderWay,
 }
 
 /// What a call may do to the overhead.
@@ -57,8 +83,9 @@ pub(crate) enum Change {
 
 /// One look at what NVML says.
 enum Look {
-    /// Bytes that are not charged for anything else; below 0 where more is charged than the GPU holds.
-    Excess(i64),
+    /// Bytes that are not charged for anything else, at least and at most; below 0 where more is charged than
+    /// the GPU holds.
+    Excess(i64, i64),
     /// We do not know yet which process is ours: those that there are.
     Strangers(Vec<u32>),
     Blind,
@@ -100,35 +127,53 @@ impl Overhead {
             Look::Strangers(pids) => Some(pids.as_slice()),
             _ => None,
         };
-        let after = self.look(ready, gpu, known);
-        let Look::Excess(after) = after else {
+        let start = self.measured;
+        let mut fits = self.settle(ready, gpu, change, start, &before, known);
+        for _ in 0..SECOND_THOUGHTS {
+            if fits || self.in_vain.is_nobody() {
+                break;
+            }
+            self.in_vain = UnderWay::default();
+            fits = self.settle(ready, gpu, change, start, &before, known);
+        }
+        // What went is not refused for what else is there.
+        (result, fits || change == Change::GivesBack)
+    }
+
+    /// Charges what is there after a call, `start` before; false: that is not free.
+    fn settle(
+        &mut self,
+        ready: &'static Ready,
+        gpu: &Gpu,
+        change: Change,
+        start: u64,
+        before: &Look,
+        known: Option<&[u32]>,
+    ) -> bool {
+        let Look::Excess(least, most) = self.look(ready, gpu, known) else {
             // Not seen: what was charged ahead stays, and what went is still charged.
             self.measured = self.level.bytes();
-            self.fell |= change != Change::Takes;
-            return (result, true);
+            self.may_fall |= change != Change::Takes;
+            return true;
         };
-        let all = after.max(0) as u64;
-        let change = if core::mem::take(&mut self.fell) {
-            Change::Either
-        } else {
-            change
-        };
-        self.measured = match (change, &before) {
-            (Change::Takes, _) => self.measured.max(all),
-            // Both may be too small.
-            (Change::GivesBack, Look::Excess(before)) => {
-                let fallen = self.measured.saturating_add_signed((after - before).min(0));
-                self.measured.min(all.max(fallen))
+        let all = most.max(0) as u64;
+        self.measured = match (change, before) {
+            _ if self.may_fall => all,
+            (Change::Takes, _) => start.max(all),
+            (Change::GivesBack, Look::Excess(least_before, _)) => {
+                let fallen = start.saturating_add_signed((most - least_before).min(0));
+                start.min(all.max(fallen))
             }
-            (Change::GivesBack, _) => self.measured.min(all),
+            (Change::GivesBack, _) => start.min(all),
             (Change::Either, _) => all,
         };
+        self.may_fall = most > least;
         let target = self.measured;
         let fits = self.level.set(gpu, target);
         if !fits {
             memory::make_room(gpu);
         }
-        (result, fits || self.level.set(gpu, target))
+        fits || self.level.set(gpu, target)
     }
 
     /// After the last context went; nothing is left of it.
@@ -140,17 +185,31 @@ impl Overhead {
         self.level.set(gpu, 0);
     }
 
-    fn look(&self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
-        let (mut stranger, mut agreed) = (0, 0);
-        refresh(gpu);
-        for _ in 0..ATTEMPTS {
-            let charged = gpu.account.own();
-            let Some(list) = processes(ready, gpu) else {
+    fn look(&mut self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
+        let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
+        let mut patience = Patience::new(PATIENCE);
+        // Before others are stopped: to open NVML takes milliseconds.
+        let Some(device) = device(ready, gpu) else {
+            return Look::Blind;
+        };
+        for _ in 0..LOOKS {
+            let _stopped = ready.calls.stop();
+            let (charged, others) = self.stillness(ready, gpu, &mut patience);
+            let surplus = gpu.surplus.load(Ordering::Relaxed);
+            let all_else = charged
+                .bytes()
+                .saturating_sub(self.level.bytes())
+                .saturating_sub(surplus);
+            let at_stake = match others.is_nobody() {
+                true => 0,
+                false => all_else.saturating_sub(at_rest::bytes(ready, gpu)),
+            };
+            let Some(list) = processes(device) else {
                 return Look::Blind;
             };
             // A pool is charged after it grew: who was at it while NVML was asked shows now.
             refresh(gpu);
-            let is_still = gpu.account.own() == charged;
+            let is_still = ready.calls.under_way() == others && gpu.account.own() == charged;
             if ready.nvml_pid.load(Ordering::Relaxed) == 0 {
                 let pids = list.iter().map(|(pid, _)| *pid);
                 let Some(known) = known else {
@@ -170,19 +229,46 @@ impl Overhead {
                     }
                     _ => {
                         agreed = 0;
+                        lists += 1;
+                        if lists == ATTEMPTS {
+                            break;
+                        }
                         continue;
                     }
                 };
                 ready.nvml_pid.store(own, Ordering::Relaxed);
             }
             let own = ready.nvml_pid.load(Ordering::Relaxed);
-            // A list may miss a process for a moment: that it is not there says nothing.
-            if let (true, Some((_, held))) = (is_still, list.iter().find(|(pid, _)| *pid == own)) {
-                let others = charged.bytes().saturating_sub(self.level.bytes());
-                return Look::Excess(*held as i64 - others as i64);
+            match list.iter().find(|(pid, _)| *pid == own) {
+                Some((_, held)) if is_still => {
+                    let least = *held as i64 - all_else as i64;
+                    return Look::Excess(least, least.saturating_add_unsigned(at_stake));
+                }
+                Some(_) => {}
+                // A list may miss a process for a moment: that it is not there says nothing.
+                None => {
+                    lists += 1;
+                    if lists == ATTEMPTS {
+                        break;
+                    }
+                }
             }
         }
         Look::Blind
+    }
+
+    /// What this process is charged when no other thread is in a call, or who still is.
+    fn stillness(&mut self, ready: &Ready, gpu: &Gpu, patience: &mut Patience) -> (Own, UnderWay) {
+        loop {
+            refresh(gpu);
+            // In this order: a call that began before it charged is under way then.
+            let charged = gpu.account.own();
+            let others = ready.calls.under_way();
+            if others.is_nobody() || others == self.in_vain || !patience.nap() {
+                self.in_vain = others;
+                return (charged, others);
+            }
+        }
     }
 }
 
@@ -191,20 +277,25 @@ fn refresh(gpu: &Gpu) {
     graphs::refresh(gpu);
 }
 
+/// NVML's handle of a GPU, with NVML opened.
+fn device(ready: &'static Ready, gpu: &Gpu) -> Option<usize> {
+    nvml_devices::keep_open(ready).then_some(())?;
+    let index = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu))?;
+    let devices = nvml_devices::list(ready).into_iter();
+    devices
+        .filter(|device| device.gpu == index)
+        .map(|device| device.handle)
+        .next()
+}
+
 /// The processes on a GPU and what they hold, as NVML has them.
-fn processes(ready: &'static Ready, gpu: &Gpu) -> Option<Vec<(u32, u64)>> {
+fn processes(device: usize) -> Option<Vec<(u32, u64)>> {
     let newest = slot::nvmlDeviceGetComputeRunningProcesses_v3;
     let list = if real::has(newest) {
         real!(nvmlDeviceGetComputeRunningProcesses_v3(usize, *mut c_uint, *mut Process))
     } else {
         real!(nvmlDeviceGetComputeRunningProcesses_v2(usize, *mut c_uint, *mut Process))
     };
-    nvml_devices::keep_open(ready).then_some(())?;
-    let index = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu))?;
-    let device = nvml_devices::list(ready)
-        .into_iter()
-        .find(|device| device.gpu == index)?
-        .handle;
     let mut found = vec![Process::default(); 64];
     loop {
         let mut count = found.len() as c_uint;
@@ -233,6 +324,7 @@ pub(crate) fn measured(
     let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) else {
         return call();
     };
+    let _outside = ready.calls.outside(thread());
     real::need_nvml();
     let mut overhead = gpu.overhead.lock();
     let (result, fits) = overhead.around(ready, gpu, None, change, call);

@@ -4,7 +4,7 @@
 use crate::detour::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::locations::Location;
 use crate::hooks::memory::released;
-use crate::hooks::{graphs, host_memory, parked, pools};
+use crate::hooks::{externals, graphs, host_memory, parked, pools};
 use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
@@ -170,10 +170,14 @@ pub(crate) unsafe fn free(
 ) -> c_int {
     // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
     let pass = || unsafe { real(pointer, stream) };
-    let result = if ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
-        parked::free(ready, pointer, stream, pass)
+    let free = || match ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
+        true => parked::free(ready, pointer, stream, pass),
+        false => released(ready, pointer, pass),
+    };
+    let result = if externals::used() {
+        externals::freed(ready, pointer, free)
     } else {
-        released(ready, pointer, pass)
+        free()
     };
     pools::after_free(ready);
     graphs::after_free(ready);

@@ -218,6 +218,11 @@ fn bury(gpu: &Gpu, pools: &mut Vec<Pool>) {
     }
 }
 
+/// What the pools of `gpu` are charged.
+pub(crate) fn reserved(gpu: &Gpu) -> u64 {
+    gpu.pools.lock().iter().map(|pool| pool.level.bytes()).sum()
+}
+
 fn is_empty(pool: usize) -> bool {
     [RESERVED_MEM_CURRENT, USED_MEM_CURRENT]
         .into_iter()

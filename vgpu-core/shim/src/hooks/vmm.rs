@@ -25,6 +25,7 @@ use crate::real::real;
 use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use vgpu_core::account::{Charge, rounded};
 use vgpu_core::ledger::Key;
 use vgpu_core::os::spin::Spin;
@@ -64,6 +65,8 @@ pub(crate) struct Backing {
     charge: Spin<Option<Charge>>,
     /// Made by another process: charged by what is mapped of it.
     imported: bool,
+    /// How much of its charge the driver's figure of this process does not have.
+    surplus: AtomicU64,
     /// What is bound to it: a multicast object's.
     pub(crate) bound: Spin<Bindings>,
 }
@@ -71,6 +74,8 @@ pub(crate) struct Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         if let (Some(gpu), Some(charge)) = (self.ready.gpus.get(self.gpu), self.charge.lock().take()) {
+            gpu.surplus
+                .fetch_sub(self.surplus.load(Ordering::Relaxed), Ordering::Relaxed);
             gpu.account.release(charge);
         }
     }
@@ -83,13 +88,39 @@ impl Backing {
             gpu,
             charge: Spin::new(charge),
             imported: false,
+            surplus: AtomicU64::new(0),
             bound: Spin::default(),
+        }
+    }
+
+    /// Memory that is charged here although the driver counts it elsewhere, or once alone.
+    pub(crate) fn surplus(ready: &'static Ready, gpu: usize, charge: Charge) -> Self {
+        let bytes = charge.bytes();
+        let backing = Self::new(ready, gpu, Some(charge));
+        backing.note_surplus(bytes);
+        backing
+    }
+
+    fn note_surplus(&self, bytes: u64) {
+        if let Some(gpu) = self.ready.gpus.get(self.gpu) {
+            self.surplus.fetch_add(bytes, Ordering::Relaxed);
+            gpu.surplus.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
     /// Whether it lies on the host, in the place of its GPU's memory.
     pub(crate) fn is_host(&self) -> bool {
         self.charge.lock().as_ref().is_some_and(Charge::is_host)
+    }
+
+    /// What it is charged of device memory that the driver counts as this process's.
+    pub(crate) fn own_bytes(&self) -> u64 {
+        let charge = self.charge.lock();
+        let bytes = charge
+            .as_ref()
+            .filter(|charge| !charge.is_host())
+            .map_or(0, Charge::bytes);
+        bytes.saturating_sub(self.surplus.load(Ordering::Relaxed))
     }
 
     /// Whether another process made it.
@@ -120,6 +151,7 @@ impl Backing {
         let Some(more) = charge(gpu, end - have) else {
             return false;
         };
+        self.note_surplus(more.bytes());
         match held.as_mut() {
             Some(charge) => charge.join(more),
             None => *held = Some(more),

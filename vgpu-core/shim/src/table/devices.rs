@@ -9,12 +9,12 @@ use core::ffi::c_int;
 
 macro_rules! devices {
     ($($class:ident $($name:ident),+: $places:tt;)*) => {
-        $($(devices!(@one $name, $places);)+)*
+        $($(devices!(@one $class, $name, $places);)+)*
     };
-    (@one $name:ident, $places:tt) => {
+    (@one $class:ident, $name:ident, $places:tt) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_int {
-            $crate::detour::cuda($crate::names::slot::$name, |ready, address| {
+            $crate::detour::cuda($crate::detour::class::$class, $crate::names::slot::$name, |ready, address| {
                 // SAFETY: see the module: registers are passed on as they came.
                 unsafe { device_list::translate(ready, address, [a, b, c, d, e, f], &$places) }
             })

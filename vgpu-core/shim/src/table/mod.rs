@@ -6,20 +6,20 @@
 //!
 //! and makes one export a name, each of which hands its own real function to the handler. Classes:
 //! `charged` (may take memory), `released` (gives it back), `limited` (tells or is held to a limit),
-//! `virtualised` (sees the share instead of the GPU).
+//! `virtualised` (sees the share instead of the GPU). Calls of the first three are under way (`vgpu_core::calls`).
 
 /// Exports `names` of one API.
 macro_rules! hooks {
     ($api:ident; $($class:ident $($name:ident),+: $arguments:tt => $handler:path;)*) => {
-        $($($crate::table::hook!($api, $name, $arguments, $handler);)+)*
+        $($($crate::table::hook!($api, $class, $name, $arguments, $handler);)+)*
     };
 }
 
 macro_rules! hook {
-    ($api:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
+    ($api:ident, $class:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
-            $crate::detour::$api($crate::names::slot::$name, |ready, address| {
+            $crate::detour::$api($crate::detour::class::$class, $crate::names::slot::$name, |ready, address| {
                 // SAFETY: the real function of this very name has this signature.
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)

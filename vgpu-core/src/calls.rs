@@ -1,0 +1,371 @@
+//! Which threads of this process are in a call by which the memory of a GPU may change: who measures the GPU
+//! must know when what is charged is what is held.
+//!
+//! ```text
+//!  a thread:  begin ─► charge ─► driver ─► kept          ─► end
+//!             begin ─► taken out ─► driver ─► given back ─► end
+//!  measuring: stop ─► what is charged; nobody under way ─► look ─► nobody under way; charged as before
+//! ```
+//!
+//! A charge is there before the driver takes memory and stays until it has given it back, so between begin and
+//! end more may be charged than is held. Outside of all calls the two are equal. A call that begins and ends
+//! between the two looks at who is under way changes a charge, which shows; one that changes none changes
+//! nothing that the GPU holds.
+//!
+//! Each thread marks a word of its own, which costs a call a few instructions and no lock. That is visible before
+//! anything that the call does, because every call locks something of ours before it asks the driver, and on
+//! x86-64 a locked instruction is a full barrier; elsewhere there is a fence.
+//!
+//! While [`Stopped`] lives, calls wait before they begin, without a lock of ours in their hands. Nothing hangs on
+//! that but that there be a moment at which nobody is under way: one that slips through is seen.
+//!
+//! How it fails: a thread that ends, or jumps, out of a call stays under way for good: so does one whose
+//! driver's call does not return. Who measures waits for neither for long, and then knows only bounds. A thread
+//! that ends while calls are stopped leaves them so; whoever has waited for [`LONGEST`] lets all go on. Words are
+//! never given back: a thread takes that of an ended one whose address it has, as threads of a pool do.
+//! What a fork child inherits of them it does not use.
+
+use crate::os::errno;
+use crate::os::spin::{Patience, Spin};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize, compiler_fence, fence};
+use std::time::Duration;
+
+/// Threads with a word in the array; others look theirs up.
+const WORDS: usize = 64;
+/// How long a call waits before it lets all calls go on: whoever stopped them has ended or hangs.
+const LONGEST: Duration = Duration::from_secs(1);
+/// In a thread's word beside its address, which is even: its call is under way.
+const UNDER_WAY: usize = 1;
+
+/// The calls of one process.
+#[derive(Debug)]
+pub struct Calls {
+    words: [Line; WORDS],
+    /// The words of threads whose place in the array is another's.
+    others: Spin<BTreeMap<usize, &'static Line>>,
+    /// How many have stopped them.
+    stopped: AtomicU32,
+}
+
+/// What a thread tells, which it alone changes.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line {
+    /// The thread's address, and whether it is under way; 0: nobody's.
+    word: AtomicUsize,
+    /// How many calls it has ended.
+    ended: AtomicUsize,
+}
+
+/// What calls inside others of the same thread end instead of that; nobody looks at it.
+static INNER: Line = Line {
+    word: AtomicUsize::new(0),
+    ended: AtomicUsize::new(0),
+};
+
+/// A call, until this is dropped.
+#[must_use]
+pub struct Call<'a>(&'a Line);
+
+/// The thread's call is not under way, until this is dropped.
+#[must_use]
+pub struct Outside<'a>(Option<&'a Line>);
+
+/// Calls wait before they begin, until this is dropped.
+#[must_use]
+pub struct Stopped<'a>(&'a Calls);
+
+/// Which calls were under way at one look; at two, if they are equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    threads: usize,
+    /// Of their addresses and their calls: others add up to another sum.
+    sum: usize,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self {
+            words: std::array::from_fn(|_| Line::default()),
+            others: Spin::default(),
+            stopped: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Calls {
+    /// `thread`, which is the caller ([`crate::os::thread`]), begins a call.
+    #[inline(always)]
+    pub fn begin(&self, thread: usize) -> Call<'_> {
+        let line = self.home(thread);
+        if line.word.load(Relaxed) != thread || self.stopped.load(Relaxed) != 0 {
+            return self.begin_slowly(thread);
+        }
+        line.enter(thread);
+        Call(line)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_slowly(&self, thread: usize) -> Call<'_> {
+        let line = self.line(thread);
+        if line.is_under_way() {
+            return Call(&INNER);
+        }
+        self.wait();
+        line.enter(thread);
+        Call(line)
+    }
+
+    /// Whatever `thread` waits for from now on is not its call's.
+    pub fn outside(&self, thread: usize) -> Outside<'_> {
+        let line = self.line(thread);
+        let inside = line.is_under_way();
+        if inside {
+            line.leave();
+        }
+        Outside(inside.then_some(line))
+    }
+
+    /// Has calls wait before they begin.
+    pub fn stop(&self) -> Stopped<'_> {
+        self.stopped.fetch_add(1, SeqCst);
+        Stopped(self)
+    }
+
+    /// Who is under way now.
+    #[must_use]
+    pub fn under_way(&self) -> UnderWay {
+        fence(SeqCst);
+        let others = self.others.lock();
+        let lines = self.words.iter().chain(others.values().copied());
+        lines
+            .map(|line| (line.ended.load(Acquire), line.word.load(Acquire)))
+            .filter(|(_, word)| word & UNDER_WAY != 0)
+            .fold(UnderWay::default(), |all, (ended, word)| UnderWay {
+                threads: all.threads + 1,
+                sum: all.sum.wrapping_add(word).wrapping_add(ended),
+            })
+    }
+
+    #[inline(always)]
+    fn home(&self, thread: usize) -> &Line {
+        // Threads' addresses are a stack and a page apart.
+        &self.words[(thread >> 12) % WORDS]
+    }
+
+    fn line(&self, thread: usize) -> &Line {
+        let home = self.home(thread);
+        match home.word.compare_exchange(0, thread, AcqRel, Acquire) {
+            Ok(_) => home,
+            Err(known) if known & !UNDER_WAY == thread => home,
+            Err(_) => {
+                let mut others = self.others.lock();
+                let new = || -> &'static Line {
+                    let line = Box::leak(Box::<Line>::default());
+                    line.word.store(thread, Relaxed);
+                    line
+                };
+                others.entry(thread).or_insert_with(new)
+            }
+        }
+    }
+
+    fn wait(&self) {
+        if self.stopped.load(Relaxed) == 0 {
+            return;
+        }
+        let _kept = errno::keep();
+        let mut patience = Patience::new(LONGEST);
+        while self.stopped.load(Relaxed) != 0 {
+            if !patience.nap() {
+                self.stopped.store(0, Relaxed);
+            }
+        }
+    }
+}
+
+impl Line {
+    #[inline(always)]
+    fn enter(&self, thread: usize) {
+        self.word.store(thread | UNDER_WAY, Relaxed);
+        if cfg!(any(not(target_arch = "x86_64"), miri)) {
+            fence(SeqCst);
+        } else {
+            compiler_fence(SeqCst);
+        }
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        self.ended.store(self.ended.load(Relaxed).wrapping_add(1), Release);
+        self.word.store(self.word.load(Relaxed) & !UNDER_WAY, Release);
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.word.load(Relaxed) & UNDER_WAY != 0
+    }
+}
+
+impl UnderWay {
+    #[must_use]
+    pub fn is_nobody(self) -> bool {
+        self.threads == 0
+    }
+}
+
+impl Drop for Call<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Drop for Outside<'_> {
+    fn drop(&mut self) {
+        if let Some(line) = self.0 {
+            line.enter(line.word.load(Relaxed));
+        }
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        let less = |count: u32| count.checked_sub(1);
+        // 0 already where somebody has waited for too long.
+        let _ = self.0.stopped.fetch_update(Release, Relaxed, less);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    /// Addresses of threads: those of one home, and of others.
+    fn thread(home: usize, index: usize) -> usize {
+        0x7f00_0000_0000 + (home << 12) + (index << 18)
+    }
+
+    #[test]
+    fn who_is_in_a_call_is_under_way() {
+        let calls = Calls::default();
+        let quiet = calls.under_way();
+        assert!(quiet.is_nobody());
+        let one = calls.begin(thread(3, 0));
+        let first = calls.under_way();
+        assert!(!first.is_nobody());
+        // Of the same place in the array, of which the first thread is the owner.
+        let other = calls.begin(thread(3, 1));
+        assert_ne!(calls.under_way(), first);
+        drop(one);
+        let again = calls.begin(thread(3, 0));
+        assert_ne!(calls.under_way(), first, "another call of the same thread");
+        drop(again);
+        let second = calls.under_way();
+        assert!(!second.is_nobody() && second != first);
+        drop(other);
+        assert_eq!(calls.under_way(), quiet);
+        for round in 0..2 {
+            let all: Vec<_> = (0..200).map(|index| calls.begin(thread(index, 0))).collect();
+            assert_eq!(calls.under_way().threads, 200, "round {round}");
+            drop(all);
+            assert!(calls.under_way().is_nobody());
+        }
+    }
+
+    #[test]
+    fn a_call_inside_another_ends_with_that() {
+        let calls = Calls::default();
+        for home in [0, 0, 1] {
+            let outer = calls.begin(thread(home, home));
+            let stopped = calls.stop();
+            // It does not wait either: the other could not end.
+            drop(calls.begin(thread(home, home)));
+            assert!(!calls.under_way().is_nobody());
+            drop((stopped, outer));
+            assert!(calls.under_way().is_nobody());
+        }
+    }
+
+    #[test]
+    fn who_steps_outside_is_not_under_way() {
+        let calls = Calls::default();
+        let call = calls.begin(thread(0, 0));
+        let outside = calls.outside(thread(0, 0));
+        assert!(calls.under_way().is_nobody());
+        drop(calls.outside(thread(0, 0)));
+        assert!(calls.under_way().is_nobody(), "it was outside before");
+        drop(outside);
+        assert!(!calls.under_way().is_nobody());
+        drop(call);
+        assert!(calls.under_way().is_nobody());
+        drop(calls.outside(thread(9, 9)));
+        assert!(calls.under_way().is_nobody(), "and was in no call at all");
+    }
+
+    #[test]
+    fn who_stopped_calls_and_never_ends_that_is_waited_for_once() {
+        let calls = Calls::default();
+        std::mem::forget(calls.stop());
+        let late = calls.stop();
+        drop(calls.begin(thread(0, 0)));
+        assert_eq!(calls.stopped.load(Relaxed), 0);
+        drop(late);
+        assert_eq!(calls.stopped.load(Relaxed), 0, "it was let go already");
+        drop(calls.begin(thread(0, 0)));
+    }
+
+    /// Threads that charge before they take and give back before they discharge; at every moment at which nobody
+    /// is under way and no charge changes, the two are the same.
+    #[test]
+    fn what_is_seen_between_calls_is_of_one_moment() {
+        let (calls, end) = (Calls::default(), AtomicBool::new(false));
+        let (charged, changes, held) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let rounds = if cfg!(miri) { 8 } else { 2000 };
+        std::thread::scope(|threads| {
+            for index in 0..3 {
+                let (calls, end, charged, changes, held) = (&calls, &end, &charged, &changes, &held);
+                threads.spawn(move || {
+                    while !end.load(Relaxed) {
+                        let call = calls.begin(thread(index / 2, index));
+                        changes.fetch_add(1, SeqCst);
+                        charged.fetch_add(7, SeqCst);
+                        held.fetch_add(7, SeqCst);
+                        drop(call);
+                        let call = calls.begin(thread(index / 2, index));
+                        held.fetch_sub(7, SeqCst);
+                        changes.fetch_add(1, SeqCst);
+                        charged.fetch_sub(7, SeqCst);
+                        drop(call);
+                    }
+                });
+            }
+            let mut seen = 0;
+            while seen < rounds {
+                // One that waits for longer than a second lets all go on.
+                let mut stopped = calls.stop();
+                let (before, quiet) = loop {
+                    let before = (changes.load(SeqCst), charged.load(SeqCst));
+                    let quiet = calls.under_way();
+                    if quiet.is_nobody() {
+                        break (before, quiet);
+                    }
+                    std::thread::yield_now();
+                    drop(stopped);
+                    stopped = calls.stop();
+                };
+                let found = held.load(SeqCst);
+                if calls.under_way() == quiet && (changes.load(SeqCst), charged.load(SeqCst)) == before {
+                    assert_eq!(found, before.1);
+                    seen += 1;
+                }
+                drop(stopped);
+            }
+            end.store(true, Relaxed);
+        });
+        assert!(calls.under_way().is_nobody());
+    }
+}

@@ -1,0 +1,124 @@
+//! What contexts, modules and limits take is measured, exactly, while other threads of the process allocate and
+//! free without a pause.
+//!
+//! After each measured call the whole client is stopped: whatever its threads are at, no less is charged than the
+//! software GPU's own account has. Then its other threads stand still between two calls, and both are equal.
+
+mod support;
+
+use std::time::{Duration, Instant};
+use support::hang::guard;
+use support::serve::{Serving, Truth};
+use support::{Bench, GIB};
+
+/// A context, a module: what they take in the profile of these tests.
+const COSTS: &str = "context_cost = 10MiB\nmodule_cost = 6MiB\n";
+/// Calls that are measured, each undone by a later one.
+const CALLS: [&str; 11] = [
+    "load",
+    "ctx",
+    "load",
+    "unload:1",
+    "ctxdestroy:0",
+    "init", // The destroyed one was current.
+    "load",
+    "unload:1",
+    "unload:0",
+    "heap:40MiB",
+    "heap:8MiB",
+];
+
+struct Measured {
+    bench: Bench,
+    truth: Truth,
+    client: Serving,
+}
+
+impl Measured {
+    fn new(threads: u32) -> Self {
+        let bench = Bench::with_profile(COSTS);
+        bench.share("share", 0, 0, 8 * GIB);
+        let truth = Truth::new(&bench);
+        let client = bench.serving(&["init", &format!("crowd:{threads}")]);
+        Self { bench, truth, client }
+    }
+
+    /// Charged, and used by the GPU's account.
+    fn both(&mut self) -> [u64; 2] {
+        [self.bench.usage("share").charged, self.truth.used()]
+    }
+
+    fn not_less(&mut self, what: &str) {
+        self.client.stop();
+        let [charged, used] = self.both();
+        self.client.signal(libc::SIGCONT);
+        assert!(charged >= used, "{what}: {charged} charged, {used} used");
+    }
+
+    /// Charged is what is used, or too much, and no more at one of the next looks: a machine without time for the
+    /// other threads may keep one in its call for longer than it is waited for.
+    fn same(&mut self, what: &str) {
+        for look in 0.. {
+            assert_eq!(self.client.ask("pause"), "0");
+            // Pools that shrank are charged less when somebody asks.
+            assert!(self.client.ask("info").starts_with("0 "));
+            let [charged, used] = self.both();
+            assert_eq!(self.client.ask("resume"), "0");
+            if charged == used {
+                return;
+            }
+            assert!(
+                charged > used && look < 50,
+                "{what}: {charged} charged, {used} used, look {look}"
+            );
+            assert_eq!(self.client.ask("load"), "0");
+            assert_eq!(self.client.ask("unload:last"), "0");
+        }
+    }
+}
+
+/// The calls in turn for a few seconds, each done by `around`.
+fn rounds(one: &mut Measured, mut around: impl FnMut(&mut Measured, &str, u32)) {
+    let end = Instant::now() + Duration::from_secs(8);
+    for round in 0.. {
+        for call in CALLS {
+            around(one, call, round);
+        }
+        if Instant::now() > end {
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_a_call_took_is_charged_exactly_while_other_threads_allocate() {
+    let _guard = guard("measured calls beside others");
+    let mut one = Measured::new(4);
+    rounds(&mut one, |one, call, round| {
+        assert_eq!(one.client.ask(call), "0", "{call}");
+        let what = format!("after {call} of round {round}");
+        one.not_less(&what);
+        if call != "ctxdestroy:0" {
+            one.same(&what);
+        }
+    });
+}
+
+/// A thread stands still wherever it is, also inside the driver: what it is at is not known, and counts as taken
+/// until the next look.
+#[test]
+fn a_thread_that_stands_still_in_a_call_hides_nothing() {
+    let _guard = guard("measured calls beside one that does not end");
+    let mut one = Measured::new(3);
+    rounds(&mut one, |one, call, round| {
+        let what = format!("after {call} of round {round}");
+        assert_eq!(one.client.ask(&format!("stall:{round}")), "0");
+        assert_eq!(one.client.ask(call), "0", "{call}");
+        one.not_less(&what);
+        assert_eq!(one.client.ask("unstall"), "0");
+        one.not_less(&what);
+        if call != "ctxdestroy:0" {
+            one.same(&what);
+        }
+    });
+}
