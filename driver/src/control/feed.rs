@@ -1,0 +1,306 @@
+//! What the watches bring, for the planner and for the explanations: one watch a kind feeds both.
+//!
+//! ```text
+//!  watch of a kind ─► Fed ─┬─ explained() ─► cluster::Change: every waiting pod, every object
+//!                          └─ Feed::take ──► vgpu_planner::Change: one a change, one a whole list
+//! ```
+//!
+//! A list that the planner is told of replaces all that it knows of the kind, so its objects are gathered until it ends;
+//! a list that breaks off is begun anew by the watch, and what it had brought is dropped.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+use vgpu_allocator::model::{self, DeviceClass, DeviceTaintRule, ResourceSlice};
+use vgpu_planner::Change;
+use vgpu_planner::model::{Claim, Node, Pod, Version};
+
+use super::objects;
+use crate::cluster::{self, Step};
+use crate::model::Key;
+use crate::wire;
+
+/// One step of a watch.
+#[derive(Debug)]
+pub enum Fed {
+    Pod(Step<objects::Pod>),
+    Node(Step<objects::Node>),
+    Class(Step<wire::Class>),
+    Slice(Step<wire::Slice>),
+    Claim(Step<objects::Claim>),
+    Rule(Step<wire::Rule>),
+}
+
+/// Lists that are under way, and all rules: the planner takes those at once.
+#[derive(Debug, Default)]
+pub struct Feed {
+    pods: Vec<Pod>,
+    nodes: Vec<Node>,
+    classes: Vec<DeviceClass>,
+    slices: Vec<ResourceSlice>,
+    claims: Vec<Claim>,
+    rules: BTreeMap<String, DeviceTaintRule>,
+    is_listing_rules: bool,
+}
+
+impl Fed {
+    /// For the explanations, which know pods only while they wait.
+    pub fn explained(&self) -> Option<cluster::Change> {
+        use cluster::Change as To;
+        Some(match self {
+            Self::Pod(step) => To::Pod(match step.as_ref() {
+                Step::Changed(pod) => match waiting(pod) {
+                    Some(pod) => Step::Changed(pod),
+                    None => Step::Gone(named(pod.meta())),
+                },
+                Step::Gone(pod) => Step::Gone(named(pod.meta())),
+                step => step.with(waiting)?,
+            }),
+            Self::Node(step) => To::Node(step.as_ref().with(|node| {
+                let facts = node.object.as_ref().map(|node| node.facts.clone());
+                Some(facts.unwrap_or_else(|| model::Node {
+                    metadata: metadata(node.meta()),
+                }))
+            })?),
+            Self::Class(step) => To::Class(step.as_ref().with(|class| Some(class.clone().into()))?),
+            Self::Slice(step) => To::Slice(step.as_ref().with(|slice| Some(slice.clone().into()))?),
+            Self::Claim(step) => To::Claim(step.as_ref().with(|claim| {
+                let asked = claim.object.as_ref().map(|claim| claim.asked.clone());
+                Some(asked.unwrap_or_else(|| model::ResourceClaim {
+                    metadata: metadata(claim.meta()),
+                    ..model::ResourceClaim::default()
+                }))
+            })?),
+            Self::Rule(step) => To::Rule(step.as_ref().with(|rule| Some(rule.clone().into()))?),
+        })
+    }
+}
+
+fn waiting(pod: &objects::Pod) -> Option<crate::model::Pod> {
+    pod.object.as_ref()?.waiting.clone()
+}
+
+/// A pod that is not waited for any more: its name alone matters.
+fn named(meta: &ObjectMeta) -> crate::model::Pod {
+    let metadata = metadata(meta);
+    crate::model::Pod {
+        key: Key {
+            namespace: metadata.namespace,
+            name: metadata.name,
+        },
+        uid: metadata.uid,
+        unschedulable: false,
+        claims: Vec::new(),
+        extended: Vec::new(),
+    }
+}
+
+fn metadata(meta: &ObjectMeta) -> model::Metadata {
+    model::Metadata {
+        name: meta.name.clone().unwrap_or_default(),
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        uid: meta.uid.clone().unwrap_or_default(),
+        ..model::Metadata::default()
+    }
+}
+
+/// `namespace/name`.
+fn key(meta: &ObjectMeta) -> String {
+    let metadata = metadata(meta);
+    format!("{}/{}", metadata.namespace, metadata.name)
+}
+
+impl Feed {
+    /// What the planner is to be told, if anything yet.
+    pub fn take(&mut self, fed: Fed) -> Option<Change> {
+        match fed {
+            Fed::Pod(step) => gather(
+                &mut self.pods,
+                step,
+                |pod| pod.object.map(|pod| pod.planned),
+                Change::Pod,
+                Change::Pods,
+                |pod| Some(Change::PodGone { key: key(pod.meta()) }),
+            ),
+            Fed::Node(step) => gather(
+                &mut self.nodes,
+                step,
+                |node| node.object,
+                Change::Node,
+                Change::Nodes,
+                |node| {
+                    Some(Change::NodeGone {
+                        name: metadata(node.meta()).name,
+                    })
+                },
+            ),
+            Fed::Class(step) => gather(
+                &mut self.classes,
+                step,
+                |class| Some(class.into()),
+                Change::Class,
+                Change::Classes,
+                |class| {
+                    Some(Change::ClassGone {
+                        name: metadata(class.meta()).name,
+                    })
+                },
+            ),
+            Fed::Slice(step) => gather(
+                &mut self.slices,
+                step,
+                |slice| Some(slice.into()),
+                |slice| Change::Slice { slice, read: None },
+                |slices| Change::Slices { slices, read: None },
+                |slice| {
+                    Some(Change::SliceGone {
+                        name: metadata(slice.meta()).name,
+                    })
+                },
+            ),
+            Fed::Claim(step) => gather(
+                &mut self.claims,
+                step,
+                |claim| claim.object,
+                Change::Claim,
+                |claims| Change::Claims {
+                    version: claims.iter().map(|claim| claim.version).max().unwrap_or_default(),
+                    claims,
+                    asked: None,
+                },
+                |claim| {
+                    Some(Change::ClaimGone {
+                        key: key(claim.meta()),
+                        version: version(claim.meta())?,
+                    })
+                },
+            ),
+            Fed::Rule(step) => self.rule(step),
+        }
+    }
+
+    fn rule(&mut self, step: Step<wire::Rule>) -> Option<Change> {
+        match step {
+            Step::Begin => {
+                self.rules.clear();
+                self.is_listing_rules = true;
+            }
+            Step::Listed(rule) | Step::Changed(rule) => {
+                let rule = DeviceTaintRule::from(rule);
+                self.rules.insert(rule.metadata.name.clone(), rule);
+            }
+            Step::Gone(rule) => {
+                self.rules.remove(&metadata(rule.meta()).name);
+            }
+            Step::End => self.is_listing_rules = false,
+            Step::None => {
+                self.rules.clear();
+                self.is_listing_rules = false;
+            }
+        }
+        (!self.is_listing_rules).then(|| Change::Rules(self.rules.values().cloned().collect()))
+    }
+}
+
+fn version(meta: &ObjectMeta) -> Option<Version> {
+    meta.resource_version.as_deref()?.parse().ok()
+}
+
+/// What cannot be read at all stays as it was known.
+fn gather<K, T>(
+    list: &mut Vec<T>,
+    step: Step<K>,
+    read: impl FnOnce(K) -> Option<T>,
+    one: impl FnOnce(T) -> Change,
+    all: impl FnOnce(Vec<T>) -> Change,
+    gone: impl FnOnce(K) -> Option<Change>,
+) -> Option<Change> {
+    match step {
+        Step::Begin => list.clear(),
+        Step::Listed(object) => list.extend(read(object)),
+        Step::End => return Some(all(std::mem::take(list))),
+        Step::Changed(object) => return read(object).map(one),
+        Step::Gone(object) => return gone(object),
+        Step::None => return Some(all(Vec::new())),
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(name: &str, version: u64) -> objects::Claim {
+        let text = format!(
+            r#"{{"metadata":{{"name":"{name}","namespace":"ns","uid":"u","resourceVersion":"{version}"}},"spec":{{}}}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn a_list_is_told_when_it_is_whole() {
+        let mut feed = Feed::default();
+        assert!(feed.take(Fed::Claim(Step::Begin)).is_none());
+        assert!(feed.take(Fed::Claim(Step::Listed(claim("broken-off", 3)))).is_none());
+        assert!(feed.take(Fed::Claim(Step::Begin)).is_none());
+        assert!(feed.take(Fed::Claim(Step::Listed(claim("a", 9)))).is_none());
+        assert!(feed.take(Fed::Claim(Step::Listed(claim("b", 7)))).is_none());
+        let Some(Change::Claims { claims, version, asked }) = feed.take(Fed::Claim(Step::End)) else {
+            panic!("no list");
+        };
+        assert_eq!((claims.len(), version, asked), (2, Version(9), None));
+        assert!(matches!(
+            feed.take(Fed::Claim(Step::Changed(claim("a", 10)))),
+            Some(Change::Claim(_))
+        ));
+        let Some(Change::ClaimGone { key, version }) = feed.take(Fed::Claim(Step::Gone(claim("a", 11)))) else {
+            panic!("it is not gone");
+        };
+        assert_eq!((key.as_str(), version), ("ns/a", Version(11)));
+    }
+
+    #[test]
+    fn rules_come_all_at_once() {
+        let rule = |name: &str| -> wire::Rule {
+            serde_json::from_str(&format!(r#"{{"metadata":{{"name":"{name}"}},"spec":{{}}}}"#)).unwrap()
+        };
+        let mut feed = Feed::default();
+        let names = |change: Option<Change>| match change {
+            Some(Change::Rules(rules)) => Some(rules.into_iter().map(|rule| rule.metadata.name).collect::<Vec<_>>()),
+            _ => None,
+        };
+        assert_eq!(names(feed.take(Fed::Rule(Step::Begin))), None);
+        assert_eq!(names(feed.take(Fed::Rule(Step::Listed(rule("a"))))), None);
+        assert_eq!(names(feed.take(Fed::Rule(Step::End))), Some(vec!["a".to_owned()]));
+        assert_eq!(
+            names(feed.take(Fed::Rule(Step::Changed(rule("b"))))),
+            Some(vec!["a".to_owned(), "b".to_owned()])
+        );
+        assert_eq!(
+            names(feed.take(Fed::Rule(Step::Gone(rule("a"))))),
+            Some(vec!["b".to_owned()])
+        );
+        assert_eq!(names(feed.take(Fed::Rule(Step::None))), Some(Vec::new()));
+    }
+
+    #[test]
+    fn only_pods_that_wait_are_explained() {
+        let pod = |node: &str| -> objects::Pod {
+            let text = format!(
+                r#"{{"metadata":{{"name":"p","namespace":"ns","uid":"u"}},"spec":{{"containers":[]{node}}},"status":{{"phase":"Pending"}}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let bound = || pod(r#","nodeName":"n""#);
+        assert!(matches!(
+            Fed::Pod(Step::Changed(pod(""))).explained(),
+            Some(cluster::Change::Pod(Step::Changed(_)))
+        ));
+        assert!(matches!(
+            Fed::Pod(Step::Changed(bound())).explained(),
+            Some(cluster::Change::Pod(Step::Gone(_)))
+        ));
+        assert!(Fed::Pod(Step::Listed(bound())).explained().is_none());
+    }
+}
