@@ -13,6 +13,7 @@ use crate::avoid::Avoided;
 use crate::change::Ask;
 use crate::claims::{Claims, State};
 use crate::cluster::Cluster;
+use crate::effort::Efforts;
 use crate::supply::Supply;
 use crate::term::{Stage, Term};
 use crate::time::Time;
@@ -69,6 +70,7 @@ pub struct Planner {
     users: HashMap<String, BTreeSet<String>>,
     supply: Supply,
     avoided: Avoided,
+    efforts: Efforts,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -114,6 +116,7 @@ impl Planner {
             users: HashMap::new(),
             supply: Supply::new(settings.settle),
             avoided: Avoided::default(),
+            efforts: Efforts::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,

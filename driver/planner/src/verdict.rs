@@ -26,6 +26,10 @@ pub enum Verdict {
     #[error("{0}")]
     Mistake(String),
     #[error(
+        "no answer was found in time; ask for fewer devices in one claim, or with fewer constraints; it is tried again with more time"
+    )]
+    Unanswered,
+    #[error(
         "claim {claim} asks for class {ours}, which the controller allocates, and class {other}, which it does not: nobody can allocate both; split the claim in two"
     )]
     Mixed { claim: String, ours: String, other: String },
@@ -95,6 +99,7 @@ impl Verdict {
         match self {
             Self::NoFit(_) => "NoNodeFits",
             Self::Mistake(_) => "ClaimMistake",
+            Self::Unanswered => "NoAnswerInTime",
             Self::Mixed { .. } => "ClaimMixesDrivers",
             Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
             Self::ExtendedResource { .. } => "ExtendedResource",
@@ -124,6 +129,13 @@ impl Told {
     /// A state that lasts; said when it begins or changes.
     pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
         self.now.insert(about, verdict);
+    }
+
+    /// Whatever was said last holds still.
+    pub(crate) fn stays(&mut self, about: About) {
+        if let Some(verdict) = self.last.get(&about) {
+            self.now.insert(about, verdict.clone());
+        }
     }
 
     /// What is new since the last round. What was not said in this round has ended.
@@ -170,5 +182,9 @@ mod tests {
         assert!(told.finish().is_empty());
         told.is(about(), no_fit(4));
         assert_eq!(told.finish().len(), 1, "it had ended meanwhile");
+        told.stays(about());
+        assert!(told.finish().is_empty());
+        told.is(about(), no_fit(4));
+        assert!(told.finish().is_empty(), "it had not ended");
     }
 }

@@ -458,3 +458,52 @@ fn a_second_pod_of_a_claim_is_told_that_it_does_not_move() {
     assert!(writes.is_empty());
     assert_eq!(said(&verdicts), ["AllocatedElsewhere"]);
 }
+
+/// Of node n0: 16 GPUs of which no two have the same `own`.
+fn hard_slice() -> Value {
+    let added = Time::from_millis(START - 60_000).to_string();
+    let gpu = |at: usize| {
+        json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": at}},
+            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}]})
+    };
+    json!({"metadata": {"name": "hard"}, "spec": {"driver": "dra.vgpu", "nodeName": "n0",
+        "pool": {"name": "hard", "generation": 1, "resourceSliceCount": 1},
+        "devices": (0..16).map(gpu).collect::<Vec<_>>()}})
+}
+
+#[test]
+fn claims_without_an_answer_do_not_stop_others() {
+    let mut desk = Desk::new(2);
+    desk.tell(Change::Slice {
+        slice: read(hard_slice()),
+        read: None,
+    });
+    desk.list();
+    for at in 0..30 {
+        let name = format!("a{at}");
+        let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
+        desk.claim(&name, Value::Array((0..9).map(request).collect()));
+        let constraint = json!([{"requests": ["r7", "r8"], "matchAttribute": "dra.vgpu/own"}]);
+        desk.edit(&name, |claim| {
+            claim.asked.spec.devices.constraints = read(constraint);
+        });
+        desk.pod(&name, &[&name], json!({}));
+    }
+    desk.fraction("c", 3);
+    desk.pod("last", &["c"], json!({}));
+    let (_, verdicts) = desk.settle();
+    assert!(desk.node_of("c").is_some());
+    let unanswered = said(&verdicts);
+    assert_eq!(
+        unanswered.iter().filter(|reason| **reason == "NoAnswerInTime").count(),
+        30,
+        "{unanswered:?}"
+    );
+    // Asked again one at a time, each after its pause; nothing new is said.
+    for _ in 0..4 {
+        let plan = desk.plan();
+        let wake = plan.wake.expect("they are tried again").millis();
+        assert!(wake > desk.now && plan.verdicts.is_empty(), "{:?}", plan.verdicts);
+        desk.now = wake;
+    }
+}

@@ -116,6 +116,7 @@ impl Planner {
         self.is_dirty = true;
         if let Some(uid) = replaced {
             self.avoided.forget(&uid);
+            self.efforts.forget(&uid);
         }
         for claim in old_keys.iter().filter(|claim| !keys.contains(claim)) {
             self.unuse(claim, &key);
@@ -132,6 +133,7 @@ impl Planner {
         };
         self.is_dirty = true;
         self.avoided.forget(&pod.uid);
+        self.efforts.forget(&pod.uid);
         let claims: Vec<String> = pod.claim_keys().collect();
         for claim in claims {
             self.unuse(&claim, key);
