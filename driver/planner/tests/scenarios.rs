@@ -79,7 +79,12 @@ impl Desk {
         self.tell(Change::Pods(Vec::new()));
         self.tell(Change::Nodes((0..self.nodes).map(node).collect()));
         let read_at = Some(self.time());
-        self.tell(Change::Slices { slices, read: read_at });
+        let version = Version(self.version);
+        self.tell(Change::Slices {
+            slices,
+            version,
+            read: read_at,
+        });
         self.tell(Change::Classes(classes));
         self.tell(Change::Rules(Vec::new()));
         self.list();

@@ -6,7 +6,8 @@ use vgpu_allocator::Event;
 
 use super::Planner;
 use crate::change::{Ask, Change};
-use crate::model::{Claim, Node, Pod, Version};
+use crate::model::{Claim, Node, Pod, Slice, Version};
+use crate::supply::{Last, Sighting};
 use crate::term::{Stage, Term};
 use crate::time::Time;
 
@@ -38,24 +39,21 @@ impl Planner {
             Change::ClaimGone { key, version } => self.remove_claim(&key, version),
             Change::Claims { claims, version, asked } => self.set_claims(claims, version, asked, now),
             Change::Slice { slice, read } => {
-                self.asked.remove(&Ask::Slice(slice.metadata.name.clone()));
-                self.supply.set_slice(slice, read, &mut self.index, &mut self.cache);
-                self.is_dirty = true;
+                if read.is_some() {
+                    self.asked.remove(&Ask::Slice(slice.name().to_owned()));
+                }
+                self.set_slice(slice, read, now);
             }
-            Change::SliceGone { name } => {
-                self.asked.remove(&Ask::Slice(name.clone()));
-                self.supply.remove_slice(&name, &mut self.index);
-                self.is_dirty = true;
-            }
-            Change::Slices { slices, read } => {
-                let listed: HashSet<&String> = slices.iter().map(|slice| &slice.metadata.name).collect();
-                let gone = self.supply.slices().filter(|name| !listed.contains(name));
+            Change::SliceGone { name, version } => self.remove_slice(&name, version, now),
+            Change::Slices { slices, version, read } => {
+                let listed: HashSet<&str> = slices.iter().map(Slice::name).collect();
+                let gone = self.supply.slices().filter(|name| !listed.contains(name.as_str()));
                 let gone: Vec<String> = gone.cloned().collect();
                 for name in gone {
-                    self.supply.remove_slice(&name, &mut self.index);
+                    self.remove_slice(&name, Some(version), now);
                 }
                 for slice in slices {
-                    self.supply.set_slice(slice, read, &mut self.index, &mut self.cache);
+                    self.set_slice(slice, read, now);
                 }
                 self.synced.slices = true;
                 self.is_dirty = true;
@@ -161,6 +159,21 @@ impl Planner {
     fn remove_node(&mut self, name: &str) {
         self.cluster.remove_node(name);
         self.index.apply(Event::NodeGone { name: name.to_owned() });
+        self.is_dirty = true;
+    }
+
+    fn set_slice(&mut self, slice: Slice, read: Option<Time>, now: Time) {
+        let seen = Sighting { at: now, read };
+        self.supply.set_slice(slice, seen, &mut self.index, &mut self.cache);
+        self.is_dirty = true;
+    }
+
+    fn remove_slice(&mut self, name: &str, version: Option<Version>, now: Time) {
+        let last = match version {
+            Some(version) => Last::Version(version),
+            None => Last::Read(self.asked.remove(&Ask::Slice(name.to_owned())).unwrap_or(now)),
+        };
+        self.supply.remove_slice(name, last, &mut self.index);
         self.is_dirty = true;
     }
 

@@ -57,7 +57,7 @@ impl Scheduler {
     pub(crate) fn look(&mut self, api: &Api) {
         for change in &api.log[SLICES][self.seen..] {
             if let Change::Slice { slice, .. } = change {
-                self.index.apply(Event::Slice(slice.clone()));
+                self.index.apply(Event::Slice(slice.facts.clone()));
             }
         }
         if self.seen == 0 {
