@@ -167,6 +167,8 @@ impl Claims {
         }
         if state == State::Doubtful {
             known.pause(now);
+            // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
+            known.flight.take_if(|flight| flight.given.is_none());
         }
     }
 
@@ -210,6 +212,11 @@ impl Known {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+    }
+
+    /// Whether the last write to the claim as it is was refused, or had no answer.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
     }
 
     pub(crate) fn is_quiet(&self, now: Time) -> bool {

@@ -20,6 +20,8 @@ struct Desk {
     version: u64,
     claims: Vec<Claim>,
     nodes: usize,
+    /// A webhook refuses marks on this claim.
+    unmarkable: Option<&'static str>,
 }
 
 fn slice(at: usize) -> Value {
@@ -40,6 +42,7 @@ impl Desk {
             version: 10,
             claims: Vec::new(),
             nodes,
+            unmarkable: None,
         };
         desk.lead("1.a");
         desk
@@ -147,6 +150,15 @@ impl Desk {
 
     fn perform(&mut self, write: &Write) {
         let intent = write.intent.clone();
+        if matches!(intent, Intent::Mark { .. }) {
+            let known = self.claims.iter().find(|claim| claim.asked.metadata.name == write.name);
+            let known = known.expect("it is written to");
+            let no_finalizers = known.is_deleted && !known.is_protected;
+            if no_finalizers || self.unmarkable == Some(write.name.as_str()) {
+                let refused = Outcome::Refused("admission webhook denied the request".to_owned());
+                return self.planner.report(write.id, refused, self.time());
+            }
+        }
         let claim = self.edit(&write.name, |claim| match intent {
             Intent::Mark { epoch } => {
                 claim.epoch = Some(epoch);
@@ -511,4 +523,47 @@ fn claims_without_an_answer_do_not_stop_others() {
         assert!(wake > desk.now && plan.verdicts.is_empty(), "{:?}", plan.verdicts);
         desk.now = wake;
     }
+}
+
+#[test]
+fn a_claim_that_takes_no_mark_stops_no_new_leader() {
+    // One that is being deleted takes no finalizer; nobody can allocate it either.
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.edit("c", |claim| {
+        claim.is_deleted = true;
+        claim.is_protected = false;
+    });
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    assert!(desk.settle().0.is_empty() && desk.planner.is_leading());
+
+    let mut desk = Desk::new(1);
+    desk.unmarkable = Some("c");
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("d", &["d"], json!({}));
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    desk.pod("d", &["d"], json!({}));
+    let begin = desk.now;
+    let mut said_so = false;
+    while !desk.planner.is_leading() {
+        assert!(desk.now - begin <= 31_000, "it waits for ever");
+        said_so |= said(&desk.settle().1).contains(&"WriteRefused");
+        desk.now += 500;
+    }
+    assert!(desk.now - begin >= 30_000, "what was decided before has time to land");
+    for _ in 0..200 {
+        desk.now += 500;
+        let (_, verdicts) = desk.settle();
+        said_so |= said(&verdicts).contains(&"WriteRefused");
+    }
+    assert!(said_so && desk.node_of("d").is_some());
+    desk.unmarkable = None;
+    desk.now += 60_000;
+    desk.pod("c", &["c"], json!({}));
+    desk.settle();
+    assert!(desk.node_of("c").is_some());
 }

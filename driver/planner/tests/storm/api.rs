@@ -207,6 +207,11 @@ impl Api {
                 self.checker.controller_may(self.now, allocation, &self.slices);
             }
         }
+        if matches!(write.intent, Intent::Mark { .. }) && known.is_deleted && !known.is_protected {
+            return Err(Refusal::Invalid(
+                "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted",
+            ));
+        }
         let before = self.oldest.get(&key).copied();
         let claim = self.update(&key, None, |claim| perform(claim, &write.intent))?;
         if self.sabotage == Some(Sabotage::Fence)
@@ -238,8 +243,7 @@ fn perform(claim: &mut Claim, intent: &Intent) {
     match intent {
         Intent::Mark { epoch } => {
             claim.epoch = Some(epoch.clone());
-            // The API server takes no new finalizers once an object is being deleted.
-            claim.is_protected |= !claim.is_deleted;
+            claim.is_protected = true;
         }
         Intent::Allocate { allocation, hold } => {
             claim.asked.status.allocation = Some((**allocation).clone());
