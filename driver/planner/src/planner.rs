@@ -229,7 +229,9 @@ impl Planner {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
                 let known = self.claims.get(&key)?;
-                known.hold().filter(|hold| hold.name == pod.name)?;
+                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
+                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
+                (is_held || is_reserved).then_some(())?;
                 crate::allocation::node_of(known.allocation()?).map(str::to_owned)
             })
         });

@@ -65,6 +65,10 @@ pub enum Verdict {
     GangSize { gang: String, size: String },
     #[error("pod {pod} was not bound on node {node} in time; its devices are given back and the node is avoided")]
     TooSlow { pod: String, node: String },
+    #[error(
+        "pod {pod} is reserved for and was not bound on node {node} in time; its devices are kube-scheduler's to bind or to give back, and the node is avoided"
+    )]
+    NotBound { pod: String, node: String },
     #[error("node {node} is gone; its devices are given back")]
     NodeGone { node: String },
     #[error("pod {pod} is gone; the devices are given back")]
@@ -109,7 +113,7 @@ impl Verdict {
             Self::Elsewhere { .. } => "AllocatedElsewhere",
             Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",
             Self::GangSize { .. } => "GangSize",
-            Self::TooSlow { .. } => "HoldTimeout",
+            Self::TooSlow { .. } | Self::NotBound { .. } => "HoldTimeout",
             Self::NodeGone { .. } => "NodeGone",
             Self::PodGone { .. } => "PodGone",
             Self::ThirdParty { .. } => "AllocatedByOthers",

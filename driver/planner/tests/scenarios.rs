@@ -274,8 +274,8 @@ fn a_claim_is_marked_allocated_held_and_released() {
     let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
     desk.edit("c", |claim| claim.reserved_for.push(entry));
     assert!(desk.settle().0.is_empty());
-    desk.now += 100_000;
-    assert!(desk.settle().0.is_empty(), "however long binding takes");
+    desk.now += 29_000;
+    assert!(desk.settle().0.is_empty(), "it is being bound");
     desk.pod("p", &["c"], json!({"spec": {"nodeName": "n0"}}));
     assert_eq!(kinds(&desk.settle().0), ["release"]);
     assert!(desk.settle().0.is_empty(), "kube-controller-manager does the rest");
@@ -523,6 +523,39 @@ fn claims_without_an_answer_do_not_stop_others() {
         assert!(wake > desk.now && plan.verdicts.is_empty(), "{:?}", plan.verdicts);
         desk.now = wake;
     }
+}
+
+#[test]
+fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
+    let mut desk = Desk::new(2);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
+    desk.edit("c", |claim| claim.reserved_for.push(entry));
+    let plan = desk.plan();
+    let wake = plan.wake.expect("it ends");
+    assert!(wake.millis() <= desk.now + 30_000);
+    desk.now += 30_000;
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(
+        (kinds(&writes), said(&verdicts)),
+        (vec!["release"], vec!["HoldTimeout"])
+    );
+    assert_eq!(
+        desk.node_of("c").as_deref(),
+        Some("n0"),
+        "it may be bound at any moment"
+    );
+    desk.now += 10_000;
+    assert!(desk.settle().0.is_empty());
+    // It cannot be: kube-scheduler takes the allocation away.
+    desk.edit("c", |claim| {
+        claim.asked.status.allocation = None;
+        claim.reserved_for.clear();
+    });
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    assert_eq!(desk.node_of("c").as_deref(), Some("n1"), "elsewhere first");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Planner {
                 if held.until <= now {
                     lapsed.extend(held.pod.and_then(gang::of));
                 }
-            } else if known.claim.reserved_for.is_empty() && known.claim.allocation().is_some() {
+            } else if known.claim.allocation().is_some() {
                 soonest(&mut plan.wake, known.since.after(self.settings.hold), now);
             }
         }

@@ -83,6 +83,12 @@ impl Scheduler {
         self.decided = None;
     }
 
+    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen again.
+    pub(crate) fn restart(&mut self) {
+        self.decided = None;
+        self.binding.clear();
+    }
+
     pub(crate) fn has_work(&self) -> bool {
         self.decided.is_some() || !self.binding.is_empty()
     }
