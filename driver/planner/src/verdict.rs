@@ -55,8 +55,14 @@ pub enum Verdict {
         "its claims are allocated on node {node}, where the pod cannot go: {refusal}; the allocation does not move"
     )]
     Elsewhere { node: String, refusal: Refusal },
-    #[error("gang {gang} has {present} of {size} pods")]
-    GangIncomplete { gang: String, present: usize, size: usize },
+    #[error("gang {gang} has {present} of {size} pods{}", gated_words(*.gated))]
+    GangIncomplete {
+        gang: String,
+        present: usize,
+        /// Others, with scheduling gates.
+        gated: usize,
+        size: usize,
+    },
     #[error("gang {gang} does not fit as a whole: {why}")]
     GangDoesNotFit { gang: String, why: Box<Verdict> },
     #[error(
@@ -93,6 +99,13 @@ fn refused(nodes: &BTreeMap<Refusal, usize>) -> String {
     match parts.is_empty() {
         true => String::new(),
         false => format!("; of those with devices: {}", parts.join(", ")),
+    }
+}
+
+fn gated_words(gated: usize) -> String {
+    match gated {
+        0 => String::new(),
+        gated => format!(", and {gated} more with spec.schedulingGates"),
     }
 }
 

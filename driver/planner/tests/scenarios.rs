@@ -600,3 +600,35 @@ fn a_claim_that_takes_no_mark_stops_no_new_leader() {
     desk.settle();
     assert!(desk.node_of("c").is_some());
 }
+
+#[test]
+fn a_pod_with_gates_waits_and_its_gang_with_it() {
+    let gated = |gang: bool, gates: usize| {
+        let gates: Vec<Value> = (0..gates).map(|_| json!({"name": "quota"})).collect();
+        let annotations = match gang {
+            true => json!({"dra.vgpu/gang": "g", "dra.vgpu/gang-size": "2"}),
+            false => json!({}),
+        };
+        json!({"metadata": {"annotations": annotations}, "spec": {"schedulingGates": gates}})
+    };
+    let mut desk = Desk::new(2);
+    for name in ["a", "b", "alone"] {
+        desk.fraction(name, 3);
+    }
+    desk.pod("alone", &["alone"], gated(false, 1));
+    desk.pod("a", &["a"], gated(true, 0));
+    desk.pod("b", &["b"], gated(true, 1));
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"; 3]);
+    let [(_, verdict)] = &verdicts[..] else {
+        panic!("{verdicts:?}");
+    };
+    assert_eq!(
+        verdict.to_string(),
+        "gang g has 1 of 2 pods, and 1 more with spec.schedulingGates"
+    );
+    desk.pod("alone", &["alone"], gated(false, 0));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.pod("b", &["b"], gated(true, 0));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"; 2]);
+}
