@@ -171,7 +171,9 @@ impl Planner {
         }
         self.is_dirty = false;
         let mut plan = Plan::default();
-        self.claims.lose(now);
+        if let Some(lost) = self.claims.lose(now) {
+            soonest(&mut plan.wake, lost, now);
+        }
         if let Some(term) = self.term.clone() {
             if now < term.until {
                 self.lead(&term, now, &mut plan);

@@ -602,6 +602,29 @@ fn a_claim_that_takes_no_mark_stops_no_new_leader() {
 }
 
 #[test]
+fn a_conflict_without_a_newer_version_is_a_refusal() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    for pause in [1_000, 2_000, 4_000] {
+        let plan = desk.plan();
+        assert_eq!(kinds(&plan.writes), ["mark"], "after {pause}");
+        desk.planner.report(plan.writes[0].id, Outcome::Conflict, desk.time());
+        assert!(desk.plan().writes.is_empty(), "a watch may bring the newer version");
+        desk.now += 5_000;
+        let plan = desk.plan();
+        assert_eq!(plan.asks, [Ask::Claims]);
+        desk.list();
+        let plan = desk.plan();
+        assert!(plan.writes.is_empty(), "not at once");
+        desk.now += pause;
+    }
+    let (writes, _) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"]);
+    desk.pod("p", &["c"], json!({}));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+}
+
+#[test]
 fn a_pod_with_gates_waits_and_its_gang_with_it() {
     let gated = |gang: bool, gates: usize| {
         let gates: Vec<Value> = (0..gates).map(|_| json!({"name": "quota"})).collect();

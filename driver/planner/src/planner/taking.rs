@@ -6,6 +6,7 @@ use vgpu_allocator::Event;
 
 use super::Planner;
 use crate::change::{Ask, Change};
+use crate::claims::State;
 use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::supply::{Last, Sighting};
 use crate::term::{Stage, Term};
@@ -181,6 +182,7 @@ impl Planner {
         let key = claim.key();
         if self.claims.observe(claim, now) {
             self.is_dirty = true;
+            self.refusals.remove(&key);
             self.recount(&key);
         }
     }
@@ -205,6 +207,11 @@ impl Planner {
         let Some(asked) = asked else {
             return;
         };
+        for key in self.claims.not_moved(asked) {
+            let message = "409 Conflict, though nobody has changed the claim".to_owned();
+            self.claims.set_state(&key, State::Doubtful, now);
+            self.refusals.insert(key, message);
+        }
         self.asked.remove(&Ask::Claims);
         self.is_dirty = true;
         self.supply.set_listed(asked, &mut self.index, &mut self.cache);
