@@ -128,6 +128,9 @@ impl Control {
             self.read(Ask::Claims);
         }
         self.apply(change);
+        for ask in self.feed.left_over() {
+            self.read(ask);
+        }
     }
 
     fn apply(&mut self, change: Change) {

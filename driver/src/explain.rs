@@ -60,7 +60,9 @@ impl Explainer {
             self.answers.ask(&self.cluster);
             done = self.answers.work(&mut self.cluster, &mut || begun.elapsed() < TURN);
             notices.observe(verdicts(&self.cluster, &self.answers), self.started.elapsed());
-            health.metrics.looked(begun.elapsed(), notices.len(), self.answers.len());
+            health
+                .metrics
+                .looked(begun.elapsed(), notices.len(), self.answers.len());
         } else {
             notices.observe(Vec::new(), self.started.elapsed());
         }

@@ -169,7 +169,11 @@ mod tests {
     #[test]
     fn controller_mode_holds_for_half_a_minute() {
         let args = ["--instance=x", "--log=info", "--lease-namespace=ns"];
-        let mode = |more: &str| config(&[&args[..], &["--allocator=controller", more]].concat()).unwrap().controller;
+        let mode = |more: &str| {
+            config(&[&args[..], &["--allocator=controller", more]].concat())
+                .unwrap()
+                .controller
+        };
         assert_eq!(
             mode("--lease-name=a.b"),
             Some(ControllerMode {
@@ -178,7 +182,10 @@ mod tests {
                 lease_name: "a.b".into(),
             })
         );
-        assert_eq!(mode("--hold-timeout=2m").unwrap().hold_timeout, Duration::from_secs(120));
+        assert_eq!(
+            mode("--hold-timeout=2m").unwrap().hold_timeout,
+            Duration::from_secs(120)
+        );
     }
 
     #[test]

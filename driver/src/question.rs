@@ -178,7 +178,10 @@ fn tolerating(mut spec: ClaimSpec) -> ClaimSpec {
         toleration_seconds: None,
     };
     for request in &mut spec.devices.requests {
-        let alternatives = request.first_available.iter_mut().map(|alternative| &mut alternative.ask);
+        let alternatives = request
+            .first_available
+            .iter_mut()
+            .map(|alternative| &mut alternative.ask);
         for ask in request.exactly.iter_mut().chain(alternatives) {
             ask.tolerations.push(toleration.clone());
         }

@@ -147,7 +147,11 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
             let Some(notice) = queue.pop_front() else { break };
             // It may have been bound or deleted while its notice waited here.
             let about = &notice.about;
-            let waits = explainer.cluster.pods.get(&about.key).is_some_and(|pod| pod.uid == about.uid);
+            let waits = explainer
+                .cluster
+                .pods
+                .get(&about.key)
+                .is_some_and(|pod| pod.uid == about.uid);
             if waits || about.decided {
                 tracing::info!(object = %about.key, "{}", notice.verdict.text);
                 deliveries.push(async move {

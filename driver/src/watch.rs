@@ -27,12 +27,9 @@ pub(crate) type Watched = Result<Brought, (&'static str, watcher::Error)>;
 pub(crate) fn watch(client: &Client) -> BoxStream<'static, Watched> {
     let waiting = watcher::Config::default().fields("spec.nodeName=,status.phase=Pending");
     select_all([
-        follow(
-            Api::<Pod>::all(client.clone()),
-            waiting,
-            "pods",
-            |step| Change::Pod(into(step, convert::pod)),
-        ),
+        follow(Api::<Pod>::all(client.clone()), waiting, "pods", |step| {
+            Change::Pod(into(step, convert::pod))
+        }),
         follow_all::<wire::Node, _>(client, "nodes", |step| Change::Node(into(step, Into::into))),
         follow_all::<wire::Class, _>(client, "deviceclasses", |step| Change::Class(into(step, Into::into))),
         follow_all::<wire::Slice, _>(client, "resourceslices", |step| Change::Slice(into(step, Into::into))),
@@ -52,7 +49,7 @@ pub(crate) fn watch_to_control(client: &Client) -> BoxStream<'static, Watched> {
         follow(Api::<objects::Pod>::all(client.clone()), alive, "pods", Fed::Pod),
         follow_all::<objects::Node, _>(client, "nodes", Fed::Node),
         follow_all::<wire::Class, _>(client, "deviceclasses", Fed::Class),
-        follow_all::<wire::Slice, _>(client, "resourceslices", Fed::Slice),
+        follow_all::<objects::Slice, _>(client, "resourceslices", Fed::Slice),
         follow_all::<objects::Claim, _>(client, "resourceclaims", Fed::Claim),
         follow_all::<wire::Rule, _>(client, RULES, Fed::Rule)
             .map(|watched| none_if_unserved(watched, Fed::Rule(Step::None)))
@@ -110,9 +107,7 @@ fn none_if_unserved<C>(
     none: C,
 ) -> Result<C, (&'static str, watcher::Error)> {
     match watched {
-        Err((_, watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 404 => {
-            Ok(none)
-        }
+        Err((_, watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 404 => Ok(none),
         watched => watched,
     }
 }
@@ -123,10 +118,7 @@ mod tests {
 
     fn failed(code: u16) -> Result<Change, (&'static str, watcher::Error)> {
         let status = kube::core::Status::failure("no", "reason").with_code(code).boxed();
-        Err((
-            RULES,
-            watcher::Error::InitialListFailed(kube::Error::Api(status)),
-        ))
+        Err((RULES, watcher::Error::InitialListFailed(kube::Error::Api(status))))
     }
 
     #[test]

@@ -115,7 +115,11 @@ fn what_the_values_offer_is_accepted() {
         &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
         &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],
         &["allocator=to-scheduler", "controller.replicas=3"],
-        &["allocator=controller", "controller.holdTimeout=2m", "admission.foreignClasses={nic}"],
+        &[
+            "allocator=controller",
+            "controller.holdTimeout=2m",
+            "admission.foreignClasses={nic}",
+        ],
     ] {
         let rendered = render(&helm, values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
@@ -163,7 +167,10 @@ fn rights(rendered: &[Value], kind: &str, role: &str) -> Vec<String> {
         };
         for group in words(&rule["apiGroups"]) {
             for resource in words(&rule["resources"]) {
-                rights.push(format!("{group}/{resource}: {}{named}", words(&rule["verbs"]).join(" ")));
+                rights.push(format!(
+                    "{group}/{resource}: {}{named}",
+                    words(&rule["verbs"]).join(" ")
+                ));
             }
         }
     }
@@ -229,7 +236,10 @@ fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
 
 /// What the one container of this kind of object is started with.
 fn arguments(rendered: &[Value], kind: &str) -> Vec<String> {
-    let object = rendered.iter().find(|object| object["kind"] == kind).expect("the object");
+    let object = rendered
+        .iter()
+        .find(|object| object["kind"] == kind)
+        .expect("the object");
     let arguments = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
     let arguments = arguments.expect("arguments").iter();
     arguments
@@ -251,8 +261,14 @@ fn plugin_and_controller_change_modes_together() {
         let says = |kind: &str, flag: &str| arguments(&rendered, kind).iter().any(|argument| argument == flag);
         assert!(says("DaemonSet", &format!("--allocator={plugin}")), "{value}");
         assert!(says("Deployment", &format!("--allocator={controller}")), "{value}");
-        assert_eq!(says("Deployment", "--lease-name=x-controller"), controller == "controller");
-        let deployment = rendered.iter().find(|object| object["kind"] == "Deployment").expect("it");
+        assert_eq!(
+            says("Deployment", "--lease-name=x-controller"),
+            controller == "controller"
+        );
+        let deployment = rendered
+            .iter()
+            .find(|object| object["kind"] == "Deployment")
+            .expect("it");
         assert_eq!(deployment["spec"]["replicas"], replicas, "{value}");
     }
     let without_policy = render(&helm, &["allocator=controller", "admission.claims=false"]);
@@ -273,12 +289,23 @@ fn in_controller_mode_only_foreign_classes_tolerate_everything() {
     let Some(helm) = helm("in_controller_mode_only_foreign_classes_tolerate_everything") else {
         return;
     };
-    let values = ["admission.foreignClasses={nic,gpu,mine}", "admission.derivedClasses={mine}"];
+    let values = [
+        "admission.foreignClasses={nic,gpu,mine}",
+        "admission.derivedClasses={mine}",
+    ];
     let scheduler = policies(&render(&helm, &values).expect("rendered"));
     assert!(!scheduler.contains("variables.foreign"));
     let values = [&values[..], &["allocator=controller"]].concat();
     let controller = policies(&render(&helm, &values).expect("rendered"));
-    assert_eq!(controller.matches("!(a.ask.deviceClassName in variables.foreign)").count(), 2);
+    assert_eq!(
+        controller
+            .matches("!(a.ask.deviceClassName in variables.foreign)")
+            .count(),
+        2
+    );
     // A class of ours is not foreign whatever the list says.
-    assert_eq!(controller.matches(r#""expression":"['nic']","name":"foreign""#).count(), 2);
+    assert_eq!(
+        controller.matches(r#""expression":"['nic']","name":"foreign""#).count(),
+        2
+    );
 }

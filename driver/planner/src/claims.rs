@@ -167,7 +167,19 @@ impl Claims {
         }
         if state == State::Doubtful {
             known.pause(now);
+            // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
+            known.flight.take_if(|flight| flight.given.is_none());
         }
+    }
+
+    /// Writes that found a newer version which a list from after that does not have: something else refuses them.
+    pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
+        let not_moved = self.known.iter().filter(|(_, known)| {
+            known.flight.as_ref().is_some_and(|flight| {
+                matches!(flight.state, State::Moved { at } if at <= asked) && flight.version == known.claim.version
+            })
+        });
+        not_moved.map(|(key, _)| key.clone()).collect()
     }
 
     /// The write was not sent. What an earlier one left in doubt still is.
@@ -180,18 +192,20 @@ impl Claims {
         }
     }
 
-    /// Gives up on writes that nobody reports on. Whether there were any.
-    pub(crate) fn lose(&mut self, now: Time) -> bool {
-        let mut any = false;
+    /// Gives up on writes that nobody reports on; when the next one is due.
+    pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
+        let mut next = None;
         for known in self.known.values_mut() {
-            if let Some(flight) = &mut known.flight
-                && matches!(flight.state, State::Sent { at } if now.since(at) >= LOST)
-            {
-                flight.state = State::Doubtful;
-                any = true;
+            let Some(flight) = &mut known.flight else {
+                continue;
+            };
+            match flight.state {
+                State::Sent { at } if now.since(at) >= LOST => flight.state = State::Doubtful,
+                State::Sent { at } => next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST)))),
+                State::Moved { .. } | State::Doubtful => {}
             }
         }
-        any
+        next
     }
 }
 
@@ -210,6 +224,11 @@ impl Known {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+    }
+
+    /// Whether the last write to the claim as it is was refused, or had no answer.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
     }
 
     pub(crate) fn is_quiet(&self, now: Time) -> bool {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
-use vgpu_allocator::{Index, SelectorCache, node_selector};
+use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
 
 use crate::allocation::{as_controller, as_scheduler, hold, node_of, pin};
 use crate::avoid::Avoided;
@@ -40,6 +40,8 @@ pub(crate) enum Waits {
     Done,
     /// Slices that are to be read again first.
     ForSlices(Vec<String>),
+    /// Others have their turn; what was said last holds still.
+    Until(Time),
     For(Box<Verdict>),
 }
 
@@ -56,6 +58,7 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) supply: &'a Supply,
     pub(crate) avoided: &'a Avoided,
     pub(crate) index: &'a mut Index,
+    pub(crate) budget: &'a mut Budget,
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
     pub(crate) term: &'a Term,
@@ -112,11 +115,17 @@ impl<'a> Placing<'a, '_> {
             any_avoided |= is_avoided;
             !is_avoided && fits(node)
         };
-        let mistake = |error: vgpu_allocator::AllocateError| Waits::from(Verdict::Mistake(error.to_string()));
         let mut placement = self
             .index
-            .allocate_where(&asked, policy, &mut first_choice, self.cache, self.share_id)
-            .map_err(mistake)?;
+            .allocate_within(
+                &asked,
+                policy,
+                &mut first_choice,
+                self.budget,
+                self.cache,
+                self.share_id,
+            )
+            .map_err(verdict)?;
         if placement.is_none() && any_avoided {
             // Rather a node where it failed before than none.
             let mut any = |node: &str| {
@@ -126,8 +135,8 @@ impl<'a> Placing<'a, '_> {
             };
             placement = self
                 .index
-                .allocate_where(&asked, policy, &mut any, self.cache, self.share_id)
-                .map_err(mistake)?;
+                .allocate_within(&asked, policy, &mut any, self.budget, self.cache, self.share_id)
+                .map_err(verdict)?;
         }
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
@@ -213,6 +222,13 @@ impl<'a> Placing<'a, '_> {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
         marked && known.claim.is_protected && known.flight.is_none() && !known.is_quiet(self.now)
     }
+}
+
+fn verdict(error: AllocateError) -> Waits {
+    Waits::from(match error {
+        AllocateError::Exhausted { .. } => Verdict::Unanswered,
+        error => Verdict::Mistake(error.to_string()),
+    })
 }
 
 fn check_pins(pinned: &[(String, Option<&NodeSelector>)], cluster: &Cluster, node: &str) -> Result<(), Refusal> {

@@ -13,6 +13,7 @@ use crate::avoid::Avoided;
 use crate::change::Ask;
 use crate::claims::{Claims, State};
 use crate::cluster::Cluster;
+use crate::effort::Efforts;
 use crate::supply::Supply;
 use crate::term::{Stage, Term};
 use crate::time::Time;
@@ -69,6 +70,7 @@ pub struct Planner {
     users: HashMap<String, BTreeSet<String>>,
     supply: Supply,
     avoided: Avoided,
+    efforts: Efforts,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -114,6 +116,7 @@ impl Planner {
             users: HashMap::new(),
             supply: Supply::new(settings.settle),
             avoided: Avoided::default(),
+            efforts: Efforts::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
@@ -168,7 +171,9 @@ impl Planner {
         }
         self.is_dirty = false;
         let mut plan = Plan::default();
-        self.claims.lose(now);
+        if let Some(lost) = self.claims.lose(now) {
+            soonest(&mut plan.wake, lost, now);
+        }
         if let Some(term) = self.term.clone() {
             if now < term.until {
                 self.lead(&term, now, &mut plan);
@@ -226,7 +231,9 @@ impl Planner {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
                 let known = self.claims.get(&key)?;
-                known.hold().filter(|hold| hold.name == pod.name)?;
+                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
+                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
+                (is_held || is_reserved).then_some(())?;
                 crate::allocation::node_of(known.allocation()?).map(str::to_owned)
             })
         });

@@ -20,6 +20,8 @@ struct Desk {
     version: u64,
     claims: Vec<Claim>,
     nodes: usize,
+    /// A webhook refuses marks on this claim.
+    unmarkable: Option<&'static str>,
 }
 
 fn slice(at: usize) -> Value {
@@ -40,6 +42,7 @@ impl Desk {
             version: 10,
             claims: Vec::new(),
             nodes,
+            unmarkable: None,
         };
         desk.lead("1.a");
         desk
@@ -79,7 +82,12 @@ impl Desk {
         self.tell(Change::Pods(Vec::new()));
         self.tell(Change::Nodes((0..self.nodes).map(node).collect()));
         let read_at = Some(self.time());
-        self.tell(Change::Slices { slices, read: read_at });
+        let version = Version(self.version);
+        self.tell(Change::Slices {
+            slices,
+            version,
+            read: read_at,
+        });
         self.tell(Change::Classes(classes));
         self.tell(Change::Rules(Vec::new()));
         self.list();
@@ -142,6 +150,15 @@ impl Desk {
 
     fn perform(&mut self, write: &Write) {
         let intent = write.intent.clone();
+        if matches!(intent, Intent::Mark { .. }) {
+            let known = self.claims.iter().find(|claim| claim.asked.metadata.name == write.name);
+            let known = known.expect("it is written to");
+            let no_finalizers = known.is_deleted && !known.is_protected;
+            if no_finalizers || self.unmarkable == Some(write.name.as_str()) {
+                let refused = Outcome::Refused("admission webhook denied the request".to_owned());
+                return self.planner.report(write.id, refused, self.time());
+            }
+        }
         let claim = self.edit(&write.name, |claim| match intent {
             Intent::Mark { epoch } => {
                 claim.epoch = Some(epoch);
@@ -257,8 +274,8 @@ fn a_claim_is_marked_allocated_held_and_released() {
     let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
     desk.edit("c", |claim| claim.reserved_for.push(entry));
     assert!(desk.settle().0.is_empty());
-    desk.now += 100_000;
-    assert!(desk.settle().0.is_empty(), "however long binding takes");
+    desk.now += 29_000;
+    assert!(desk.settle().0.is_empty(), "it is being bound");
     desk.pod("p", &["c"], json!({"spec": {"nodeName": "n0"}}));
     assert_eq!(kinds(&desk.settle().0), ["release"]);
     assert!(desk.settle().0.is_empty(), "kube-controller-manager does the rest");
@@ -457,4 +474,184 @@ fn a_second_pod_of_a_claim_is_told_that_it_does_not_move() {
     let (writes, verdicts) = desk.settle();
     assert!(writes.is_empty());
     assert_eq!(said(&verdicts), ["AllocatedElsewhere"]);
+}
+
+/// Of node n0: 16 GPUs of which no two have the same `own`.
+fn hard_slice() -> Value {
+    let added = Time::from_millis(START - 60_000).to_string();
+    let gpu = |at: usize| {
+        json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": at}},
+            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}]})
+    };
+    json!({"metadata": {"name": "hard"}, "spec": {"driver": "dra.vgpu", "nodeName": "n0",
+        "pool": {"name": "hard", "generation": 1, "resourceSliceCount": 1},
+        "devices": (0..16).map(gpu).collect::<Vec<_>>()}})
+}
+
+#[test]
+fn claims_without_an_answer_do_not_stop_others() {
+    let mut desk = Desk::new(2);
+    desk.tell(Change::Slice {
+        slice: read(hard_slice()),
+        read: None,
+    });
+    desk.list();
+    for at in 0..30 {
+        let name = format!("a{at}");
+        let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
+        desk.claim(&name, Value::Array((0..9).map(request).collect()));
+        let constraint = json!([{"requests": ["r7", "r8"], "matchAttribute": "dra.vgpu/own"}]);
+        desk.edit(&name, |claim| {
+            claim.asked.spec.devices.constraints = read(constraint);
+        });
+        desk.pod(&name, &[&name], json!({}));
+    }
+    desk.fraction("c", 3);
+    desk.pod("last", &["c"], json!({}));
+    let (_, verdicts) = desk.settle();
+    assert!(desk.node_of("c").is_some());
+    let unanswered = said(&verdicts);
+    assert_eq!(
+        unanswered.iter().filter(|reason| **reason == "NoAnswerInTime").count(),
+        30,
+        "{unanswered:?}"
+    );
+    // Asked again one at a time, each after its pause; nothing new is said.
+    for _ in 0..4 {
+        let plan = desk.plan();
+        let wake = plan.wake.expect("they are tried again").millis();
+        assert!(wake > desk.now && plan.verdicts.is_empty(), "{:?}", plan.verdicts);
+        desk.now = wake;
+    }
+}
+
+#[test]
+fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
+    let mut desk = Desk::new(2);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
+    desk.edit("c", |claim| claim.reserved_for.push(entry));
+    let plan = desk.plan();
+    let wake = plan.wake.expect("it ends");
+    assert!(wake.millis() <= desk.now + 30_000);
+    desk.now += 30_000;
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(
+        (kinds(&writes), said(&verdicts)),
+        (vec!["release"], vec!["HoldTimeout"])
+    );
+    assert_eq!(
+        desk.node_of("c").as_deref(),
+        Some("n0"),
+        "it may be bound at any moment"
+    );
+    desk.now += 10_000;
+    assert!(desk.settle().0.is_empty());
+    // It cannot be: kube-scheduler takes the allocation away.
+    desk.edit("c", |claim| {
+        claim.asked.status.allocation = None;
+        claim.reserved_for.clear();
+    });
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    assert_eq!(desk.node_of("c").as_deref(), Some("n1"), "elsewhere first");
+}
+
+#[test]
+fn a_claim_that_takes_no_mark_stops_no_new_leader() {
+    // One that is being deleted takes no finalizer; nobody can allocate it either.
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.edit("c", |claim| {
+        claim.is_deleted = true;
+        claim.is_protected = false;
+    });
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    assert!(desk.settle().0.is_empty() && desk.planner.is_leading());
+
+    let mut desk = Desk::new(1);
+    desk.unmarkable = Some("c");
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("d", &["d"], json!({}));
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    desk.pod("d", &["d"], json!({}));
+    let begin = desk.now;
+    let mut said_so = false;
+    while !desk.planner.is_leading() {
+        assert!(desk.now - begin <= 31_000, "it waits for ever");
+        said_so |= said(&desk.settle().1).contains(&"WriteRefused");
+        desk.now += 500;
+    }
+    assert!(desk.now - begin >= 30_000, "what was decided before has time to land");
+    for _ in 0..200 {
+        desk.now += 500;
+        let (_, verdicts) = desk.settle();
+        said_so |= said(&verdicts).contains(&"WriteRefused");
+    }
+    assert!(said_so && desk.node_of("d").is_some());
+    desk.unmarkable = None;
+    desk.now += 60_000;
+    desk.pod("c", &["c"], json!({}));
+    desk.settle();
+    assert!(desk.node_of("c").is_some());
+}
+
+#[test]
+fn a_conflict_without_a_newer_version_is_a_refusal() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    for pause in [1_000, 2_000, 4_000] {
+        let plan = desk.plan();
+        assert_eq!(kinds(&plan.writes), ["mark"], "after {pause}");
+        desk.planner.report(plan.writes[0].id, Outcome::Conflict, desk.time());
+        assert!(desk.plan().writes.is_empty(), "a watch may bring the newer version");
+        desk.now += 5_000;
+        let plan = desk.plan();
+        assert_eq!(plan.asks, [Ask::Claims]);
+        desk.list();
+        let plan = desk.plan();
+        assert!(plan.writes.is_empty(), "not at once");
+        desk.now += pause;
+    }
+    let (writes, _) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"]);
+    desk.pod("p", &["c"], json!({}));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+}
+
+#[test]
+fn a_pod_with_gates_waits_and_its_gang_with_it() {
+    let gated = |gang: bool, gates: usize| {
+        let gates: Vec<Value> = (0..gates).map(|_| json!({"name": "quota"})).collect();
+        let annotations = match gang {
+            true => json!({"dra.vgpu/gang": "g", "dra.vgpu/gang-size": "2"}),
+            false => json!({}),
+        };
+        json!({"metadata": {"annotations": annotations}, "spec": {"schedulingGates": gates}})
+    };
+    let mut desk = Desk::new(2);
+    for name in ["a", "b", "alone"] {
+        desk.fraction(name, 3);
+    }
+    desk.pod("alone", &["alone"], gated(false, 1));
+    desk.pod("a", &["a"], gated(true, 0));
+    desk.pod("b", &["b"], gated(true, 1));
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"; 3]);
+    let [(_, verdict)] = &verdicts[..] else {
+        panic!("{verdicts:?}");
+    };
+    assert_eq!(
+        verdict.to_string(),
+        "gang g has 1 of 2 pods, and 1 more with spec.schedulingGates"
+    );
+    desk.pod("alone", &["alone"], gated(false, 0));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.pod("b", &["b"], gated(true, 0));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"; 2]);
 }

@@ -64,7 +64,11 @@ fn read(origin: Option<i64>, elapsed: Duration, machine: Duration) -> (i64, Time
     let by_machine = millis(machine).saturating_sub(millis(elapsed));
     let origin = origin.map_or(by_machine, |known| known.max(by_machine));
     let now = Time::from_millis(origin.saturating_add(millis(elapsed)));
-    (now.millis() - millis(elapsed), now, now.since(Time::from_millis(millis(machine))))
+    (
+        now.millis() - millis(elapsed),
+        now,
+        now.since(Time::from_millis(millis(machine))),
+    )
 }
 
 #[cfg(test)]

@@ -68,7 +68,9 @@ impl Elector {
         };
         self.seen = Some((version, since));
         let spec = lease.spec.as_ref();
-        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let holder = spec
+            .and_then(|spec| spec.holder_identity.as_deref())
+            .unwrap_or_default();
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let duration = seconds.map_or(DURATION, Duration::from_secs);
@@ -324,6 +326,10 @@ mod tests {
         assert_eq!(spec(&taken).lease_transitions, Some(5));
         assert_eq!(spec(&renewed).lease_transitions, Some(4));
         assert_eq!(spec(&taken).holder_identity.as_deref(), Some("me"));
-        assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"), "the precondition");
+        assert_eq!(
+            taken.metadata.resource_version.as_deref(),
+            Some("7"),
+            "the precondition"
+        );
     }
 }

@@ -6,15 +6,17 @@
 //! ```
 //!
 //! A list that the planner is told of replaces all that it knows of the kind, so its objects are gathered until it ends;
-//! a list that breaks off is begun anew by the watch, and what it had brought is dropped.
+//! a list that breaks off is begun anew by the watch, and what it had brought is dropped. A watch does not say as of
+//! which version it listed; the newest version in the list stands for that. What was newer and is gone is left over, so
+//! claims are listed once more and such slices are read ([`Feed::left_over`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
-use vgpu_allocator::model::{self, DeviceClass, DeviceTaintRule, ResourceSlice};
-use vgpu_planner::Change;
-use vgpu_planner::model::{Claim, Node, Pod, Version};
+use vgpu_allocator::model::{self, DeviceClass, DeviceTaintRule};
+use vgpu_planner::model::{Claim, Node, Pod, Slice, Version};
+use vgpu_planner::{Ask, Change};
 
 use super::objects;
 use crate::cluster::{self, Step};
@@ -27,7 +29,7 @@ pub enum Fed {
     Pod(Step<objects::Pod>),
     Node(Step<objects::Node>),
     Class(Step<wire::Class>),
-    Slice(Step<wire::Slice>),
+    Slice(Step<objects::Slice>),
     Claim(Step<objects::Claim>),
     Rule(Step<wire::Rule>),
 }
@@ -38,10 +40,13 @@ pub struct Feed {
     pods: Vec<Pod>,
     nodes: Vec<Node>,
     classes: Vec<DeviceClass>,
-    slices: Vec<ResourceSlice>,
+    slices: Vec<Slice>,
     claims: Vec<Claim>,
     rules: BTreeMap<String, DeviceTaintRule>,
     is_listing_rules: bool,
+    /// Names of slices that the watch brought, and has not called gone.
+    known: BTreeSet<String>,
+    left_over: Vec<Ask>,
 }
 
 impl Fed {
@@ -64,7 +69,13 @@ impl Fed {
                 }))
             })?),
             Self::Class(step) => To::Class(step.as_ref().with(|class| Some(class.clone().into()))?),
-            Self::Slice(step) => To::Slice(step.as_ref().with(|slice| Some(slice.clone().into()))?),
+            Self::Slice(step) => To::Slice(step.as_ref().with(|slice| {
+                let facts = slice.object.as_ref().map(|slice| slice.facts.clone());
+                Some(facts.unwrap_or_else(|| model::ResourceSlice {
+                    metadata: metadata(slice.meta()),
+                    ..model::ResourceSlice::default()
+                }))
+            })?),
             Self::Claim(step) => To::Claim(step.as_ref().with(|claim| {
                 let asked = claim.object.as_ref().map(|claim| claim.asked.clone());
                 Some(asked.unwrap_or_else(|| model::ResourceClaim {
@@ -147,18 +158,26 @@ impl Feed {
                     })
                 },
             ),
-            Fed::Slice(step) => gather(
-                &mut self.slices,
-                step,
-                |slice| Some(slice.into()),
-                |slice| Change::Slice { slice, read: None },
-                |slices| Change::Slices { slices, read: None },
-                |slice| {
-                    Some(Change::SliceGone {
-                        name: metadata(slice.meta()).name,
-                    })
-                },
-            ),
+            Fed::Slice(step) => {
+                self.keep_books(&step);
+                gather(
+                    &mut self.slices,
+                    step,
+                    |slice| slice.object,
+                    |slice| Change::Slice { slice, read: None },
+                    |slices| Change::Slices {
+                        version: slices.iter().map(|slice| slice.version).max().unwrap_or_default(),
+                        slices,
+                        read: None,
+                    },
+                    |slice| {
+                        Some(Change::SliceGone {
+                            name: metadata(slice.meta()).name,
+                            version: Some(version(slice.meta())?),
+                        })
+                    },
+                )
+            }
             Fed::Claim(step) => gather(
                 &mut self.claims,
                 step,
@@ -177,6 +196,29 @@ impl Feed {
                 },
             ),
             Fed::Rule(step) => self.rule(step),
+        }
+    }
+
+    /// What is to be read because the last list may not have told of its end; once.
+    pub fn left_over(&mut self) -> Vec<Ask> {
+        std::mem::take(&mut self.left_over)
+    }
+
+    fn keep_books(&mut self, step: &Step<objects::Slice>) {
+        match step {
+            Step::Begin | Step::Listed(_) => {}
+            Step::Changed(slice) => {
+                self.known.insert(metadata(slice.meta()).name);
+            }
+            Step::Gone(slice) => {
+                self.known.remove(&metadata(slice.meta()).name);
+            }
+            Step::End | Step::None => {
+                let listed: BTreeSet<String> = self.slices.iter().map(|slice| slice.name().to_owned()).collect();
+                let gone = std::mem::take(&mut self.known);
+                self.left_over.extend(gone.difference(&listed).cloned().map(Ask::Slice));
+                self.known = listed;
+            }
         }
     }
 
@@ -258,6 +300,39 @@ mod tests {
             panic!("it is not gone");
         };
         assert_eq!((key.as_str(), version), ("ns/a", Version(11)));
+    }
+
+    #[test]
+    fn a_slice_that_a_list_does_not_bring_is_read() {
+        let slice = |name: &str| -> objects::Slice {
+            let text = format!(r#"{{"metadata":{{"name":"{name}","resourceVersion":"5"}},"spec":{{}}}}"#);
+            serde_json::from_str(&text).unwrap()
+        };
+        let mut feed = Feed::default();
+        for step in [
+            Step::Begin,
+            Step::Listed(slice("a")),
+            Step::Listed(slice("b")),
+            Step::End,
+        ] {
+            feed.take(Fed::Slice(step));
+        }
+        feed.take(Fed::Slice(Step::Changed(slice("c"))));
+        feed.take(Fed::Slice(Step::Gone(slice("b"))));
+        assert!(feed.left_over().is_empty());
+        for step in [Step::Begin, Step::Listed(slice("a"))] {
+            feed.take(Fed::Slice(step));
+        }
+        let list = feed.take(Fed::Slice(Step::End));
+        assert!(matches!(
+            list,
+            Some(Change::Slices {
+                version: Version(5),
+                ..
+            })
+        ));
+        assert_eq!(feed.left_over(), [Ask::Slice("c".into())]);
+        assert!(feed.left_over().is_empty());
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub struct Planned<K, T> {
 
 pub type Pod = Planned<core::Pod, PodObject>;
 pub type Node = Planned<core::Node, model::Node>;
+pub type Slice = Planned<resource::ResourceSlice, model::Slice>;
 pub type Claim = Planned<resource::ResourceClaim, model::Claim>;
 
 /// A pod for the planner, and for the explanation if it waits.
@@ -85,6 +86,17 @@ impl Readable for model::Node {
     }
 }
 
+impl Readable for model::Slice {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, None)
+    }
+
+    /// A slice without devices.
+    fn salvage(parts: &Parts) -> Option<Self> {
+        parts.whole(false, None).ok()
+    }
+}
+
 impl Readable for model::Claim {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
         parts.whole(true, parts.status())
@@ -133,7 +145,11 @@ impl Readable for PodObject {
             phase: Option<String>,
         }
         let planned: model::Pod = parts.whole(true, parts.status())?;
-        let phase: Phase = parts.status().map(serde_json::from_str).transpose()?.unwrap_or_default();
+        let phase: Phase = parts
+            .status()
+            .map(serde_json::from_str)
+            .transpose()?
+            .unwrap_or_default();
         let may_wait = planned.node.is_none() && phase.phase.as_deref() == Some("Pending");
         let waiting = may_wait
             .then(|| parts.whole::<core::Pod>(true, parts.status()))

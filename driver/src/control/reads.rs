@@ -13,7 +13,6 @@ use vgpu_planner::{Ask, Change};
 
 use super::clock::Clock;
 use super::objects;
-use crate::wire;
 
 const PAGE: u32 = 500;
 /// For one request.
@@ -25,6 +24,8 @@ pub(crate) enum ReadError {
     Claims(#[source] kube::Error),
     #[error("resourceslice {name}: {source}")]
     Slice { name: String, source: kube::Error },
+    #[error("resourceslice {0} cannot be read, not even its version")]
+    Unreadable(String),
     #[error("{what}: no answer within {TIMEOUT:?}")]
     TooSlow { what: String },
     #[error("the list of resourceclaims: {0}")]
@@ -67,18 +68,21 @@ async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
 }
 
 async fn slice(client: &Client, clock: &Clock, name: &str) -> Result<Change, ReadError> {
-    let api: Api<wire::Slice> = Api::all(client.clone());
+    let api: Api<objects::Slice> = Api::all(client.clone());
     let read = Some(clock.now());
     let slice = tokio::time::timeout(TIMEOUT, api.get_opt(name)).await;
     let slice = slice.map_err(|_| ReadError::TooSlow {
         what: format!("resourceslice {name}"),
     })?;
     match slice {
-        Ok(Some(slice)) => Ok(Change::Slice {
-            slice: slice.into(),
-            read,
+        Ok(Some(slice)) => match slice.object {
+            Some(slice) => Ok(Change::Slice { slice, read }),
+            None => Err(ReadError::Unreadable(name.to_owned())),
+        },
+        Ok(None) => Ok(Change::SliceGone {
+            name: name.to_owned(),
+            version: None,
         }),
-        Ok(None) => Ok(Change::SliceGone { name: name.to_owned() }),
         Err(source) => Err(ReadError::Slice {
             name: name.to_owned(),
             source,

@@ -16,8 +16,8 @@ use vgpu_planner::{Ask, Change, Intent, Outcome, Term, Write, WriteId};
 
 use super::clock::Clock;
 use super::elect::Election;
-use super::writer::{Fence, send};
 use super::reads;
+use super::writer::{Fence, send};
 
 /// Method, path with query, body.
 type Sent = (String, String, Value);
@@ -156,7 +156,11 @@ async fn every_write_lands_on_its_version_alone() {
         };
         let path = path.split('?').next().unwrap();
         let base = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c";
-        let expected = if is_status { format!("{base}/status") } else { base.to_owned() };
+        let expected = if is_status {
+            format!("{base}/status")
+        } else {
+            base.to_owned()
+        };
         assert_eq!((method.as_str(), path, body), ("PATCH", expected.as_str(), &patch));
     }
 }
@@ -277,7 +281,11 @@ async fn one_leads_and_the_other_follows_when_it_ends() {
     let (mut second, stop_second, second_task) = begin("second");
     let waited = tokio::time::timeout(Duration::from_secs(3), second.wait_for(Option::is_some)).await;
     assert!(waited.is_err(), "two lead");
-    assert_eq!(first.borrow().as_ref().map(|term| &term.epoch), Some(&led.epoch), "it is renewed");
+    assert_eq!(
+        first.borrow().as_ref().map(|term| &term.epoch),
+        Some(&led.epoch),
+        "it is renewed"
+    );
     drop(stop);
     task.await.unwrap();
     assert!(first.borrow().is_none());

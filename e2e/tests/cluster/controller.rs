@@ -48,13 +48,19 @@ fn check_allocation(claim: &Value) -> Result<()> {
         {"key": "metadata.name", "operator": "In", "values": ["node1"]}]}]});
     let marked = claim["metadata"]["annotations"]["dra.vgpu/epoch"].is_string();
     for (what, is_so) in [
-        ("the controller's toleration", list(result, "/tolerations").contains(&ours)),
+        (
+            "the controller's toleration",
+            list(result, "/tolerations").contains(&ours),
+        ),
         ("a shareID", result["shareID"].is_string()),
         ("consumedCapacity", result["consumedCapacity"]["memory"].is_string()),
         ("a time", allocation["allocationTimestamp"].is_string()),
         ("the pin to its node", allocation["nodeSelector"] == pin),
         ("a mark", marked),
-        ("the finalizer", list(claim, "/metadata/finalizers").contains(&json!(FINALIZER))),
+        (
+            "the finalizer",
+            list(claim, "/metadata/finalizers").contains(&json!(FINALIZER)),
+        ),
     ] {
         if !is_so {
             bail!("the claim has not {what}: {claim}");
@@ -66,7 +72,10 @@ fn check_allocation(claim: &Value) -> Result<()> {
 fn one_pod() -> Result<()> {
     shared::in_namespace_of(shared::controlled()?, "one-pod", |installed, kube| {
         let slices = kube.get(&["resourceslices"])?;
-        for device in list(&slices, "/items").iter().flat_map(|slice| list(slice, "/spec/devices")) {
+        for device in list(&slices, "/items")
+            .iter()
+            .flat_map(|slice| list(slice, "/spec/devices"))
+        {
             let is_gpu = device["attributes"]["type"]["string"] == "gpu";
             let tainted = list(device, "/taints")
                 .iter()
@@ -93,7 +102,11 @@ fn one_pod() -> Result<()> {
         }
         devices.dedup();
         if devices.len() != 1 {
-            bail!("two small claims are on {} of {} GPUs", devices.len(), installed.gpus.len());
+            bail!(
+                "two small claims are on {} of {} GPUs",
+                devices.len(),
+                installed.gpus.len()
+            );
         }
         wait(LIMIT, "the hold to be released", || {
             let claim = kube.get(&["resourceclaim", "alone"])?;
@@ -130,7 +143,9 @@ fn told() -> Result<()> {
         kube.apply(&(claim("huge", "9Ti") + &named("greedy", "huge")))?;
         wait(LIMIT, "an event that names the memory, not the taint", || {
             let events = kube.events("greedy", "VgpuClaimPending")?;
-            let says = events.iter().any(|event| event.contains("Capacity: ") && !event.contains("Taint: "));
+            let says = events
+                .iter()
+                .any(|event| event.contains("Capacity: ") && !event.contains("Taint: "));
             says.then_some(Some(())).context(events.join(" | "))
         })
     })
@@ -145,7 +160,9 @@ fn hold_runs_out() -> Result<()> {
         let allocation = || -> Result<Value> { Ok(kube.get(&["resourceclaim", "one"])?["status"].clone()) };
         wait(SETTLED, "a device to be held", || {
             let status = allocation()?;
-            let held = list(&status, "/reservedFor").iter().any(|entry| entry["resource"] == "holds");
+            let held = list(&status, "/reservedFor")
+                .iter()
+                .any(|entry| entry["resource"] == "holds");
             Ok((held && !status["allocation"].is_null()).then_some(()))
         })?;
         let first = allocation()?["allocation"]["allocationTimestamp"].clone();
@@ -199,8 +216,16 @@ fn tolerations() -> Result<()> {
             ("vgpu", everything(), Some("tolerates every taint")),
             ("of-somebody", everything(), Some("tolerates every taint")),
             ("nic.example", everything(), None),
-            ("nic.example", json!({"key": KEY, "operator": "Exists"}), Some("remove the toleration")),
-            ("of-somebody", json!({"key": "example.com/other", "operator": "Exists"}), None),
+            (
+                "nic.example",
+                json!({"key": KEY, "operator": "Exists"}),
+                Some("remove the toleration"),
+            ),
+            (
+                "of-somebody",
+                json!({"key": "example.com/other", "operator": "Exists"}),
+                None,
+            ),
         ] {
             let object = of(class, toleration).to_string();
             let said = kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &object)?;

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -204,7 +204,9 @@ impl Checker {
         for claim in claims["items"].as_array().into_iter().flatten() {
             sums.set(claim)?;
         }
-        let version = claims["metadata"]["resourceVersion"].as_str().context("a list without version")?;
+        let version = claims["metadata"]["resourceVersion"]
+            .as_str()
+            .context("a list without version")?;
         let watch = format!("{path}?watch=true&resourceVersion={version}");
         let mut child = kube.command(["get", "--raw", &watch])?;
         let mut child = child.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?;

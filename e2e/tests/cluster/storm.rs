@@ -91,7 +91,13 @@ fn end_one(installed: &shared::Installed, project: &Kube<'_>, round: usize) -> R
             .map(drop),
         // New pods for both: the old ones were told to wait longer with each restart.
         _ => {
-            let pods = ["delete", "pods", "-l", "app.kubernetes.io/component=controller", "--wait=false"];
+            let pods = [
+                "delete",
+                "pods",
+                "-l",
+                "app.kubernetes.io/component=controller",
+                "--wait=false",
+            ];
             project.run(&pods).map(drop)
         }
     }

@@ -56,7 +56,7 @@ impl Planner {
                 if held.until <= now {
                     lapsed.extend(held.pod.and_then(gang::of));
                 }
-            } else if known.claim.reserved_for.is_empty() && known.claim.allocation().is_some() {
+            } else if known.claim.allocation().is_some() {
                 soonest(&mut plan.wake, known.since.after(self.settings.hold), now);
             }
         }
@@ -106,7 +106,17 @@ impl Planner {
         units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
         // A gang stands where the first of its pods does.
         units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
+        self.efforts.begin_round();
         for (gang, pods) in units {
+            if self.efforts.is_round_over() {
+                // What is decided goes out first.
+                for key in &pods {
+                    self.wait(key, Waits::Until(now), now, plan);
+                }
+                self.is_dirty = true;
+                plan.wake = Some(now);
+                continue;
+            }
             match gang {
                 None => self.place_one(term, &pods[0], now, plan),
                 Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
@@ -118,7 +128,7 @@ impl Planner {
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.cluster.pod(key)?;
         Some((
-            self.avoided.count(&pod.uid),
+            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid),
             Reverse(pod.priority),
             pod.created,
             key.to_owned(),
@@ -175,20 +185,25 @@ impl Planner {
 
     fn place(&mut self, term: &Term, key: &str, now: Time) -> Result<Placed, Waits> {
         let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
+        let mut budget = self.efforts.budget(&pod.uid, now).map_err(Waits::Until)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
-        Placing {
+        let placed = Placing {
             cluster: &self.cluster,
             claims: &self.claims,
             supply: &self.supply,
             avoided: &self.avoided,
             index: &mut self.index,
+            budget: &mut budget,
             cache: &mut self.cache,
             share_id: &mut self.share_id,
             term,
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
         }
-        .place(pod)
+        .place(pod);
+        let is_answered = !matches!(&placed, Err(Waits::For(why)) if **why == Verdict::Unanswered);
+        self.efforts.spent(&pod.uid, budget.spent(), is_answered, now);
+        placed
     }
 
     fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
@@ -213,6 +228,13 @@ impl Planner {
             Waits::ForSlices(slices) => {
                 for slice in slices {
                     self.ask(Ask::Slice(slice), now, plan);
+                }
+                return;
+            }
+            Waits::Until(until) => {
+                soonest(&mut plan.wake, until, now);
+                if let Some(pod) = self.cluster.pod(key) {
+                    self.told.stays(about_pod(pod));
                 }
                 return;
             }
