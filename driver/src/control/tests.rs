@@ -279,8 +279,8 @@ async fn one_leads_and_the_other_follows_when_it_ends() {
     let (mut first, stop, task) = begin("first");
     let led = first.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     let (mut second, stop_second, second_task) = begin("second");
-    let waited = tokio::time::timeout(Duration::from_secs(3), second.wait_for(Option::is_some)).await;
-    assert!(waited.is_err(), "two lead");
+    let waited = tokio::time::timeout(Duration::from_secs(3), second.wait_for(Option::is_some));
+    assert!(waited.await.is_err(), "two lead");
     assert_eq!(
         first.borrow().as_ref().map(|term| &term.epoch),
         Some(&led.epoch),
