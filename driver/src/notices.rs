@@ -350,4 +350,61 @@ mod tests {
         notices.failed(&second, seconds(305));
         assert_eq!(notices.due(seconds(310)), vec![second]);
     }
+    fn about(name: &str, object: Object) -> About {
+        About {
+            object,
+            key: key(name),
+            uid: format!("uid-{name}"),
+            decided: true,
+        }
+    }
+
+    fn decision(text: &str) -> Verdict {
+        Verdict {
+            kind: Kind::Decided("HoldTimeout"),
+            text: text.into(),
+        }
+    }
+
+    #[test]
+    fn a_decision_is_told_once_and_beside_an_explanation() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        assert!(notices.tell(about("a", Object::Pod), decision("too slow"), seconds(0)));
+        let mut said = texts(notices.due(seconds(0)));
+        said.sort();
+        assert_eq!(said, ["full", "too slow"]);
+        notices.observe(vec![], seconds(1));
+        assert_eq!(notices.due(seconds(1)), vec![]);
+        assert_eq!((notices.next(), notices.is_empty()), (None, true));
+        // Another one waits until the first was seen; the same one in between is said already.
+        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(2));
+        notices.tell(about("b", Object::Claim), decision("cleared"), seconds(2));
+        assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);
+        notices.tell(about("b", Object::Claim), decision("given"), seconds(3));
+        assert_eq!(notices.due(seconds(16)), vec![]);
+        assert_eq!(texts(notices.due(seconds(17))), ["given"]);
+        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(60));
+        assert_eq!(texts(notices.due(seconds(60))), ["too slow"], "it happened again");
+    }
+
+    #[test]
+    fn a_decision_that_could_not_be_told_is_told_later() {
+        let mut notices = notices();
+        notices.tell(about("a", Object::Claim), decision("cleared"), seconds(0));
+        let due = notices.due(seconds(0));
+        notices.failed(&due[0], seconds(1));
+        assert_eq!(notices.due(seconds(5)), vec![]);
+        assert_eq!(texts(notices.due(seconds(6))), ["cleared"]);
+    }
+
+    #[test]
+    fn decisions_without_end_do_not_take_memory_without_end() {
+        let mut notices = notices();
+        for number in 0..MOST_TOLD {
+            assert!(notices.tell(about(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
+        }
+        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(0)));
+        assert!(notices.tell(about("0", Object::Claim), decision("y"), seconds(0)));
+    }
 }
