@@ -67,8 +67,9 @@ impl Server {
 }
 
 fn status(code: u16) -> (u16, Value) {
+    let reason = if code == 404 { "NotFound" } else { "Other" };
     let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": "no", "reason": "Reason", "code": code});
+        "message": "no", "reason": reason, "code": code});
     (code, body)
 }
 
