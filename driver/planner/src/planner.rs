@@ -1,6 +1,7 @@
 //! The state, changes to it, and the plan that follows from it.
 
 mod fencing;
+mod gangs;
 mod round;
 mod taking;
 
