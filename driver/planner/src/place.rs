@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
 use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
 
-use crate::allocation::{as_controller, as_scheduler, hold, node_of, pin};
+use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::avoid::Avoided;
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
@@ -164,7 +164,7 @@ impl<'a> Placing<'a, '_> {
                     }
                 }
             }
-            allocation.node_selector = Some(pin(&placement.node));
+            allocation.node_selector = Some(NodeSelector::only(&placement.node));
             allocation.allocation_timestamp = Some(now.to_string());
             given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }

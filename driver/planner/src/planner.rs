@@ -41,7 +41,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             hold: Duration::from_secs(30),
-            settle: Duration::from_secs(30),
+            settle: Duration::from_secs(vgpu_api::allocator_taint::MIN_AGE_SECONDS),
             oldest_decision: Duration::from_secs(10),
             oldest_slice: Duration::from_secs(5),
         }
