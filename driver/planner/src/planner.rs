@@ -150,6 +150,7 @@ impl Planner {
             }
             (_, None) => {} // a newer version has settled it
             (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
+                self.claims.succeed(&key);
             (Outcome::Unknown, Some(key)) => self.claims.set_state(&key, State::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
                 self.claims.set_state(&key, State::Doubtful, now);
