@@ -199,6 +199,19 @@ impl Claims {
         }
     }
 
+    /// The clock was set back: nothing was noted later than now.
+    pub(crate) fn set_back(&mut self, now: Time) {
+        for known in self.known.values_mut() {
+            known.since = known.since.min(now);
+            known.quiet_until = None;
+            if let Some(flight) = &mut known.flight
+                && let State::Sent { at } | State::Moved { at } = &mut flight.state
+            {
+                *at = now.min(*at);
+            }
+        }
+    }
+
     /// Gives up on writes that nobody reports on; when the next one is due.
     pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
         let mut next = None;

@@ -752,3 +752,34 @@ fn a_gang_that_does_not_fit_is_not_searched_for_all_the_time() {
     let wake = desk.plan().wake.expect("it is searched for again");
     assert!(wake.millis() > desk.now + 100, "{wake:?}");
 }
+
+#[test]
+fn a_clock_that_is_set_back_stops_nothing_and_vouches_for_nothing() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.now -= 20_000;
+    assert!(desk.plan().writes.is_empty(), "by a lease that nobody can judge");
+    assert!(!desk.planner.is_leading());
+    let term = Term {
+        epoch: "1.a".into(),
+        until: desk.time().after(Duration::from_secs(3_600)),
+    };
+    desk.tell(Change::Lease(Some(term)));
+    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    desk.list();
+    desk.pod("q", &["d"], json!({}));
+    let plan = desk.plan();
+    assert!(plan.writes.is_empty(), "the slice was read nobody knows when");
+    assert_eq!(plan.asks, [Ask::Slice("s0".into())]);
+    desk.now += 5_000;
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.now += 25_000;
+    assert_eq!(
+        kinds(&desk.settle().0)[0],
+        "clear",
+        "thirty seconds after the clock was set"
+    );
+}
