@@ -81,6 +81,13 @@ impl Claims {
         !is_gone && self.accept(claim, now)
     }
 
+    /// A write has landed: the next one that does not is the first.
+    pub(crate) fn succeed(&mut self, key: &str) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.failures = 0;
+        }
+    }
+
     fn accept(&mut self, claim: Claim, now: Time) -> bool {
         let key = claim.key();
         let Some(known) = self.known.get_mut(&key) else {
@@ -192,6 +199,19 @@ impl Claims {
         }
     }
 
+    /// The clock was set back: nothing was noted later than now.
+    pub(crate) fn set_back(&mut self, now: Time) {
+        for known in self.known.values_mut() {
+            known.since = known.since.min(now);
+            known.quiet_until = None;
+            if let Some(flight) = &mut known.flight
+                && let State::Sent { at } | State::Moved { at } = &mut flight.state
+            {
+                *at = now.min(*at);
+            }
+        }
+    }
+
     /// Gives up on writes that nobody reports on; when the next one is due.
     pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
         let mut next = None;
@@ -226,7 +246,7 @@ impl Known {
         self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
     }
 
-    /// Whether the last write to the claim as it is was refused, or had no answer.
+    /// Whether the last write that anything was heard of was refused, or had no answer.
     pub(crate) fn has_failed(&self) -> bool {
         self.failures > 0
     }

@@ -5,7 +5,7 @@
 //! pause that grows alike, so that what it takes of the time does not; and among all pods that were expensive one at a
 //! time is thought about, with a rest after each. Pods that are cheap, as nearly all are, wait for none of this.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use vgpu_allocator::Budget;
@@ -22,12 +22,14 @@ const CHEAP: u64 = 20_000;
 const ROUND: u64 = 1_000_000;
 /// A pod's pause, for each step that it took.
 const PAUSE: Duration = Duration::from_micros(20);
+/// How a gang's key begins; its searches are counted beside pods.
+pub(crate) const GANG: &str = "gang ";
 /// What all expensive pods rest together, for each step that one took.
 const REST: Duration = Duration::from_micros(2);
 
 #[derive(Debug, Default)]
 pub(crate) struct Efforts {
-    /// By the pod's uid; of those that were expensive.
+    /// By the pod's uid, or the gang; of those that were expensive.
     known: HashMap<String, Effort>,
     rest_until: Time,
     this_round: u64,
@@ -81,6 +83,11 @@ impl Efforts {
 
     pub(crate) fn forget(&mut self, pod: &str) {
         self.known.remove(pod);
+    }
+
+    /// All but these.
+    pub(crate) fn forget_gangs(&mut self, but: &BTreeSet<String>) {
+        self.known.retain(|key, _| !key.starts_with(GANG) || but.contains(key));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The state, changes to it, and the plan that follows from it.
 
 mod fencing;
+mod gangs;
 mod round;
 mod taking;
 
@@ -16,7 +17,7 @@ use crate::cluster::Cluster;
 use crate::effort::Efforts;
 use crate::supply::Supply;
 use crate::term::{Stage, Term};
-use crate::time::Time;
+use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 
@@ -40,7 +41,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             hold: Duration::from_secs(30),
-            settle: Duration::from_secs(30),
+            settle: Duration::from_secs(vgpu_api::allocator_taint::MIN_AGE_SECONDS),
             oldest_decision: Duration::from_secs(10),
             oldest_slice: Duration::from_secs(5),
         }
@@ -82,6 +83,7 @@ pub struct Planner {
     refusals: HashMap<String, String>,
     is_dirty: bool,
     wake: Option<Time>,
+    latest: Latest,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -126,6 +128,7 @@ impl Planner {
             refusals: HashMap::new(),
             is_dirty: true,
             wake: None,
+            latest: Latest::default(),
         }
     }
 
@@ -137,6 +140,7 @@ impl Planner {
 
     /// Takes in what came of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
+        let now = self.at(now);
         let flying = self.claims.of_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
@@ -146,6 +150,7 @@ impl Planner {
                 if self.claims.answer(*claim, now) {
                     self.recount(&key);
                 }
+                self.claims.succeed(&key);
             }
             (_, None) => {} // a newer version has settled it
             (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
@@ -163,6 +168,7 @@ impl Planner {
 
     /// What is to be done. Without a change, and before the last plan's `wake`, nothing is.
     pub fn plan(&mut self, now: Time) -> Plan {
+        let now = self.at(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
             return Plan {
                 wake: self.wake,
@@ -183,6 +189,23 @@ impl Planner {
         }
         self.wake = plan.wake;
         plan
+    }
+
+    /// Takes in the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
+    /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
+    fn at(&mut self, now: Time) -> Time {
+        let (now, is_set_back) = self.latest.take(now);
+        if is_set_back {
+            self.set_term(None, now);
+            self.asked.clear();
+            self.avoided = Avoided::default();
+            self.efforts = Efforts::default();
+            self.claims.set_back(now);
+            self.supply.set_back(now);
+            self.wake = None;
+            self.is_dirty = true;
+        }
+        now
     }
 
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {

@@ -184,6 +184,16 @@ impl Supply {
         }
     }
 
+    /// The clock was set back: nobody knows when anything was read. Devices that were taken over stay so; what settles
+    /// does so by the next list.
+    pub(crate) fn set_back(&mut self, now: Time) {
+        self.listed = None;
+        for slice in self.slices.values_mut() {
+            slice.read = None;
+            slice.seen = slice.seen.min(now);
+        }
+    }
+
     /// When the next device has settled: a list of the claims asked for then makes it the controller's.
     pub(crate) fn next_ready(&self) -> Option<Time> {
         self.slices.values().flat_map(Slice::ready).min()

@@ -655,3 +655,131 @@ fn a_pod_with_gates_waits_and_its_gang_with_it() {
     desk.pod("b", &["b"], gated(true, 0));
     assert_eq!(kinds(&desk.settle().0), ["allocate"; 2]);
 }
+
+/// A member of gang g, of so many, that can go to these nodes alone.
+fn member(size: usize, nodes: &[usize]) -> Value {
+    let term =
+        |at: &usize| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [format!("n{at}")]}]});
+    let terms = json!({"nodeSelectorTerms": nodes.iter().map(term).collect::<Vec<_>>()});
+    json!({"metadata": {"annotations": {"dra.vgpu/gang": "g", "dra.vgpu/gang-size": size.to_string()}},
+        "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}})
+}
+
+/// Whether each can have a node of its own, by trying everything.
+fn can_be_matched(wanted: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
+    let Some(nodes) = wanted.get(taken.len()) else {
+        return true;
+    };
+    nodes.iter().any(|node| {
+        if taken.contains(node) {
+            return false;
+        }
+        taken.push(*node);
+        let fits = can_be_matched(wanted, taken);
+        taken.pop();
+        fits
+    })
+}
+
+#[test]
+fn a_gang_of_four_on_four_nodes_gets_places_whenever_there_are() {
+    let (mut fitted, mut greedy) = (0, 0);
+    for seed in 0..120_u64 {
+        // Each member can go to two nodes or one.
+        let bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let node = |at: u32| (bits >> (16 + 2 * at) & 3) as usize;
+        let wanted: Vec<Vec<usize>> = (0..4).map(|at| vec![node(2 * at), node(2 * at + 1)]).collect();
+        let mut desk = Desk::new(4);
+        for (at, nodes) in wanted.iter().enumerate() {
+            let name = format!("m{at}");
+            desk.fraction(&name, 8);
+            desk.pod(&name, &[&name], member(4, nodes));
+        }
+        let (writes, verdicts) = desk.settle();
+        let allocated = kinds(&writes).iter().filter(|kind| **kind == "allocate").count();
+        let expected = can_be_matched(&wanted, &mut Vec::new());
+        assert_eq!(allocated, if expected { 4 } else { 0 }, "{wanted:?}");
+        assert_eq!(said(&verdicts).is_empty(), expected, "{wanted:?}");
+        fitted += usize::from(expected);
+        let mut taken = Vec::new();
+        for nodes in &wanted {
+            let mut nodes = nodes.clone();
+            nodes.sort_unstable();
+            taken.extend(nodes.into_iter().find(|node| !taken.contains(node)));
+        }
+        greedy += usize::from(taken.len() == 4);
+    }
+    assert!(
+        fitted < 120 && greedy + 10 < fitted,
+        "{fitted} fit, {greedy} one by one: it tests little"
+    );
+}
+
+#[test]
+fn a_gang_reads_all_its_slices_at_once() {
+    let mut desk = Desk::new(6);
+    desk.now += 10_000;
+    for at in 0..6 {
+        let name = format!("m{at}");
+        desk.fraction(&name, 8);
+        desk.pod(&name, &[&name], member(6, &[0, 1, 2, 3, 4, 5]));
+    }
+    let marks = desk.plan();
+    for write in &marks.writes {
+        desk.perform(write);
+    }
+    let asks = desk.plan().asks;
+    assert_eq!(asks.len(), 6, "{asks:?}");
+    for ask in asks {
+        let Ask::Slice(name) = ask else { panic!("a list") };
+        let slice = read(slice(name[1..].parse().unwrap()));
+        let read = Some(desk.time());
+        desk.tell(Change::Slice { slice, read });
+    }
+    assert_eq!(kinds(&desk.plan().writes), ["allocate"; 6]);
+}
+
+#[test]
+fn a_gang_that_does_not_fit_is_not_searched_for_all_the_time() {
+    let mut desk = Desk::new(3);
+    for at in 0..8 {
+        let name = format!("m{at}");
+        desk.fraction(&name, 8);
+        desk.pod(&name, &[&name], member(8, &[0, 1, 2][at % 2..]));
+    }
+    let (writes, verdicts) = desk.settle();
+    assert_eq!((kinds(&writes), said(&verdicts)), (vec!["mark"; 8], vec!["GangWaits"]));
+    let wake = desk.plan().wake.expect("it is searched for again");
+    assert!(wake.millis() > desk.now + 100, "{wake:?}");
+}
+
+#[test]
+fn a_clock_that_is_set_back_stops_nothing_and_vouches_for_nothing() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.now -= 20_000;
+    assert!(desk.plan().writes.is_empty(), "by a lease that nobody can judge");
+    assert!(!desk.planner.is_leading());
+    let term = Term {
+        epoch: "1.a".into(),
+        until: desk.time().after(Duration::from_secs(3_600)),
+    };
+    desk.tell(Change::Lease(Some(term)));
+    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    desk.list();
+    desk.pod("q", &["d"], json!({}));
+    let plan = desk.plan();
+    assert!(plan.writes.is_empty(), "the slice was read nobody knows when");
+    assert_eq!(plan.asks, [Ask::Slice("s0".into())]);
+    desk.now += 5_000;
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.now += 25_000;
+    assert_eq!(
+        kinds(&desk.settle().0)[0],
+        "clear",
+        "thirty seconds after the clock was set"
+    );
+}

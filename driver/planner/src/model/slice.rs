@@ -1,30 +1,23 @@
 //! Slices.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use vgpu_allocator::model::{Metadata, ResourceSlice, SliceSpec};
 
 use super::Version;
-use super::meta::{Meta, or_default};
+use super::meta::Object;
 
 /// A slice and its version: a watch that lags must not bring back what a read has overtaken.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(from = "Raw")]
+#[serde(from = "Object<SliceSpec, IgnoredAny>")]
 pub struct Slice {
     pub version: Version,
     /// As the allocator knows it.
     pub facts: ResourceSlice,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Raw {
-    metadata: Meta,
-    #[serde(deserialize_with = "or_default")]
-    spec: SliceSpec,
-}
-
-impl From<Raw> for Slice {
-    fn from(raw: Raw) -> Self {
+impl From<Object<SliceSpec, IgnoredAny>> for Slice {
+    fn from(raw: Object<SliceSpec, IgnoredAny>) -> Self {
         Self {
             version: raw.metadata.resource_version,
             facts: ResourceSlice {

@@ -15,6 +15,7 @@ use crate::time::Time;
 impl Planner {
     /// Takes in one change.
     pub fn apply(&mut self, change: Change, now: Time) {
+        let now = self.at(now);
         match change {
             Change::Pod(pod) => self.set_pod(pod),
             Change::PodGone { key } => self.remove_pod(&key),
@@ -89,7 +90,7 @@ impl Planner {
         }
     }
 
-    fn set_term(&mut self, term: Option<Term>, now: Time) {
+    pub(super) fn set_term(&mut self, term: Option<Term>, now: Time) {
         let same = |old: &Term| term.as_ref().is_some_and(|new| new.epoch == old.epoch);
         if !self.term.as_ref().is_some_and(same) {
             self.is_dirty = true;

@@ -37,7 +37,7 @@ pub(crate) struct Api {
     /// for sabotage.
     pub(crate) oldest: BTreeMap<String, u64>,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
-    slice_versions: BTreeMap<String, Version>,
+    pub(crate) slice_versions: BTreeMap<String, Version>,
     pub(crate) classes: BTreeMap<String, DeviceClass>,
     pub(crate) lease: Lease,
     /// When the oldest write was decided that is in the air.
