@@ -22,8 +22,8 @@ flock 9 # two runs at once take turns
 zigbuild_ready
 
 say "building the programs and libraries (glibc $GLIBC)"
-cargo zigbuild --release --target $TRIPLE.$GLIBC \
-  -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml
+cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
+cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml
 cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload
 # A target folder of its own, so that the flag does not rebuild what others share.
 cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
@@ -37,9 +37,9 @@ place() {
   mv -f "$dist/.${2##*/}.new" "$to"
 }
 
-place $TRIPLE/release/vgpu-kubelet-plugin vgpu-kubelet-plugin
-place $TRIPLE/release/vgpu-controller vgpu-controller
-place $TRIPLE/release/vgpu vgpu
+place $TRIPLE/programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
+place $TRIPLE/programs/vgpu-controller vgpu-controller
+place $TRIPLE/programs/vgpu vgpu
 place static/$TRIPLE/release/vgpu-cdi-hook vgpu-cdi-hook
 place $TRIPLE/release/libvgpu.so libvgpu.so
 place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so

@@ -424,32 +424,12 @@ pub fn rounded(bytes: u64, granule: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
-
-    fn account(folder: &std::path::Path) -> Account {
-        let limits = Limits {
-            share: "share".into(),
-            order: 0,
-            gpu: "GPU-0".into(),
-            memory: 1 << 30,
-            cores: 0,
-            compute_policy: ComputePolicy::default(),
-            priority: Priority::default(),
-            host_memory: 0,
-            context_reserve: 0,
-            libcuda: "/libcuda".into(),
-            libnvidia_ml: "/libnvidia-ml".into(),
-        };
-        let path = folder.join(vgpu_abi::paths::LEDGER);
-        std::fs::write(&path, vgpu_abi::ledger::image(&limits)).expect("a ledger");
-        let mark = vgpu_abi::ledger::share_mark(&limits.share, &limits.gpu);
-        Account::new(vec![Share::open(&path, mark, limits.memory).expect("a share")])
-    }
+    use crate::ledger::fresh;
 
     #[test]
     fn two_looks_are_equal_only_if_nothing_changed_between() {
         let folder = tempfile::tempdir().expect("a folder");
-        let account = account(folder.path());
+        let account = Account::new(vec![fresh::share(folder.path(), "share", 1 << 30)]);
         let kept = account.reserve(3 << 20).expect("room");
         let before = account.own();
         assert_eq!((before.bytes(), &before), (3 << 20, &account.own()));

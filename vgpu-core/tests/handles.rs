@@ -4,6 +4,7 @@
 mod support;
 
 use support::caller::Caller;
+use support::hang::guard;
 use support::serve::Truth;
 use support::watched::Watched;
 use support::{Bench, GIB, MIB};
@@ -293,4 +294,18 @@ fn external_memory_is_charged_until_nothing_refers_to_it() {
     one.call("cuMemFree_v2 @2", 0, 64 * MIB);
     one.call("cuMipmappedArrayDestroy @3", 0, 0);
     one.call("cuImportExternalMemory >1 [1,7,0,536870912,0]", 2, 0);
+}
+
+/// Another share's memory, so that nobody else pays for it: charged by the first who opened it, until the last of
+/// them has closed it.
+#[test]
+fn two_threads_that_open_one_handle_at_once_are_charged_once() {
+    let _guard = guard("two threads with one handle");
+    let ours = Bench::with_share(GIB);
+    let theirs = Bench::on_gpu_of(&ours, GIB);
+    let mut maker = ours.serving(&["init", "alloc:64MiB", "export:0"]);
+    let mut client = theirs.serving(&["init"]);
+    assert_eq!(client.ask(&format!("named:{}", maker.ask("name"))), "0");
+    assert_eq!(client.ask("together:2000"), "0", "rounds that were charged wrongly");
+    assert_eq!(theirs.usage("share").charged, 0);
 }

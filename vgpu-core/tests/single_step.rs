@@ -21,6 +21,9 @@
 //!  neighbour           the whole share at once ──► granted: all that the victim held came back
 //! ```
 //!
+//! Of what the neighbour itself has made and the victim imports, it has all until it frees it, before it asks
+//! for the whole share.
+//!
 //! The sample is of stops beside changes and of others. VGPU_EVERY_INSTRUCTION=1 kills at them all, as far as
 //! VGPU_MOST_STOPS (default 6000) allows in one call: of longer ones at every n-th.
 //!
@@ -51,6 +54,10 @@ struct Case {
     call: &'static str,
     /// Another process of the share dies with half of it, just before the call.
     beside_the_dead: bool,
+    /// What the neighbour has made and exported, the client that is led knows by name from its start.
+    of_the_neighbour: bool,
+    /// Just before the call the neighbour frees it.
+    freed: bool,
     /// Shares, of 1 GiB together.
     shares: u64,
 }
@@ -61,7 +68,17 @@ const fn case(symbol: &'static str, before: &'static [&'static str], call: &'sta
         before,
         call,
         beside_the_dead: false,
+        of_the_neighbour: false,
+        freed: false,
         shares: 1,
+    }
+}
+
+/// The same with what another process has made.
+const fn imported(symbol: &'static str, before: &'static [&'static str], call: &'static str) -> Case {
+    Case {
+        of_the_neighbour: true,
+        ..case(symbol, before, call)
     }
 }
 
@@ -130,6 +147,8 @@ impl Drop for View {
 struct Stage {
     bench: Bench,
     neighbour: Serving,
+    /// The name of what the neighbour has exported.
+    name: Option<String>,
     truth: Truth,
     shares: Vec<String>,
 }
@@ -148,8 +167,25 @@ impl Stage {
         Self {
             bench,
             neighbour,
+            name: None,
             truth,
             shares,
+        }
+    }
+
+    /// Has the neighbour make and export what the victim is to know.
+    fn export(&mut self, case: &Case) {
+        if case.of_the_neighbour && self.name.is_none() {
+            assert_eq!(self.neighbour.ask("alloc:64MiB"), "0");
+            assert_eq!(self.neighbour.ask("export:0"), "0");
+            self.name = Some(self.neighbour.ask("name"));
+        }
+    }
+
+    /// Has it free that.
+    fn unmake(&mut self) {
+        if self.name.take().is_some() {
+            assert_eq!(self.neighbour.ask("free:0"), "0");
         }
     }
 
@@ -167,12 +203,18 @@ impl Stage {
     }
 
     /// A client at the first instruction of the call.
-    fn victim(&self, case: &Case) -> std::io::Result<Traced> {
-        let steps = [case.before, &["here", case.call]].concat();
+    fn victim(&mut self, case: &Case) -> std::io::Result<Traced> {
+        self.export(case);
+        let named = self.name.as_ref().map(|name| format!("named:{name}"));
+        let named: Vec<&str> = named.iter().map(String::as_str).collect();
+        let steps = [&named, case.before, &["here", case.call]].concat();
         let mut victim = Traced::start(self.bench.client(&steps))?;
         victim.run_to_here();
         if case.beside_the_dead {
             self.bench.death_with("512MiB");
+        }
+        if case.freed {
+            self.unmake();
         }
         victim.run_into(&dist().join(SHIM_FILE), case.symbol);
         Ok(victim)
@@ -240,6 +282,9 @@ impl Stage {
             assert_eq!(self.neighbour.ask("free:0"), "0", "{name}");
         }
         victim.kill();
+        // What is its own the neighbour has still, and then it has the whole share.
+        self.sound(&name);
+        self.unmake();
         all_is_back(&self.bench, &self.shares, &mut self.neighbour, &mut self.truth, &name);
     }
 
@@ -250,6 +295,7 @@ impl Stage {
             shares,
             neighbour,
             truth,
+            name: _,
         } = self;
         drop((neighbour, truth));
         for one in left {
@@ -417,4 +463,16 @@ fn what_processes_have_together() {
         &["init", "alloc:64MiB", "export:0", "import", "free:0"],
         "close",
     ));
+}
+
+#[test]
+fn what_another_process_made() {
+    let import = &["init", "import"];
+    kill_everywhere(&imported("cuIpcOpenMemHandle_v2", &["init"], "import"));
+    kill_everywhere(&imported("cuIpcOpenMemHandle_v2", import, "import"));
+    kill_everywhere(&imported("cuIpcCloseMemHandle", import, "close"));
+    kill_everywhere(&Case {
+        freed: true,
+        ..imported("cuIpcCloseMemHandle", import, "close")
+    });
 }

@@ -7,28 +7,40 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// CUipcMemHandle, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Handle([u64; 8]);
 
-/// Places on the board.
+/// Places on the board, and the bytes of one: a name, and the PID of who made it, 0 once that has freed it.
 const PLACES: u64 = 24;
+const PLACE: u64 = 128;
 /// What a thread has at most: few, so that all of it is often shared.
 const MOST: usize = 6;
 /// CUDA_ERROR_INVALID_HANDLE: two processes wrote to one place of the board at once.
 const INVALID_HANDLE: i32 = 400;
 
+/// Memory that this process made or imported.
+#[derive(Clone, Copy)]
+struct Had {
+    pointer: u64,
+    name: Handle,
+    bytes: u64,
+    /// Where on the board it was named.
+    at: u64,
+}
+
 /// The name of what was exported last by a step.
 static NAME: Mutex<Handle> = Mutex::new(Handle([0; 8]));
 /// What the threads had at their end: made, and imported.
-static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-static OPENED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+static MADE: Mutex<Vec<Had>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Vec<Had>> = Mutex::new(Vec::new());
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     let cuda = client.cuda();
-    let all = |kept: &Mutex<Vec<u64>>| std::mem::take(&mut *kept.lock().expect("no panic"));
+    let all = |kept: &Mutex<Vec<Had>>| std::mem::take(&mut *kept.lock().expect("no panic"));
     Some(match name {
         // For ever, or until it is asked to stop; `value` is the board's path.
         "exchange" => {
@@ -42,24 +54,99 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             call!(cuda, "cuIpcGetMemHandle" (*mut Handle, u64) (&mut *name, pointer)).to_string()
         }
         "import" => {
-            let (name, mut pointer) = (*NAME.lock().expect("no panic"), 0_u64);
-            let result = call!(cuda, "cuIpcOpenMemHandle_v2" (*mut u64, Handle, u32) (&mut pointer, name, 1));
-            OPENED.lock().expect("no panic").push(pointer);
+            let name = *NAME.lock().expect("no panic");
+            let (result, had) = import(cuda, name, 0);
+            OPENED.lock().expect("no panic").push(had);
             result.to_string()
         }
+        // The name of what was exported last, to be told another client, and the same there.
+        "name" => words(NAME.lock().expect("no panic").0),
+        "named" => {
+            let words: Vec<u64> = value.split('.').map_while(|word| word.parse().ok()).collect();
+            *NAME.lock().expect("no panic") = Handle(words.try_into().expect("eight words"));
+            "0".into()
+        }
+        // So many times two threads import what was named last, at once.
+        "together" => together(client, crate::size(value)).to_string(),
+        // What it has by now of what was made or imported: name and bytes of each.
+        "had" => [&MADE, &OPENED].map(told).concat(),
         // Closes all that was imported, frees all that was made.
         "close" => all(&OPENED)
             .into_iter()
-            .map(|pointer| close(cuda, pointer))
+            .map(|had| close(cuda, had.pointer))
             .sum::<i32>()
             .to_string(),
         "unmake" => all(&MADE)
             .into_iter()
-            .map(|pointer| free(cuda, pointer))
+            .map(|had| free(cuda, had.pointer))
             .sum::<i32>()
             .to_string(),
         _ => return None,
     })
+}
+
+/// Where two threads meet, to go on at once.
+#[derive(Default)]
+struct Gate(AtomicU64);
+
+impl Gate {
+    fn pass(&self) {
+        let both = (self.0.fetch_add(1, Ordering::AcqRel) / 2 + 1) * 2;
+        let mut rounds = Rounds::new(0);
+        let mut looks = 0;
+        while self.0.load(Ordering::Acquire) < both && rounds.next() {
+            looks += 1;
+            if looks > 2000 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// In how many rounds the memory was not charged once, for as long as either thread had it.
+fn together(client: &mut Client, rounds: u64) -> u64 {
+    let (cuda, name, gate) = (client.cuda() as usize, *NAME.lock().expect("no panic"), Gate::default());
+    let (_, idle, _) = client.info();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let cuda = cuda as *mut c_void;
+            storm::enter(cuda);
+            for _ in 0..rounds {
+                gate.pass();
+                let (_, had) = import(cuda, name, 0);
+                gate.pass();
+                gate.pass();
+                close(cuda, had.pointer);
+                gate.pass();
+            }
+        });
+        let mut wrong = 0;
+        for _ in 0..rounds {
+            gate.pass();
+            let (result, had) = import(cuda as *mut c_void, name, 0);
+            gate.pass();
+            let (_, both, _) = client.info();
+            gate.pass();
+            gate.pass();
+            let (_, one, _) = client.info();
+            let closed = close(cuda as *mut c_void, had.pointer);
+            let (_, none, _) = client.info();
+            let held = idle - had.bytes;
+            let is_right = [result, closed] == [0; 2] && [both, one, none] == [held, held, idle];
+            wrong += u64::from(!is_right);
+        }
+        wrong
+    })
+}
+
+fn told(kept: &Mutex<Vec<Had>>) -> String {
+    let kept = kept.lock().expect("no panic");
+    let one = |had: &Had| format!("{}:{} ", words(had.name.0), had.bytes);
+    kept.iter().map(one).collect()
+}
+
+fn words(words: [u64; 8]) -> String {
+    words.map(|word| word.to_string()).join(".")
 }
 
 fn close(cuda: *mut c_void, pointer: u64) -> i32 {
@@ -79,7 +166,7 @@ fn exchange(cuda: usize, seed: u64, board: &str) -> u64 {
     let (mut made, mut opened, mut count) = (Vec::new(), Vec::new(), 0);
     let mut rounds = Rounds::new(0);
     while !storm::stopped() && rounds.next() {
-        let at = next() % PLACES * 64;
+        let at = next() % PLACES * PLACE;
         match next() % 4 {
             0 if made.len() < MOST => made.extend(make(cuda, (2 + next() % 24) << 20, &board, at)),
             1 if opened.len() < MOST => {
@@ -88,12 +175,13 @@ fn exchange(cuda: usize, seed: u64, board: &str) -> u64 {
                 opened.extend(new);
             }
             2 if !opened.is_empty() => {
-                let pointer = opened.swap_remove(next() as usize % opened.len());
-                assert_eq!(close(cuda, pointer), 0, "cuIpcCloseMemHandle");
+                let had: Had = opened.swap_remove(next() as usize % opened.len());
+                assert_eq!(close(cuda, had.pointer), 0, "cuIpcCloseMemHandle");
             }
             3 if !made.is_empty() => {
-                let pointer = made.swap_remove(next() as usize % made.len());
-                assert_eq!(free(cuda, pointer), 0, "cuMemFree");
+                let had: Had = made.swap_remove(next() as usize % made.len());
+                withdraw(&board, &had);
+                assert_eq!(free(cuda, had.pointer), 0, "cuMemFree");
             }
             _ => {}
         }
@@ -103,24 +191,65 @@ fn exchange(cuda: usize, seed: u64, board: &str) -> u64 {
     count
 }
 
-fn make(cuda: *mut c_void, bytes: u64, board: &File, at: u64) -> Option<u64> {
-    let (mut pointer, mut handle) = (0_u64, Handle([0; 8]));
+fn make(cuda: *mut c_void, bytes: u64, board: &File, at: u64) -> Option<Had> {
+    let (mut pointer, mut name) = (0_u64, Handle([0; 8]));
     let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
     if !storm::granted("cuMemAlloc", result) {
         return None;
     }
-    let named = call!(cuda, "cuIpcGetMemHandle" (*mut Handle, u64) (&mut handle, pointer));
+    let named = call!(cuda, "cuIpcGetMemHandle" (*mut Handle, u64) (&mut name, pointer));
     assert_eq!(named, 0, "cuIpcGetMemHandle");
-    let bytes: Vec<u8> = handle.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-    board.write_all_at(&bytes, at).expect("a place");
-    Some(pointer)
+    let words = name.0.iter().copied().chain([std::process::id().into()]);
+    let words: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    board.write_all_at(&words, at).expect("a place");
+    Some(Had {
+        pointer,
+        name,
+        bytes,
+        at,
+    })
 }
 
-fn open(cuda: *mut c_void, board: &File, at: u64) -> Option<u64> {
-    let mut bytes = [0_u8; 64];
+/// A name, and who made it.
+fn read(board: &File, at: u64) -> (Handle, u64) {
+    let mut bytes = [0_u8; 72];
     board.read_exact_at(&mut bytes, at).expect("a place");
     let word = |index: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte]));
-    let (handle, mut pointer) = (Handle(std::array::from_fn(word)), 0_u64);
-    let result = call!(cuda, "cuIpcOpenMemHandle_v2" (*mut u64, Handle, u32) (&mut pointer, handle, 1));
-    (result != INVALID_HANDLE && storm::granted("cuIpcOpenMemHandle", result)).then_some(pointer)
+    (Handle(std::array::from_fn(word)), word(8))
+}
+
+/// Takes what is about to be freed off the board, if it is still there.
+fn withdraw(board: &File, had: &Had) {
+    if read(board, had.at).0.0 == had.name.0 {
+        board.write_all_at(&[0; 72], had.at).expect("a place");
+    }
+}
+
+/// What no living process has made, no driver would open, but the software GPU does.
+fn open(cuda: *mut c_void, board: &File, at: u64) -> Option<Had> {
+    let (name, maker) = read(board, at);
+    if !std::path::Path::new(&format!("/proc/{maker}/fd/0")).exists() {
+        return None;
+    }
+    let (result, had) = import(cuda, name, at);
+    (result != INVALID_HANDLE && storm::granted("cuIpcOpenMemHandle", result)).then_some(had)
+}
+
+/// The driver's answer, and what is had if that is 0.
+fn import(cuda: *mut c_void, name: Handle, at: u64) -> (i32, Had) {
+    let (mut pointer, mut start, mut bytes) = (0_u64, 0_u64, 0_usize);
+    let result = call!(cuda, "cuIpcOpenMemHandle_v2" (*mut u64, Handle, u32) (&mut pointer, name, 1));
+    if result == 0 {
+        let asked =
+            call!(cuda, "cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64) (&mut start, &mut bytes, pointer));
+        assert_eq!(asked, 0, "cuMemGetAddressRange");
+    }
+    let bytes = bytes as u64;
+    let had = Had {
+        pointer,
+        name,
+        bytes,
+        at,
+    };
+    (result, had)
 }

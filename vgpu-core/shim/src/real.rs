@@ -7,7 +7,8 @@
 //!
 //! libcuda is opened with the process's state; NVML, which many programs never need, when the first of its
 //! functions is: by any thread, and by a fork child too, whose parent did not need it. Both names are asked for
-//! again then.
+//! again then. Who needs it under a lock of ours asks for it before ([`need_nvml`]): a constructor that runs
+//! while it is opened may call the driver.
 //!
 //! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
 //! there for that, and leads what the loader binds to it to us. NVML is there and cannot be opened: one line,
@@ -63,10 +64,18 @@ fn library(index: usize) -> *mut c_void {
     if known.is_null() { open_nvml() } else { known }
 }
 
-/// Two threads that come here at once get the same handle.
+/// Opens NVML now, if it can be opened.
+pub(crate) fn need_nvml() {
+    library(CUDA);
+}
+
+/// Two threads that come here at once get the same handle. What cannot be opened is not tried again.
 #[cold]
 fn open_nvml() -> *mut c_void {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static FAILED: AtomicBool = AtomicBool::new(false);
+    if FAILED.load(Ordering::Relaxed) {
+        return core::ptr::null_mut();
+    }
     // SAFETY: null, or a path that is leaked and never changed.
     let Some(path) = (unsafe { NVML.load(Ordering::Acquire).as_ref() }) else {
         return core::ptr::null_mut();
@@ -75,10 +84,12 @@ fn open_nvml() -> *mut c_void {
     let _no_fork = fork::guard();
     take_names();
     let own = crate::table::nvml::nvmlInit_v2 as *const ();
-    match load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
+    if let Err(reason) = load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
+        let is_first = !FAILED.swap(true, Ordering::Relaxed);
         // A container may have libcuda without it; who asks for it then hears "not found".
-        Err(reason) if path.exists() && !SAID.swap(true, Ordering::Relaxed) => stderr::say(&reason),
-        _ => {}
+        if is_first && path.exists() {
+            stderr::say(&reason);
+        }
     }
     HANDLES[1].load(Ordering::Acquire)
 }

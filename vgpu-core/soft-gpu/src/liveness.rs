@@ -101,14 +101,25 @@ pub enum Pulse {
     Dead(#[allow(dead_code, reason = "its shared lock keeps the place from being taken")] File),
 }
 
-/// Asks the kernel. What cannot be asked (no descriptor left, say) counts as alive: nothing is taken away.
+/// Asks the kernel. What cannot be asked (no descriptor left, say) counts as alive: nothing is taken away. So does
+/// what was asked of another file: a program that closes every descriptor closes this one too, and its number is
+/// another file's then.
 pub fn pulse(dir: &Path, place: usize) -> Pulse {
-    match File::open(path(dir, place)) {
+    let path = path(dir, place);
+    match File::open(&path) {
         Ok(file) => match try_lock(&file, libc::LOCK_SH) {
-            Ok(true) => Pulse::Dead(file),
+            Ok(true) if is_at(&file, &path) => Pulse::Dead(file),
             _ => Pulse::Alive,
         },
         Err(_) => Pulse::Alive,
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let inode = |found: fs::Metadata| (found.dev(), found.ino());
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(there)) => inode(held) == inode(there),
+        _ => false,
     }
 }
 

@@ -9,17 +9,19 @@ use crate::ledger::share::Share;
 
 impl Account {
     /// Moves a charge to objects that are found by `key`, as far as there is room for it: so memory that
-    /// another process of the same shares imports is charged once. What is not moved is charged to each.
+    /// another process of the same shares imports is charged once. What is not moved is charged to each, and
+    /// moved by a later export if there is room then.
     pub fn export(&self, charge: &mut Charge, key: Key) {
+        let is_known = |part: &Part| self.share(*part)?.exports(part.reservation, key);
+        // A part that is found by it already says that it is the same memory as before, and names the rest.
         let rest = charge.rest.iter().flat_map(|rest| rest.iter());
-        let mut parts = std::iter::once(&charge.first).chain(rest);
-        if parts.all(|part| self.share(*part).and_then(|share| share.exports(part.reservation, key)) == Some(true)) {
-            return;
+        let mut known = std::iter::once(&charge.first).chain(rest).map(is_known);
+        if !known.any(|known| known == Some(true)) {
+            self.hide(key);
         }
-        self.hide(key);
         let rest = charge.rest.iter_mut().flat_map(|rest| rest.iter_mut());
         for part in std::iter::once(&mut charge.first).chain(rest) {
-            // Host memory is never mapped by another process.
+            // Host memory is never mapped by another process. What is an object's already stays it.
             let share = self.share(*part).filter(|_| (part.share as usize) < HOST);
             if let Some(moved) = share.and_then(|share| share.export(part.reservation, part.bytes, key)) {
                 part.reservation = moved;
@@ -61,5 +63,42 @@ impl Account {
             None => self.shares.get(place),
             Some(at) => self.special.get(at),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Kind, fresh};
+
+    const SIZE: u64 = 32 << 20;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn another_export_of_a_split_charge_moves_what_the_first_could_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let share = |name| fresh::share(folder.path(), name, SIZE);
+        let account = Account::new(vec![share("a"), share("b")]);
+        let key = Key::new(Kind::Ipc, 1, [1; 8]);
+        let mut charge = account.reserve(2 * SIZE).expect("room");
+        let imported = || {
+            let found = account.import(key);
+            let bytes = found.as_ref().map(Charge::bytes);
+            found.into_iter().for_each(|charge| account.release(charge));
+            bytes
+        };
+        // The second ledger cannot be opened for a while, so nothing of it can be held.
+        let (ledger, away) = (fresh::ledger(folder.path(), "b"), folder.path().join("away"));
+        std::fs::rename(&ledger, &away).expect("a rename");
+        for _ in 0..2 {
+            account.export(&mut charge, key);
+            assert_eq!(imported(), Some(SIZE), "the first part, however often it is exported");
+        }
+        std::fs::rename(&away, &ledger).expect("a rename");
+        account.export(&mut charge, key);
+        assert_eq!(imported(), Some(2 * SIZE));
+        assert_eq!(account.charged(), 2 * SIZE);
+        account.release(charge);
+        assert_eq!((account.charged(), imported()), (0, None));
     }
 }

@@ -8,17 +8,18 @@ use super::objects::{self, Key, Move};
 use super::operation::Outcome;
 use super::reap::{self, Reap};
 use super::region::{Object, Region, lane_offset};
-use super::share::{LANE_PATIENCE, OWN_LANES, Reservation, Share};
-use crate::os::pinned::PinnedLock;
+use super::share::{OWN_LANES, Reservation, Share};
+use crate::os::pinned::{MOST_SHARED, PinnedLock};
 use crate::os::spin::Spin;
 use crate::os::{errno, file, fork};
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use vgpu_abi::ledger::{LANES, Stamp};
 
-/// How long an export or an import waits for another's reap. It is too much, not too little, if that is in
-/// vain.
+/// How long an export or an import waits for another's reap, and an export for its lane: who exports may hold
+/// back the other threads of its process meanwhile. It is too much, not too little, if that is in vain.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the last holder does, before it leaves the object to the next reap.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -41,15 +42,25 @@ struct Hold {
     _lock: PinnedLock,
 }
 
+impl Holds {
+    /// Whether one more would be refused for sure: cheaper to ask here than for each place of a lock.
+    fn is_full(&self) -> bool {
+        self.list.lock().len() >= MOST_SHARED
+    }
+}
+
 impl Share {
     /// Moves `bytes`, which `reservation` charged in a lane, to an object that is found by `key`. None: there
     /// is no room or no time for it, and they stay where they are.
     #[must_use]
     pub fn export(&self, reservation: Reservation, bytes: u64, key: Key) -> Option<Reservation> {
         let own = self.own.get(reservation.0 as usize)?;
+        if self.holds.is_full() {
+            return None;
+        }
         self.session(PATIENCE, |region| {
-            let (index, object, lock) = self.vacant(region)?;
-            if !own.busy.lock_within(LANE_PATIENCE) {
+            let (index, object, lock) = vacant(region, |index| self.lock(index))?;
+            if !own.busy.lock_within(PATIENCE) {
                 return None;
             }
             let process = self.process.load(Acquire);
@@ -74,15 +85,17 @@ impl Share {
     /// time for it.
     #[must_use]
     pub fn import(&self, key: Key) -> Vec<(Reservation, u64)> {
-        if objects::find(self.region(), key).next().is_none() {
+        if objects::find(self.region(), key).next().is_none() || self.holds.is_full() {
             return Vec::new();
         }
         let found = self.session(PATIENCE, |region| {
             let mut found = Vec::new();
             for (index, bytes) in objects::find(region, key) {
-                let lock = PinnedLock::share(&self.file, self.at + lane_offset(LANES + index));
-                let (Ok(Some(lock)), Some(object)) = (lock, region.objects.get(index)) else {
-                    continue;
+                let (lock, object) = match (self.lock(index), region.objects.get(index)) {
+                    (Ok(Some(lock)), Some(object)) => (lock, object),
+                    // Each further one would be waited for as long.
+                    (Err(_), _) => break,
+                    _ => continue,
                 };
                 objects::enter(object, self.process.load(Acquire));
                 let hold = Hold {
@@ -183,17 +196,9 @@ impl Share {
         Some(())
     }
 
-    /// A free object, with a lock on it.
-    fn vacant<'a>(&self, region: &'a Region) -> Option<(usize, &'a Object, PinnedLock)> {
-        for (index, object) in region.objects.iter().enumerate() {
-            if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
-                continue;
-            }
-            if let Ok(Some(lock)) = PinnedLock::share(&self.file, self.at + lane_offset(LANES + index)) {
-                return Some((index, object, lock));
-            }
-        }
-        None
+    /// A hold on the object `index`; None: somebody has it to himself.
+    fn lock(&self, index: usize) -> io::Result<Option<PinnedLock>> {
+        PinnedLock::share(&self.file, self.at + lane_offset(LANES + index))
     }
 
     fn hold(&self, hold: Hold) -> Reservation {
@@ -219,8 +224,74 @@ impl Share {
     }
 }
 
+/// A free object, with what `lock` answers for it. What fails for one (no descriptor, no place, no guard against
+/// a fork)
+/// fails for the others too, and each would be waited for.
+fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
+    for (index, object) in region.objects.iter().enumerate() {
+        if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
+            continue;
+        }
+        if let Some(lock) = lock(index).ok()? {
+            return Some((index, object, lock));
+        }
+    }
+    None
+}
+
 /// The object of a reservation, and whether it is its maker's.
 fn object_of(reservation: Reservation) -> Option<(usize, bool)> {
     let number = (reservation.0 as usize).checked_sub(OWN_LANES)?;
     Some((number / 2, number % 2 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::objects::Kind;
+    use crate::ledger::{explore, fresh};
+    use crate::os::spin::Patience;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_lock_that_fails_ends_the_search_and_one_that_is_held_does_not() {
+        let region = explore::region();
+        let mut asked = Vec::new();
+        let found = vacant(&region, |index| {
+            asked.push(index);
+            Err::<Option<()>, _>(io::ErrorKind::WouldBlock.into())
+        });
+        assert!(found.is_none());
+        assert_eq!(asked, [0], "the wait for each further one would be as long");
+        let second = vacant(&region, |index| Ok((index > 0).then_some(())));
+        assert_eq!(second.map(|(index, ..)| index), Some(1));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn an_export_does_not_wait_for_a_lane_that_stays_busy() {
+        const BYTES: u64 = 2 << 20;
+        let folder = tempfile::tempdir().expect("a folder");
+        let share = fresh::share(folder.path(), "share", 1 << 30);
+        let reservation = share.reserve(BYTES).expect("room");
+        let (lane, is_done) = (&share.own[0].busy, AtomicBool::new(false));
+        assert!(lane.try_lock());
+        let moved = std::thread::scope(|threads| {
+            // For much longer than an export waits, by the same clock, which stands still while nobody may run.
+            threads.spawn(|| {
+                let mut patience = Patience::new(Duration::from_millis(1500));
+                loop {
+                    if is_done.load(Acquire) || !patience.nap() {
+                        break lane.unlock();
+                    }
+                }
+            });
+            let moved = share.export(reservation, BYTES, Key::new(Kind::Ipc, 1, [1; 8]));
+            is_done.store(true, Release);
+            moved
+        });
+        assert_eq!(moved, None, "it waited until the lane was free");
+        share.release(reservation, BYTES);
+        assert_eq!(share.charged(), 0);
+    }
 }

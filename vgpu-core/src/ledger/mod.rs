@@ -35,6 +35,8 @@ mod explore;
 #[cfg(test)]
 mod explore_objects;
 #[cfg(test)]
+pub(crate) mod fresh;
+#[cfg(test)]
 mod threads;
 
 pub use objects::{Key, Kind};

@@ -24,8 +24,9 @@
 //! - A maker's charge is moved before the handle is given out, an importer holds before the driver is asked,
 //!   and both let go after the driver has.
 //!
-//! How it fails, each time to the side of too much: no object is free, the reaper's lock is not to be had in
-//! time (its holder is frozen), or the descriptors or mappings of a process run out: who exports keeps the
+//! How it fails, each time to the side of too much: no object is free, a process has as many as it may hold
+//! ([`MOST_SHARED`](crate::os::pinned::MOST_SHARED)), the reaper's lock is not to be had in time (its holder is
+//! frozen), or the descriptors or mappings of a process run out: who exports keeps the
 //! charge in its lane, who imports pays for itself. An importer of another share, of another PID namespace
 //! (a handle names its maker in terms of that), or one that a handle reached which its maker got twice by
 //! different names: the same. Garbage in the table: a wrong size is refused by who imports; an object that

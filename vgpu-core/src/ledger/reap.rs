@@ -161,6 +161,15 @@ const CROWDED: usize = LANES / 2;
 /// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
 pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
     let mut count = finish(region)?;
+    // Each lane is asked for once: many objects may name it, and an answer costs a system call.
+    let mut living = [false; LANES];
+    let mut is_dead = |index: usize| match living.get_mut(index) {
+        Some(lives) => {
+            *lives = *lives || !is_dead(index);
+            !*lives
+        }
+        None => is_dead(index),
+    };
     let is_claimed = |lane: &&Lane| !lane.generation.load(Acquire).is_multiple_of(2);
     let is_crowded = region.lanes.iter().filter(is_claimed).count() >= CROWDED;
     for (index, lane) in region.lanes.iter().enumerate().skip(REAPER + 1) {
@@ -248,5 +257,30 @@ mod tests {
             Ok(CROWDED - 1),
             "one lives"
         );
+    }
+
+    #[test]
+    fn a_lane_is_asked_for_once_however_many_objects_name_it() {
+        const OBJECTS: usize = 10;
+        let region = with_dead(4);
+        for object in region.objects.iter().take(OBJECTS) {
+            object.generation.store(1, Release);
+            for (place, holder) in object.holders.iter().enumerate() {
+                let claim = Stamp {
+                    lane: REAPER + 1 + place,
+                    number: 1,
+                };
+                holder.store(claim.pack(), Release);
+            }
+        }
+        region.objects_used.store(OBJECTS as u64, Release);
+        let mut asked = Vec::new();
+        let count = reap(&region, Sought::All, |index| {
+            asked.push(index);
+            false
+        });
+        assert_eq!(count, Ok(0));
+        let all: Vec<usize> = (REAPER + 1..=REAPER + 4).chain(LANES..LANES + OBJECTS).collect();
+        assert_eq!(asked, all);
     }
 }

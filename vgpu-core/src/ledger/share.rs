@@ -36,7 +36,7 @@ const IN_VAIN: u64 = 10_000;
 /// How long a start waits for another's.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
-pub(super) const LANE_PATIENCE: Duration = Duration::from_secs(2);
+const LANE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// An open share.
 #[derive(Debug)]

@@ -11,11 +11,13 @@
 
 use super::spin::Word;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Holds back fork() while a descriptor of ours is open.
 static DESCRIPTORS: Word = Word::new();
+/// The thread that holds them for a fork; 0: none does.
+static FORKING: AtomicUsize = AtomicUsize::new(0);
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE_SIZE: usize = 4096;
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -130,21 +132,73 @@ fn map() -> Option<*mut Page> {
 }
 
 extern "C" fn before() {
-    if !DESCRIPTORS.lock_within(PATIENCE) {
-        // Its holder was swept away or is very slow; an inherited descriptor breaks no limit.
+    // In vain where its holder was swept away or is very slow; an inherited descriptor breaks no limit.
+    if DESCRIPTORS.lock_within(PATIENCE) {
+        FORKING.store(this_thread(), Ordering::Relaxed);
     }
 }
 
 extern "C" fn in_parent() {
-    DESCRIPTORS.unlock();
+    // Another's guard stays locked: who waited in vain has nothing to unlock.
+    let own = FORKING.compare_exchange(this_thread(), 0, Ordering::Relaxed, Ordering::Relaxed);
+    if own.is_ok() {
+        DESCRIPTORS.unlock();
+    }
+}
+
+fn this_thread() -> usize {
+    // SAFETY: takes nothing, and cannot fail.
+    unsafe { libc::pthread_self() as usize }
 }
 
 extern "C" fn in_child() {
+    // Whoever holds it, if not this thread, is not in the child.
+    FORKING.store(0, Ordering::Relaxed);
     DESCRIPTORS.unlock();
     if let Some(page) = NonNull::new(PAGE.load(Ordering::Relaxed)) {
         // SAFETY: as in `current`.
         let page = unsafe { page.as_ref() };
         page.state.store(std::ptr::null_mut(), Ordering::Release);
         page.starting.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// Forks in another thread, and waits for the child.
+    fn fork_elsewhere() {
+        let child = || {
+            // SAFETY: the child does nothing but end.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: ends the child, without the exit handlers of the test.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: our own child, and a place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid, "{pid}");
+        };
+        thread::scope(|scope| scope.spawn(child).join()).expect("forked");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "fork")]
+    fn a_fork_unlocks_no_guard_but_its_own() {
+        // SAFETY: the unit tests have this one state.
+        unsafe { start(|| 0_u8) };
+        let others_get_it = || thread::scope(|scope| scope.spawn(|| guard().is_held()).join()).expect("asked");
+        let held = guard();
+        assert!(held.is_held());
+        fork_elsewhere();
+        assert!(
+            !others_get_it(),
+            "a fork that waited in vain gave away what it did not have"
+        );
+        drop(held);
+        fork_elsewhere();
+        assert!(others_get_it(), "a fork kept what it had");
     }
 }

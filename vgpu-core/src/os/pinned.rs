@@ -13,8 +13,11 @@
 //! How it fails: a raw clone between open and close inherits the descriptor, and keeps the lane
 //! looking alive until it exits or execs; the bytes stay charged meanwhile, so no limit is broken. Of a
 //! reaper's lock it keeps others from reaping for as long, with the same effect.
-//! Where the range is full or refused (a seccomp filter, mmap_min_addr), a lock lies anywhere: a dead
-//! process's bytes may then be given back microseconds before its driver lets go of them.
+//! Where the range is refused (a seccomp filter, mmap_min_addr), a lock lies anywhere: a dead process's
+//! bytes may then be given back microseconds before its driver lets go of them. So does a lane's or a
+//! reaper's when their part of the range is full, which takes some thirty shares in one process. Of holds on
+//! exported objects a program may want any number: they have a part of their own, and one that finds it full
+//! is refused, for what it is about can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
 use super::{file, fork};
@@ -26,10 +29,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const PAGE: usize = 4096;
 /// Where locks lie: above every usual mmap_min_addr, below programs that are linked to fixed addresses.
 const LOW: usize = 0x10_0000;
-/// Pages of that range; a process holds a few locks a share.
-const PLACES: usize = 512;
-/// The page that the next lock tries first.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// The most locks that others may have too, in one process.
+pub const MOST_SHARED: usize = 400;
+/// Pages for locks of one's own, a few a share, and behind them for shared ones.
+static OWN: Places = Places::new(0, 112);
+static SHARED: Places = Places::new(112, MOST_SHARED);
+
+/// Some pages of that range.
+#[derive(Debug)]
+struct Places {
+    first: usize,
+    count: usize,
+    /// The page that the next lock tries first.
+    next: AtomicUsize,
+}
 
 /// A shared mapping of the start of a file.
 #[derive(Debug)]
@@ -59,18 +72,8 @@ impl Mapping {
         Self::place(file, offset, size, libc::PROT_READ | libc::PROT_WRITE, None)
     }
 
-    /// Maps a page that only holds the file, below all else.
-    fn low(file: &OwnedFd) -> io::Result<Self> {
-        for _ in 0..PLACES {
-            let at = LOW + NEXT.fetch_add(1, Ordering::Relaxed) % PLACES * PAGE;
-            match Self::place(file, 0, PAGE, libc::PROT_NONE, Some(at)) {
-                // A kernel before 4.17 takes the address for a hint.
-                Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(mapping),
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(_) => break,
-            }
-        }
+    /// Maps a page that only holds the file, anywhere.
+    fn page(file: &OwnedFd) -> io::Result<Self> {
         Self::place(file, 0, PAGE, libc::PROT_NONE, None)
     }
 
@@ -114,6 +117,33 @@ impl Mapping {
     }
 }
 
+impl Places {
+    const fn new(first: usize, count: usize) -> Self {
+        Self {
+            first,
+            count,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// Maps a page that only holds the file, below all else; None: all places are taken.
+    fn map(&self, file: &OwnedFd) -> io::Result<Option<Mapping>> {
+        for _ in 0..self.count {
+            let place = self.first + self.next.fetch_add(1, Ordering::Relaxed) % self.count;
+            let at = LOW + place * PAGE;
+            match Mapping::place(file, 0, PAGE, libc::PROT_NONE, Some(at)) {
+                // A kernel before 4.17 takes the address for a hint.
+                Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(Some(mapping)),
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
+                // The range is refused.
+                Err(_) => return Mapping::page(file).map(Some),
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is this mapping, and whoever borrowed from it borrowed `self`.
@@ -127,28 +157,34 @@ impl PinnedLock {
     /// # Errors
     /// Those of the system calls, and another file in its place.
     pub fn take(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
-        Self::by(file::try_lock, known, offset)
+        Self::by(file::try_lock, known, offset, |file| match OWN.map(file)? {
+            Some(mapping) => Ok(mapping),
+            None => Mapping::page(file),
+        })
     }
 
     /// Takes a lock that others may have too, each of them; None: somebody has it to himself.
     ///
     /// # Errors
-    /// As for [`PinnedLock::take`].
+    /// As for [`PinnedLock::take`], and [`MOST_SHARED`] of them.
     pub fn share(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
-        Self::by(file::try_share, known, offset)
+        Self::by(file::try_share, known, offset, |file| {
+            SHARED.map(file)?.ok_or_else(|| io::ErrorKind::StorageFull.into())
+        })
     }
 
     fn by(
         lock: fn(&OwnedFd, usize) -> io::Result<bool>,
         known: &file::Known,
         offset: usize,
+        map: impl FnOnce(&OwnedFd) -> io::Result<Mapping>,
     ) -> io::Result<Option<Self>> {
         let no_fork = fork::guard();
         let file = known.open(&no_fork)?;
         if !lock(&file, offset)? {
             return Ok(None);
         }
-        let mapping = Mapping::low(&file)?;
+        let mapping = map(&file)?;
         file.close()?;
         Ok(Some(Self { _mapping: mapping }))
     }

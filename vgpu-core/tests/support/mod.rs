@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Not every test file uses all of it.
 
 pub(crate) mod actor;
+pub(crate) mod alone;
 pub(crate) mod caller;
 pub(crate) mod chance;
 pub(crate) mod hang;

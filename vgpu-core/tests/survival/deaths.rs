@@ -1,10 +1,10 @@
 //! Who is dead and who only looks so: stopped, without its first thread, with another's PID. And who gives back
 //! what the dead held.
 
+use crate::support::alone::{alone, is_possible};
 use crate::support::hang::guard;
 use crate::support::serve::{Serving, Truth};
 use crate::support::{Bench, GIB, MIB, number, until};
-use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -98,33 +98,14 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
 fn two_processes_with_the_same_pid_are_two() {
     let _guard = guard("PID namespaces");
     let bench = Bench::with_share(20 * GIB);
-    let alone = |steps: &[&str]| {
-        let inner = bench.client(steps);
-        let mut command = Command::new("unshare");
-        command
-            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
-            .arg(inner.get_program());
-        command.args(inner.get_args());
-        inner.get_envs().for_each(|(name, value)| match value {
-            Some(value) => drop(command.env(name, value)),
-            None => drop(command.env_remove(name)),
-        });
-        command
-    };
-    match alone(&["getenv:HOME"]).output() {
-        Ok(output) if output.status.success() => {}
-        other => {
-            return vgpu_skip::skip(
-                "two_processes_with_the_same_pid_are_two",
-                &format!("unshare: {other:?}"),
-            );
-        }
+    if !is_possible(&bench, "two_processes_with_the_same_pid_are_two") {
+        return;
     }
-    let mut first = Serving::new(alone(&["init", "alloc:5GiB", "running", "serve"]));
+    let mut first = Serving::new(alone(&bench, &["init", "alloc:5GiB", "running", "serve"]));
     assert_eq!([first.line(), first.line()], ["init 0", "alloc 0"]);
     let own = format!("running 0 1 {0} smi 0 1 {0}", 5 * GIB);
     assert_eq!(first.line(), own, "PID 1 of its own");
-    let mut second = Serving::new(alone(&["init", "alloc:5GiB", "running", "serve"]));
+    let mut second = Serving::new(alone(&bench, &["init", "alloc:5GiB", "running", "serve"]));
     assert_eq!([second.line(), second.line()], ["init 0", "alloc 0"]);
     assert_eq!(second.line(), own, "another's PID 1 is none of its own");
     assert_eq!(second.free(), 10 * GIB);
@@ -139,7 +120,7 @@ fn two_processes_with_the_same_pid_are_two() {
     drop(first);
     until(|| second.ask("alloc:15GiB") == "0");
     // A third PID 1, after a PID 1 that died.
-    let mut third = Serving::new(alone(&["init", "info", "serve"]));
+    let mut third = Serving::new(alone(&bench, &["init", "info", "serve"]));
     assert_eq!(third.line(), "init 0");
     assert_eq!(number(&third.line(), 2), 0);
     assert_eq!(second.ask("free:0"), "0");

@@ -5,7 +5,7 @@ use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::sweep;
 use crate::hooks::overhead::Change;
 use crate::hooks::{arrays, graphs, parked, pools};
-use crate::real::real;
+use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -62,6 +62,7 @@ fn charged(
     ) else {
         return INVALID_DEVICE;
     };
+    real::need_nvml();
     let mut contexts = gpu.contexts.lock();
     let (result, fits) = if is_new(&contexts) {
         let first = (!contexts.any()).then_some(gpu.context_reserve);
@@ -95,6 +96,7 @@ fn ended(
     count: impl FnOnce(&mut Contexts),
     sweep_more: impl FnOnce(&Contexts),
 ) -> c_int {
+    real::need_nvml();
     match ready.gpus.get(index) {
         Some(gpu) => ended_of(ready, index, gpu, &mut gpu.contexts.lock(), end, count, sweep_more),
         None => end(),
@@ -172,6 +174,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let Some(gpu) = ready.gpus.get(index) else {
         return call(real);
     };
+    real::need_nvml();
     // Held until it is counted: another thread may retain or release it at the same time.
     let mut contexts = gpu.contexts.lock();
     loop {

@@ -17,8 +17,10 @@
 //! processes and in messages between them.
 //!
 //! How it holds: an allocation stays in the table while its charge moves, under the table's lock, so no other
-//! thread frees it or a neighbour in its granule meanwhile. That lock is held for as long as the ledger's may be
-//! waited for: a fifth of a second for a reaper, and two where a lane of this process stays busy.
+//! thread frees it or a neighbour in its granule meanwhile. That lock is held for as long as the ledger may be
+//! waited for, in each share that the charge is in: a fifth of a second for another's reap, as long for a fork of
+//! this process, and as long for a lane of it that stays busy, of the time in which it could run itself. After a
+//! reaper that was waited for in vain nobody waits for ten seconds.
 //!
 //! How it fails: memory that is exported by two names (two descriptors, two small allocations of a granule)
 //! is found by the first alone; importers by the other are charged as well. When this process ends, what

@@ -233,6 +233,7 @@ pub(crate) fn measured(
     let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) else {
         return call();
     };
+    real::need_nvml();
     let mut overhead = gpu.overhead.lock();
     let (result, fits) = overhead.around(ready, gpu, None, change, call);
     if fits {
