@@ -182,7 +182,7 @@ fn take_in(brought: Brought, explainer: &mut Explainer, control: Option<&mut Con
                 explainer.take_in(change);
             }
             if let Some(control) = control {
-                control.take_in(fed);
+                control.take_in(*fed);
             }
         }
     }

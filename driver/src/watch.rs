@@ -16,7 +16,7 @@ const RULES: &str = "devicetaintrules";
 /// What a watch brings: for the explanations, and in controller mode for the planner.
 pub(crate) enum Brought {
     Change(Change),
-    Fed(Fed),
+    Fed(Box<Fed>),
 }
 
 /// A change, or why a watch of a kind stumbled; it goes on by itself, with backoff.
@@ -55,7 +55,7 @@ pub(crate) fn watch_to_control(client: &Client) -> BoxStream<'static, Watched> {
             .map(|watched| none_if_unserved(watched, Fed::Rule(Step::None)))
             .boxed(),
     ])
-    .map(|watched| watched.map(Brought::Fed))
+    .map(|watched| watched.map(|fed| Brought::Fed(Box::new(fed))))
     .boxed()
 }
 

@@ -82,7 +82,9 @@ fn end_one(installed: &shared::Installed, project: &Kube<'_>, round: usize) -> R
             let lease = project.get(&["lease", "dra-driver-vgpu-controller"])?;
             let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
             match holder.split('_').next().filter(|pod| !pod.is_empty()) {
-                Some(pod) => project.run(&["delete", "pod", pod, "--wait=false"]).map(drop),
+                Some(pod) => project
+                    .run(&["delete", "pod", pod, "--ignore-not-found", "--wait=false"])
+                    .map(drop),
                 None => Ok(()),
             }
         }
@@ -110,6 +112,9 @@ fn storm() -> Result<()> {
         let fleet = Fleet::new(Kube::new(&installed.cluster, "storm"), "storming", 5)?;
         let checker = Checker::begin(kube)?;
         kube.apply(&quarter())?;
+        let first = (0..4).map(|number| fleet.pod(&format!("first-{number}"), "quarter", "100m"));
+        create(kube, &many(first.collect()))?;
+        wait_bound(kube, 4)?;
         let begun = Instant::now();
         let mut made = 0;
         let mut ended = 0;
@@ -126,7 +131,14 @@ fn storm() -> Result<()> {
             let there = bound(kube)?;
             let going: Vec<&str> = there.iter().take(there.len() / 2).map(String::as_str).collect();
             if !going.is_empty() {
-                let delete = ["delete", "pod", "--force", "--grace-period=0", "--wait=false"];
+                let delete = [
+                    "delete",
+                    "pod",
+                    "--ignore-not-found",
+                    "--force",
+                    "--grace-period=0",
+                    "--wait=false",
+                ];
                 kube.run(&[&delete[..], &going].concat())?;
             }
         }
