@@ -176,7 +176,7 @@ async fn next(control: Option<&mut Control>) -> (&mut Control, Next) {
 
 fn take_in(brought: Brought, explainer: &mut Explainer, control: Option<&mut Control>) {
     match (brought, control) {
-        (Brought::Change(change), _) => explainer.take_in(change),
+        (Brought::Change(change), _) => explainer.take_in(*change),
         (Brought::Fed(fed), control) => {
             if let Some(change) = fed.explained() {
                 explainer.take_in(change);

@@ -15,7 +15,7 @@ const RULES: &str = "devicetaintrules";
 
 /// What a watch brings: for the explanations, and in controller mode for the planner.
 pub(crate) enum Brought {
-    Change(Change),
+    Change(Box<Change>),
     Fed(Box<Fed>),
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn watch(client: &Client) -> BoxStream<'static, Watched> {
             .map(|watched| none_if_unserved(watched, Change::Rule(Step::None)))
             .boxed(),
     ])
-    .map(|watched| watched.map(Brought::Change))
+    .map(|watched| watched.map(|change| Brought::Change(Box::new(change))))
     .boxed()
 }
 
