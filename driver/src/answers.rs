@@ -149,7 +149,7 @@ impl Pass {
                 .all(|selector| node_selector::matches(selector, node).unwrap_or(false))
         };
         Self {
-            claims: shape.to_claims(),
+            claims: shape.to_claims(cluster.is_controllers),
             nodes: index
                 .nodes()
                 .filter(reachable)

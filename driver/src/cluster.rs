@@ -38,6 +38,31 @@ pub enum Step<T> {
     None,
 }
 
+impl<T> Step<T> {
+    /// The same step with another object; `None` if there is none to put in.
+    pub fn with<U>(self, other: impl FnOnce(T) -> Option<U>) -> Option<Step<U>> {
+        Some(match self {
+            Self::Begin => Step::Begin,
+            Self::Listed(object) => Step::Listed(other(object)?),
+            Self::End => Step::End,
+            Self::Changed(object) => Step::Changed(other(object)?),
+            Self::Gone(object) => Step::Gone(other(object)?),
+            Self::None => Step::None,
+        })
+    }
+
+    pub fn as_ref(&self) -> Step<&T> {
+        match self {
+            Self::Begin => Step::Begin,
+            Self::Listed(object) => Step::Listed(object),
+            Self::End => Step::End,
+            Self::Changed(object) => Step::Changed(object),
+            Self::Gone(object) => Step::Gone(object),
+            Self::None => Step::None,
+        }
+    }
+}
+
 /// The objects of one kind, and what is kept of each.
 #[derive(Debug)]
 pub struct Table<T: Object> {
@@ -64,6 +89,8 @@ pub struct Cluster {
     slices: Table<ResourceSlice>,
     claims: Table<ResourceClaim>,
     rules: Table<DeviceTaintRule>,
+    /// Devices that are tainted for the controller are there to be had: it allocates them.
+    pub(crate) is_controllers: bool,
 }
 
 impl Default for Cluster {
@@ -79,11 +106,20 @@ impl Default for Cluster {
             slices: Table::default(),
             claims: Table::default(),
             rules: Table::default(),
+            is_controllers: false,
         }
     }
 }
 
 impl Cluster {
+    /// As the controller sees it in controller mode.
+    pub fn of_controller() -> Self {
+        Self {
+            is_controllers: true,
+            ..Self::default()
+        }
+    }
+
     /// Takes in a change.
     pub fn apply(&mut self, change: Change) {
         let world = &mut self.world;

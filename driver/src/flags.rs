@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Says why pods that ask for GPU fractions are Pending.
+/// Allocates GPU fractions, or leaves that to kube-scheduler, and says why pods that ask for them are Pending.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vgpu-controller", version)]
 pub struct Flags {
@@ -20,9 +20,37 @@ pub struct Flags {
     /// Name under which events are written.
     #[arg(long, env = "POD_NAME", default_value = "vgpu-controller")]
     pub instance: String,
+    /// Who allocates: kube-scheduler, or this controller the devices that are tainted for it.
+    #[arg(long, value_enum, default_value_t)]
+    pub allocator: Allocator,
+    /// How long devices are held for a pod that is not bound: seconds or minutes, for example 30s.
+    #[arg(long, default_value = "30s")]
+    pub hold_timeout: String,
+    /// Namespace of the Lease by which one replica leads.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
+    pub lease_namespace: String,
+    /// Name of that Lease.
+    #[arg(long, default_value = "vgpu-controller")]
+    pub lease_name: String,
     /// Log filter, for example info or vgpu_controller=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
+}
+
+/// Who allocates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Allocator {
+    #[default]
+    Scheduler,
+    Controller,
+}
+
+/// What controller mode is run with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControllerMode {
+    pub hold_timeout: Duration,
+    pub lease_namespace: String,
+    pub lease_name: String,
 }
 
 /// Flags that make sense.
@@ -32,6 +60,8 @@ pub struct Config {
     pub repeat_after: Duration,
     pub events_per_second: u32,
     pub instance: String,
+    /// `None`: kube-scheduler allocates.
+    pub controller: Option<ControllerMode>,
     pub log: String,
 }
 
@@ -45,6 +75,12 @@ pub enum FlagError {
     EventsPerSecond(String),
     #[error("--instance {0:?} is not a name of 1 to 128 characters")]
     Instance(String),
+    #[error("--hold-timeout {0:?} is not a time from 5s to 10m; write seconds or minutes, for example 30s")]
+    HoldTimeout(String),
+    #[error("--lease-namespace {0:?} is not a name of a namespace")]
+    LeaseNamespace(String),
+    #[error("--lease-name {0:?} is not a name of lower case letters, digits, `-` and `.`")]
+    LeaseName(String),
     #[error("--log {0:?} is not a log filter; write one, for example info or vgpu_controller=debug")]
     Log(String),
 }
@@ -67,6 +103,20 @@ impl TryFrom<Flags> for Config {
         if flags.instance.is_empty() || flags.instance.len() > 128 {
             return Err(FlagError::Instance(flags.instance));
         }
+        let controller = ControllerMode {
+            hold_timeout: match duration(&flags.hold_timeout) {
+                Some(hold) if (5..=600).contains(&hold.as_secs()) => hold,
+                _ => return Err(FlagError::HoldTimeout(flags.hold_timeout)),
+            },
+            lease_namespace: flags.lease_namespace,
+            lease_name: flags.lease_name,
+        };
+        if !is_name(&controller.lease_namespace, 63) || controller.lease_namespace.contains('.') {
+            return Err(FlagError::LeaseNamespace(controller.lease_namespace));
+        }
+        if !is_name(&controller.lease_name, 253) {
+            return Err(FlagError::LeaseName(controller.lease_name));
+        }
         if tracing_subscriber::EnvFilter::try_new(&flags.log).is_err() {
             return Err(FlagError::Log(flags.log));
         }
@@ -75,9 +125,27 @@ impl TryFrom<Flags> for Config {
             repeat_after,
             events_per_second,
             instance: flags.instance,
+            controller: (flags.allocator == Allocator::Controller).then_some(controller),
             log: flags.log,
         })
     }
+}
+
+/// Whole seconds or minutes, with their unit.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, factor) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60),
+        None => (text.strip_suffix('s')?, 1),
+    };
+    let number: u64 = number.parse().ok()?;
+    Some(Duration::from_secs(number.checked_mul(factor)?))
+}
+
+fn is_name(text: &str, most: usize) -> bool {
+    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let inner = |c: u8| edge(c) || c == b'-' || c == b'.';
+    let ends = [text.as_bytes().first(), text.as_bytes().last()];
+    text.len() <= most && text.bytes().all(inner) && ends.iter().all(|end| end.is_some_and(|end| edge(*end)))
 }
 
 #[cfg(test)]
@@ -95,6 +163,29 @@ mod tests {
         assert_eq!(config.http_address.port(), 9441);
         assert_eq!(config.repeat_after, Duration::from_secs(300));
         assert_eq!(config.events_per_second, 10);
+        assert_eq!(config.controller, None);
+    }
+
+    #[test]
+    fn controller_mode_holds_for_half_a_minute() {
+        let args = ["--instance=x", "--log=info", "--lease-namespace=ns"];
+        let mode = |more: &str| {
+            config(&[&args[..], &["--allocator=controller", more]].concat())
+                .unwrap()
+                .controller
+        };
+        assert_eq!(
+            mode("--lease-name=a.b"),
+            Some(ControllerMode {
+                hold_timeout: Duration::from_secs(30),
+                lease_namespace: "ns".into(),
+                lease_name: "a.b".into(),
+            })
+        );
+        assert_eq!(
+            mode("--hold-timeout=2m").unwrap().hold_timeout,
+            Duration::from_secs(120)
+        );
     }
 
     #[test]
@@ -108,6 +199,14 @@ mod tests {
             ("--events-per-second", "0"),
             ("--events-per-second", "1001"),
             ("--instance", ""),
+            ("--hold-timeout", "30"),
+            ("--hold-timeout", "4s"),
+            ("--hold-timeout", "11m"),
+            ("--hold-timeout", "99999999999999999999m"),
+            ("--lease-namespace", "a.b"),
+            ("--lease-namespace", ""),
+            ("--lease-name", "-a"),
+            ("--lease-name", "a/b"),
             ("--log", "vgpu_controller=loud"),
         ] {
             let error = config(&[&format!("{flag}={value}")]).expect_err(value).to_string();

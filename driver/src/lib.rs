@@ -1,4 +1,4 @@
-//! vgpu-controller: says why a pod that asks for a GPU fraction is Pending.
+//! vgpu-controller: says why a pod that asks for a GPU fraction is Pending; in controller mode it allocates, too.
 //!
 //! ```text
 //!  pods ─┐                                              pure, no kube
@@ -16,8 +16,9 @@
 //! kube-scheduler says `cannot allocate all claims` and no more. This controller reads what the scheduler read, asks
 //! the allocator (`driver/allocator`, whose answers are Kubernetes' own), and puts an event on the pod: which claim and
 //! request, what it asked for, what stands in the way on how many devices, who holds the rest, and the largest fraction
-//! that would fit. `vgpu explain` says the same of every device. It writes nothing but events, so at worst it is wrong
-//! in words; it holds no lock and keeps no state of its own.
+//! that would fit. `vgpu explain` says the same of every device. With `--allocator=scheduler` it writes nothing but
+//! events, so at worst it is wrong in words; it holds no lock and keeps no state of its own. With
+//! `--allocator=controller` the same watches feed a planner besides, whose decisions are written: see [`control`].
 //!
 //! How it fails, and what follows:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text is the
@@ -37,6 +38,7 @@
 
 pub mod answers;
 pub mod cluster;
+pub mod control;
 pub mod convert;
 pub mod flags;
 pub mod model;
@@ -49,6 +51,7 @@ pub mod summary;
 pub mod wire;
 
 mod check;
+mod explain;
 mod http;
 mod metrics;
 mod publish;

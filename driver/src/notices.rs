@@ -2,7 +2,8 @@
 //!
 //! Time is an argument. A pod's first text is due at once (a verdict that GPUs have room only when it has stood for
 //! [`ROOM_HOLD`]); a changed text not before [`CHANGE_HOLD`] after the last one was said, because in a busy cluster
-//! what is free changes with every pod; the same text after `repeat_after`. Over all pods a token bucket holds.
+//! what is free changes with every pod; the same text after `repeat_after`. What the controller decided is told once
+//! ([`Notices::tell`]). Over all of it a token bucket holds.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,11 +21,29 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Time since the controller's start.
 pub type Now = Duration;
 
-/// What to say about a pod, for the `count`th time.
+/// Decisions that wait to be told; those beyond are not.
+pub const MOST_TOLD: usize = 1_000;
+
+/// What a notice is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Object {
+    Pod,
+    Claim,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct About {
+    pub object: Object,
+    pub key: Key,
+    pub uid: String,
+    /// It is a decision, and stands beside an explanation of the same pod.
+    pub decided: bool,
+}
+
+/// What to say, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    pub pod: Key,
-    pub uid: String,
+    pub about: About,
     pub verdict: Verdict,
     pub count: u32,
 }
@@ -35,11 +54,12 @@ pub struct Notices {
     per_second: u32,
     tokens: f64,
     refilled: Now,
-    pods: HashMap<(Key, String), Pod>,
+    /// Pods that wait, and what else there is to tell of.
+    subjects: HashMap<About, Subject>,
 }
 
 #[derive(Debug)]
-struct Pod {
+struct Subject {
     wanted: Verdict,
     since: Now,
     said: Option<Said>,
@@ -53,18 +73,37 @@ struct Said {
     count: u32,
 }
 
-impl Pod {
-    fn due_at(&self, repeat_after: Duration) -> Now {
+impl Subject {
+    fn new(wanted: Verdict, since: Now) -> Self {
+        Self {
+            wanted,
+            since,
+            said: None,
+            not_before: Now::ZERO,
+        }
+    }
+
+    /// Never, if it is a decision that was told.
+    fn due_at(&self, repeat_after: Duration) -> Option<Now> {
         let held = match self.wanted.kind {
             Kind::Room => self.since + ROOM_HOLD,
-            Kind::Waiting | Kind::Refused => self.since,
+            Kind::Waiting | Kind::Refused | Kind::Decided(_) => self.since,
         };
         let spoken = match &self.said {
             None => held,
-            Some(said) if said.verdict == self.wanted => said.at + repeat_after,
+            Some(said) if said.verdict == self.wanted => match self.wanted.kind {
+                Kind::Decided(_) => return None,
+                Kind::Waiting | Kind::Refused | Kind::Room => said.at + repeat_after,
+            },
             Some(said) => held.max(said.at + CHANGE_HOLD),
         };
-        spoken.max(self.not_before)
+        Some(spoken.max(self.not_before))
+    }
+
+    /// A decision that was told long enough ago for another to be told.
+    fn is_over(&self, now: Now) -> bool {
+        let told = self.said.as_ref().filter(|said| said.verdict == self.wanted);
+        matches!(self.wanted.kind, Kind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
     }
 }
 
@@ -76,16 +115,21 @@ impl Notices {
             per_second,
             tokens,
             refilled: Now::ZERO,
-            pods: HashMap::new(),
+            subjects: HashMap::new(),
         }
     }
 
     /// Takes in the present verdicts of all pods; a pod that is not among them is forgotten.
     pub fn observe(&mut self, verdicts: Vec<(Key, String, Verdict)>, now: Now) {
-        let mut before = std::mem::take(&mut self.pods);
+        let mut before: HashMap<About, Subject> = self.subjects.extract_if(|about, _| !about.decided).collect();
         for (key, uid, verdict) in verdicts {
-            let id = (key, uid);
-            let pod = match before.remove(&id) {
+            let about = About {
+                object: Object::Pod,
+                key,
+                uid,
+                decided: false,
+            };
+            let pod = match before.remove(&about) {
                 Some(mut pod) => {
                     if pod.wanted != verdict {
                         // Room that moved from one GPU to another is still room.
@@ -96,15 +140,23 @@ impl Notices {
                     }
                     pod
                 }
-                None => Pod {
-                    wanted: verdict,
-                    since: now,
-                    said: None,
-                    not_before: Now::ZERO,
-                },
+                None => Subject::new(verdict, now),
             };
-            self.pods.insert(id, pod);
+            self.subjects.insert(about, pod);
         }
+    }
+
+    /// Takes in a decision, to be told once. Whether there was room for it.
+    pub fn tell(&mut self, about: About, verdict: Verdict, now: Now) -> bool {
+        if let Some(known) = self.subjects.get_mut(&about) {
+            known.wanted = verdict;
+            return true;
+        }
+        let has_room = self.subjects.keys().filter(|about| about.decided).count() < MOST_TOLD;
+        if has_room {
+            self.subjects.insert(about, Subject::new(verdict, now));
+        }
+        has_room
     }
 
     /// What is to be said now. It counts as said, until [`Notices::failed`].
@@ -113,17 +165,18 @@ impl Notices {
         self.refilled = now;
         self.tokens = (self.tokens + elapsed * f64::from(self.per_second)).min(f64::from(self.per_second));
         let repeat_after = self.repeat_after;
+        self.subjects.retain(|_, subject| !subject.is_over(now));
         let mut due: Vec<_> = self
-            .pods
+            .subjects
             .iter_mut()
-            .filter(|(_, pod)| pod.due_at(repeat_after) <= now)
+            .filter(|(_, subject)| subject.due_at(repeat_after).is_some_and(|at| at <= now))
             .collect();
         // Who has waited longest goes first; the name makes it definite.
         due.sort_by(|(a, x), (b, y)| (x.due_at(repeat_after), *a).cmp(&(y.due_at(repeat_after), *b)));
         due.truncate(self.tokens as usize);
         self.tokens -= due.len() as f64;
         due.into_iter()
-            .map(|((key, uid), pod)| {
+            .map(|(about, pod)| {
                 let count = match &pod.said {
                     Some(said) if said.verdict == pod.wanted => said.count.saturating_add(1),
                     _ => 1,
@@ -134,8 +187,7 @@ impl Notices {
                     count,
                 });
                 Notice {
-                    pod: key.clone(),
-                    uid: uid.clone(),
+                    about: about.clone(),
                     verdict: pod.wanted.clone(),
                     count,
                 }
@@ -145,7 +197,7 @@ impl Notices {
 
     /// A notice could not be delivered, and may be later.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
-        if let Some(pod) = self.pods.get_mut(&(notice.pod.clone(), notice.uid.clone())) {
+        if let Some(pod) = self.subjects.get_mut(&notice.about) {
             pod.not_before = now + RETRY_AFTER;
             match &mut pod.said {
                 Some(said) if notice.count > 1 => said.count = notice.count - 1,
@@ -159,7 +211,8 @@ impl Notices {
 
     /// When [`Notices::due`] will next have something to say.
     pub fn next(&self) -> Option<Now> {
-        let next = self.pods.values().map(|pod| pod.due_at(self.repeat_after)).min()?;
+        let subjects = self.subjects.values();
+        let next = subjects.filter_map(|subject| subject.due_at(self.repeat_after)).min()?;
         // With an empty bucket there is nothing to say before the next token.
         let missing = (1.0 - self.tokens).max(0.0) / f64::from(self.per_second);
         Some(next.max(self.refilled + Duration::from_secs_f64(missing)))
@@ -167,11 +220,11 @@ impl Notices {
 
     /// How many pods wait.
     pub fn len(&self) -> usize {
-        self.pods.len()
+        self.subjects.keys().filter(|about| !about.decided).count()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.pods.is_empty()
+        self.len() == 0
     }
 }
 
@@ -276,7 +329,7 @@ mod tests {
         for now in 0..20 {
             let due = notices.due(seconds(now));
             assert!(due.len() <= 10, "second {now}: {}", due.len());
-            said.extend(due.into_iter().map(|n| n.pod.name));
+            said.extend(due.into_iter().map(|n| n.about.key.name));
         }
         said.sort();
         said.dedup();
@@ -296,5 +349,62 @@ mod tests {
         assert_eq!(second.count, 2);
         notices.failed(&second, seconds(305));
         assert_eq!(notices.due(seconds(310)), vec![second]);
+    }
+    fn about(name: &str, object: Object) -> About {
+        About {
+            object,
+            key: key(name),
+            uid: format!("uid-{name}"),
+            decided: true,
+        }
+    }
+
+    fn decision(text: &str) -> Verdict {
+        Verdict {
+            kind: Kind::Decided("HoldTimeout"),
+            text: text.into(),
+        }
+    }
+
+    #[test]
+    fn a_decision_is_told_once_and_beside_an_explanation() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        assert!(notices.tell(about("a", Object::Pod), decision("too slow"), seconds(0)));
+        let mut said = texts(notices.due(seconds(0)));
+        said.sort();
+        assert_eq!(said, ["full", "too slow"]);
+        notices.observe(vec![], seconds(1));
+        assert_eq!(notices.due(seconds(1)), vec![]);
+        assert_eq!((notices.next(), notices.is_empty()), (None, true));
+        // Another one waits until the first was seen; the same one in between is said already.
+        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(2));
+        notices.tell(about("b", Object::Claim), decision("cleared"), seconds(2));
+        assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);
+        notices.tell(about("b", Object::Claim), decision("given"), seconds(3));
+        assert_eq!(notices.due(seconds(16)), vec![]);
+        assert_eq!(texts(notices.due(seconds(17))), ["given"]);
+        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(60));
+        assert_eq!(texts(notices.due(seconds(60))), ["too slow"], "it happened again");
+    }
+
+    #[test]
+    fn a_decision_that_could_not_be_told_is_told_later() {
+        let mut notices = notices();
+        notices.tell(about("a", Object::Claim), decision("cleared"), seconds(0));
+        let due = notices.due(seconds(0));
+        notices.failed(&due[0], seconds(1));
+        assert_eq!(notices.due(seconds(5)), vec![]);
+        assert_eq!(texts(notices.due(seconds(6))), ["cleared"]);
+    }
+
+    #[test]
+    fn decisions_without_end_do_not_take_memory_without_end() {
+        let mut notices = notices();
+        for number in 0..MOST_TOLD {
+            assert!(notices.tell(about(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
+        }
+        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(0)));
+        assert!(notices.tell(about("0", Object::Claim), decision("y"), seconds(0)));
     }
 }

@@ -15,7 +15,7 @@ use crate::summary::{Group, Section, Summary};
 use crate::words::{self, Asked};
 
 /// An event's note may be a kilobyte long.
-const TEXT_MAX: usize = 1024;
+pub const TEXT_MAX: usize = 1024;
 /// What a selector or a taint of somebody may take of it.
 const REASON_MAX: usize = 320;
 /// Results that are named where a pod would fit.
@@ -36,12 +36,15 @@ pub enum Kind {
     Refused,
     /// As far as devices go it could run.
     Room,
+    /// What the controller decided, by the event's reason; said once.
+    Decided(&'static str),
 }
 
 impl Kind {
     /// The event's reason.
     pub fn reason(self) -> &'static str {
         match self {
+            Self::Decided(reason) => reason,
             Self::Waiting | Self::Room => "VgpuClaimPending",
             Self::Refused => "VgpuClaimRefused",
         }

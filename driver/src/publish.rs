@@ -1,6 +1,6 @@
-//! A notice as an event on its pod, in events.k8s.io/v1.
+//! A notice as an event on its pod or claim, in events.k8s.io/v1.
 //!
-//! An event's name is a digest of pod, reason and text: whoever says the same again finds the event there and counts
+//! An event's name is a digest of object, reason and text: whoever says the same again finds the event there and counts
 //! it up, before and after a restart.
 
 use std::time::Duration;
@@ -12,13 +12,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
-use crate::notices::Notice;
+use crate::notices::{Notice, Object};
+use crate::pending::Kind;
 
 /// The name under which the events of this program are found.
 pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
-const ACTION: &str = "Explain";
 /// A name may have 253 characters; the digest and its dot take 17 of them.
-const POD_NAME_MAX: usize = 236;
+const NAME_MAX: usize = 236;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a delivery went.
@@ -37,22 +37,22 @@ pub(crate) async fn deliver(client: &Client, instance: &str, notice: &Notice) ->
     match said {
         Ok(Ok(())) => Delivery::Said,
         Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 429 => {
-            tracing::warn!(pod = %notice.pod, %status, "the API server refused an event");
+            tracing::warn!(object = %notice.about.key, %status, "the API server refused an event");
             Delivery::Refused
         }
         Ok(Err(error)) => {
-            tracing::warn!(pod = %notice.pod, %error, "an event could not be written and will be tried again");
+            tracing::warn!(object = %notice.about.key, %error, "an event could not be written and will be tried again");
             Delivery::Failed
         }
         Err(_) => {
-            tracing::warn!(pod = %notice.pod, "writing an event took more than {TIMEOUT:?}; it will be tried again");
+            tracing::warn!(object = %notice.about.key, "writing an event took more than {TIMEOUT:?}; it will be tried again");
             Delivery::Failed
         }
     }
 }
 
 async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kube::Error> {
-    let api: Api<Event> = Api::namespaced(client.clone(), &notice.pod.namespace);
+    let api: Api<Event> = Api::namespaced(client.clone(), &notice.about.key.namespace);
     let now = MicroTime(Timestamp::now());
     let event = event(instance, notice, now.clone());
     match api.create(&PostParams::default(), &event).await {
@@ -70,24 +70,28 @@ async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kub
 }
 
 fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
-    let pod = &notice.pod;
+    let about = &notice.about;
+    let (version, kind) = match about.object {
+        Object::Pod => ("v1", "Pod"),
+        Object::Claim => ("resource.k8s.io/v1", "ResourceClaim"),
+    };
     Event {
         metadata: ObjectMeta {
-            namespace: Some(pod.namespace.clone()),
+            namespace: Some(about.key.namespace.clone()),
             name: Some(name(notice)),
             ..ObjectMeta::default()
         },
         type_: Some("Warning".to_owned()),
         reason: Some(notice.verdict.kind.reason().to_owned()),
-        action: Some(ACTION.to_owned()),
+        action: Some(action(notice.verdict.kind).to_owned()),
         note: Some(notice.verdict.text.clone()),
         event_time: Some(now),
         regarding: Some(ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(pod.namespace.clone()),
-            name: Some(pod.name.clone()),
-            uid: Some(notice.uid.clone()),
+            api_version: Some(version.to_owned()),
+            kind: Some(kind.to_owned()),
+            namespace: Some(about.key.namespace.clone()),
+            name: Some(about.key.name.clone()),
+            uid: Some(about.uid.clone()),
             ..ObjectReference::default()
         }),
         reporting_controller: Some(CONTROLLER.to_owned()),
@@ -96,14 +100,21 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
     }
 }
 
+fn action(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Decided(_) => "Allocate",
+        Kind::Waiting | Kind::Refused | Kind::Room => "Explain",
+    }
+}
+
 fn name(notice: &Notice) -> String {
     let mut digest = Fnv::new();
-    for part in [&notice.uid, notice.verdict.kind.reason(), &notice.verdict.text] {
+    for part in [&notice.about.uid, notice.verdict.kind.reason(), &notice.verdict.text] {
         digest.add(part.as_bytes());
         digest.add(&[0]);
     }
-    let pod: String = notice.pod.name.chars().take(POD_NAME_MAX).collect();
-    format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), digest.0)
+    let object: String = notice.about.key.name.chars().take(NAME_MAX).collect();
+    format!("{}.{:016x}", object.trim_end_matches(['.', '-']), digest.0)
 }
 
 /// FNV-1a: the same in every build and release, which the standard library's hasher does not promise.
@@ -125,15 +136,20 @@ impl Fnv {
 mod tests {
     use super::*;
     use crate::model::Key;
-    use crate::pending::{Kind, Verdict};
+    use crate::notices::About;
+    use crate::pending::Verdict;
 
     fn notice(pod: &str, text: &str) -> Notice {
         Notice {
-            pod: Key {
-                namespace: "default".into(),
-                name: pod.into(),
+            about: About {
+                object: Object::Pod,
+                key: Key {
+                    namespace: "default".into(),
+                    name: pod.into(),
+                },
+                uid: "1234".into(),
+                decided: false,
             },
-            uid: "1234".into(),
             verdict: Verdict {
                 kind: Kind::Waiting,
                 text: text.into(),
@@ -147,7 +163,7 @@ mod tests {
         assert_eq!(name(&notice("train", "full")), name(&notice("train", "full")));
         assert_ne!(name(&notice("train", "full")), name(&notice("train", "fuller")));
         let mut another = notice("train", "full");
-        another.uid = "1235".into();
+        another.about.uid = "1235".into();
         assert_ne!(name(&notice("train", "full")), name(&another));
         // Golden: FNV-1a of the three parts, each with a zero byte behind it.
         assert_eq!(name(&notice("train", "full")), "train.dd3a517eae7ac1a3");

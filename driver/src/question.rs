@@ -11,8 +11,8 @@
 
 use std::borrow::Cow;
 
-use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
-use vgpu_api::class;
+use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim, Toleration};
+use vgpu_api::{allocator_taint, class};
 
 use crate::cluster::Cluster;
 use crate::model::{Class, Extended, Pod};
@@ -110,9 +110,12 @@ impl Question {
 }
 
 impl Shape {
-    /// What the allocator is asked about.
-    pub fn to_claims(&self) -> Vec<ResourceClaim> {
-        let specs = self.asked.iter().map(|asked| asked.spec().clone());
+    /// What the allocator is asked about; `as_controller` as one that may have the controller's devices too.
+    pub fn to_claims(&self, as_controller: bool) -> Vec<ResourceClaim> {
+        let specs = self.asked.iter().map(|asked| match as_controller {
+            true => tolerating(asked.spec().clone()),
+            false => asked.spec().clone(),
+        });
         let specs = specs.chain((!self.extended.is_empty()).then(|| self.extended_spec()));
         let claim = |(number, spec)| ResourceClaim {
             metadata: Metadata {
@@ -163,6 +166,27 @@ impl Shape {
             },
         }
     }
+}
+
+/// Extended resources are left out: only kube-scheduler serves them.
+fn tolerating(mut spec: ClaimSpec) -> ClaimSpec {
+    let toleration = Toleration {
+        key: allocator_taint::KEY.to_owned(),
+        operator: "Equal".to_owned(),
+        value: allocator_taint::CONTROLLER.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        toleration_seconds: None,
+    };
+    for request in &mut spec.devices.requests {
+        let alternatives = request
+            .first_available
+            .iter_mut()
+            .map(|alternative| &mut alternative.ask);
+        for ask in request.exactly.iter_mut().chain(alternatives) {
+            ask.tolerations.push(toleration.clone());
+        }
+    }
+    spec
 }
 
 fn whole(class: &str, count: i64) -> Exactly {

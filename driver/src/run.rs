@@ -9,24 +9,25 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
-use crate::answers::Answers;
 use crate::cluster::Cluster;
+use crate::control::clock::Clock;
+use crate::control::elect::Election;
+use crate::control::{Control, Next};
+use crate::explain::Explainer;
 use crate::flags::Config;
 use crate::http::{self, Health};
-use crate::notices::{Notice, Notices};
-use crate::pending::verdicts;
+use crate::model::Key;
+use crate::notices::{About, Notice, Notices, Object};
+use crate::pending::{Kind, TEXT_MAX, Verdict};
 use crate::publish::{Delivery, deliver};
-use crate::watch::watch;
+use crate::watch::{Brought, watch, watch_to_control};
+use crate::words;
 
 /// The loop turns at least so often.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Changes come in bursts: what follows within this time is looked at together.
-const SETTLE: Duration = Duration::from_millis(250);
-/// Answers are worked on for so long at a time; what has come in since is taken in before it goes on.
-const TURN: Duration = Duration::from_millis(50);
-/// They take at most one part in so many of the time.
-const SHARE_OF_TIME: u32 = 10;
 /// Events that are under way at once.
 const DELIVERIES: usize = 4;
 
@@ -45,46 +46,78 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let health = Arc::new(Health::new());
     tracing::info!(address = %config.http_address, "vgpu-controller {} runs", env!("CARGO_PKG_VERSION"));
     let (mut stop, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        () = control(&client, &config, &health) => {}
-        served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended")?,
-        _ = stop.recv() => tracing::info!("stopped by SIGTERM"),
-        _ = interrupt.recv() => tracing::info!("stopped by SIGINT"),
+    let (over, is_over) = oneshot::channel::<()>();
+    let mut control = None;
+    let mut election: Option<JoinHandle<()>> = None;
+    if let Some(mode) = &config.controller {
+        let clock = Arc::new(Clock::start());
+        let (namespace, name) = (&mode.lease_namespace, &mode.lease_name);
+        let (elects, term) = Election::new(&client, namespace, name, &config.instance, clock.clone());
+        // A task of its own: it renews while the loop decides.
+        election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
+        let decisions = health.metrics.decisions.clone();
+        control = Some(Control::new(client.clone(), clock, term, mode.hold_timeout, decisions));
     }
-    Ok(())
+    let ended = tokio::select! {
+        ended = turn(&client, &config, &health, control) => ended,
+        Err(error) = ended(&mut election) => Err(error),
+        served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
+        _ = stop.recv() => {
+            tracing::info!("stopped by SIGTERM");
+            Ok(())
+        }
+        _ = interrupt.recv() => {
+            tracing::info!("stopped by SIGINT");
+            Ok(())
+        }
+    };
+    // What was under way is dropped by now, so whoever leads next has nothing of this replica to wait for.
+    drop(over);
+    self::ended(&mut election).await?;
+    ended
 }
 
-async fn control(client: &Client, config: &Config, health: &Health) {
+/// Whether the election is over; at once, without one.
+async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
+    match election {
+        Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
+        _ => Ok(()),
+    }
+}
+
+async fn turn(client: &Client, config: &Config, health: &Health, control: Option<Control>) -> anyhow::Result<()> {
     let start = Instant::now();
-    let mut cluster = Cluster::default();
-    let mut answers = Answers::default();
+    let mut changes = match control {
+        Some(_) => watch_to_control(client),
+        None => watch(client),
+    };
+    let cluster = match control {
+        Some(_) => Cluster::of_controller(),
+        None => Cluster::default(),
+    };
+    let mut control = control;
+    let mut explainer = Explainer::new(cluster, start);
     let mut notices = Notices::new(config.repeat_after, config.events_per_second);
-    let mut changes = watch(client);
     let mut queue: VecDeque<Notice> = VecDeque::new();
     let mut deliveries = FuturesUnordered::new();
-    // When to work on answers again; None where nothing has changed since they were all given.
-    let mut look_at: Option<Instant> = None;
-    let mut looked = (start, Duration::ZERO);
     loop {
         let speak_at = notices.next().filter(|_| queue.is_empty()).map(|due| start + due);
-        let wake = [look_at, speak_at]
+        let wake = [explainer.look_at, speak_at]
             .into_iter()
             .flatten()
             .fold(Instant::now() + HEARTBEAT, Instant::min);
+        let mut decided = Vec::new();
         tokio::select! {
             change = changes.next() => match change {
-                Some(Ok(change)) => {
-                    cluster.apply(change);
-                    let rest = looked.0 + looked.1 * SHARE_OF_TIME;
-                    look_at.get_or_insert((Instant::now() + SETTLE).max(rest));
-                }
+                Some(Ok(brought)) => take_in(brought, &mut explainer, control.as_mut()),
                 Some(Err((kind, error))) => {
                     health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
                     tracing::warn!(%error, "the watch of {kind} stumbled and is tried again");
                 }
                 // The streams of kube's watcher do not end.
-                None => return,
+                None => return Ok(()),
             },
+            (control, next) = next(control.as_mut()) => decided = control.take(next)?,
             Some((notice, delivery)) = deliveries.next(), if !deliveries.is_empty() => {
                 let outcome = match delivery {
                     Delivery::Said => "said",
@@ -98,27 +131,29 @@ async fn control(client: &Client, config: &Config, health: &Health) {
             }
             () = tokio::time::sleep_until(wake.into()) => {}
         }
-        health.beat(cluster.is_complete());
-        if look_at.is_some_and(|at| at <= Instant::now()) {
-            let begun = Instant::now();
-            let mut done = true;
-            if cluster.is_complete() {
-                answers.ask(&cluster);
-                done = answers.work(&mut cluster, &mut || begun.elapsed() < TURN);
-                notices.observe(verdicts(&cluster, &answers), start.elapsed());
-                health.metrics.looked(begun.elapsed(), notices.len(), answers.len());
+        health.beat(explainer.cluster.is_complete());
+        for (about, verdict) in decided {
+            let (about, verdict) = told(about, &verdict);
+            tracing::debug!(object = %about.key, reason = verdict.kind.reason(), "{}", verdict.text);
+            if !notices.tell(about, verdict, start.elapsed()) {
+                health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
             }
-            looked = (begun, begun.elapsed());
-            look_at = (!done).then(|| begun + looked.1 * SHARE_OF_TIME);
         }
+        explainer.turn(control.as_ref().is_none_or(Control::is_leading), &mut notices, health);
         if queue.is_empty() {
             queue.extend(notices.due(start.elapsed()));
         }
         while deliveries.len() < DELIVERIES {
             let Some(notice) = queue.pop_front() else { break };
             // It may have been bound or deleted while its notice waited here.
-            if cluster.pods.get(&notice.pod).is_some_and(|pod| pod.uid == notice.uid) {
-                tracing::info!(pod = %notice.pod, "{}", notice.verdict.text);
+            let about = &notice.about;
+            let waits = explainer
+                .cluster
+                .pods
+                .get(&about.key)
+                .is_some_and(|pod| pod.uid == about.uid);
+            if waits || about.decided {
+                tracing::info!(object = %about.key, "{}", notice.verdict.text);
                 deliveries.push(async move {
                     let delivery = deliver(client, &config.instance, &notice).await;
                     (notice, delivery)
@@ -126,4 +161,48 @@ async fn control(client: &Client, config: &Config, health: &Health) {
             }
         }
     }
+}
+
+/// Never, where kube-scheduler allocates.
+async fn next(control: Option<&mut Control>) -> (&mut Control, Next) {
+    match control {
+        Some(control) => {
+            let next = control.next().await;
+            (control, next)
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn take_in(brought: Brought, explainer: &mut Explainer, control: Option<&mut Control>) {
+    match (brought, control) {
+        (Brought::Change(change), _) => explainer.take_in(*change),
+        (Brought::Fed(fed), control) => {
+            if let Some(change) = fed.explained() {
+                explainer.take_in(change);
+            }
+            if let Some(control) = control {
+                control.take_in(*fed);
+            }
+        }
+    }
+}
+
+/// A decision as a notice.
+fn told(about: vgpu_planner::About, verdict: &vgpu_planner::Verdict) -> (About, Verdict) {
+    let (object, namespace, name, uid) = match about {
+        vgpu_planner::About::Pod { namespace, name, uid } => (Object::Pod, namespace, name, uid),
+        vgpu_planner::About::Claim { namespace, name, uid } => (Object::Claim, namespace, name, uid),
+    };
+    let about = About {
+        object,
+        key: Key { namespace, name },
+        uid,
+        decided: true,
+    };
+    let verdict = Verdict {
+        kind: Kind::Decided(verdict.reason()),
+        text: words::cut(&verdict.to_string(), TEXT_MAX),
+    };
+    (about, verdict)
 }

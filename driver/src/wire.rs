@@ -127,7 +127,7 @@ impl<K: Resource<DynamicType = ()>, Spec, Status> Resource for Watched<K, Spec, 
 }
 
 /// What is used of `metadata`; the resource version is the watch's own.
-fn slim<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+pub(crate) fn slim<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Slim {

@@ -58,6 +58,10 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("sotfGpu.state=/x", "sotfGpu"),
         ("plugin.shares=1000000", "/plugin/shares"),
         ("plugin.shares=0", "/plugin/shares"),
+        ("allocator=both", "/allocator"),
+        ("controller.replicas=many", "/controller/replicas"),
+        ("controller.holdTimeout=30", "/controller/holdTimeout"),
+        ("admission.foreignClasses=nic", "/admission/foreignClasses"),
         ("plugin.contextReserve=some", "/plugin/contextReserve"),
         ("plugin.kubeletRoot=kubelet", "/plugin/kubeletRoot"),
         ("driverRoot=run/nvidia", "/driverRoot"),
@@ -110,6 +114,12 @@ fn what_the_values_offer_is_accepted() {
         ],
         &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
         &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],
+        &["allocator=to-scheduler", "controller.replicas=3"],
+        &[
+            "allocator=controller",
+            "controller.holdTimeout=2m",
+            "admission.foreignClasses={nic}",
+        ],
     ] {
         let rendered = render(&helm, values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
@@ -137,11 +147,11 @@ fn device_classes_select_a_type_that_exists() {
     }
 }
 
-/// All rights of the chart's ClusterRole of this name, as `group/resource: verbs`.
-fn rights(rendered: &[Value], role: &str) -> Vec<String> {
+/// All rights of the chart's role of this kind and name, as `group/resource: verbs`.
+fn rights(rendered: &[Value], kind: &str, role: &str) -> Vec<String> {
     let role = rendered
         .iter()
-        .find(|object| object["kind"] == "ClusterRole" && object["metadata"]["name"] == role)
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == role)
         .expect("the role");
     let words = |value: &Value| -> Vec<String> {
         let list = value.as_array().expect("a list");
@@ -151,18 +161,35 @@ fn rights(rendered: &[Value], role: &str) -> Vec<String> {
     };
     let mut rights = Vec::new();
     for rule in role["rules"].as_array().expect("rules") {
-        assert!(rule["resourceNames"].is_null(), "{rule}");
+        let named = match &rule["resourceNames"] {
+            Value::Null => String::new(),
+            names => format!(" named {}", words(names).join(" ")),
+        };
         for group in words(&rule["apiGroups"]) {
             for resource in words(&rule["resources"]) {
-                rights.push(format!("{group}/{resource}: {}", words(&rule["verbs"]).join(" ")));
+                rights.push(format!(
+                    "{group}/{resource}: {}{named}",
+                    words(&rule["verbs"]).join(" ")
+                ));
             }
         }
     }
     rights
 }
 
-/// The rights that the code uses: kubelet-plugin/src/api.rs and run.rs, driver/src/watch.rs and publish.rs. A call
-/// that is new there belongs here and in the chart.
+/// Of the controller in either mode.
+const READS: [&str; 7] = [
+    "resource.k8s.io/resourceclaims: list watch",
+    "resource.k8s.io/resourceslices: list watch",
+    "resource.k8s.io/deviceclasses: list watch",
+    "resource.k8s.io/devicetaintrules: list watch",
+    "/pods: list watch",
+    "/nodes: list watch",
+    "events.k8s.io/events: create patch",
+];
+
+/// The rights that the code uses: kubelet-plugin/src/api.rs and run.rs, driver/src/watch.rs, publish.rs and control/. A
+/// call that is new there belongs here and in the chart.
 #[test]
 fn the_programs_have_the_rights_that_they_use_and_no_other() {
     let Some(helm) = helm("the_programs_have_the_rights_that_they_use_and_no_other") else {
@@ -170,7 +197,7 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
     };
     let rendered = render(&helm, &[]).expect("rendered");
     assert_eq!(
-        rights(&rendered, "x-plugin"),
+        rights(&rendered, "ClusterRole", "x-plugin"),
         [
             "resource.k8s.io/resourceslices: list watch create update delete",
             "resource.k8s.io/resourceclaims: get",
@@ -178,16 +205,107 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
             "events.k8s.io/events: create",
         ]
     );
+    assert_eq!(rights(&rendered, "ClusterRole", "x-controller"), READS);
+    assert!(rendered.iter().all(|object| object["kind"] != "Role"));
+}
+
+#[test]
+fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
+    let Some(helm) = helm("only_in_controller_mode_the_controller_writes_claims_and_a_lease") else {
+        return;
+    };
+    for allocator in ["controller", "to-scheduler"] {
+        let rendered = render(&helm, &[&format!("allocator={allocator}")]).expect("rendered");
+        let writes = [
+            "resource.k8s.io/resourceslices: get",
+            "resource.k8s.io/resourceclaims: patch",
+            "resource.k8s.io/resourceclaims/status: patch",
+            "resource.k8s.io/resourceclaims/binding: patch",
+        ];
+        let all: Vec<&str> = READS.into_iter().chain(writes).collect();
+        assert_eq!(rights(&rendered, "ClusterRole", "x-controller"), all);
+        assert_eq!(
+            rights(&rendered, "Role", "x-controller"),
+            [
+                "coordination.k8s.io/leases: create",
+                "coordination.k8s.io/leases: get update named x-controller",
+            ]
+        );
+    }
+}
+
+/// What the one container of this kind of object is started with.
+fn arguments(rendered: &[Value], kind: &str) -> Vec<String> {
+    let object = rendered
+        .iter()
+        .find(|object| object["kind"] == kind)
+        .expect("the object");
+    let arguments = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
+    let arguments = arguments.expect("arguments").iter();
+    arguments
+        .map(|argument| argument.as_str().expect("a text").to_owned())
+        .collect()
+}
+
+#[test]
+fn plugin_and_controller_change_modes_together() {
+    let Some(helm) = helm("plugin_and_controller_change_modes_together") else {
+        return;
+    };
+    for (value, plugin, controller, replicas) in [
+        ("scheduler", "scheduler", "scheduler", 1),
+        ("controller", "controller", "controller", 2),
+        ("to-scheduler", "scheduler", "controller", 2),
+    ] {
+        let rendered = render(&helm, &[&format!("allocator={value}")]).expect("rendered");
+        let says = |kind: &str, flag: &str| arguments(&rendered, kind).iter().any(|argument| argument == flag);
+        assert!(says("DaemonSet", &format!("--allocator={plugin}")), "{value}");
+        assert!(says("Deployment", &format!("--allocator={controller}")), "{value}");
+        assert_eq!(
+            says("Deployment", "--lease-name=x-controller"),
+            controller == "controller"
+        );
+        let deployment = rendered
+            .iter()
+            .find(|object| object["kind"] == "Deployment")
+            .expect("it");
+        assert_eq!(deployment["spec"]["replicas"], replicas, "{value}");
+    }
+    let without_policy = render(&helm, &["allocator=controller", "admission.claims=false"]);
+    assert!(without_policy.expect_err("refused").contains("admission.claims: false"));
+}
+
+/// The claims policies' texts.
+fn policies(rendered: &[Value]) -> String {
+    let policies = rendered.iter().filter(|object| {
+        let kind = object["kind"] == "ValidatingAdmissionPolicy";
+        kind && object["spec"]["matchConstraints"]["resourceRules"][0]["resources"][0] != "resourceslices"
+    });
+    policies.map(|policy| policy.to_string()).collect()
+}
+
+#[test]
+fn in_controller_mode_only_foreign_classes_tolerate_everything() {
+    let Some(helm) = helm("in_controller_mode_only_foreign_classes_tolerate_everything") else {
+        return;
+    };
+    let values = [
+        "admission.foreignClasses={nic,gpu,mine}",
+        "admission.derivedClasses={mine}",
+    ];
+    let scheduler = policies(&render(&helm, &values).expect("rendered"));
+    assert!(!scheduler.contains("variables.foreign"));
+    let values = [&values[..], &["allocator=controller"]].concat();
+    let controller = policies(&render(&helm, &values).expect("rendered"));
     assert_eq!(
-        rights(&rendered, "x-controller"),
-        [
-            "resource.k8s.io/resourceclaims: list watch",
-            "resource.k8s.io/resourceslices: list watch",
-            "resource.k8s.io/deviceclasses: list watch",
-            "resource.k8s.io/devicetaintrules: list watch",
-            "/pods: list watch",
-            "/nodes: list watch",
-            "events.k8s.io/events: create patch",
-        ]
+        controller
+            .matches("!(a.ask.deviceClassName in variables.foreign)")
+            .count(),
+        2
+    );
+    // A class of ours is not foreign whatever the list says.
+    assert_eq!(
+        controller.matches(r#""expression":"['nic']","name":"foreign""#).count(),
+        2
     );
 }

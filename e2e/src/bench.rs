@@ -32,7 +32,7 @@ pub fn run(name: &str, prepared: &Prepared, prepare_bench: &Path) -> Result<()> 
 }
 
 fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
-    install::install(cluster, prepared)?;
+    install::install(cluster, prepared, &[])?;
     let kube = Kube::new(cluster, NAMESPACE);
     kube.run(&["create", "namespace", NAMESPACE])?;
     wait(Duration::from_secs(60), "the namespace's service account", || {

@@ -88,7 +88,7 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
 
 fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Result<()> {
     progress.step("this project, installed by Helm");
-    let gpus = install::install(cluster, prepared)?;
+    let gpus = install::install(cluster, prepared, &[])?;
     for gpu in &gpus {
         progress.note(&format!(
             "{}: {}, {} MiB to share",

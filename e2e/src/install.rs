@@ -36,8 +36,8 @@ pub struct PublishedGpu {
     pub memory: u64,
 }
 
-/// Imports the images, installs the chart, and waits until the GPUs are published.
-pub fn install(cluster: &Cluster, prepared: &Prepared) -> Result<Vec<PublishedGpu>> {
+/// Imports the images, installs the chart with these values besides, and waits until the GPUs are published.
+pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<Vec<PublishedGpu>> {
     for archive in &prepared.images.archives {
         cluster.import(archive)?;
     }
@@ -51,6 +51,7 @@ pub fn install(cluster: &Cluster, prepared: &Prepared) -> Result<Vec<PublishedGp
     if let Gpu::Soft(_) = prepared.gpu {
         values.push(format!("softGpu.state={SOFT_GPU_STATE}"));
     }
+    values.extend(more.iter().map(|value| (*value).to_owned()));
     let values = values.join(",");
     kube.helm(&[
         "install",

@@ -3,6 +3,7 @@
 //! Every path of docs/architecture.md hangs off a flag whose default is that path, so that a test
 //! runs the whole plugin in a folder of its own.
 
+use crate::publish::allocator::Allocator;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,9 @@ pub struct Flags {
     /// Memory charged for a CUDA context before its real cost is known, as a quantity.
     #[arg(long, default_value = "0")]
     pub context_reserve: String,
+    /// Who allocates this node's GPUs: kube-scheduler, or vgpu-controller.
+    #[arg(long, value_enum, default_value_t)]
+    pub allocator: Allocator,
     /// Give each share a tmpfs of its own; only tests without root switch it off.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
@@ -67,6 +71,8 @@ pub struct Config {
     pub gpus_dir: PathBuf,
     pub cdi_dir: PathBuf,
     pub checkpoint: PathBuf,
+    pub allocator: Allocator,
+    pub allocator_mark: PathBuf,
     pub dra_socket: PathBuf,
     pub registration_socket: PathBuf,
     pub http_address: SocketAddr,
@@ -161,6 +167,8 @@ impl Flags {
             gpus_dir: self.run_dir.join("gpus"),
             cdi_dir: self.cdi_dir,
             checkpoint: plugin_dir.join("checkpoint.json"),
+            allocator: self.allocator,
+            allocator_mark: plugin_dir.join("allocator"),
             dra_socket,
             registration_socket,
             http_address,

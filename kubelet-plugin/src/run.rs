@@ -13,6 +13,7 @@ use crate::inventory::nvml::NvmlGpus;
 use crate::library::Library;
 use crate::metrics::Metrics;
 use crate::node::{Node, SharedNode};
+use crate::publish::allocator::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, Socket};
@@ -68,6 +69,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let node = SharedNode::new(Node::open(config.clone(), library, Box::new(Always))?);
     let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
+    let mark = &config.allocator_mark;
+    let taints = Taints::new(config.allocator, mark.clone());
+    let taints = taints.with_context(|| format!("cannot tell by {} who allocates", mark.display()))?;
     let client = kube::Client::try_default().await.context("no way to the API server")?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
@@ -106,7 +110,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.clone(),
         tell,
     ));
-    tokio::spawn(with_node(node, cluster, config, wants, readiness, metrics));
+    tokio::spawn(with_node(node, cluster, config, taints, wants, readiness, metrics));
     tokio::spawn(async move {
         told_to_end().await;
         tracing::info!("told to end");
@@ -146,6 +150,7 @@ async fn with_node(
     node: SharedNode,
     cluster: Cluster,
     config: Config,
+    taints: Taints,
     wants: watch::Receiver<Wanted>,
     readiness: Readiness,
     metrics: Metrics,
@@ -166,7 +171,7 @@ async fn with_node(
     };
     let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name);
     let events = watcher(cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
-    publish::run(cluster, events, owner, wants, readiness, metrics).await;
+    publish::run(cluster, events, taints, owner, wants, readiness, metrics).await;
     tracing::error!("the watch of ResourceSlices has ended; slices are not kept up any more");
 }
 

@@ -1,5 +1,6 @@
 //! One attempt: claims, one node, an answer.
 
+use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::ledger::Ledger;
@@ -39,8 +40,9 @@ impl<'a> Attempt<'a> {
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Vec<Allocation>>, AllocateError> {
+        let budget = &mut Budget::default();
         for order in self.policy.orders() {
-            if let Some(found) = self.in_order(view, order, cache, share_id)? {
+            if let Some(found) = self.in_order(view, order, budget, cache, share_id)? {
                 return Ok(Some(found));
             }
         }
@@ -59,10 +61,11 @@ impl<'a> Attempt<'a> {
         &self,
         view: &'a NodeView,
         order: Order,
+        budget: &mut Budget,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Vec<Allocation>>, AllocateError> {
-        let mut search = self.search(view, cache, order)?;
+        let mut search = self.search(view, (cache, budget), order)?;
         Ok(search.run()?.then(|| self.outcome(&search, share_id)))
     }
 
@@ -70,18 +73,19 @@ impl<'a> Attempt<'a> {
     pub(crate) fn rank(
         &self,
         view: &'a NodeView,
+        budget: &mut Budget,
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<NodeRank>, AllocateError> {
         let order = self.policy.orders()[0];
-        order.of_node(&mut self.search(view, cache, order)?)
+        order.of_node(&mut self.search(view, (cache, budget), order)?)
     }
 
     /// Allocations if the first request's alternative can have this device, which must be the node's best one for it.
     pub(crate) fn on_device(
         &self,
         view: &'a NodeView,
-        alternative: usize,
-        serial: u64,
+        (alternative, serial): (usize, u64),
+        budget: &mut Budget,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Start, AllocateError> {
@@ -93,7 +97,7 @@ impl<'a> Attempt<'a> {
             return Ok(Start::Elsewhere);
         };
         let order = self.policy.orders()[0];
-        let mut search = self.search(view, cache, order)?;
+        let mut search = self.search(view, (cache, budget), order)?;
         if !search.would_take(0, 0, alternative, index)? {
             return Ok(Start::Elsewhere);
         }
@@ -103,17 +107,26 @@ impl<'a> Attempt<'a> {
     pub(crate) fn search<'c, 's>(
         &self,
         view: &'a NodeView,
-        cache: &'c mut SelectorCache<'s>,
+        (cache, budget): (&'c mut SelectorCache<'s>, &'c mut Budget),
         order: Order,
     ) -> Result<Search<'a, 'c, 's>, AllocateError> {
+        let before = cache.cost();
         let plans = Planner {
             view,
             classes: self.classes,
             features: self.features,
             cache,
         }
-        .plan(self.claims)?;
-        Ok(Search::new(view, plans, self.ledger, self.features, cache, order))
+        .plan(self.claims);
+        budget.charge(cache.cost() - before);
+        Ok(Search::new(
+            view,
+            plans?,
+            self.ledger,
+            self.features,
+            (cache, budget),
+            order,
+        ))
     }
 
     pub(crate) fn outcome(&self, search: &Search<'a, '_, '_>, share_id: &mut dyn FnMut() -> String) -> Vec<Allocation> {

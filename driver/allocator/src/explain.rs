@@ -13,6 +13,7 @@
 use serde::Serialize;
 
 use crate::allocate::Attempt;
+use crate::budget::Budget;
 use crate::capacity::{Misfit, Shortage};
 use crate::error::AllocateError;
 use crate::model::Allocation;
@@ -94,12 +95,17 @@ fn keep_larger(known: &mut Option<Room>, other: Option<Room>) {
 }
 
 impl<'a> Attempt<'a> {
-    /// Whether the claims fit on the node, and if not, why.
+    /// Whether the claims fit on the node, and if not, why, as far as can be said within so many steps.
     ///
     /// # Errors
     /// A mistake in the claims themselves, which is no matter of this node.
-    pub fn answer(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Answer, AllocateError> {
-        let mut why = match self.find_answer(view, cache) {
+    pub fn answer(
+        &self,
+        view: &'a NodeView,
+        steps: u64,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<Answer, AllocateError> {
+        let mut why = match self.find_answer(view, steps, cache) {
             Ok(Answer::Not(why)) => why,
             Ok(fits) => return Ok(fits),
             Err(error) => Box::new(Why {
@@ -113,25 +119,38 @@ impl<'a> Attempt<'a> {
         Ok(Answer::Not(why))
     }
 
-    fn find_answer(&self, view: &'a NodeView, cache: &mut SelectorCache<'_>) -> Result<Answer, AllocateError> {
+    fn find_answer(
+        &self,
+        view: &'a NodeView,
+        steps: u64,
+        cache: &mut SelectorCache<'_>,
+    ) -> Result<Answer, AllocateError> {
         // The last order is without the policy's wishes, which refuse nothing.
         let Some(order) = self.policy.orders().pop() else {
             return Ok(Answer::Not(Box::default()));
         };
-        let mut search = self.search(view, cache, order)?;
+        // One for the search, one for the way back to where it ended.
+        let mut budgets = [Budget::new(steps), Budget::new(steps)];
+        let [first, second] = &mut budgets;
+        let mut search = self.search(view, (&mut *cache, first), order)?;
+        let mut unanswered = None;
         match search.run() {
             Ok(true) => return Ok(Answer::Fits(self.outcome(&search, &mut String::new))),
             Ok(false) => {}
+            Err(error @ AllocateError::Exhausted { .. }) => unanswered = error.reason(view.node(), self.claims),
             // It may come before or after the request that is to be explained.
             Err(error) if error.is_of_devices() => {}
             Err(error) => return Err(error),
         }
         let (claim, request) = search.furthest;
-        let mut search = self.search(view, cache, order)?;
+        let mut search = self.search(view, (cache, second), order)?;
         if !search.run_until(claim, request)? || search.plans.is_empty() {
             return Ok(Answer::Not(Box::default()));
         }
-        let mut why = Why::default();
+        let mut why = Why {
+            reasons: unanswered.into_iter().collect(),
+            ..Why::default()
+        };
         for alternative in 0..search.plans[claim].requests[request].asks.len() {
             let mut explainer = Explainer {
                 search: &mut search,

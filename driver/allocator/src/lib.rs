@@ -22,12 +22,14 @@
 //!   [`Reason`]s name it.
 //! - **Selectors that do not compile or meet a missing key**: an error of that attempt on that node; other claims and,
 //!   in [`offline`] and [`Index`], other nodes are not touched by it.
-//! - **A search without end**: it counts its steps and gives up with an error; its depth is not the thread's stack.
+//! - **A search without end**: all nodes of one question share one [`Budget`], and the question gives up with an error; its
+//!   depth is not the thread's stack.
 //! - **A lost or doubled event**: an object that comes again replaces what was known of it; a claim that is taken off
 //!   twice is taken off once.
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod budget;
 mod capacity;
 mod constraint;
 mod counters;
@@ -52,6 +54,7 @@ mod selectors;
 mod taint;
 
 pub use allocate::Attempt;
+pub use budget::Budget;
 pub use capacity::{CapacityError, Shortage};
 pub use error::{AllocateError, CelError};
 pub use explain::{Answer, Fitting, Largest, Room, Why};

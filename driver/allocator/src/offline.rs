@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::allocate::Attempt;
+use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::explain::Answer;
 use crate::features::Features;
@@ -110,8 +111,9 @@ pub fn run(
         }
     }
     let mut reasons = Vec::new();
+    let steps = Budget::of_each(views.len());
     for view in &views {
-        if let Answer::Not(why) = attempt.answer(view, cache)? {
+        if let Answer::Not(why) = attempt.answer(view, steps, cache)? {
             reasons.extend(why.reasons);
         }
     }
@@ -127,9 +129,11 @@ fn first_that_fits<'a>(
     cache: &mut SelectorCache<'_>,
     share_id: &mut dyn FnMut() -> String,
 ) -> Result<Option<Vec<Allocation>>, AllocateError> {
+    let mut budget = Budget::default();
     let mut ranked = Vec::new();
     for view in views {
-        match attempt.rank(view, cache) {
+        budget.next_node(views.len())?;
+        match attempt.rank(view, &mut budget, cache) {
             Ok(Some(rank)) => ranked.push((rank, view)),
             Ok(None) => {}
             Err(error) if error.is_of_devices() => {}
@@ -140,17 +144,20 @@ fn first_that_fits<'a>(
     if attempt.policy == Policy::FirstFit {
         ranked.sort_by(|(_, a), (_, b)| a.node().cmp(b.node()));
     }
+    let mut unanswered = None;
     for order in attempt.policy.orders() {
         for (_, view) in &ranked {
-            match attempt.in_order(view, order, cache, share_id) {
+            budget.next_node(views.len())?;
+            match attempt.in_order(view, order, &mut budget, cache, share_id) {
                 Ok(Some(allocations)) => return Ok(Some(allocations)),
                 Ok(None) => {}
+                Err(error @ AllocateError::Exhausted { .. }) => unanswered = Some(error),
                 Err(error) if error.is_of_devices() => {}
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok(None)
+    unanswered.map_or(Ok(None), Err)
 }
 
 impl<'o> Cluster<'o> {

@@ -118,7 +118,7 @@ impl Outcome<'_> {
     fn node_selector(&self) -> Option<NodeSelector> {
         let candidates = self.picks.iter().map(|pick| &self.view.candidates[pick.candidate]);
         if candidates.clone().any(is_local) {
-            return Some(only(self.view.node()));
+            return Some(NodeSelector::only(self.view.node()));
         }
         let mut term = NodeSelectorTerm::default();
         for selector in candidates.filter_map(selector) {
@@ -132,20 +132,6 @@ impl Outcome<'_> {
         (!is_empty).then(|| NodeSelector {
             node_selector_terms: vec![term],
         })
-    }
-}
-
-/// The form that Kubernetes' RBAC for drivers on nodes demands: one term, one field.
-fn only(node: &str) -> NodeSelector {
-    NodeSelector {
-        node_selector_terms: vec![NodeSelectorTerm {
-            match_expressions: Vec::new(),
-            match_fields: vec![NodeSelectorRequirement {
-                key: "metadata.name".to_owned(),
-                operator: "In".to_owned(),
-                values: vec![node.to_owned()],
-            }],
-        }],
     }
 }
 

@@ -102,11 +102,7 @@ impl<'a> Planner<'a, '_, '_> {
         if is_list && !self.features.prioritized_list {
             return Err(off("firstAvailable", "DRAPrioritizedList"));
         }
-        let mut asked = request
-            .exactly
-            .iter()
-            .chain(request.first_available.iter().map(|alternative| &alternative.ask));
-        if !self.features.consumable_capacity && asked.any(|ask| ask.capacity.is_some()) {
+        if !self.features.consumable_capacity && request.asks().any(|ask| ask.capacity.is_some()) {
             return Err(off("capacity", "DRAConsumableCapacity"));
         }
         let asks = if is_list {

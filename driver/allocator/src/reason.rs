@@ -113,6 +113,13 @@ impl AllocateError {
     /// The reason that an error amounts to, on a node; `None` for a mistake in the claims themselves, which no node
     /// can help.
     pub(crate) fn reason(&self, node: &str, claims: &[&ResourceClaim]) -> Option<Reason> {
+        if matches!(self, Self::Exhausted { .. }) {
+            let message = self.to_string();
+            return Some(Reason {
+                message,
+                ..Reason::of_all(claims, node)
+            });
+        }
         let at = |claim: &str, request: &str| {
             let claim = claims.iter().find(|known| known.key() == claim);
             claim.map_or_else(String::new, |claim| field_of(claim, request))

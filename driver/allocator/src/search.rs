@@ -12,13 +12,14 @@
 //! is left for the next alternative at once. Only the order in which a request tries devices is the policy's.
 //!
 //! It is a loop over a stack of its own, for a list of a thousand claims must not exhaust the thread's, and it counts
-//! its steps: an attempt that would try everything for ever ends with an error.
+//! its steps: an attempt that would try everything for ever ends with an error, when its [`Budget`] does.
 
 mod device;
 mod free;
 
 use std::rc::Rc;
 
+use crate::budget::Budget;
 use crate::capacity::Amounts;
 use crate::constraint::Tracked;
 use crate::counters::Counters;
@@ -35,15 +36,13 @@ pub(crate) use device::Refusal;
 use device::Undo;
 pub(crate) use free::{CORES, MEMORY, capacity_of};
 
-/// Steps after which an attempt is given up: some seconds.
-pub(crate) const MOST_STEPS: u64 = 3_000_000;
-
 /// One attempt on one node. The state is that of the devices chosen so far.
 pub(crate) struct Search<'a, 'c, 's> {
     pub(crate) view: &'a NodeView,
     pub(crate) features: Features,
     pub(crate) plans: Vec<ClaimPlan<'a>>,
     pub(crate) cache: &'c mut SelectorCache<'s>,
+    budget: &'c mut Budget,
     ledger: &'a Ledger,
     order: Order,
     /// By candidate: what claims hold of it.
@@ -61,7 +60,6 @@ pub(crate) struct Search<'a, 'c, 's> {
     /// By claim and request: the alternative that was chosen.
     pub(crate) chosen: Vec<Vec<usize>>,
     stack: Vec<Frame>,
-    steps: u64,
     /// The furthest request that was reached: the one before it can be had together.
     pub(crate) furthest: (usize, usize),
     /// Where to stop as if it were the end.
@@ -125,7 +123,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         plans: Vec<ClaimPlan<'a>>,
         ledger: &'a Ledger,
         features: Features,
-        cache: &'c mut SelectorCache<'s>,
+        (cache, budget): (&'c mut SelectorCache<'s>, &'c mut Budget),
         order: Order,
     ) -> Self {
         let usage = view.candidates.iter().map(|candidate| {
@@ -151,7 +149,6 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
             picks: vec![Vec::new(); plans.len()],
             chosen: plans.iter().map(|plan| vec![0; plan.requests.len()]).collect(),
             stack: Vec::new(),
-            steps: 0,
             furthest: (0, 0),
             stop_at: None,
             instead: None,
@@ -159,6 +156,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
             features,
             plans,
             cache,
+            budget,
             ledger,
             order,
         }
@@ -191,7 +189,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
     }
 
     fn descend(&mut self, position: Position) -> Signal {
-        if let Err(error) = self.count_step() {
+        if let Err(error) = self.budget.step() {
             return Signal::Return(Err(Stop::Fatal(error)));
         }
         let Position { claim, request, .. } = position;
@@ -308,7 +306,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
                 .as_ref()
                 .map_or(position.from, |order| order[position.from]);
             position.from += 1;
-            if let Err(error) = self.count_step() {
+            if let Err(error) = self.budget.step() {
                 return Signal::Return(Err(Stop::Fatal(error)));
             }
             match self.take(&position, candidate) {
@@ -335,14 +333,6 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         }
         let order = self.order.of_devices(self);
         Position { order, ..position }
-    }
-
-    fn count_step(&mut self) -> Result<(), AllocateError> {
-        self.steps += 1;
-        match self.steps {
-            0..=MOST_STEPS => Ok(()),
-            _ => Err(AllocateError::Exhausted { steps: MOST_STEPS }),
-        }
     }
 
     /// How many alternatives the first request has, if there is one.

@@ -1,6 +1,6 @@
 //! Selectors, and a memory of what they said.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use vgpu_cel::{Device as DeviceFacts, Program};
@@ -15,12 +15,18 @@ pub trait Selectors {
     /// # Errors
     /// The expression does not compile, or fails on this device.
     fn matches(&self, expression: &str, device: &DeviceFacts) -> Result<bool, String>;
+
+    /// What all evaluations together have cost so far, as CEL counts it.
+    fn cost(&self) -> u64 {
+        0
+    }
 }
 
 /// CEL as Kubernetes evaluates it. Each expression is compiled once.
 #[derive(Debug, Default)]
 pub struct Cel {
     programs: RefCell<HashMap<String, Result<Program, String>>>,
+    cost: Cell<u64>,
 }
 
 /// Who may create claims may write as many expressions as they like.
@@ -37,10 +43,18 @@ impl Selectors for Cel {
             programs.insert(expression.to_owned(), program);
         }
         match programs.get(expression) {
-            Some(Ok(program)) => program.matches(device).map_err(|error| format!("CEL fails: {error}")),
+            Some(Ok(program)) => {
+                let (matches, cost) = program.matches_with_cost(device);
+                self.cost.set(self.cost.get().saturating_add(cost));
+                matches.map_err(|error| format!("CEL fails: {error}"))
+            }
             Some(Err(error)) => Err(error.clone()),
             None => Err("the expression was not kept".to_owned()), // it was, above
         }
+    }
+
+    fn cost(&self) -> u64 {
+        self.cost.get()
     }
 }
 
@@ -79,6 +93,11 @@ impl<'s> SelectorCache<'s> {
             count: 0,
             last: None,
         }
+    }
+
+    /// What selectors have cost so far.
+    pub(crate) fn cost(&self) -> u64 {
+        self.selectors.cost()
     }
 
     /// Errors are not kept: they end the attempt, and the message may name what was at fault.

@@ -31,8 +31,17 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
-/// The taint that gives a device to vgpu-controller's own allocator.
-pub const ALLOCATOR_TAINT: &str = "dra.vgpu/allocator";
+/// The taint on devices that vgpu-controller allocates. kube-scheduler does not tolerate it.
+pub mod allocator_taint {
+    pub const KEY: &str = "dra.vgpu/allocator";
+    /// vgpu-controller may allocate, once the taint is [`MIN_AGE_SECONDS`] old.
+    pub const CONTROLLER: &str = "controller";
+    /// On the way back to kube-scheduler: nobody may.
+    pub const RELEASED: &str = "released";
+    pub const EFFECT: &str = "NoSchedule";
+    /// By then whatever kube-scheduler had decided before is written, or has failed.
+    pub const MIN_AGE_SECONDS: u64 = 30;
+}
 
 /// The DeviceClasses that the chart installs.
 pub mod class {

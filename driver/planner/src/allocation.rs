@@ -3,13 +3,11 @@
 //! A device of the controller's is tainted, so a claim that it allocates is asked about with one more toleration: that
 //! taint and no other. The toleration stays in the result, where nobody else writes it: it says whose allocation it is.
 
-use vgpu_allocator::model::{
-    Allocation, Exactly, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ResourceClaim, Toleration,
-};
+use vgpu_allocator::model::{Allocation, Exactly, Request, ResourceClaim, Toleration};
 
 use crate::devices::SCHEDULER;
 use crate::model::{Claim, Consumer, Pod};
-use crate::names::{CONTROLLER, DRIVER, HOLD_GROUP, HOLD_RESOURCE, TAINT_KEY};
+use crate::names::{CONTROLLER, DRIVER, HOLD_GROUP, HOLD_RESOURCE, TAINT_EFFECT, TAINT_KEY};
 
 /// The API server takes so many of a result.
 pub(crate) const MOST_TOLERATIONS: usize = 16;
@@ -19,7 +17,7 @@ fn toleration(value: &str) -> Toleration {
         key: TAINT_KEY.to_owned(),
         operator: "Equal".to_owned(),
         value: value.to_owned(),
-        effect: "NoSchedule".to_owned(),
+        effect: TAINT_EFFECT.to_owned(),
         toleration_seconds: None,
     }
 }
@@ -48,13 +46,7 @@ fn tolerating(claim: &ResourceClaim, value: &str) -> ResourceClaim {
 
 /// What a claim's requests ask for, alternatives too.
 pub(crate) fn asks(claim: &ResourceClaim) -> impl Iterator<Item = &Exactly> {
-    claim.spec.devices.requests.iter().flat_map(|request| {
-        let alternatives = request.first_available.iter();
-        request
-            .exactly
-            .iter()
-            .chain(alternatives.map(|alternative| &alternative.ask))
-    })
+    claim.spec.devices.requests.iter().flat_map(Request::asks)
 }
 
 /// Whether the controller wrote it.
@@ -65,20 +57,6 @@ pub(crate) fn is_ours(allocation: &Allocation) -> bool {
         && results
             .iter()
             .all(|result| result.driver == DRIVER && result.tolerations.contains(&ours))
-}
-
-/// The one form in which RBAC for drivers on nodes knows a node.
-pub(crate) fn pin(node: &str) -> NodeSelector {
-    NodeSelector {
-        node_selector_terms: vec![NodeSelectorTerm {
-            match_expressions: Vec::new(),
-            match_fields: vec![NodeSelectorRequirement {
-                key: "metadata.name".to_owned(),
-                operator: "In".to_owned(),
-                values: vec![node.to_owned()],
-            }],
-        }],
-    }
 }
 
 /// The node of an allocation that is pinned to one.
@@ -135,7 +113,7 @@ mod tests {
         assert!(is_ours(&ours));
         assert_eq!(
             (node_of(&ours), ours.node_selector.as_ref()),
-            (Some("n"), Some(&pin("n")))
+            (Some("n"), Some(&vgpu_allocator::model::NodeSelector::only("n")))
         );
         assert!(!is_ours(&read(text(DRIVER, &toleration(SCHEDULER)))));
         assert!(!is_ours(&read(text("other", &toleration(CONTROLLER)))));

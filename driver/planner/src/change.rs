@@ -1,8 +1,8 @@
 //! What a planner is told.
 
-use vgpu_allocator::model::{DeviceClass, DeviceTaintRule, ResourceSlice};
+use vgpu_allocator::model::{DeviceClass, DeviceTaintRule};
 
-use crate::model::{Claim, Node, Pod, Version};
+use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::term::Term;
 use crate::time::Time;
 
@@ -35,14 +35,18 @@ pub enum Change {
     },
     /// `read`: when a consistent read of it was begun; none for what a watch brings.
     Slice {
-        slice: ResourceSlice,
+        slice: Slice,
         read: Option<Time>,
     },
+    /// With the version that the watch gave the deletion; none when a consistent read did not find it.
     SliceGone {
         name: String,
+        version: Option<Version>,
     },
+    /// All slices, as of `version`.
     Slices {
-        slices: Vec<ResourceSlice>,
+        slices: Vec<Slice>,
+        version: Version,
         read: Option<Time>,
     },
     Class(DeviceClass),

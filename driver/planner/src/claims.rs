@@ -81,6 +81,13 @@ impl Claims {
         !is_gone && self.accept(claim, now)
     }
 
+    /// A write has landed: the next one that does not is the first.
+    pub(crate) fn succeed(&mut self, key: &str) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.failures = 0;
+        }
+    }
+
     fn accept(&mut self, claim: Claim, now: Time) -> bool {
         let key = claim.key();
         let Some(known) = self.known.get_mut(&key) else {
@@ -167,7 +174,19 @@ impl Claims {
         }
         if state == State::Doubtful {
             known.pause(now);
+            // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
+            known.flight.take_if(|flight| flight.given.is_none());
         }
+    }
+
+    /// Writes that found a newer version which a list from after that does not have: something else refuses them.
+    pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
+        let not_moved = self.known.iter().filter(|(_, known)| {
+            known.flight.as_ref().is_some_and(|flight| {
+                matches!(flight.state, State::Moved { at } if at <= asked) && flight.version == known.claim.version
+            })
+        });
+        not_moved.map(|(key, _)| key.clone()).collect()
     }
 
     /// The write was not sent. What an earlier one left in doubt still is.
@@ -180,18 +199,33 @@ impl Claims {
         }
     }
 
-    /// Gives up on writes that nobody reports on. Whether there were any.
-    pub(crate) fn lose(&mut self, now: Time) -> bool {
-        let mut any = false;
+    /// The clock was set back: nothing was noted later than now.
+    pub(crate) fn set_back(&mut self, now: Time) {
         for known in self.known.values_mut() {
+            known.since = known.since.min(now);
+            known.quiet_until = None;
             if let Some(flight) = &mut known.flight
-                && matches!(flight.state, State::Sent { at } if now.since(at) >= LOST)
+                && let State::Sent { at } | State::Moved { at } = &mut flight.state
             {
-                flight.state = State::Doubtful;
-                any = true;
+                *at = now.min(*at);
             }
         }
-        any
+    }
+
+    /// Gives up on writes that nobody reports on; when the next one is due.
+    pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
+        let mut next = None;
+        for known in self.known.values_mut() {
+            let Some(flight) = &mut known.flight else {
+                continue;
+            };
+            match flight.state {
+                State::Sent { at } if now.since(at) >= LOST => flight.state = State::Doubtful,
+                State::Sent { at } => next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST)))),
+                State::Moved { .. } | State::Doubtful => {}
+            }
+        }
+        next
     }
 }
 
@@ -210,6 +244,11 @@ impl Known {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+    }
+
+    /// Whether the last write that anything was heard of was refused, or had no answer.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
     }
 
     pub(crate) fn is_quiet(&self, now: Time) -> bool {

@@ -13,14 +13,12 @@
 
 use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 
-use crate::names::{CONTROLLER, DRIVER, RELEASED, TAINT_KEY};
+use crate::names::{CONTROLLER, DRIVER, RELEASED, TAINT_EFFECT, TAINT_KEY};
 use crate::time::Time;
 
 /// Values that are put in for the allocator alone.
 pub(crate) const SCHEDULER: &str = "scheduler";
 const SETTLING: &str = "settling";
-
-const NO_SCHEDULE: &str = "NoSchedule";
 
 /// Who allocates a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +83,7 @@ fn who(device: &Device, settling: Settling) -> Who {
 }
 
 fn is_controller(taint: &Taint) -> bool {
-    (&*taint.key, &*taint.value, &*taint.effect) == (TAINT_KEY, CONTROLLER, NO_SCHEDULE)
+    (&*taint.key, &*taint.value, &*taint.effect) == (TAINT_KEY, CONTROLLER, TAINT_EFFECT)
 }
 
 fn taint(value: &str) -> Taint {
@@ -93,7 +91,7 @@ fn taint(value: &str) -> Taint {
     Taint {
         key: TAINT_KEY.to_owned(),
         value: value.to_owned(),
-        effect: NO_SCHEDULE.to_owned(),
+        effect: TAINT_EFFECT.to_owned(),
         time_added: None,
     }
 }

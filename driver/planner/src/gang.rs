@@ -15,8 +15,10 @@ pub(crate) struct Gangs(BTreeMap<Name, Members>);
 
 #[derive(Debug, Default)]
 struct Members {
-    /// Pods that are neither over nor about to be.
+    /// Pods that are neither over nor about to be, and may be bound.
     present: usize,
+    /// Those that may not yet.
+    gated: usize,
     sizes: BTreeSet<String>,
 }
 
@@ -36,7 +38,10 @@ impl Gangs {
                 continue;
             }
             let members = gangs.0.entry(name).or_default();
-            members.present += 1;
+            match pod.is_gated {
+                true => members.gated += 1,
+                false => members.present += 1,
+            }
             members.sizes.insert(size.clone());
         }
         gangs
@@ -61,6 +66,7 @@ impl Gangs {
             true => Err(Verdict::GangIncomplete {
                 gang,
                 present: members.present,
+                gated: members.gated,
                 size,
             }),
             false => Ok(()),
@@ -73,12 +79,18 @@ mod tests {
     use super::*;
 
     fn check(sizes: &[&str]) -> Result<(), Verdict> {
+        check_gated(sizes, 0)
+    }
+
+    /// The first so many with a gate.
+    fn check_gated(sizes: &[&str], gated: usize) -> Result<(), Verdict> {
         let mut cluster = Cluster::default();
         for (at, size) in sizes.iter().enumerate() {
             cluster.set_pod(Pod {
                 namespace: "ns".into(),
                 name: at.to_string(),
                 gang: Some(("g".into(), (*size).into())),
+                is_gated: at < gated,
                 ..Pod::default()
             });
         }
@@ -97,6 +109,12 @@ mod tests {
                 ..
             })
         ));
+        let gated = check_gated(&["2", "2"], 1).unwrap_err();
+        assert_eq!(
+            gated.to_string(),
+            "gang g has 1 of 2 pods, and 1 more with spec.schedulingGates"
+        );
+        assert_eq!(check_gated(&["2", "2", "2"], 1), Ok(()));
         for sizes in [&["2", "3"][..], &["0"], &["two"], &[""]] {
             assert!(matches!(check(sizes), Err(Verdict::GangSize { .. })), "{sizes:?}");
         }

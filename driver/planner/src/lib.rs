@@ -30,6 +30,7 @@ mod change;
 mod claims;
 mod cluster;
 mod devices;
+mod effort;
 mod filter;
 mod gang;
 pub mod model;

@@ -7,6 +7,7 @@ mod meta;
 mod node;
 mod pod;
 mod requests;
+mod slice;
 
 pub use claim::{Claim, Consumer};
 pub use labels::LabelSelector;
@@ -14,3 +15,4 @@ pub use meta::{Meta, Version, VersionError};
 pub use node::Node;
 pub use pod::{HostPort, Pod, PodClaim, PodTerm, Spread};
 pub use requests::Requests;
+pub use slice::Slice;

@@ -1,14 +1,9 @@
 //! Names that others read or write too: the kubelet plugin, the chart, users.
 
 /// The driver whose devices are allocated here.
-pub const DRIVER: &str = "dra.vgpu";
-
-/// The taint by which a device says who allocates it.
-pub const TAINT_KEY: &str = "dra.vgpu/allocator";
-/// Its value: the controller. A device without the taint is kube-scheduler's.
-pub const CONTROLLER: &str = "controller";
-/// Its value on the way back: nobody, until what the controller decided before has landed or failed.
-pub const RELEASED: &str = "released";
+pub use vgpu_api::DRIVER_NAME as DRIVER;
+/// The taint by which a device says who allocates it; one without is kube-scheduler's.
+pub use vgpu_api::allocator_taint::{CONTROLLER, EFFECT as TAINT_EFFECT, KEY as TAINT_KEY, RELEASED};
 
 /// What makes kube-controller-manager deallocate a claim whose last pod is gone.
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";

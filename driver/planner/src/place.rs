@@ -4,12 +4,12 @@
 //! when it binds the pod, are asked about as kube-scheduler would, so that the node has what they need too; nothing of
 //! them is written. A claim that is allocated already says by its node selector where the pod can go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
-use vgpu_allocator::{Index, SelectorCache, node_selector};
+use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
 
-use crate::allocation::{as_controller, as_scheduler, hold, node_of, pin};
+use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::avoid::Avoided;
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
@@ -25,7 +25,10 @@ use crate::verdict::Verdict;
 /// A place for a pod.
 #[derive(Debug)]
 pub(crate) struct Placed {
-    /// When the oldest slice was read that it is decided on.
+    pub(crate) node: String,
+    /// Slices that are to be read again before anything is written.
+    pub(crate) stale: Vec<String>,
+    /// When the oldest of the other slices was read that it is decided on.
     pub(crate) as_of: Time,
     /// By claim.
     pub(crate) given: Vec<(String, Allocation, Consumer)>,
@@ -40,6 +43,8 @@ pub(crate) enum Waits {
     Done,
     /// Slices that are to be read again first.
     ForSlices(Vec<String>),
+    /// Others have their turn; what was said last holds still.
+    Until(Time),
     For(Box<Verdict>),
 }
 
@@ -55,7 +60,10 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) claims: &'a Claims,
     pub(crate) supply: &'a Supply,
     pub(crate) avoided: &'a Avoided,
+    /// Nodes that are not to be had.
+    pub(crate) without: &'a BTreeSet<String>,
     pub(crate) index: &'a mut Index,
+    pub(crate) budget: &'a mut Budget,
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
     pub(crate) term: &'a Term,
@@ -101,7 +109,11 @@ impl<'a> Placing<'a, '_> {
         let (avoided, now) = (self.avoided, self.now);
         let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
         let mut any_avoided = false;
+        let without = self.without;
         let mut fits = |node: &str| {
+            if without.contains(node) {
+                return false;
+            }
             let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
             checked
                 .map_err(|refusal| *refused.entry(refusal).or_default() += 1)
@@ -112,22 +124,27 @@ impl<'a> Placing<'a, '_> {
             any_avoided |= is_avoided;
             !is_avoided && fits(node)
         };
-        let mistake = |error: vgpu_allocator::AllocateError| Waits::from(Verdict::Mistake(error.to_string()));
         let mut placement = self
             .index
-            .allocate_where(&asked, policy, &mut first_choice, self.cache, self.share_id)
-            .map_err(mistake)?;
+            .allocate_within(
+                &asked,
+                policy,
+                &mut first_choice,
+                self.budget,
+                self.cache,
+                self.share_id,
+            )
+            .map_err(verdict)?;
         if placement.is_none() && any_avoided {
             // Rather a node where it failed before than none.
             let mut any = |node: &str| {
-                check_pins(&sorted.pinned, cluster, node)
-                    .and_then(|()| filters.check(node))
-                    .is_ok()
+                let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
+                checked.is_ok() && !without.contains(node)
             };
             placement = self
                 .index
-                .allocate_where(&asked, policy, &mut any, self.cache, self.share_id)
-                .map_err(mistake)?;
+                .allocate_within(&asked, policy, &mut any, self.budget, self.cache, self.share_id)
+                .map_err(verdict)?;
         }
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
@@ -147,14 +164,16 @@ impl<'a> Placing<'a, '_> {
                     }
                 }
             }
-            allocation.node_selector = Some(pin(&placement.node));
+            allocation.node_selector = Some(NodeSelector::only(&placement.node));
             allocation.allocation_timestamp = Some(now.to_string());
             given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }
-        match stale.is_empty() {
-            false => Err(Waits::ForSlices(stale)),
-            true => Ok(Placed { as_of, given }),
-        }
+        Ok(Placed {
+            node: placement.node,
+            stale,
+            as_of,
+            given,
+        })
     }
 
     fn sort(&self, pod: &Pod) -> Result<Sorted<'a>, Waits> {
@@ -213,6 +232,13 @@ impl<'a> Placing<'a, '_> {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
         marked && known.claim.is_protected && known.flight.is_none() && !known.is_quiet(self.now)
     }
+}
+
+fn verdict(error: AllocateError) -> Waits {
+    Waits::from(match error {
+        AllocateError::Exhausted { .. } => Verdict::Unanswered,
+        error => Verdict::Mistake(error.to_string()),
+    })
 }
 
 fn check_pins(pinned: &[(String, Option<&NodeSelector>)], cluster: &Cluster, node: &str) -> Result<(), Refusal> {

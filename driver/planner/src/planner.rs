@@ -1,6 +1,7 @@
 //! The state, changes to it, and the plan that follows from it.
 
 mod fencing;
+mod gangs;
 mod round;
 mod taking;
 
@@ -13,9 +14,10 @@ use crate::avoid::Avoided;
 use crate::change::Ask;
 use crate::claims::{Claims, State};
 use crate::cluster::Cluster;
+use crate::effort::Efforts;
 use crate::supply::Supply;
 use crate::term::{Stage, Term};
-use crate::time::Time;
+use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 
@@ -39,7 +41,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             hold: Duration::from_secs(30),
-            settle: Duration::from_secs(30),
+            settle: Duration::from_secs(vgpu_api::allocator_taint::MIN_AGE_SECONDS),
             oldest_decision: Duration::from_secs(10),
             oldest_slice: Duration::from_secs(5),
         }
@@ -69,6 +71,7 @@ pub struct Planner {
     users: HashMap<String, BTreeSet<String>>,
     supply: Supply,
     avoided: Avoided,
+    efforts: Efforts,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -80,6 +83,7 @@ pub struct Planner {
     refusals: HashMap<String, String>,
     is_dirty: bool,
     wake: Option<Time>,
+    latest: Latest,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -114,6 +118,7 @@ impl Planner {
             users: HashMap::new(),
             supply: Supply::new(settings.settle),
             avoided: Avoided::default(),
+            efforts: Efforts::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
@@ -123,6 +128,7 @@ impl Planner {
             refusals: HashMap::new(),
             is_dirty: true,
             wake: None,
+            latest: Latest::default(),
         }
     }
 
@@ -134,6 +140,7 @@ impl Planner {
 
     /// Takes in what came of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
+        let now = self.at(now);
         let flying = self.claims.of_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
@@ -143,6 +150,7 @@ impl Planner {
                 if self.claims.answer(*claim, now) {
                     self.recount(&key);
                 }
+                self.claims.succeed(&key);
             }
             (_, None) => {} // a newer version has settled it
             (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
@@ -160,6 +168,7 @@ impl Planner {
 
     /// What is to be done. Without a change, and before the last plan's `wake`, nothing is.
     pub fn plan(&mut self, now: Time) -> Plan {
+        let now = self.at(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
             return Plan {
                 wake: self.wake,
@@ -168,7 +177,9 @@ impl Planner {
         }
         self.is_dirty = false;
         let mut plan = Plan::default();
-        self.claims.lose(now);
+        if let Some(lost) = self.claims.lose(now) {
+            soonest(&mut plan.wake, lost, now);
+        }
         if let Some(term) = self.term.clone() {
             if now < term.until {
                 self.lead(&term, now, &mut plan);
@@ -178,6 +189,23 @@ impl Planner {
         }
         self.wake = plan.wake;
         plan
+    }
+
+    /// Takes in the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
+    /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
+    fn at(&mut self, now: Time) -> Time {
+        let (now, is_set_back) = self.latest.take(now);
+        if is_set_back {
+            self.set_term(None, now);
+            self.asked.clear();
+            self.avoided = Avoided::default();
+            self.efforts = Efforts::default();
+            self.claims.set_back(now);
+            self.supply.set_back(now);
+            self.wake = None;
+            self.is_dirty = true;
+        }
+        now
     }
 
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
@@ -226,7 +254,9 @@ impl Planner {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
                 let known = self.claims.get(&key)?;
-                known.hold().filter(|hold| hold.name == pod.name)?;
+                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
+                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
+                (is_held || is_reserved).then_some(())?;
                 crate::allocation::node_of(known.allocation()?).map(str::to_owned)
             })
         });

@@ -2,12 +2,13 @@
 
 use vgpu_allocator::Policy;
 use vgpu_allocator::model::{DeviceClass, RequestedConfig, ResourceClaim};
+use vgpu_api::config::{self, AllocationPolicy};
 
 use crate::allocation::asks;
 use crate::names::DRIVER;
 
-/// The first claim that says anything decides for all that are allocated with it. A name that nobody knows counts as
-/// none: admission refuses it.
+/// The first claim that says anything decides for all that are allocated with it. Parameters that Prepare
+/// would refuse count as none: so does admission.
 pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'a DeviceClass>) -> Policy {
     let of_claim = |claim: &ResourceClaim| {
         let of_class = || asks(claim).find_map(|ask| named(&class(&ask.class)?.spec.config));
@@ -19,10 +20,21 @@ pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'
 /// Later entries win.
 fn named(config: &[RequestedConfig]) -> Option<Policy> {
     let opaque = config.iter().rev().filter_map(|entry| entry.opaque.as_ref());
-    let mut names = opaque
+    let mut named = opaque
         .filter(|opaque| opaque.driver == DRIVER)
-        .filter_map(|opaque| opaque.parameters["allocationPolicy"].as_str());
-    names.find_map(|name| name.parse().ok())
+        .filter_map(|opaque| config::parse("", &opaque.parameters).ok()?.allocation_policy);
+    named.next().map(policy)
+}
+
+fn policy(named: AllocationPolicy) -> Policy {
+    match named {
+        AllocationPolicy::Binpack => Policy::Binpack,
+        AllocationPolicy::Spread => Policy::Spread,
+        AllocationPolicy::Numa => Policy::Numa,
+        AllocationPolicy::Pcie => Policy::Pcie,
+        AllocationPolicy::WholeGpus => Policy::WholeGpus,
+        AllocationPolicy::FirstFit => Policy::FirstFit,
+    }
 }
 
 #[cfg(test)]
@@ -30,7 +42,18 @@ mod tests {
     use super::*;
 
     fn config(driver: &str, policy: &str) -> String {
-        format!(r#"{{"opaque":{{"driver":"{driver}","parameters":{{"allocationPolicy":"{policy}"}}}}}}"#)
+        format!(
+            r#"{{"opaque":{{"driver":"{driver}","parameters":
+                {{"apiVersion":"dra.vgpu/v1alpha1","kind":"VgpuConfig","allocationPolicy":"{policy}"}}}}}}"#
+        )
+    }
+
+    #[test]
+    fn both_crates_have_the_same_names() {
+        for known in Policy::ALL {
+            let named = serde_json::from_str(&config(DRIVER, known.name())).unwrap();
+            assert_eq!(super::named(&[named]), Some(known));
+        }
     }
 
     #[test]

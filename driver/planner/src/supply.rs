@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::{DeviceClass, ResourceSlice};
+use vgpu_allocator::model::DeviceClass;
 use vgpu_allocator::{Event, Index, SelectorCache};
 
 use crate::allocation::{MOST_TOLERATIONS, asks};
 use crate::devices::{Settling, Who, take_over};
-use crate::model::Claim;
+use crate::model::{self, Claim, Version};
 use crate::names::{DRIVER, TAINT_KEY};
 use crate::time::Time;
 
@@ -38,12 +38,31 @@ pub(crate) struct Supply {
 
 #[derive(Debug)]
 struct Slice {
+    version: Version,
+    /// When it came in last.
+    seen: Time,
     pool: Option<String>,
     whose: Vec<(String, Who)>,
     /// When it was read last from the API server itself, not from a watch that may lag.
     read: Option<Time>,
     /// As it was published, while a device of it settles.
-    original: Option<ResourceSlice>,
+    original: Option<model::Slice>,
+}
+
+/// When a slice came in, and when a read of it was begun, if a read brought it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sighting {
+    pub(crate) at: Time,
+    pub(crate) read: Option<Time>,
+}
+
+/// What says that a slice is gone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Last {
+    /// A watch or list, as of that version.
+    Version(Version),
+    /// A read that was begun then.
+    Read(Time),
 }
 
 #[derive(Debug)]
@@ -69,29 +88,40 @@ impl Supply {
         }
     }
 
+    /// An older version than what is known changes nothing, but for this: what is known is newer than a read was begun.
     pub(crate) fn set_slice(
         &mut self,
-        slice: ResourceSlice,
-        read: Option<Time>,
+        slice: model::Slice,
+        seen: Sighting,
         index: &mut Index,
         cache: &mut SelectorCache<'_>,
     ) {
-        let name = slice.metadata.name.clone();
-        let read = read.max(self.slices.get(&name).and_then(|known| known.read));
+        let name = slice.name().to_owned();
+        let mut read = seen.read;
+        if let Some(known) = self.slices.get_mut(&name) {
+            read = read.max(known.read);
+            if slice.version < known.version {
+                known.read = read;
+                return;
+            }
+        }
         let settling = Settling {
             after: self.settle,
             listed: self.listed,
         };
-        let mut told = slice.clone();
+        let mut told = slice.facts.clone();
         let whose = take_over(&mut told, settling);
         let is_settled = !whose.iter().any(|who| matches!(who, Who::Settling { .. }));
-        let names = slice.spec.devices.iter().map(|device| device.name.clone());
+        let spec = &slice.facts.spec;
+        let names = spec.devices.iter().map(|device| device.name.clone());
         self.forget(&name);
-        let pool = (slice.spec.driver == DRIVER).then(|| slice.spec.pool.name.clone());
+        let pool = (spec.driver == DRIVER).then(|| spec.pool.name.clone());
         if let Some(pool) = &pool {
             self.pools.entry(pool.clone()).or_default().insert(name.clone());
         }
         let known = Slice {
+            version: slice.version,
+            seen: seen.at,
             pool,
             whose: names.zip(whose).collect(),
             read,
@@ -104,7 +134,16 @@ impl Supply {
         self.slices.insert(name, known);
     }
 
-    pub(crate) fn remove_slice(&mut self, name: &str, index: &mut Index) {
+    /// Unless what is known is newer.
+    pub(crate) fn remove_slice(&mut self, name: &str, last: Last, index: &mut Index) {
+        let is_newer = |known: &Slice| match last {
+            Last::Version(version) => known.version > version,
+            // Whichever came first: it is read again before anything is decided on it.
+            Last::Read(asked) => known.seen > asked,
+        };
+        if self.slices.get(name).is_some_and(is_newer) {
+            return;
+        }
         self.forget(name);
         index.apply(Event::SliceGone { name: name.to_owned() });
     }
@@ -134,14 +173,24 @@ impl Supply {
             return;
         }
         self.listed = Some(asked);
-        let settled: Vec<ResourceSlice> = self
+        let settled: Vec<(model::Slice, Time)> = self
             .slices
             .values()
             .filter(|slice| slice.ready().any(|ready| ready <= asked))
-            .filter_map(|slice| slice.original.clone())
+            .filter_map(|slice| Some((slice.original.clone()?, slice.seen)))
             .collect();
-        for slice in settled {
-            self.set_slice(slice, None, index, cache);
+        for (slice, at) in settled {
+            self.set_slice(slice, Sighting { at, read: None }, index, cache);
+        }
+    }
+
+    /// The clock was set back: nobody knows when anything was read. Devices that were taken over stay so; what settles
+    /// does so by the next list.
+    pub(crate) fn set_back(&mut self, now: Time) {
+        self.listed = None;
+        for slice in self.slices.values_mut() {
+            slice.read = None;
+            slice.seen = slice.seen.min(now);
         }
     }
 
@@ -274,12 +323,21 @@ mod tests {
     use super::*;
     use vgpu_allocator::Features;
 
-    fn slice(name: &str, driver: &str, taint: &str) -> ResourceSlice {
+    fn slice(name: &str, driver: &str, taint: &str) -> model::Slice {
+        of_version(1, name, driver, taint)
+    }
+
+    fn of_version(version: u64, name: &str, driver: &str, taint: &str) -> model::Slice {
         serde_json::from_str(&format!(
-            r#"{{"metadata":{{"name":"{name}"}},"spec":{{"driver":"{driver}","nodeName":"{name}","pool":{{"name":"{name}","resourceSliceCount":1}},
+            r#"{{"metadata":{{"name":"{name}","resourceVersion":"{version}"}},"spec":{{"driver":"{driver}","nodeName":"{name}","pool":{{"name":"{name}","resourceSliceCount":1}},
                 "devices":[{{"name":"d","taints":[{taint}]}}]}}}}"#
         ))
         .unwrap()
+    }
+
+    fn seen(read: Option<Time>) -> Sighting {
+        let at = Time::default();
+        Sighting { at, read }
     }
 
     fn claim(requests: &str) -> Claim {
@@ -305,8 +363,8 @@ mod tests {
             r#"{"name":"n","exactly":{"deviceClassName":"nic"}}"#,
         );
         assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
-        supply.set_slice(slice("n1", DRIVER, TAINT), None, &mut index, &mut cache);
-        supply.set_slice(slice("n2", "nic.example.com", ""), None, &mut index, &mut cache);
+        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
+        supply.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
         assert_eq!(supply.kind(&claim(vgpu)), Kind::Controller);
         assert_eq!(supply.kind(&claim(nic)), Kind::Scheduler);
         assert_eq!(
@@ -316,10 +374,10 @@ mod tests {
         let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
         assert_eq!(supply.kind(&claim(&open)), Kind::Tolerates);
         assert!(supply.is_controllers_alone("vgpu") && !supply.is_controllers_alone("nic"));
-        supply.set_slice(slice("n1", DRIVER, ""), None, &mut index, &mut cache);
+        supply.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
         assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
         supply.remove_class("vgpu", &mut index);
-        supply.remove_slice("n1", &mut index);
+        supply.remove_slice("n1", Last::Version(Version(2)), &mut index);
         assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
     }
 
@@ -328,7 +386,7 @@ mod tests {
         let mut supply = Supply::new(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        supply.set_slice(slice("n1", DRIVER, TAINT), None, &mut index, &mut cache);
+        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
         assert_eq!(supply.next_ready(), Some(Time::from_millis(30_000)));
         supply.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
         assert!(matches!(supply.who("n1", "d"), Some(Who::Settling { .. })));
@@ -338,8 +396,40 @@ mod tests {
         let read = |supply: &Supply| supply.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
         assert_eq!(read(&supply), [None], "a watch is no proof");
         let again = slice("n1", DRIVER, TAINT);
-        supply.set_slice(again.clone(), Some(Time::from_millis(5)), &mut index, &mut cache);
-        supply.set_slice(again, None, &mut index, &mut cache);
+        supply.set_slice(again.clone(), seen(Some(Time::from_millis(5))), &mut index, &mut cache);
+        supply.set_slice(again, seen(None), &mut index, &mut cache);
         assert_eq!(read(&supply), [Some(Time::from_millis(5))]);
+    }
+
+    #[test]
+    fn a_watch_that_lags_does_not_bring_back_what_was_read() {
+        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut index = Index::new(Features::default());
+        let mut cache = SelectorCache::default();
+        supply.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
+        let at = |at: i64| Sighting {
+            at: Time::from_millis(at),
+            read: None,
+        };
+        let released = TAINT.replace("controller", "released");
+        let old = || of_version(5, "n1", DRIVER, TAINT);
+        supply.set_slice(old(), at(1), &mut index, &mut cache);
+        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
+        let read = Some(Time::from_millis(2));
+        let new = of_version(7, "n1", DRIVER, &released);
+        supply.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
+        supply.set_slice(old(), at(4), &mut index, &mut cache);
+        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
+        // A read that an event has overtaken: what is known is as good as read.
+        let read = Some(Time::from_millis(5));
+        supply.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
+        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
+        assert_eq!(supply.reads("n1").next().unwrap().1, read);
+        // A deletion of what was there before, and a read from before it came.
+        supply.remove_slice("n1", Last::Version(Version(6)), &mut index);
+        supply.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
+        assert!(supply.who("n1", "d").is_some());
+        supply.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
+        assert!(supply.who("n1", "d").is_none());
     }
 }

@@ -7,7 +7,12 @@
 //! The predecessor allocates only what it marked with its own epoch, and checks its lease after it decided. So whatever
 //! it may still send is about a claim that existed before this leader's lease, is unallocated in the first list, and
 //! bears its epoch. The mark gives each of these a new version, with which that write fails; what landed before the
-//! mark is in the mark's own answer, or in the second list.
+//! mark is in the mark's own answer, or in the second list. A claim that is being deleted needs none: it was given its
+//! newest version by that, and nobody decides to allocate it then.
+//!
+//! Where the API server takes no mark (a webhook refuses it) the leader waits as long as a device does that changes
+//! hands, and then leads without: one claim must not end all allocation. What the predecessor decided on it lands by
+//! then, unless that is stopped between its check and its write for all that time.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +34,11 @@ pub(crate) enum Stage {
     First {
         since: Time,
     },
-    /// Claims, by key and uid, that are to be marked.
-    Marking(BTreeSet<(String, String)>),
+    /// Claims, by key and uid, that are to be marked, and since when.
+    Marking {
+        claims: BTreeSet<(String, String)>,
+        since: Time,
+    },
     Second {
         since: Time,
     },

@@ -1,4 +1,5 @@
-//! Time as the API server writes it. The clock is the caller's.
+//! Time as the API server writes it. The clock is the caller's, and goes forward: what it was when the process began, and
+//! from then on what a clock that nobody sets has counted. [`Latest`] is for one that goes back all the same.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,6 +61,24 @@ impl Time {
         };
         let seconds = days(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second - offset;
         Some(Self(seconds * 1_000 + millis))
+    }
+}
+
+/// The latest time that was told.
+#[derive(Debug, Default)]
+pub(crate) struct Latest(Option<Time>);
+
+/// Callers that look at the clock side by side may be told apart in the wrong order.
+const OUT_OF_ORDER: Duration = Duration::from_secs(2);
+
+impl Latest {
+    /// What time it is, and whether the clock was set back: then nothing that was noted by it means anything.
+    pub(crate) fn take(&mut self, now: Time) -> (Time, bool) {
+        let latest = self.0.unwrap_or(now);
+        let is_set_back = latest.since(now) > OUT_OF_ORDER;
+        let now = if is_set_back { now } else { now.max(latest) };
+        self.0 = Some(now);
+        (now, is_set_back)
     }
 }
 
@@ -154,6 +173,20 @@ mod tests {
             "2026-01-01T00:00Z",
         ] {
             assert_eq!(Time::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_noticed() {
+        let mut latest = Latest::default();
+        for (now, expected) in [
+            (5_000, (5_000, false)),
+            (9_000, (9_000, false)),
+            (7_000, (9_000, false)),
+            (6_999, (6_999, true)),
+            (7_000, (7_000, false)),
+        ] {
+            assert_eq!(latest.take(Time(now)), (Time(expected.0), expected.1));
         }
     }
 

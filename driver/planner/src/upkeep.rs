@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  allocated by the controller
-//!    held ─┬─ a pod of it is bound ─────────────────────────────► release the hold
+//!    held ─┬─ a pod of it is bound, or one has reserved it and
+//!          │  was not bound for the time of a hold ─────────────► release the hold
 //!          ├─ a pod has reserved it and is being bound ─────────► wait
 //!          └─ nobody has: pod gone, node gone, claim deleted,
 //!             hold too old (or that of one of its gang) ─────────► clear allocation and hold
@@ -11,8 +12,9 @@
 //!                 stayed so for the time of a hold ──────────────► clear the allocation
 //! ```
 //!
-//! Nothing is cleared that a pod has reserved: each clear lands only on the version of the claim that it was decided on,
-//! and a reservation makes a new one.
+//! Nothing is cleared that a pod has reserved, for it may be bound at any moment: each clear lands only on the version of
+//! the claim that it was decided on, and a reservation makes a new one. Where kube-scheduler reserved and then forgot
+//! (it was restarted), the hold goes, and with it what keeps kube-scheduler from taking the allocation away.
 
 use std::time::Duration;
 
@@ -76,6 +78,7 @@ impl<'a> Upkeep<'a> {
         if !is_ours(allocation) {
             return None;
         }
+        let node = node_of(allocation).unwrap_or_default();
         let mut others = claim
             .reserved_for
             .iter()
@@ -87,10 +90,11 @@ impl<'a> Upkeep<'a> {
             return is_idle.then(|| clear(None, None));
         };
         if others.peek().is_some() {
-            let bound = others.find_map(|consumer| self.bound(claim, consumer));
-            return bound.map(|_| release(hold, None));
+            if others.any(|consumer| self.bound(claim, consumer).is_some()) {
+                return Some(release(hold, None));
+            }
+            return (self.now >= known.since.after(self.timeout)).then(|| self.release_late(claim, hold, node));
         }
-        let node = node_of(allocation).unwrap_or_default();
         if claim.is_deleted {
             return Some(clear(Some(hold), Some(Verdict::HeldClaimDeleted)));
         }
@@ -113,6 +117,16 @@ impl<'a> Upkeep<'a> {
         let mut duty = clear(Some(hold), Some(why));
         duty.slow = Some((pod.uid.clone(), node.to_owned()));
         Some(duty)
+    }
+
+    fn release_late(&self, claim: &Claim, hold: &Consumer, node: &str) -> Duty {
+        let why = Verdict::NotBound {
+            pod: hold.name.clone(),
+            node: node.to_owned(),
+        };
+        let mut duty = release(hold, Some(why));
+        duty.slow = self.pod_of(claim, hold).map(|pod| (pod.uid.clone(), node.to_owned()));
+        duty
     }
 
     /// The pod that the hold is for, if it may still come.

@@ -26,6 +26,10 @@ pub enum Verdict {
     #[error("{0}")]
     Mistake(String),
     #[error(
+        "no answer was found in time; ask for fewer devices in one claim, or with fewer constraints; it is tried again with more time"
+    )]
+    Unanswered,
+    #[error(
         "claim {claim} asks for class {ours}, which the controller allocates, and class {other}, which it does not: nobody can allocate both; split the claim in two"
     )]
     Mixed { claim: String, ours: String, other: String },
@@ -51,8 +55,14 @@ pub enum Verdict {
         "its claims are allocated on node {node}, where the pod cannot go: {refusal}; the allocation does not move"
     )]
     Elsewhere { node: String, refusal: Refusal },
-    #[error("gang {gang} has {present} of {size} pods")]
-    GangIncomplete { gang: String, present: usize, size: usize },
+    #[error("gang {gang} has {present} of {size} pods{}", gated_words(*.gated))]
+    GangIncomplete {
+        gang: String,
+        present: usize,
+        /// Others, with scheduling gates.
+        gated: usize,
+        size: usize,
+    },
     #[error("gang {gang} does not fit as a whole: {why}")]
     GangDoesNotFit { gang: String, why: Box<Verdict> },
     #[error(
@@ -61,6 +71,10 @@ pub enum Verdict {
     GangSize { gang: String, size: String },
     #[error("pod {pod} was not bound on node {node} in time; its devices are given back and the node is avoided")]
     TooSlow { pod: String, node: String },
+    #[error(
+        "pod {pod} is reserved for and was not bound on node {node} in time; its devices are kube-scheduler's to bind or to give back, and the node is avoided"
+    )]
+    NotBound { pod: String, node: String },
     #[error("node {node} is gone; its devices are given back")]
     NodeGone { node: String },
     #[error("pod {pod} is gone; the devices are given back")]
@@ -88,6 +102,13 @@ fn refused(nodes: &BTreeMap<Refusal, usize>) -> String {
     }
 }
 
+fn gated_words(gated: usize) -> String {
+    match gated {
+        0 => String::new(),
+        gated => format!(", and {gated} more with spec.schedulingGates"),
+    }
+}
+
 impl Verdict {
     /// An event's reason.
     #[must_use]
@@ -95,6 +116,7 @@ impl Verdict {
         match self {
             Self::NoFit(_) => "NoNodeFits",
             Self::Mistake(_) => "ClaimMistake",
+            Self::Unanswered => "NoAnswerInTime",
             Self::Mixed { .. } => "ClaimMixesDrivers",
             Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
             Self::ExtendedResource { .. } => "ExtendedResource",
@@ -104,7 +126,7 @@ impl Verdict {
             Self::Elsewhere { .. } => "AllocatedElsewhere",
             Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",
             Self::GangSize { .. } => "GangSize",
-            Self::TooSlow { .. } => "HoldTimeout",
+            Self::TooSlow { .. } | Self::NotBound { .. } => "HoldTimeout",
             Self::NodeGone { .. } => "NodeGone",
             Self::PodGone { .. } => "PodGone",
             Self::ThirdParty { .. } => "AllocatedByOthers",
@@ -124,6 +146,13 @@ impl Told {
     /// A state that lasts; said when it begins or changes.
     pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
         self.now.insert(about, verdict);
+    }
+
+    /// Whatever was said last holds still.
+    pub(crate) fn stays(&mut self, about: About) {
+        if let Some(verdict) = self.last.get(&about) {
+            self.now.insert(about, verdict.clone());
+        }
     }
 
     /// What is new since the last round. What was not said in this round has ended.
@@ -170,5 +199,9 @@ mod tests {
         assert!(told.finish().is_empty());
         told.is(about(), no_fit(4));
         assert_eq!(told.finish().len(), 1, "it had ended meanwhile");
+        told.stays(about());
+        assert!(told.finish().is_empty());
+        told.is(about(), no_fit(4));
+        assert!(told.finish().is_empty(), "it had not ended");
     }
 }

@@ -1,227 +1,16 @@
 //! What a planner does, step by step, in the cases that people meet.
 
-use std::time::Duration;
+#[path = "scenarios/desk.rs"]
+mod desk;
+#[path = "scenarios/gangs.rs"]
+mod gangs;
+#[path = "scenarios/trouble.rs"]
+mod trouble;
 
-use serde_json::{Value, json};
-use vgpu_allocator::Features;
-use vgpu_planner::model::{Claim, Version};
-use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Time, Verdict, Write};
+use serde_json::json;
+use vgpu_planner::{Change, Intent, Write};
 
-const START: i64 = 1_000_000_000;
-
-fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).unwrap()
-}
-
-/// A planner and the cluster that it is told of.
-struct Desk {
-    planner: Planner,
-    now: i64,
-    version: u64,
-    claims: Vec<Claim>,
-    nodes: usize,
-}
-
-fn slice(at: usize) -> Value {
-    let added = Time::from_millis(START - 60_000).to_string();
-    json!({"metadata": {"name": format!("s{at}")}, "spec": {"driver": "dra.vgpu", "nodeName": format!("n{at}"),
-        "pool": {"name": format!("n{at}/vgpu"), "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": "gpu-0", "allowMultipleAllocations": true,
-            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}],
-            "capacity": {"memory": {"value": "8", "requestPolicy": {"default": "8", "validRange": {"min": "1"}}}}}]}})
-}
-
-impl Desk {
-    /// Leading, over nodes with one GPU of 8 each, and a class of another driver that only n1 has a device for.
-    fn new(nodes: usize) -> Self {
-        let mut desk = Self {
-            planner: Planner::new(Settings::default(), Features::default(), share_ids()),
-            now: START,
-            version: 10,
-            claims: Vec::new(),
-            nodes,
-        };
-        desk.lead("1.a");
-        desk
-    }
-
-    fn time(&self) -> Time {
-        Time::from_millis(self.now)
-    }
-
-    fn tell(&mut self, change: Change) {
-        self.planner.apply(change, Time::from_millis(self.now));
-    }
-
-    fn lead(&mut self, epoch: &str) {
-        let term = Term {
-            epoch: epoch.into(),
-            until: self.time().after(Duration::from_secs(3_600)),
-        };
-        let mut slices: Vec<_> = (0..self.nodes).map(|at| read(slice(at))).collect();
-        slices.push(read(
-            json!({"metadata": {"name": "nic"}, "spec": {"driver": "nic.example.com", "nodeName": "n1",
-            "pool": {"name": "nic", "resourceSliceCount": 1}, "devices": [{"name": "nic-0"}]}}),
-        ));
-        let class = |name: &str, driver: &str, resource: Option<&str>| {
-            let selector = json!({"cel": {"expression": format!("device.driver == '{driver}'")}});
-            read(
-                json!({"metadata": {"name": name}, "spec": {"selectors": [selector], "extendedResourceName": resource}}),
-            )
-        };
-        let classes = vec![
-            class("vgpu", "dra.vgpu", Some("example.com/vgpu")),
-            class("nic", "nic.example.com", None),
-        ];
-        let node =
-            |at: usize| read(json!({"metadata": {"name": format!("n{at}")}, "status": {"allocatable": {"cpu": "8"}}}));
-        self.tell(Change::Lease(Some(term)));
-        self.tell(Change::Pods(Vec::new()));
-        self.tell(Change::Nodes((0..self.nodes).map(node).collect()));
-        let read_at = Some(self.time());
-        self.tell(Change::Slices { slices, read: read_at });
-        self.tell(Change::Classes(classes));
-        self.tell(Change::Rules(Vec::new()));
-        self.list();
-    }
-
-    fn list(&mut self) {
-        let (claims, version, asked) = (self.claims.clone(), Version(self.version), Some(self.time()));
-        self.tell(Change::Claims { claims, version, asked });
-    }
-
-    fn claim(&mut self, name: &str, requests: Value) {
-        self.version += 1;
-        let claim: Claim = read(
-            json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"),
-            "resourceVersion": self.version.to_string()}, "spec": {"devices": {"requests": requests}}}),
-        );
-        self.claims.push(claim.clone());
-        self.tell(Change::Claim(claim));
-    }
-
-    fn fraction(&mut self, name: &str, memory: u8) {
-        self.claim(name, json!([wants("vgpu", memory)]));
-    }
-
-    fn pod(&mut self, name: &str, claims: &[&str], more: Value) {
-        let claims: Vec<Value> = claims
-            .iter()
-            .map(|claim| json!({"name": claim, "resourceClaimName": claim}))
-            .collect();
-        let mut pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
-            "spec": {"resourceClaims": claims}});
-        for (key, value) in more.as_object().unwrap() {
-            pod.pointer_mut(&format!("/{key}"))
-                .unwrap()
-                .as_object_mut()
-                .unwrap()
-                .extend(value.as_object().unwrap().clone());
-        }
-        self.tell(Change::Pod(read(pod)));
-    }
-
-    fn plan(&mut self) -> Plan {
-        self.planner.plan(self.time())
-    }
-
-    /// A change to a claim, as the watch brings it.
-    fn edit(&mut self, name: &str, change: impl FnOnce(&mut Claim)) -> Claim {
-        self.version += 1;
-        let claim = self
-            .claims
-            .iter_mut()
-            .find(|claim| claim.asked.metadata.name == name)
-            .unwrap();
-        change(claim);
-        claim.version = Version(self.version);
-        let claim = claim.clone();
-        self.tell(Change::Claim(claim.clone()));
-        claim
-    }
-
-    fn perform(&mut self, write: &Write) {
-        let intent = write.intent.clone();
-        let claim = self.edit(&write.name, |claim| match intent {
-            Intent::Mark { epoch } => {
-                claim.epoch = Some(epoch);
-                claim.is_protected = true;
-            }
-            Intent::Allocate { allocation, hold } => {
-                claim.asked.status.allocation = Some(*allocation);
-                claim.reserved_for.push(hold);
-            }
-            Intent::Release { hold } => claim.reserved_for.retain(|entry| *entry != hold),
-            Intent::Clear { .. } => {
-                claim.asked.status.allocation = None;
-                claim.reserved_for.clear();
-            }
-        });
-        self.planner
-            .report(write.id, Outcome::Done(Box::new(claim)), Time::from_millis(self.now));
-    }
-
-    /// Plans and performs until nothing is left to do; what was said and written.
-    fn settle(&mut self) -> (Vec<Write>, Vec<(About, Verdict)>) {
-        let (mut writes, mut verdicts) = (Vec::new(), Vec::new());
-        for _ in 0..20 {
-            let plan = self.plan();
-            for ask in &plan.asks {
-                match ask {
-                    Ask::Claims => self.list(),
-                    Ask::Slice(name) => {
-                        let slice = read(slice(name[1..].parse().unwrap()));
-                        let read = Some(self.time());
-                        self.tell(Change::Slice { slice, read });
-                    }
-                }
-            }
-            for write in &plan.writes {
-                self.perform(write);
-            }
-            verdicts.extend(plan.verdicts);
-            let is_over = plan.writes.is_empty() && plan.asks.is_empty();
-            writes.extend(plan.writes);
-            if is_over {
-                break;
-            }
-        }
-        (writes, verdicts)
-    }
-
-    fn node_of(&self, name: &str) -> Option<String> {
-        let claim = self.claims.iter().find(|claim| claim.asked.metadata.name == name)?;
-        let selector = claim.allocation()?.node_selector.as_ref()?;
-        Some(selector.node_selector_terms[0].match_fields[0].values[0].clone())
-    }
-}
-
-fn share_ids() -> Box<dyn FnMut() -> String + Send> {
-    let mut count = 0;
-    Box::new(move || {
-        count += 1;
-        format!("share-{count}")
-    })
-}
-
-fn wants(class: &str, memory: u8) -> Value {
-    json!({"name": format!("r-{class}"), "exactly": {"deviceClassName": class,
-        "capacity": (class == "vgpu").then(|| json!({"requests": {"memory": memory}}))}})
-}
-
-fn kinds(writes: &[Write]) -> Vec<&'static str> {
-    let kind = |write: &Write| match write.intent {
-        Intent::Mark { .. } => "mark",
-        Intent::Allocate { .. } => "allocate",
-        Intent::Release { .. } => "release",
-        Intent::Clear { .. } => "clear",
-    };
-    writes.iter().map(kind).collect()
-}
-
-fn said(verdicts: &[(About, Verdict)]) -> Vec<&'static str> {
-    verdicts.iter().map(|(_, verdict)| verdict.reason()).collect()
-}
+use desk::{Desk, kinds, read, said, wants};
 
 #[test]
 fn a_claim_is_marked_allocated_held_and_released() {
@@ -257,8 +46,8 @@ fn a_claim_is_marked_allocated_held_and_released() {
     let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
     desk.edit("c", |claim| claim.reserved_for.push(entry));
     assert!(desk.settle().0.is_empty());
-    desk.now += 100_000;
-    assert!(desk.settle().0.is_empty(), "however long binding takes");
+    desk.now += 29_000;
+    assert!(desk.settle().0.is_empty(), "it is being bound");
     desk.pod("p", &["c"], json!({"spec": {"nodeName": "n0"}}));
     assert_eq!(kinds(&desk.settle().0), ["release"]);
     assert!(desk.settle().0.is_empty(), "kube-controller-manager does the rest");
@@ -311,76 +100,6 @@ fn what_nobody_can_use_any_more_is_cleared() {
         assert_eq!(said(&verdicts)[0], reason);
         assert_eq!(desk.node_of("c"), None, "{reason}");
     }
-}
-
-#[test]
-fn a_new_leader_goes_on_from_the_objects_alone() {
-    let mut desk = Desk::new(2);
-    desk.fraction("c", 3);
-    desk.fraction("d", 3);
-    desk.pod("p", &["c"], json!({}));
-    desk.settle();
-    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
-    desk.now += 10_000;
-    desk.lead("2.b");
-    desk.pod("p", &["c"], json!({}));
-    let (writes, _) = desk.settle();
-    assert_eq!(
-        kinds(&writes),
-        ["mark"],
-        "the one that its predecessor may have decided on"
-    );
-    assert_eq!(writes[0].name, "d");
-    desk.now += 19_000;
-    assert!(desk.settle().0.is_empty());
-    desk.now += 1_000;
-    assert_eq!(
-        kinds(&desk.settle().0),
-        ["clear", "mark", "allocate"],
-        "thirty seconds after the allocation"
-    );
-}
-
-#[test]
-fn a_write_without_an_answer_keeps_its_devices() {
-    let mut desk = Desk::new(1);
-    desk.fraction("c", 5);
-    desk.fraction("d", 5);
-    desk.settle();
-    desk.pod("p", &["c"], json!({}));
-    let plan = desk.plan();
-    assert_eq!(kinds(&plan.writes), ["allocate"]);
-    desk.planner.report(plan.writes[0].id, Outcome::Unknown, desk.time());
-    desk.pod("q", &["d"], json!({}));
-    assert!(desk.plan().writes.is_empty(), "it may have landed");
-    desk.now += 1_000;
-    let settles = desk.plan();
-    assert_eq!(kinds(&settles.writes), ["mark"], "now it has landed or never will");
-    desk.tell(Change::PodGone { key: "ns/p".into() });
-    desk.perform(&settles.writes[0]);
-    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
-    assert_eq!(desk.node_of("d").as_deref(), Some("n0"));
-}
-
-#[test]
-fn a_gang_gets_all_or_nothing() {
-    let gang = |size: &str| json!({"metadata": {"annotations": {"dra.vgpu/gang": "g", "dra.vgpu/gang-size": size}}});
-    let mut desk = Desk::new(2);
-    for name in ["a", "b", "c"] {
-        desk.fraction(name, 8);
-    }
-    desk.pod("a", &["a"], gang("2"));
-    let (writes, verdicts) = desk.settle();
-    assert_eq!((kinds(&writes), said(&verdicts)), (vec!["mark"; 3], vec!["GangWaits"]));
-    desk.pod("b", &["b"], gang("2"));
-    assert_eq!(kinds(&desk.settle().0), ["allocate", "allocate"]);
-    desk.now += 30_000;
-    desk.tell(Change::NodeGone { name: "n1".into() });
-    let (writes, verdicts) = desk.settle();
-    assert_eq!(kinds(&writes), ["clear", "clear"], "one node is too small for both");
-    assert!(said(&verdicts).contains(&"GangWaits"));
-    desk.pod("c", &["c"], gang("3"));
-    assert!(said(&desk.settle().1).contains(&"GangSize"));
 }
 
 #[test]

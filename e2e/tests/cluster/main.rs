@@ -5,17 +5,22 @@
 //! example.rs    the documented examples
 //! bad_input.rs  what users get wrong, and where they read about it
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
+//! controller.rs controller mode: one pod's way, what is refused, the leader killed
+//! storm.rs      controller mode with many pods on hand-made nodes (fleet.rs), and controllers that are killed
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! ```
 //! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
 
 mod bad_input;
+mod controller;
 mod example;
 mod explain;
+mod fleet;
 mod machine;
 mod manifests;
 mod restarts;
 mod shared;
+mod storm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -65,6 +70,8 @@ fn trials() -> Vec<Trial> {
         bad_input::TESTS,
         explain::TESTS,
         restarts::TESTS,
+        controller::TESTS,
+        storm::TESTS,
     ]
     .concat();
     all.into_iter()

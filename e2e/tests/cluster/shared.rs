@@ -1,4 +1,4 @@
-//! The cluster that most tests share, and a namespace for each of them.
+//! The clusters that tests share, one for each who allocates, and a namespace for each test.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,9 @@ pub(crate) type Test = (&'static str, fn() -> Result<()>);
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 static PREPARED: OnceLock<Prepared> = OnceLock::new();
-static CLUSTER: Mutex<Option<Result<&'static Installed, String>>> = Mutex::new(None);
+type Slot = Mutex<Option<Result<&'static Installed, String>>>;
+static CLUSTER: Slot = Mutex::new(None);
+static CONTROLLER: Slot = Mutex::new(None);
 
 /// A cluster with this project on it.
 pub(crate) struct Installed {
@@ -38,12 +40,23 @@ pub(crate) fn name(of: &str) -> String {
     format!("test-{}-{of}", std::process::id())
 }
 
-/// The shared cluster, brought up by the first test that wants it. When that fails, it fails for all of them.
+/// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    let mut slot = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    in_slot(&CLUSTER, "shared", &[])
+}
+
+/// The cluster on which vgpu-controller does.
+pub(crate) fn controlled() -> Result<&'static Installed> {
+    let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
+    in_slot(&CONTROLLER, "controlled", &values)
+}
+
+/// Brought up by the first test that wants it. When that fails, it fails for all of them.
+fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed> {
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
     slot.get_or_insert_with(|| {
-        let cluster = Cluster::up(prepared().config(&name("shared"))).map_err(|error| format!("{error:#}"))?;
-        let gpus = install::install(&cluster, prepared()).map_err(|error| format!("{error:#}"))?;
+        let cluster = Cluster::up(prepared().config(&name(of))).map_err(|error| format!("{error:#}"))?;
+        let gpus = install::install(&cluster, prepared(), values).map_err(|error| format!("{error:#}"))?;
         // Lives until `end`, which takes the cluster down by its name.
         Ok(Box::leak(Box::new(Installed { cluster, gpus })))
     })
@@ -51,15 +64,24 @@ pub(crate) fn installed() -> Result<&'static Installed> {
     .map_err(|error| anyhow!("no cluster: {error}"))
 }
 
-/// Takes the shared cluster down.
+/// Takes the shared clusters down.
 pub(crate) fn end() -> Result<()> {
-    vgpu_e2e::cluster::down(&name("shared")).map(drop)
+    let first = vgpu_e2e::cluster::down(&name("shared")).map(drop);
+    first.and(vgpu_e2e::cluster::down(&name("controlled")).map(drop))
 }
 
-/// Runs a test in a namespace of its own on the shared cluster. A failure shows the namespace's state and the
-/// driver's logs; afterwards nothing of the namespace's claims may be left on the node.
+/// Runs a test in a namespace of its own on the cluster of kube-scheduler.
 pub(crate) fn in_namespace(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>) -> Result<()> {
-    let installed = installed()?;
+    in_namespace_of(installed()?, name, test)
+}
+
+/// Runs a test in a namespace of its own. A failure shows the namespace's state and the
+/// driver's logs; afterwards nothing of the namespace's claims may be left on the node.
+pub(crate) fn in_namespace_of(
+    installed: &Installed,
+    name: &str,
+    test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>,
+) -> Result<()> {
     let kube = Kube::new(&installed.cluster, name);
     kube.run(&["create", "namespace", name])?;
     wait(LIMIT, "the namespace's service account", || {

@@ -16,12 +16,14 @@
 //! then give it away whole. A dry run shows it before anything is stored; such a server gets the
 //! monitor devices only, until it is asked again.
 
+pub mod allocator;
 pub mod plan;
 
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
 use crate::slice::{keeps_capacity, without_shared};
+use allocator::Taints;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -53,8 +55,8 @@ pub enum Wanted {
 }
 
 /// What exists, by UID, and what was learnt of the server.
-#[derive(Default)]
 pub struct Publisher {
+    taints: Taints,
     existing: BTreeMap<String, ResourceSlice>,
     /// What a list that is not complete yet brought.
     listing: Option<BTreeMap<String, ResourceSlice>>,
@@ -62,12 +64,31 @@ pub struct Publisher {
     stored: Stored,
     /// Whether the server keeps consumable capacity; `None` until it was asked.
     consumable: Option<bool>,
+    /// Whether devices lack the taint that they should have.
+    untainted: bool,
+    /// When to come back although nothing happens.
+    again_at: Option<Instant>,
     pub(crate) writes: u64,
 }
 
 // === impl Publisher ===
 
 impl Publisher {
+    #[must_use]
+    pub fn new(taints: Taints) -> Self {
+        Self {
+            taints,
+            existing: BTreeMap::new(),
+            listing: None,
+            synced: false,
+            stored: Stored::new(),
+            consumable: None,
+            untainted: false,
+            again_at: None,
+            writes: 0,
+        }
+    }
+
     /// Takes what the watch says.
     pub fn apply(&mut self, event: watcher::Event<ResourceSlice>) {
         match event {
@@ -109,8 +130,13 @@ impl Publisher {
             let reduced = (self.consumable == Some(false)).then(|| without_shared(wanted.to_vec()));
             let wanted = reduced.as_deref().unwrap_or(wanted);
             let existing: Vec<_> = self.existing.values().cloned().collect();
-            let steps = plan(owner, wanted, &existing, &self.stored);
+            let devices = plan::current_devices(owner, &existing);
+            let tainted = self.taints.of(wanted, &devices, Instant::now());
+            self.again_at = tainted.until;
+            let steps = plan(owner, &tainted.devices, &existing, &self.stored);
             if steps.is_empty() {
+                self.taints.settled(&devices);
+                self.note_tainted(self.taints.are_kept(&devices));
                 return Ok(());
             }
             if !steps.create.is_empty() {
@@ -153,6 +179,17 @@ impl Publisher {
             );
         }
         self.consumable = Some(kept);
+    }
+
+    fn note_tainted(&mut self, kept: bool) {
+        if !kept && !self.untainted {
+            tracing::error!(
+                "the API server drops device taints, so kube-scheduler allocates this node's GPUs and not \
+                 vgpu-controller: switch the feature gate DRADeviceTaints on in kube-apiserver and kube-scheduler, or \
+                 run this plugin with --allocator=scheduler"
+            );
+        }
+        self.untainted = !kept;
     }
 
     async fn carry_out<S: Slices>(&mut self, api: &S, steps: Plan) -> Result<(), Error> {
@@ -199,13 +236,14 @@ impl Publisher {
 pub async fn run<S: Slices>(
     api: S,
     events: impl Stream<Item = watcher::Result<watcher::Event<ResourceSlice>>>,
+    taints: Taints,
     mut owner: Owner,
     mut wanted: watch::Receiver<Wanted>,
     readiness: Readiness,
     metrics: Metrics,
 ) {
     let mut events = pin!(events);
-    let mut publisher = Publisher::default();
+    let mut publisher = Publisher::new(taints);
     let mut failures = 0;
     let mut wake = Instant::now() + ASK_AGAIN;
     loop {
@@ -241,9 +279,11 @@ pub async fn run<S: Slices>(
         match result {
             Ok(()) => {
                 failures = 0;
-                wake = Instant::now() + ASK_AGAIN;
-                let state = match publisher.consumable {
-                    Some(false) => Err("the API server drops consumable capacity (DRAConsumableCapacity)".into()),
+                let again = Instant::now() + ASK_AGAIN;
+                wake = publisher.again_at.unwrap_or(again).min(again);
+                let state = match (publisher.consumable, publisher.untainted) {
+                    (Some(false), _) => Err("the API server drops consumable capacity (DRAConsumableCapacity)".into()),
+                    (_, true) => Err("the API server drops device taints (DRADeviceTaints)".into()),
                     _ => Ok(()),
                 };
                 if readiness.set(PART, state) {

@@ -103,6 +103,15 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
     plan
 }
 
+/// The pool's devices, of its newest generation.
+#[must_use]
+pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
+    let ours = || existing.iter().filter(|slice| slice.spec.pool.name == owner.pool);
+    let newest = ours().map(|slice| slice.spec.pool.generation).max();
+    let current = ours().filter(|slice| Some(slice.spec.pool.generation) == newest);
+    current.flat_map(devices).cloned().collect()
+}
+
 /// What a write that was answered with `answer` teaches.
 pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
     stored.insert(json(sent), json(devices(answer)));

@@ -1,8 +1,10 @@
+use super::allocator::{Allocator, HANDOVER};
 use super::plan::tests::owner;
 use super::*;
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
 use crate::slice::slices;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::{Arc, Mutex};
 
 /// An API server's slices in memory.
@@ -15,6 +17,8 @@ struct State {
     version: u64,
     /// Drops what belongs to consumable capacity.
     gate_off: bool,
+    /// Drops taints.
+    no_taints: bool,
     fail: bool,
     /// Of the Node object; that of `owner()` if empty.
     node_uid: String,
@@ -46,6 +50,16 @@ impl State {
             }
         }
         self.version += 1;
+        for device in slice.spec.devices.iter_mut().flatten() {
+            if self.no_taints {
+                device.taints = None;
+            }
+            for taint in device.taints.iter_mut().flatten() {
+                let second = i64::try_from(self.version).expect("few");
+                let now = k8s_openapi::jiff::Timestamp::from_second(second).expect("a time");
+                taint.time_added.get_or_insert(Time(now));
+            }
+        }
         let version = self.version.to_string();
         let uid = slice
             .metadata
@@ -91,8 +105,13 @@ fn wanted(count: u32) -> Vec<Vec<Device>> {
     slices(&Inventory::new((0..count).map(gpu).collect()), 64)
 }
 
+/// Those of a node that never was the controller's: nothing is written.
+fn no_taints() -> Taints {
+    Taints::new(Allocator::Scheduler, "/nonexistent/allocator".into()).expect("a mark")
+}
+
 fn synced() -> Publisher {
-    let mut publisher = Publisher::default();
+    let mut publisher = Publisher::new(no_taints());
     publisher.apply(watcher::Event::Init);
     assert!(!publisher.synced());
     publisher.apply(watcher::Event::InitDone);
@@ -235,6 +254,7 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     let running = tokio::spawn(run(
         api.clone(),
         events,
+        no_taints(),
         owner(),
         receiver,
         readiness.clone(),
@@ -266,4 +286,85 @@ fn delays_grow_and_scatter() {
         assert!(delay >= FIRST_DELAY / 2 && delay <= LAST_DELAY, "{delay:?}");
     }
     assert!(delay(30) >= LAST_DELAY / 2);
+}
+
+/// A running publisher of one GPU, its server, and its readiness.
+struct Running {
+    api: Memory,
+    readiness: Readiness,
+    task: tokio::task::JoinHandle<()>,
+    _wanted: watch::Sender<Wanted>,
+}
+
+impl Running {
+    fn start(api: Memory, taints: Taints) -> Self {
+        let readiness = Readiness::new(&[PART]);
+        let (sender, receiver) = watch::channel(Wanted::Slices(wanted(1)));
+        let listed: Vec<_> = api.all().into_iter().map(watcher::Event::InitApply).collect();
+        let events = [watcher::Event::Init].into_iter().chain(listed);
+        let events = events.chain([watcher::Event::InitDone]).map(Ok);
+        let events = futures::stream::iter(events.collect::<Vec<_>>()).chain(futures::stream::pending());
+        let metrics = Metrics::default();
+        let task = tokio::spawn(run(
+            api.clone(),
+            events,
+            taints,
+            owner(),
+            receiver,
+            readiness.clone(),
+            metrics,
+        ));
+        Self {
+            api,
+            readiness,
+            task,
+            _wanted: sender,
+        }
+    }
+
+    /// The value and the time of the GPU's taint.
+    fn taint(&self) -> Option<(String, i64)> {
+        let slice = self.api.all().remove(0);
+        let gpu = &plan::devices(&slice)[0];
+        let taint = gpu.taints.iter().flatten().next()?;
+        let time = taint.time_added.as_ref().expect("the server's").0.as_second();
+        Some((taint.value.clone().expect("a value"), time))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_changes_hands_by_itself_and_a_restart_keeps_the_age() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let taints = |allocator| Taints::new(allocator, folder.path().join("allocator")).expect("a mark");
+    let first = Running::start(Memory::default(), taints(Allocator::Controller));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(first.taint(), Some(("controller".into(), 2)), "1 was the dry run");
+    first.task.abort();
+    let second = Running::start(first.api, taints(Allocator::Controller));
+    tokio::time::sleep(2 * ASK_AGAIN).await;
+    assert_eq!(second.taint(), Some(("controller".into(), 2)));
+    second.task.abort();
+    let third = Running::start(second.api, taints(Allocator::Scheduler));
+    tokio::time::sleep(HANDOVER - Duration::from_secs(1)).await;
+    assert!(third.taint().is_some_and(|(value, _)| value == "released"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(third.taint(), None);
+    assert!(third.readiness.look().0, "{}", third.readiness.look().1);
+    third.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_taints_leaves_the_scheduler_at_it_and_the_plugin_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let api = Memory::default();
+    api.with(|state| state.no_taints = true);
+    let taints = Taints::new(Allocator::Controller, folder.path().join("allocator")).expect("a mark");
+    let running = Running::start(api.clone(), taints);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (ready, why) = running.readiness.look();
+    assert!(!ready && why.contains("DRADeviceTaints"), "{why}");
+    let version = api.with(|state| state.version);
+    tokio::time::sleep(3 * ASK_AGAIN).await;
+    assert_eq!(api.with(|state| state.version), version, "no loop");
+    running.task.abort();
 }

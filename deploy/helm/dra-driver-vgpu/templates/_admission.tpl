@@ -16,6 +16,10 @@ deploy/admission-cases holds both to the same examples.
 {{- $derived := $root.Values.admission.derivedClasses }}
 {{- $fractions := concat (list "vgpu") $derived }}
 {{- $fixed := list "gpu" "vgpu-monitor" "vgpu-slot" }}
+{{- $foreign := list }}
+{{- range $root.Values.admission.foreignClasses }}
+{{- if not (has . (concat $fractions $fixed)) }}{{ $foreign = append $foreign . }}{{ end }}
+{{- end }}
 {{- $name := printf "%s-%s" (include "vgpu.name" $root) $resource -}}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -52,6 +56,10 @@ spec:
       expression: {{ toJson $fractions | replace "\"" "'" | quote }}
     - name: fixed
       expression: {{ toJson $fixed | replace "\"" "'" | quote }}
+    {{- if include "vgpu.controllerMode" $root }}
+    - name: foreign
+      expression: {{ toJson $foreign | replace "\"" "'" | quote }}
+    {{- end }}
     # What a claim of one of the chart's own classes may say: the class's own words, and tighter ones.
     - name: bounds
       expression: >-
@@ -105,7 +113,7 @@ spec:
           t.?key.orValue('') == 'dra.vgpu/allocator'
           ? a.at + '.tolerations[' + string(i) + '].key: "dra.vgpu/allocator" marks devices that vgpu-controller allocates; remove the toleration'
           : t.?key.orValue('') == '' && t.?operator.orValue('Equal') == 'Exists'
-            && (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in variables.fixed)
+            && {{ if include "vgpu.controllerMode" $root }}!(a.ask.deviceClassName in variables.foreign){{ else }}(a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in variables.fixed){{ end }}
           ? a.at + '.tolerations[' + string(i) + ']: tolerates every taint, that of vgpu-controller\'s own devices too; name the key that you mean'
           : '')))
 

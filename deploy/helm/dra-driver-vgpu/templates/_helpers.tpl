@@ -39,3 +39,8 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- define "vgpu.controllerAccount" -}}
 {{ include "vgpu.name" . }}-controller
 {{- end -}}
+
+{{/* "controller" where vgpu-controller allocates, or ends what it allocated; else nothing. */}}
+{{- define "vgpu.controllerMode" -}}
+{{- if ne .Values.allocator "scheduler" }}controller{{ end -}}
+{{- end -}}

@@ -7,6 +7,9 @@ use crate::model::ResourceClaim;
 use crate::policy::Policy;
 use crate::selectors::SelectorCache;
 
+/// What an answer about one node may take, twice: some ten milliseconds, for whoever asks does so in turns.
+const STEPS: u64 = 30_000;
+
 impl Index {
     /// Whether the claims fit on a node, and if not, why; `None` for a node that is not known.
     ///
@@ -22,6 +25,7 @@ impl Index {
             return Ok(None);
         };
         // What fits does so by any policy; this one takes the least time.
-        self.attempt(claims, Policy::FirstFit).answer(&view, cache).map(Some)
+        let attempt = self.attempt(claims, Policy::FirstFit);
+        attempt.answer(&view, STEPS, cache).map(Some)
     }
 }

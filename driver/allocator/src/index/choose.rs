@@ -7,12 +7,23 @@ use super::rankings::{Shape, Stale};
 use super::shelves::Wanted;
 use super::{Index, Placement};
 use crate::allocate::Start;
+use crate::budget::Budget;
 use crate::error::AllocateError;
-use crate::model::{Exactly, Mode, ResourceClaim};
+use crate::model::{Exactly, Mode, ResourceClaim, Selector};
 use crate::plan::Classes;
-use crate::policy::Policy;
+use crate::policy::{NodeRank, Policy};
 use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
+
+/// What is asked, of which nodes, and at what price.
+pub(super) struct Question<'q, 's> {
+    pub(super) claims: &'q [&'q ResourceClaim],
+    pub(super) policy: Policy,
+    pub(super) allowed: &'q mut dyn FnMut(&str) -> bool,
+    pub(super) budget: &'q mut Budget,
+    pub(super) cache: &'q mut SelectorCache<'s>,
+    pub(super) share_id: &'q mut dyn FnMut() -> String,
+}
 
 impl Index {
     /// Where the claims fit together, by policy.
@@ -42,11 +53,36 @@ impl Index {
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
+        self.allocate_within(claims, policy, allowed, &mut Budget::default(), cache, share_id)
+    }
+
+    /// The same at a price: all nodes together take no more than the budget has.
+    ///
+    /// # Errors
+    /// Something is wrong with the claims, so that there is no right answer on any node; or it is not known within the
+    /// budget whether there is one, which is [`AllocateError::Exhausted`].
+    pub fn allocate_within(
+        &mut self,
+        claims: &[&ResourceClaim],
+        policy: Policy,
+        allowed: &mut dyn FnMut(&str) -> bool,
+        budget: &mut Budget,
+        cache: &mut SelectorCache<'_>,
+        share_id: &mut dyn FnMut() -> String,
+    ) -> Result<Option<Placement>, AllocateError> {
+        let question = Question {
+            claims,
+            policy,
+            allowed,
+            budget,
+            cache,
+            share_id,
+        };
         match policy {
-            Policy::Binpack if is_plain(claims) && !self.could_be_astray(claims, cache) => {
-                self.by_shelves(claims, allowed, cache, share_id)
+            Policy::Binpack if is_plain(claims) && !self.could_be_astray(claims, question.cache) => {
+                self.by_shelves(question)
             }
-            _ => self.by_rank(claims, policy, allowed, cache, share_id),
+            _ => self.by_rank(question),
         }
     }
 
@@ -58,13 +94,9 @@ impl Index {
             return Vec::new();
         };
         let devices = (0..slice.spec.devices.len()).map(|index| Candidate::alone(slice, index));
-        let mut matches = |device: Candidate| {
-            class.spec.selectors.iter().all(|selector| match &selector.cel {
-                Some(cel) => cache.matches(&cel.expression, &device).unwrap_or(false),
-                None => false,
-            })
-        };
-        devices.map(&mut matches).collect()
+        devices
+            .map(|device| all_match(&class.spec.selectors, &device, cache, false))
+            .collect()
     }
 
     /// Whether the first request could have a device that is not on the shelves. One that nobody can judge might.
@@ -72,26 +104,20 @@ impl Index {
         self.shelves.strays().any(|device| {
             first_asks(claims).any(|ask| {
                 let of_class = self.classes.get(&ask.class).map(|class| &class.spec.selectors);
-                let mut selectors = of_class.into_iter().flatten().chain(&ask.selectors);
-                selectors.all(|selector| match &selector.cel {
-                    Some(cel) => cache.matches(&cel.expression, &device).unwrap_or(true),
-                    None => true,
-                })
+                let selectors = of_class.into_iter().flatten().chain(&ask.selectors);
+                all_match(selectors, &device, cache, true)
             })
         })
     }
 
     /// The nodes in the order of their devices on the shelves: an earlier alternative of the first request before any
     /// later one.
-    fn by_shelves(
-        &mut self,
-        claims: &[&ResourceClaim],
-        allowed: &mut dyn FnMut(&str) -> bool,
-        cache: &mut SelectorCache<'_>,
-        share_id: &mut dyn FnMut() -> String,
-    ) -> Result<Option<Placement>, AllocateError> {
+    fn by_shelves(&mut self, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
+        let Question { claims, budget, .. } = question;
+        let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);
         let mut tried = BTreeSet::new();
         let mut let_through = BTreeSet::new();
+        let mut unanswered = None;
         for (alternative, ask) in first_asks(claims).enumerate() {
             let wanted = Wanted::of(ask);
             let mut from = None;
@@ -111,82 +137,79 @@ impl Index {
                 let Some(view) = self.view(node)? else {
                     continue;
                 };
+                budget.next_node(self.nodes.len())?;
                 let attempt = self.attempt(claims, Policy::Binpack);
-                match attempt.on_device(&view, alternative, spot.serial(), cache, share_id) {
+                let device = (alternative, spot.serial());
+                match attempt.on_device(&view, device, budget, cache, share_id) {
                     // Not this device of the node; others may follow.
                     Ok(Start::Elsewhere) => {}
                     Ok(Start::Here(Some(allocations))) => {
                         let node = node.to_owned();
                         return Ok(Some(Placement { node, allocations }));
                     }
-                    Err(error) if !error.is_of_devices() => return Err(error),
-                    Ok(Start::Here(None)) | Err(_) => {
+                    Ok(Start::Here(None)) => {
+                        tried.insert(node.to_owned());
+                    }
+                    Err(error) => {
+                        keep_on(error, &mut unanswered)?;
                         tried.insert(node.to_owned());
                     }
                 }
             }
         }
-        Ok(None)
+        unanswered.map_or(Ok(None), Err)
     }
 
     /// The nodes in the policy's order. What no event has touched since claims like these were last asked about is not
     /// looked at again.
-    pub(super) fn by_rank(
-        &mut self,
-        claims: &[&ResourceClaim],
-        policy: Policy,
-        allowed: &mut dyn FnMut(&str) -> bool,
-        cache: &mut SelectorCache<'_>,
-        share_id: &mut dyn FnMut() -> String,
-    ) -> Result<Option<Placement>, AllocateError> {
-        let mut shape = self.rankings.take(policy, claims);
-        let ranked = self.rank_again(&mut shape, claims, policy, cache);
-        let found = match ranked {
-            Ok(()) => self.first_of(&shape, claims, policy, allowed, cache, share_id),
-            Err(error) => {
-                shape.forget();
-                Err(error)
-            }
+    pub(super) fn by_rank(&mut self, mut question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
+        let mut shape = self.rankings.take(question.policy, question.claims);
+        let found = match self.rank_again(&mut shape, &mut question) {
+            Ok(()) => self.first_of(&shape, question),
+            Err(error) => Err(error),
         };
         self.rankings.put_back(shape);
         found
     }
 
-    fn rank_again(
-        &mut self,
-        shape: &mut Shape,
-        claims: &[&ResourceClaim],
-        policy: Policy,
-        cache: &mut SelectorCache<'_>,
-    ) -> Result<(), AllocateError> {
+    /// What is ranked when the budget ends stays ranked.
+    fn rank_again(&mut self, shape: &mut Shape, question: &mut Question<'_, '_>) -> Result<(), AllocateError> {
         let stale: Vec<Arc<str>> = match shape.take_stale() {
             Stale::All => self.nodes.keys().map(|name| name.as_str().into()).collect(),
             Stale::Nodes(names) => names.into_iter().collect(),
         };
-        for name in stale {
-            let Some(view) = self.view(&name)? else {
-                shape.set(&name, None);
-                continue;
-            };
-            match self.attempt(claims, policy).rank(&view, cache) {
-                Ok(rank) => shape.set(&name, rank),
-                Err(error) if error.is_of_devices() => shape.set(&name, None),
-                Err(error) => return Err(error),
+        for (at, name) in stale.iter().enumerate() {
+            let ranked = self.rank(name, question);
+            match ranked {
+                Ok(rank) => shape.set(name, rank),
+                Err(error) => {
+                    shape.leave(&stale[at..]);
+                    return Err(error);
+                }
             }
         }
         Ok(())
     }
 
-    fn first_of(
-        &mut self,
-        shape: &Shape,
-        claims: &[&ResourceClaim],
-        policy: Policy,
-        allowed: &mut dyn FnMut(&str) -> bool,
-        cache: &mut SelectorCache<'_>,
-        share_id: &mut dyn FnMut() -> String,
-    ) -> Result<Option<Placement>, AllocateError> {
+    fn rank(&mut self, node: &str, question: &mut Question<'_, '_>) -> Result<Option<NodeRank>, AllocateError> {
+        let Some(view) = self.view(node)? else {
+            return Ok(None);
+        };
+        question.budget.next_node(1)?;
+        let attempt = self.attempt(question.claims, question.policy);
+        match attempt.rank(&view, question.budget, question.cache) {
+            Err(error) if error.is_of_devices() => Ok(None),
+            ranked => ranked,
+        }
+    }
+
+    fn first_of(&mut self, shape: &Shape, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
+        let Question {
+            claims, policy, budget, ..
+        } = question;
+        let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);
         let mut let_through = HashMap::new();
+        let mut unanswered = None;
         for order in policy.orders() {
             for node in shape.nodes() {
                 if !*let_through.entry(node).or_insert_with(|| allowed(node)) {
@@ -195,21 +218,45 @@ impl Index {
                 let Some(view) = self.view(node)? else {
                     continue;
                 };
-                match self.attempt(claims, policy).in_order(&view, order, cache, share_id) {
+                budget.next_node(self.nodes.len())?;
+                let attempt = self.attempt(claims, policy);
+                match attempt.in_order(&view, order, budget, cache, share_id) {
                     Ok(Some(allocations)) => {
                         let node = node.to_owned();
                         return Ok(Some(Placement { node, allocations }));
                     }
                     Ok(None) => {}
-                    Err(error) if error.is_of_devices() => {}
-                    Err(error) => return Err(error),
+                    Err(error) => keep_on(error, &mut unanswered)?,
                 }
             }
         }
-        Ok(None)
+        unanswered.map_or(Ok(None), Err)
     }
 }
 
+/// What is wrong with the devices of one node is no matter of the others. A node that has taken its part of the budget
+/// leaves the question open if no other has an answer.
+fn keep_on(error: AllocateError, unanswered: &mut Option<AllocateError>) -> Result<(), AllocateError> {
+    match error {
+        AllocateError::Exhausted { .. } => *unanswered = Some(error),
+        _ if error.is_of_devices() => {}
+        _ => return Err(error),
+    }
+    Ok(())
+}
+
+/// Whether a device matches all selectors; `doubtful` is what one counts as that fails.
+fn all_match<'a>(
+    selectors: impl IntoIterator<Item = &'a Selector>,
+    device: &Candidate,
+    cache: &mut SelectorCache<'_>,
+    doubtful: bool,
+) -> bool {
+    selectors.into_iter().all(|selector| match &selector.cel {
+        Some(cel) => cache.matches(&cel.expression, device).unwrap_or(doubtful),
+        None => doubtful,
+    })
+}
 /// Whether the first request is one that the shelves answer: not all devices, no look at devices in use.
 fn is_plain(claims: &[&ResourceClaim]) -> bool {
     let mut asks = first_asks(claims).peekable();

@@ -102,8 +102,13 @@ impl Shape {
         stale
     }
 
-    /// Everything is stale: a ranking has ended half way, or nobody knows what has changed.
-    pub(super) fn forget(&mut self) {
+    /// A ranking has ended half way: these are stale still.
+    pub(super) fn leave(&mut self, nodes: &[Arc<str>]) {
+        self.stale = Stale::Nodes(nodes.iter().cloned().collect());
+    }
+
+    /// Everything is stale: nobody knows what has changed.
+    fn forget(&mut self) {
         self.stale = Stale::All;
     }
 

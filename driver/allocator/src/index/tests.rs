@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::choose::Question;
 use super::*;
+use crate::budget::Budget;
 use crate::explain::Answer;
 use crate::policy::Policy;
 use crate::selectors::SelectorCache;
@@ -135,7 +137,14 @@ proptest! {
                     let policy = Policy::ALL[policy];
                     let one = index.allocate(&[&claim], policy, &mut cache, &mut || "s".into());
                     let kept = std::mem::take(&mut index.rankings);
-                    let all = index.by_rank(&[&claim], policy, &mut |_| true, &mut cache, &mut || "s".into());
+                    let all = index.by_rank(Question {
+                        claims: &[&claim],
+                        policy,
+                        allowed: &mut |_| true,
+                        budget: &mut Budget::default(),
+                        cache: &mut cache,
+                        share_id: &mut || "s".into(),
+                    });
                     index.rankings = kept;
                     prop_assert_eq!(&one, &all);
                     if let Some(placement) = one.unwrap() {
@@ -298,4 +307,103 @@ fn nodes_that_are_not_allowed_are_passed_over() {
     }
     assert_eq!(index.devices_of_class("gpu", "s1", &mut cache), [true, false]);
     assert_eq!(index.devices_of_class("gpu", "gone", &mut cache), [false; 0]);
+}
+
+/// Pairs of devices that must share what no two of them do: each node alone is a search of millions of steps.
+fn without_end(name: &str) -> ResourceClaim {
+    let pair = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "gpu"}});
+    let requests: Vec<Value> = (0..9).map(pair).collect();
+    let constraints = json!([{"requests": ["r7", "r8"], "matchAttribute": "drv/own"}]);
+    read(json!({"metadata": {"name": name}, "spec": {"devices": {"requests": requests, "constraints": constraints}}}))
+}
+
+fn large_cluster(nodes: usize) -> Index {
+    let mut index = Index::new(Features::default());
+    index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+    for at in 0..nodes {
+        index.apply(node(at));
+        let gpus: Vec<Value> = (0..16)
+            .map(|gpu| json!({"name": format!("gpu-{gpu}"), "attributes": {"own": {"int": gpu}}}))
+            .collect();
+        index.apply(Event::Slice(read(json!({"metadata": {"name": format!("s{at}")}, "spec": {"driver": "drv",
+            "nodeName": format!("n{at}"), "pool": {"name": format!("p{at}"), "resourceSliceCount": 1}, "devices": gpus}}))));
+    }
+    index
+}
+
+#[test]
+fn a_search_without_end_costs_the_same_on_any_number_of_nodes() {
+    let mut cache = SelectorCache::default();
+    let claim = without_end("c");
+    let mut index = large_cluster(40);
+    for policy in Policy::ALL {
+        let mut budget = Budget::new(100_000);
+        let mut asked = 0;
+        let mut allowed = |_: &str| {
+            asked += 1;
+            true
+        };
+        let placed = index.allocate_within(&[&claim], policy, &mut allowed, &mut budget, &mut cache, &mut || {
+            "s".into()
+        });
+        assert!(
+            matches!(placed, Err(AllocateError::Exhausted { .. })),
+            "{policy:?}: {placed:?}"
+        );
+        assert!(budget.spent() <= 100_000, "{policy:?}");
+        assert!(asked > 10, "{policy:?}: a node takes a part: {asked}");
+    }
+    let Ok(Some(Answer::Not(why))) = index.answer(&[&claim], "n0", &mut cache) else {
+        panic!("an answer says that there is none");
+    };
+    assert!(
+        why.reasons[0].message.starts_with("no answer after 30000 steps"),
+        "{why:?}"
+    );
+}
+
+#[test]
+fn a_node_without_an_answer_does_not_hide_one_that_has_it() {
+    let mut cache = SelectorCache::default();
+    let claim = without_end("c");
+    let mut index = large_cluster(3);
+    let all_alike: Vec<Value> = (0..16)
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "attributes": {"own": {"int": 7}}}))
+        .collect();
+    index.apply(Event::Slice(read(
+        json!({"metadata": {"name": "s2"}, "spec": {"driver": "drv",
+        "nodeName": "n2", "pool": {"name": "p2", "resourceSliceCount": 1}, "devices": all_alike}}),
+    )));
+    for policy in Policy::ALL {
+        let placed = index.allocate_within(
+            &[&claim],
+            policy,
+            &mut |_| true,
+            &mut Budget::new(50_000),
+            &mut cache,
+            &mut || "s".into(),
+        );
+        assert_eq!(placed.unwrap().unwrap().node, "n2", "{policy:?}");
+    }
+}
+
+#[test]
+fn selectors_are_paid_for() {
+    let mut cache = SelectorCache::default();
+    let mut index = large_cluster(8);
+    // Fails in the end, so that no result of it is kept.
+    let numbers = (0..40).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
+    let costly = format!("[{numbers}].all(a, [{numbers}].all(b, a + b >= 0)) && device.attributes['drv'].nothing == 1");
+    let claim: ResourceClaim = read(json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
+        {"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": [{"cel": {"expression": costly}}]}}]}}}));
+    for policy in Policy::ALL {
+        let mut budget = Budget::new(10_000);
+        let placed = index.allocate_within(&[&claim], policy, &mut |_| true, &mut budget, &mut cache, &mut || {
+            "s".into()
+        });
+        assert!(
+            matches!(placed, Err(AllocateError::Exhausted { .. })),
+            "{policy:?}: {placed:?}"
+        );
+    }
 }

@@ -191,6 +191,14 @@ impl Default for Mode {
     }
 }
 
+impl Request {
+    /// What it asks for, whichever alternative is chosen.
+    pub fn asks(&self) -> impl Iterator<Item = &Exactly> {
+        let alternatives = self.first_available.iter().map(|alternative| &alternative.ask);
+        self.exactly.iter().chain(alternatives)
+    }
+}
+
 impl ResourceClaim {
     /// `namespace/name`, or the name alone where there is no namespace.
     #[must_use]

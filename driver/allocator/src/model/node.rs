@@ -17,6 +17,23 @@ pub struct NodeSelector {
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
+impl NodeSelector {
+    /// This node alone, in the form that Kubernetes' RBAC for drivers on nodes demands: one term, one field.
+    #[must_use]
+    pub fn only(node: &str) -> Self {
+        Self {
+            node_selector_terms: vec![NodeSelectorTerm {
+                match_expressions: Vec::new(),
+                match_fields: vec![NodeSelectorRequirement {
+                    key: "metadata.name".to_owned(),
+                    operator: "In".to_owned(),
+                    values: vec![node.to_owned()],
+                }],
+            }],
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {

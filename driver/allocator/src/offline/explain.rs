@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{Cluster, Objects, OfflineError, Options};
 use crate::allocate::Attempt;
+use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::explain::{Answer, Largest, Room};
 use crate::model::{Pod, ResourceClaim};
@@ -117,13 +118,14 @@ pub fn explain(
         features: options.features,
         policy: options.policy,
     };
+    let steps = Budget::of_each(cluster.nodes.len());
     for node in &cluster.nodes {
         if !asked.held.iter().all(|claim| is_for(claim, node)) {
             continue;
         }
         answer.nodes.push(node.metadata.name.clone());
         let view = NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?;
-        match attempt.answer(&view, cache)? {
+        match attempt.answer(&view, steps, cache)? {
             Answer::Fits(_) => answer.fits.push(node.metadata.name.clone()),
             Answer::Not(mut why) => {
                 answer.reasons.append(&mut why.reasons);

@@ -197,7 +197,10 @@ impl<'a> Search<'a, '_, '_> {
         let (view, features) = (self.view, self.features);
         let plan = &mut self.plans[claim];
         let ask = &mut plan.requests[request].asks[alternative];
-        ask.matches(index, &view.candidates[index], plan.claim, view, features, self.cache)
+        let before = self.cache.cost();
+        let matches = ask.matches(index, &view.candidates[index], plan.claim, view, features, self.cache);
+        self.budget.charge(self.cache.cost() - before);
+        matches
     }
 
     /// What the request would consume of the device, if that is free.

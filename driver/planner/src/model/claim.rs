@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 use vgpu_allocator::model::{Allocation, ClaimSpec, ClaimStatus, Metadata, ResourceClaim};
 
 use super::Version;
-use super::meta::{Meta, or_default};
+use super::meta::{Object, or_default};
 use crate::names::{EPOCH, EXTENDED, FINALIZER};
 
 /// A claim, as far as anything is decided by it.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(from = "Raw")]
+#[serde(from = "Object<ClaimSpec, Status>")]
 pub struct Claim {
     pub version: Version,
     /// Somebody deleted it; finalizers keep it.
@@ -37,15 +37,6 @@ pub struct Consumer {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
-struct Raw {
-    metadata: Meta,
-    spec: ClaimSpec,
-    #[serde(deserialize_with = "or_default")]
-    status: Status,
-}
-
-#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     allocation: Option<Allocation>,
@@ -53,8 +44,8 @@ struct Status {
     reserved_for: Vec<Consumer>,
 }
 
-impl From<Raw> for Claim {
-    fn from(raw: Raw) -> Self {
+impl From<Object<ClaimSpec, Status>> for Claim {
+    fn from(raw: Object<ClaimSpec, Status>) -> Self {
         let meta = raw.metadata;
         let owner = meta.owner_references.into_iter().find(|owner| owner.kind == "Pod");
         Self {

@@ -53,6 +53,17 @@ pub struct Meta {
     pub owner_references: Vec<Owner>,
 }
 
+/// An object as the API server writes it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, bound = "S: Deserialize<'de> + Default, T: Deserialize<'de> + Default")]
+pub(super) struct Object<S, T> {
+    pub(super) metadata: Meta,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) spec: S,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) status: T,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Owner {

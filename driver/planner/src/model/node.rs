@@ -4,27 +4,17 @@ use serde::Deserialize;
 use vgpu_allocator::model::{self, Metadata, Taint};
 
 use super::Requests;
-use super::meta::{Meta, or_default};
+use super::meta::{Object, or_default};
 
 /// A node, as far as it keeps pods away or has room for them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "Raw")]
+#[serde(from = "Object<Spec, Status>")]
 pub struct Node {
     /// As the allocator knows it, and as selectors look at it.
     pub facts: model::Node,
     pub allocatable: Requests,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Raw {
-    metadata: Meta,
-    #[serde(deserialize_with = "or_default")]
-    spec: Spec,
-    #[serde(deserialize_with = "or_default")]
-    status: Status,
 }
 
 #[derive(Deserialize, Default)]
@@ -43,8 +33,8 @@ struct Status {
     allocatable: Requests,
 }
 
-impl From<Raw> for Node {
-    fn from(raw: Raw) -> Self {
+impl From<Object<Spec, Status>> for Node {
+    fn from(raw: Object<Spec, Status>) -> Self {
         Self {
             facts: model::Node {
                 metadata: Metadata {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use vgpu_allocator::model::{NodeSelector, Toleration};
 
-use super::meta::{Meta, or_default};
+use super::meta::{Object, or_default};
 use super::requests::{self, Container, Resources};
 use super::{LabelSelector, Requests};
 use crate::names::{GANG, GANG_SIZE};
 use crate::time::Time;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "Raw")]
+#[serde(from = "Object<Spec, Status>")]
 pub struct Pod {
     pub namespace: String,
     pub name: String,
@@ -88,16 +88,6 @@ pub struct Spread {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
-struct Raw {
-    metadata: Meta,
-    #[serde(deserialize_with = "or_default")]
-    spec: Spec,
-    #[serde(deserialize_with = "or_default")]
-    status: Status,
-}
-
-#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
     #[serde(deserialize_with = "or_default")]
@@ -166,8 +156,8 @@ struct Status {
     resource_claim_statuses: Vec<Reference>,
 }
 
-impl From<Raw> for Pod {
-    fn from(raw: Raw) -> Self {
+impl From<Object<Spec, Status>> for Pod {
+    fn from(raw: Object<Spec, Status>) -> Self {
         let (meta, spec, status) = (raw.metadata, raw.spec, raw.status);
         let requests = requests::of_pod(
             &spec.containers,

@@ -27,7 +27,10 @@ impl Planner {
                     .collect();
                 self.stage = match of_others.is_empty() {
                     true => Stage::Leading,
-                    false => Stage::Marking(of_others),
+                    false => Stage::Marking {
+                        claims: of_others,
+                        since: now,
+                    },
                 };
             }
             Stage::Second { since } if asked >= since => self.stage = Stage::Leading,
@@ -40,26 +43,30 @@ impl Planner {
 
     /// Whether another leader may have decided on the claim as it is, or may be about to.
     fn is_of_others(&self, known: &Known, term: &Term) -> bool {
-        let mark = known.claim.epoch.as_deref();
+        let claim = &known.claim;
+        let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || self.supply.kind(&known.claim) == Kind::Controller;
-        known.claim.allocation().is_none() && !is_mine && (mark.is_some() || may_be_ours())
+        let may_be_ours = || !claim.is_extended && self.supply.kind(claim) == Kind::Controller;
+        claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
     /// Until this term leads.
     pub(super) fn take_lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
-        if let Stage::Marking(waiting) = &self.stage {
-            let still = waiting.iter().filter(|(key, uid)| {
+        if let Stage::Marking { claims, since } = &self.stage {
+            let since = *since;
+            let patience = since.after(self.settings.settle);
+            let still = claims.iter().filter(|(key, uid)| {
                 let known = self.claims.get(key).filter(|known| known.claim.uid() == uid);
-                known.is_some_and(|known| self.is_of_others(known, term))
+                known.is_some_and(|known| self.is_of_others(known, term) && !(known.has_failed() && patience <= now))
             });
-            let still: BTreeSet<_> = still.cloned().collect();
-            for (key, _) in &still {
+            let claims: BTreeSet<_> = still.cloned().collect();
+            for (key, _) in &claims {
                 self.mark(term, key, now, plan);
             }
-            self.stage = match still.is_empty() {
+            soonest(&mut plan.wake, patience, now);
+            self.stage = match claims.is_empty() {
                 true => Stage::Second { since: now },
-                false => Stage::Marking(still),
+                false => Stage::Marking { claims, since },
             };
         }
         if matches!(self.stage, Stage::First { .. } | Stage::Second { .. }) {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::gangs::effort_of;
 use super::{Plan, Planner, soonest};
 use crate::allocation::is_ours;
 use crate::change::Ask;
@@ -56,7 +57,7 @@ impl Planner {
                 if held.until <= now {
                     lapsed.extend(held.pod.and_then(gang::of));
                 }
-            } else if known.claim.reserved_for.is_empty() && known.claim.allocation().is_some() {
+            } else if known.claim.allocation().is_some() {
                 soonest(&mut plan.wake, known.since.after(self.settings.hold), now);
             }
         }
@@ -103,10 +104,21 @@ impl Planner {
                 None => units.push((None, vec![key.clone()])),
             }
         }
+        self.efforts.forget_gangs(&together.keys().map(effort_of).collect());
         units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
         // A gang stands where the first of its pods does.
         units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
+        self.efforts.begin_round();
         for (gang, pods) in units {
+            if self.efforts.is_round_over() {
+                // What is decided goes out first.
+                for key in &pods {
+                    self.wait(key, Waits::Until(now), now, plan);
+                }
+                self.is_dirty = true;
+                plan.wake = Some(now);
+                continue;
+            }
             match gang {
                 None => self.place_one(term, &pods[0], now, plan),
                 Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
@@ -118,7 +130,7 @@ impl Planner {
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.cluster.pod(key)?;
         Some((
-            self.avoided.count(&pod.uid),
+            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid),
             Reverse(pod.priority),
             pod.created,
             key.to_owned(),
@@ -126,72 +138,44 @@ impl Planner {
     }
 
     fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
-        match self.place(term, key, now) {
-            Ok(placed) => {
-                self.take_place(term, placed, plan);
-            }
+        match self.place(term, key, &BTreeSet::new(), now) {
+            Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
+            Ok(placed) => self.take_place(term, placed, plan),
             Err(waits) => self.wait(key, waits, now, plan),
         }
     }
 
-    /// All that wait, or none.
-    fn place_gang(
+    pub(super) fn place(
         &mut self,
         term: &Term,
-        name: &gang::Name,
-        gangs: &Gangs,
-        pods: &[String],
+        key: &str,
+        without: &BTreeSet<String>,
         now: Time,
-        plan: &mut Plan,
-    ) {
-        if let Err(verdict) = gangs.check(name) {
-            for key in pods {
-                self.wait(key, verdict.clone().into(), now, plan);
-            }
-            return;
-        }
-        let mut own = Plan::default();
-        for key in pods {
-            let waits = match self.place(term, key, now) {
-                Ok(placed) => {
-                    self.take_place(term, placed, &mut own);
-                    continue;
-                }
-                Err(Waits::Done) => continue,
-                Err(waits) => waits,
-            };
-            self.take_back(&own.writes);
-            let waits = match waits {
-                Waits::For(why) => {
-                    let gang = name.1.clone();
-                    Waits::from(Verdict::GangDoesNotFit { gang, why })
-                }
-                waits => waits,
-            };
-            return self.wait(key, waits, now, plan);
-        }
-        plan.writes.append(&mut own.writes);
-    }
-
-    fn place(&mut self, term: &Term, key: &str, now: Time) -> Result<Placed, Waits> {
+    ) -> Result<Placed, Waits> {
         let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
+        let mut budget = self.efforts.budget(&pod.uid, now).map_err(Waits::Until)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
-        Placing {
+        let placed = Placing {
             cluster: &self.cluster,
             claims: &self.claims,
             supply: &self.supply,
             avoided: &self.avoided,
+            without,
             index: &mut self.index,
+            budget: &mut budget,
             cache: &mut self.cache,
             share_id: &mut self.share_id,
             term,
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
         }
-        .place(pod)
+        .place(pod);
+        let is_answered = !matches!(&placed, Err(Waits::For(why)) if **why == Verdict::Unanswered);
+        self.efforts.spent(&pod.uid, budget.spent(), is_answered, now);
+        placed
     }
 
-    fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
+    pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
         for (key, allocation, hold) in placed.given {
             let allocation = Box::new(allocation);
             self.write(term, &key, Intent::Allocate { allocation, hold }, placed.as_of, plan);
@@ -199,7 +183,7 @@ impl Planner {
         }
     }
 
-    fn take_back(&mut self, writes: &[Write]) {
+    pub(super) fn take_back(&mut self, writes: &[Write]) {
         for write in writes {
             let key = format!("{}/{}", write.namespace, write.name);
             self.claims.ground(&key);
@@ -207,12 +191,19 @@ impl Planner {
         }
     }
 
-    fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
+    pub(super) fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
         let verdict = match waits {
             Waits::Quietly | Waits::Done => return,
             Waits::ForSlices(slices) => {
                 for slice in slices {
                     self.ask(Ask::Slice(slice), now, plan);
+                }
+                return;
+            }
+            Waits::Until(until) => {
+                soonest(&mut plan.wake, until, now);
+                if let Some(pod) = self.cluster.pod(key) {
+                    self.told.stays(about_pod(pod));
                 }
                 return;
             }

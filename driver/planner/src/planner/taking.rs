@@ -6,13 +6,16 @@ use vgpu_allocator::Event;
 
 use super::Planner;
 use crate::change::{Ask, Change};
-use crate::model::{Claim, Node, Pod, Version};
+use crate::claims::State;
+use crate::model::{Claim, Node, Pod, Slice, Version};
+use crate::supply::{Last, Sighting};
 use crate::term::{Stage, Term};
 use crate::time::Time;
 
 impl Planner {
     /// Takes in one change.
     pub fn apply(&mut self, change: Change, now: Time) {
+        let now = self.at(now);
         match change {
             Change::Pod(pod) => self.set_pod(pod),
             Change::PodGone { key } => self.remove_pod(&key),
@@ -38,24 +41,21 @@ impl Planner {
             Change::ClaimGone { key, version } => self.remove_claim(&key, version),
             Change::Claims { claims, version, asked } => self.set_claims(claims, version, asked, now),
             Change::Slice { slice, read } => {
-                self.asked.remove(&Ask::Slice(slice.metadata.name.clone()));
-                self.supply.set_slice(slice, read, &mut self.index, &mut self.cache);
-                self.is_dirty = true;
+                if read.is_some() {
+                    self.asked.remove(&Ask::Slice(slice.name().to_owned()));
+                }
+                self.set_slice(slice, read, now);
             }
-            Change::SliceGone { name } => {
-                self.asked.remove(&Ask::Slice(name.clone()));
-                self.supply.remove_slice(&name, &mut self.index);
-                self.is_dirty = true;
-            }
-            Change::Slices { slices, read } => {
-                let listed: HashSet<&String> = slices.iter().map(|slice| &slice.metadata.name).collect();
-                let gone = self.supply.slices().filter(|name| !listed.contains(name));
+            Change::SliceGone { name, version } => self.remove_slice(&name, version, now),
+            Change::Slices { slices, version, read } => {
+                let listed: HashSet<&str> = slices.iter().map(Slice::name).collect();
+                let gone = self.supply.slices().filter(|name| !listed.contains(name.as_str()));
                 let gone: Vec<String> = gone.cloned().collect();
                 for name in gone {
-                    self.supply.remove_slice(&name, &mut self.index);
+                    self.remove_slice(&name, Some(version), now);
                 }
                 for slice in slices {
-                    self.supply.set_slice(slice, read, &mut self.index, &mut self.cache);
+                    self.set_slice(slice, read, now);
                 }
                 self.synced.slices = true;
                 self.is_dirty = true;
@@ -90,7 +90,7 @@ impl Planner {
         }
     }
 
-    fn set_term(&mut self, term: Option<Term>, now: Time) {
+    pub(super) fn set_term(&mut self, term: Option<Term>, now: Time) {
         let same = |old: &Term| term.as_ref().is_some_and(|new| new.epoch == old.epoch);
         if !self.term.as_ref().is_some_and(same) {
             self.is_dirty = true;
@@ -116,6 +116,7 @@ impl Planner {
         self.is_dirty = true;
         if let Some(uid) = replaced {
             self.avoided.forget(&uid);
+            self.efforts.forget(&uid);
         }
         for claim in old_keys.iter().filter(|claim| !keys.contains(claim)) {
             self.unuse(claim, &key);
@@ -132,6 +133,7 @@ impl Planner {
         };
         self.is_dirty = true;
         self.avoided.forget(&pod.uid);
+        self.efforts.forget(&pod.uid);
         let claims: Vec<String> = pod.claim_keys().collect();
         for claim in claims {
             self.unuse(&claim, key);
@@ -162,10 +164,26 @@ impl Planner {
         self.is_dirty = true;
     }
 
+    fn set_slice(&mut self, slice: Slice, read: Option<Time>, now: Time) {
+        let seen = Sighting { at: now, read };
+        self.supply.set_slice(slice, seen, &mut self.index, &mut self.cache);
+        self.is_dirty = true;
+    }
+
+    fn remove_slice(&mut self, name: &str, version: Option<Version>, now: Time) {
+        let last = match version {
+            Some(version) => Last::Version(version),
+            None => Last::Read(self.asked.remove(&Ask::Slice(name.to_owned())).unwrap_or(now)),
+        };
+        self.supply.remove_slice(name, last, &mut self.index);
+        self.is_dirty = true;
+    }
+
     fn set_claim(&mut self, claim: Claim, now: Time) {
         let key = claim.key();
         if self.claims.observe(claim, now) {
             self.is_dirty = true;
+            self.refusals.remove(&key);
             self.recount(&key);
         }
     }
@@ -190,6 +208,11 @@ impl Planner {
         let Some(asked) = asked else {
             return;
         };
+        for key in self.claims.not_moved(asked) {
+            let message = "409 Conflict, though nobody has changed the claim".to_owned();
+            self.claims.set_state(&key, State::Doubtful, now);
+            self.refusals.insert(key, message);
+        }
         self.asked.remove(&Ask::Claims);
         self.is_dirty = true;
         self.supply.set_listed(asked, &mut self.index, &mut self.cache);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use vgpu_allocator::model::{Allocation, DeviceClass, ResourceSlice};
-use vgpu_planner::model::{Claim, Node, Pod, Version};
+use vgpu_planner::model::{Claim, Node, Pod, Slice, Version};
 use vgpu_planner::{Change, Intent, Time, Write};
 
 use super::check::Checker;
@@ -37,6 +37,7 @@ pub(crate) struct Api {
     /// for sabotage.
     pub(crate) oldest: BTreeMap<String, u64>,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
+    pub(crate) slice_versions: BTreeMap<String, Version>,
     pub(crate) classes: BTreeMap<String, DeviceClass>,
     pub(crate) lease: Lease,
     /// When the oldest write was decided that is in the air.
@@ -93,8 +94,13 @@ impl Api {
     }
 
     pub(crate) fn set_slice(&mut self, slice: ResourceSlice) {
+        let version = self.bump();
+        self.slice_versions.insert(slice.metadata.name.clone(), version);
         self.log[SLICES].push(Change::Slice {
-            slice: slice.clone(),
+            slice: Slice {
+                version,
+                facts: slice.clone(),
+            },
             read: None,
         });
         self.slices.insert(slice.metadata.name.clone(), slice);
@@ -103,6 +109,13 @@ impl Api {
     pub(crate) fn set_class(&mut self, class: DeviceClass) {
         self.log[CLASSES].push(Change::Class(class.clone()));
         self.classes.insert(class.metadata.name.clone(), class);
+    }
+
+    pub(crate) fn slice(&self, name: &str) -> Option<Slice> {
+        Some(Slice {
+            version: *self.slice_versions.get(name)?,
+            facts: self.slices.get(name)?.clone(),
+        })
     }
 
     /// A consistent list of a kind.
@@ -116,7 +129,8 @@ impl Api {
                 asked,
             },
             SLICES => Change::Slices {
-                slices: self.slices.values().cloned().collect(),
+                slices: self.slices.keys().filter_map(|name| self.slice(name)).collect(),
+                version: Version(self.version),
                 read: asked,
             },
             _ => Change::Classes(self.classes.values().cloned().collect()),
@@ -193,6 +207,11 @@ impl Api {
                 self.checker.controller_may(self.now, allocation, &self.slices);
             }
         }
+        if matches!(write.intent, Intent::Mark { .. }) && known.is_deleted && !known.is_protected {
+            return Err(Refusal::Invalid(
+                "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted",
+            ));
+        }
         let before = self.oldest.get(&key).copied();
         let claim = self.update(&key, None, |claim| perform(claim, &write.intent))?;
         if self.sabotage == Some(Sabotage::Fence)
@@ -224,8 +243,7 @@ fn perform(claim: &mut Claim, intent: &Intent) {
     match intent {
         Intent::Mark { epoch } => {
             claim.epoch = Some(epoch.clone());
-            // The API server takes no new finalizers once an object is being deleted.
-            claim.is_protected |= !claim.is_deleted;
+            claim.is_protected = true;
         }
         Intent::Allocate { allocation, hold } => {
             claim.asked.status.allocation = Some((**allocation).clone());

@@ -57,7 +57,7 @@ impl Scheduler {
     pub(crate) fn look(&mut self, api: &Api) {
         for change in &api.log[SLICES][self.seen..] {
             if let Change::Slice { slice, .. } = change {
-                self.index.apply(Event::Slice(slice.clone()));
+                self.index.apply(Event::Slice(slice.facts.clone()));
             }
         }
         if self.seen == 0 {
@@ -81,6 +81,12 @@ impl Scheduler {
     /// Nothing comes of a decision that takes too long.
     pub(crate) fn forget(&mut self) {
         self.decided = None;
+    }
+
+    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen again.
+    pub(crate) fn restart(&mut self) {
+        self.decided = None;
+        self.binding.clear();
     }
 
     pub(crate) fn has_work(&self) -> bool {

@@ -156,12 +156,15 @@ impl Replica {
         if asked.answer.is_none() {
             asked.answer = Some(match &asked.ask {
                 Ask::Claims => api.list(CLAIMS, Some(asked.at)),
-                Ask::Slice(name) => match api.slices.get(name) {
+                Ask::Slice(name) => match api.slice(name) {
                     Some(slice) => Change::Slice {
-                        slice: slice.clone(),
+                        slice,
                         read: Some(asked.at),
                     },
-                    None => Change::SliceGone { name: name.clone() },
+                    None => Change::SliceGone {
+                        name: name.clone(),
+                        version: None,
+                    },
                 },
             });
             return;

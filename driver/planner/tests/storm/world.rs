@@ -84,7 +84,10 @@ impl World {
             4..8 => scheduler.schedule(api, random),
             8..10 => scheduler.bind(api, random),
             10 => scheduler.write(api),
-            11 => scheduler.look(api),
+            11 => match random.one_in(4) {
+                true => scheduler.restart(),
+                false => scheduler.look(api),
+            },
             12..14 => {
                 let keys: Vec<String> = api.claims.keys().cloned().collect();
                 if let Some(key) = random.pick(&keys) {

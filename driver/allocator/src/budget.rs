@@ -1,0 +1,130 @@
+//! What a question may cost, over all nodes that it is asked of.
+//!
+//! Backtracking over devices that fit one by one but not together takes time without end, and who may create claims may
+//! make one that does so on every node. So all attempts of one question draw from one budget: a step is a device that is
+//! looked at, and selectors cost by what CEL says of them. A node may take a part of what is left, so that the first one
+//! which has no answer does not keep the rest from being asked. When nothing is left there is no answer at all, and
+//! whoever asked decides when to ask again, and with how much.
+
+use crate::error::AllocateError;
+
+/// What a question may cost if nobody says otherwise: a second or some.
+const MOST_STEPS: u64 = 3_000_000;
+
+/// One part in so many for a node, where there are as many.
+const PARTS: usize = 8;
+
+/// The least that a node may take: more than any search that does not go back.
+const LEAST: u64 = 1_000;
+
+/// So much of what CEL calls cost is a step: both take some hundred nanoseconds.
+const COST_OF_STEP: u64 = 4;
+
+/// Steps that may still be taken.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    total: u64,
+    left: u64,
+    /// What has to be left when the present node's part is used up.
+    floor: u64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::new(MOST_STEPS)
+    }
+}
+
+impl Budget {
+    #[must_use]
+    pub const fn new(steps: u64) -> Self {
+        Self {
+            total: steps,
+            left: steps,
+            floor: 0,
+        }
+    }
+
+    /// Of what a question may cost if nobody says otherwise, the part of each of so many nodes.
+    pub(crate) fn of_each(nodes: usize) -> u64 {
+        (MOST_STEPS / nodes.max(1) as u64).max(LEAST)
+    }
+
+    #[must_use]
+    pub const fn left(&self) -> u64 {
+        self.left
+    }
+
+    #[must_use]
+    pub const fn spent(&self) -> u64 {
+        self.total - self.left
+    }
+
+    /// Begins with one of so many nodes.
+    ///
+    /// # Errors
+    /// Nothing is left.
+    pub(crate) fn next_node(&mut self, nodes: usize) -> Result<(), AllocateError> {
+        let part = self.left / nodes.clamp(1, PARTS) as u64;
+        self.floor = self.left.saturating_sub(part.max(LEAST));
+        match self.left {
+            0 => Err(self.exhausted()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn step(&mut self) -> Result<(), AllocateError> {
+        if self.left <= self.floor {
+            return Err(self.exhausted());
+        }
+        self.left -= 1;
+        Ok(())
+    }
+
+    /// What a selector took. It is done, whatever is left.
+    pub(crate) fn charge(&mut self, cost: u64) {
+        self.left = self.left.saturating_sub(cost / COST_OF_STEP);
+    }
+
+    fn exhausted(&self) -> AllocateError {
+        AllocateError::Exhausted { steps: self.spent() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_takes_a_part_and_all_together_no_more_than_there_is() {
+        let mut budget = Budget::new(80_000);
+        let mut nodes = 0;
+        while budget.next_node(5_000).is_ok() {
+            let before = budget.spent();
+            while budget.step().is_ok() {}
+            let taken = budget.spent() - before;
+            assert!(taken > 0 && taken <= 10_000, "{taken}");
+            nodes += 1;
+        }
+        assert_eq!(budget.spent(), 80_000);
+        assert!(nodes > 20, "{nodes}");
+    }
+
+    #[test]
+    fn a_node_alone_has_it_all() {
+        let mut budget = Budget::new(3);
+        budget.next_node(1).unwrap();
+        assert_eq!((0..9).filter(|_| budget.step().is_ok()).count(), 3);
+        assert_eq!(budget.step(), Err(AllocateError::Exhausted { steps: 3 }));
+    }
+
+    #[test]
+    fn selectors_cost_too() {
+        let mut budget = Budget::new(1_000);
+        budget.next_node(1).unwrap();
+        budget.charge(400);
+        assert_eq!(budget.spent(), 100);
+        budget.charge(1_000_000);
+        assert!(budget.step().is_err() && budget.next_node(1).is_err());
+    }
+}

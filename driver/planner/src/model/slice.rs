@@ -1,0 +1,40 @@
+//! Slices.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use vgpu_allocator::model::{Metadata, ResourceSlice, SliceSpec};
+
+use super::Version;
+use super::meta::Object;
+
+/// A slice and its version: a watch that lags must not bring back what a read has overtaken.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(from = "Object<SliceSpec, IgnoredAny>")]
+pub struct Slice {
+    pub version: Version,
+    /// As the allocator knows it.
+    pub facts: ResourceSlice,
+}
+
+impl From<Object<SliceSpec, IgnoredAny>> for Slice {
+    fn from(raw: Object<SliceSpec, IgnoredAny>) -> Self {
+        Self {
+            version: raw.metadata.resource_version,
+            facts: ResourceSlice {
+                metadata: Metadata {
+                    name: raw.metadata.name,
+                    uid: raw.metadata.uid,
+                    ..Metadata::default()
+                },
+                spec: raw.spec,
+            },
+        }
+    }
+}
+
+impl Slice {
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.facts.metadata.name
+    }
+}

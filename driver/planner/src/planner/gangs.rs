@@ -1,0 +1,220 @@
+//! Places for all of a gang that wait, or for none.
+//!
+//! ```text
+//!  one after the other, each on its best node ─► all have one ─► slices read lately? ─► write, all at once
+//!      │  a member has none                                          └─ no: all of them are asked for together
+//!      ▼
+//!  that member first, then the rest as before ─► again, as long as another one fails
+//!      │  it has been first before
+//!      ▼
+//!  the member before it takes its next best node, and so back, depth first
+//! ```
+//!
+//! What the first pass misses is a member on the one node that a later member can have. The rest is a search, and bounded:
+//! [`MOST_OF_EACH`] placements a member and [`MOST`] more, which tries every choice of nodes for a gang of four on as
+//! many. It is over nodes, not devices: on its node a member has the devices that the policy takes first. Members that
+//! ask alike are not searched, for no order of them is better. A search that finds nothing is not made again at once.
+
+use std::collections::BTreeSet;
+
+use super::{Plan, Planner, soonest};
+use crate::effort::GANG;
+use crate::gang::{self, Gangs};
+use crate::model::Pod;
+use crate::place::{Placed, Waits};
+use crate::term::Term;
+use crate::time::Time;
+use crate::verdict::Verdict;
+use crate::write::Write;
+
+const MOST_OF_EACH: usize = 4;
+const MOST: usize = 64;
+/// What a placement counts as, beside steps of the allocator.
+const STEPS: u64 = 2_000;
+
+/// One member's place, and where it must not go again.
+#[derive(Default)]
+struct Step {
+    node: Option<String>,
+    writes: Vec<Write>,
+    stale: Vec<String>,
+    without: BTreeSet<String>,
+}
+
+/// Why a pass ended: who has no place, and why.
+struct Failed {
+    at: usize,
+    waits: Waits,
+}
+
+impl Planner {
+    pub(super) fn place_gang(
+        &mut self,
+        term: &Term,
+        name: &gang::Name,
+        gangs: &Gangs,
+        pods: &[String],
+        now: Time,
+        plan: &mut Plan,
+    ) {
+        if let Err(verdict) = gangs.check(name) {
+            for key in pods {
+                self.wait(key, verdict.clone().into(), now, plan);
+            }
+            return;
+        }
+        let mut order = pods.to_vec();
+        let mut left = pods.len();
+        let first = match self.one_by_one(term, &order, false, &mut left, now) {
+            Ok(steps) => return self.take_gang(pods, steps, now, plan),
+            Err(failed) => failed,
+        };
+        let key = effort_of(name);
+        if self.is_worth_a_search(&order, &first) {
+            match self.efforts.budget(&key, now) {
+                Err(until) => soonest(&mut plan.wake, until, now),
+                Ok(_) => {
+                    let most = pods.len() * MOST_OF_EACH + MOST;
+                    let mut left = most;
+                    let found = self.search(term, &mut order, first.at, &mut left, now);
+                    if let Some(steps) = found {
+                        self.efforts.forget(&key);
+                        return self.take_gang(pods, steps, now, plan);
+                    }
+                    let steps = STEPS.saturating_mul((most - left) as u64);
+                    self.efforts.spent(&key, steps, false, now);
+                }
+            }
+        }
+        let waits = match first.waits {
+            Waits::For(why) => {
+                let gang = name.1.clone();
+                Waits::from(Verdict::GangDoesNotFit { gang, why })
+            }
+            waits => waits,
+        };
+        self.wait(&pods[first.at], waits, now, plan);
+    }
+
+    /// Who fails goes first; when that was so already, those before give way.
+    fn search(
+        &mut self,
+        term: &Term,
+        order: &mut [String],
+        mut failed: usize,
+        left: &mut usize,
+        now: Time,
+    ) -> Option<Vec<Step>> {
+        let mut were_first = BTreeSet::new();
+        while were_first.insert(order[failed].clone()) {
+            order[..=failed].rotate_right(1);
+            match self.one_by_one(term, order, false, left, now) {
+                Ok(steps) => return Some(steps),
+                Err(next) if !is_no_fit(&next.waits) || next.at == 0 => return None,
+                Err(next) => failed = next.at,
+            }
+        }
+        self.one_by_one(term, order, true, left, now).ok()
+    }
+
+    /// A place for each, in this order, as if all before were taken; nothing is taken when one has none.
+    fn one_by_one(
+        &mut self,
+        term: &Term,
+        order: &[String],
+        goes_back: bool,
+        left: &mut usize,
+        now: Time,
+    ) -> Result<Vec<Step>, Failed> {
+        let mut steps: Vec<Step> = Vec::new();
+        let mut without = BTreeSet::new();
+        while let Some(key) = order.get(steps.len()) {
+            let placed = match left.checked_sub(1) {
+                Some(less) => {
+                    *left = less;
+                    self.place(term, key, &without, now)
+                }
+                None => Err(Waits::Quietly),
+            };
+            match placed {
+                Ok(placed) => steps.push(self.step(term, placed, std::mem::take(&mut without))),
+                Err(Waits::Done) => steps.push(Step::default()),
+                Err(waits) => {
+                    let at = steps.len();
+                    let back = (goes_back && is_no_fit(&waits))
+                        .then(|| steps.iter().rposition(|step| step.node.is_some()))
+                        .flatten();
+                    for step in steps.drain(back.unwrap_or(0)..).rev().collect::<Vec<_>>() {
+                        self.take_back(&step.writes);
+                        without = step.without;
+                        without.extend(step.node);
+                    }
+                    if back.is_none() {
+                        return Err(Failed { at, waits });
+                    }
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    fn step(&mut self, term: &Term, placed: Placed, without: BTreeSet<String>) -> Step {
+        let mut own = Plan::default();
+        let (node, stale) = (placed.node.clone(), placed.stale.clone());
+        self.take_place(term, placed, &mut own);
+        Step {
+            node: Some(node),
+            writes: own.writes,
+            stale,
+            without,
+        }
+    }
+
+    /// All at once; or all slices at once that are to be read first, for what is read of one grows old meanwhile.
+    fn take_gang(&mut self, pods: &[String], steps: Vec<Step>, now: Time, plan: &mut Plan) {
+        let stale: BTreeSet<&String> = steps.iter().flat_map(|step| &step.stale).collect();
+        if stale.is_empty() {
+            return plan.writes.extend(steps.into_iter().flat_map(|step| step.writes));
+        }
+        let stale: Vec<String> = stale.into_iter().cloned().collect();
+        for step in steps.iter().rev() {
+            self.take_back(&step.writes);
+        }
+        if let Some(first) = pods.first() {
+            self.wait(first, Waits::ForSlices(stale), now, plan);
+        }
+    }
+
+    /// Not if the first has no place, nor if all before ask for the same.
+    fn is_worth_a_search(&self, order: &[String], failed: &Failed) -> bool {
+        let Some(pod) = self.cluster.pod(&order[failed.at]) else {
+            return false;
+        };
+        let mut before = order[..failed.at].iter().filter_map(|key| self.cluster.pod(key));
+        is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
+    }
+
+    /// Whether one could stand in the other's place, as far as can be told easily.
+    fn are_alike(&self, one: &Pod, other: &Pod) -> bool {
+        let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
+        let specs = |pod: &Pod| -> Vec<_> {
+            let known = pod.claim_keys().map(|key| self.claims.get(&key));
+            known.map(|known| known.map(|known| &known.claim.asked.spec)).collect()
+        };
+        is_alone(one)
+            && is_alone(other)
+            && (&one.requests, &one.ports) == (&other.requests, &other.ports)
+            && (&one.node_selector, &one.node_affinity) == (&other.node_selector, &other.node_affinity)
+            && one.tolerations == other.tolerations
+            && specs(one) == specs(other)
+    }
+}
+
+fn is_no_fit(waits: &Waits) -> bool {
+    matches!(waits, Waits::For(why) if matches!(**why, Verdict::NoFit(_)))
+}
+
+/// The name by which a gang's searches are counted; no pod's uid is like it.
+pub(super) fn effort_of((namespace, name): &gang::Name) -> String {
+    format!("{GANG}{namespace}/{name}")
+}

@@ -1,0 +1,241 @@
+//! A planner at a desk: what it is told, and what is done of what it plans.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use vgpu_allocator::Features;
+use vgpu_planner::model::{Claim, Version};
+use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Time, Verdict, Write};
+
+pub(crate) const START: i64 = 1_000_000_000;
+
+pub(crate) fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// A planner and the cluster that it is told of.
+pub(crate) struct Desk {
+    pub(crate) planner: Planner,
+    pub(crate) now: i64,
+    pub(crate) version: u64,
+    pub(crate) claims: Vec<Claim>,
+    pub(crate) nodes: usize,
+    /// A webhook refuses marks on this claim.
+    pub(crate) unmarkable: Option<&'static str>,
+}
+
+pub(crate) fn slice(at: usize) -> Value {
+    let added = Time::from_millis(START - 60_000).to_string();
+    json!({"metadata": {"name": format!("s{at}")}, "spec": {"driver": "dra.vgpu", "nodeName": format!("n{at}"),
+        "pool": {"name": format!("n{at}/vgpu"), "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0", "allowMultipleAllocations": true,
+            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}],
+            "capacity": {"memory": {"value": "8", "requestPolicy": {"default": "8", "validRange": {"min": "1"}}}}}]}})
+}
+
+impl Desk {
+    /// Leading, over nodes with one GPU of 8 each, and a class of another driver that only n1 has a device for.
+    pub(crate) fn new(nodes: usize) -> Self {
+        let mut desk = Self {
+            planner: Planner::new(Settings::default(), Features::default(), share_ids()),
+            now: START,
+            version: 10,
+            claims: Vec::new(),
+            nodes,
+            unmarkable: None,
+        };
+        desk.lead("1.a");
+        desk
+    }
+
+    pub(crate) fn time(&self) -> Time {
+        Time::from_millis(self.now)
+    }
+
+    pub(crate) fn tell(&mut self, change: Change) {
+        self.planner.apply(change, Time::from_millis(self.now));
+    }
+
+    pub(crate) fn lead(&mut self, epoch: &str) {
+        let term = Term {
+            epoch: epoch.into(),
+            until: self.time().after(Duration::from_secs(3_600)),
+        };
+        let mut slices: Vec<_> = (0..self.nodes).map(|at| read(slice(at))).collect();
+        slices.push(read(
+            json!({"metadata": {"name": "nic"}, "spec": {"driver": "nic.example.com", "nodeName": "n1",
+            "pool": {"name": "nic", "resourceSliceCount": 1}, "devices": [{"name": "nic-0"}]}}),
+        ));
+        let class = |name: &str, driver: &str, resource: Option<&str>| {
+            let selector = json!({"cel": {"expression": format!("device.driver == '{driver}'")}});
+            read(
+                json!({"metadata": {"name": name}, "spec": {"selectors": [selector], "extendedResourceName": resource}}),
+            )
+        };
+        let classes = vec![
+            class("vgpu", "dra.vgpu", Some("example.com/vgpu")),
+            class("nic", "nic.example.com", None),
+        ];
+        let node =
+            |at: usize| read(json!({"metadata": {"name": format!("n{at}")}, "status": {"allocatable": {"cpu": "8"}}}));
+        self.tell(Change::Lease(Some(term)));
+        self.tell(Change::Pods(Vec::new()));
+        self.tell(Change::Nodes((0..self.nodes).map(node).collect()));
+        let read_at = Some(self.time());
+        let version = Version(self.version);
+        self.tell(Change::Slices {
+            slices,
+            version,
+            read: read_at,
+        });
+        self.tell(Change::Classes(classes));
+        self.tell(Change::Rules(Vec::new()));
+        self.list();
+    }
+
+    pub(crate) fn list(&mut self) {
+        let (claims, version, asked) = (self.claims.clone(), Version(self.version), Some(self.time()));
+        self.tell(Change::Claims { claims, version, asked });
+    }
+
+    pub(crate) fn claim(&mut self, name: &str, requests: Value) {
+        self.version += 1;
+        let claim: Claim = read(
+            json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"),
+            "resourceVersion": self.version.to_string()}, "spec": {"devices": {"requests": requests}}}),
+        );
+        self.claims.push(claim.clone());
+        self.tell(Change::Claim(claim));
+    }
+
+    pub(crate) fn fraction(&mut self, name: &str, memory: u8) {
+        self.claim(name, json!([wants("vgpu", memory)]));
+    }
+
+    pub(crate) fn pod(&mut self, name: &str, claims: &[&str], more: Value) {
+        let claims: Vec<Value> = claims
+            .iter()
+            .map(|claim| json!({"name": claim, "resourceClaimName": claim}))
+            .collect();
+        let mut pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"resourceClaims": claims}});
+        for (key, value) in more.as_object().unwrap() {
+            pod.pointer_mut(&format!("/{key}"))
+                .unwrap()
+                .as_object_mut()
+                .unwrap()
+                .extend(value.as_object().unwrap().clone());
+        }
+        self.tell(Change::Pod(read(pod)));
+    }
+
+    pub(crate) fn plan(&mut self) -> Plan {
+        self.planner.plan(self.time())
+    }
+
+    /// A change to a claim, as the watch brings it.
+    pub(crate) fn edit(&mut self, name: &str, change: impl FnOnce(&mut Claim)) -> Claim {
+        self.version += 1;
+        let claim = self
+            .claims
+            .iter_mut()
+            .find(|claim| claim.asked.metadata.name == name)
+            .unwrap();
+        change(claim);
+        claim.version = Version(self.version);
+        let claim = claim.clone();
+        self.tell(Change::Claim(claim.clone()));
+        claim
+    }
+
+    pub(crate) fn perform(&mut self, write: &Write) {
+        let intent = write.intent.clone();
+        if matches!(intent, Intent::Mark { .. }) {
+            let known = self.claims.iter().find(|claim| claim.asked.metadata.name == write.name);
+            let known = known.expect("it is written to");
+            let no_finalizers = known.is_deleted && !known.is_protected;
+            if no_finalizers || self.unmarkable == Some(write.name.as_str()) {
+                let refused = Outcome::Refused("admission webhook denied the request".to_owned());
+                return self.planner.report(write.id, refused, self.time());
+            }
+        }
+        let claim = self.edit(&write.name, |claim| match intent {
+            Intent::Mark { epoch } => {
+                claim.epoch = Some(epoch);
+                claim.is_protected = true;
+            }
+            Intent::Allocate { allocation, hold } => {
+                claim.asked.status.allocation = Some(*allocation);
+                claim.reserved_for.push(hold);
+            }
+            Intent::Release { hold } => claim.reserved_for.retain(|entry| *entry != hold),
+            Intent::Clear { .. } => {
+                claim.asked.status.allocation = None;
+                claim.reserved_for.clear();
+            }
+        });
+        self.planner
+            .report(write.id, Outcome::Done(Box::new(claim)), Time::from_millis(self.now));
+    }
+
+    /// Plans and performs until nothing is left to do; what was said and written.
+    pub(crate) fn settle(&mut self) -> (Vec<Write>, Vec<(About, Verdict)>) {
+        let (mut writes, mut verdicts) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let plan = self.plan();
+            for ask in &plan.asks {
+                match ask {
+                    Ask::Claims => self.list(),
+                    Ask::Slice(name) => {
+                        let slice = read(slice(name[1..].parse().unwrap()));
+                        let read = Some(self.time());
+                        self.tell(Change::Slice { slice, read });
+                    }
+                }
+            }
+            for write in &plan.writes {
+                self.perform(write);
+            }
+            verdicts.extend(plan.verdicts);
+            let is_over = plan.writes.is_empty() && plan.asks.is_empty();
+            writes.extend(plan.writes);
+            if is_over {
+                break;
+            }
+        }
+        (writes, verdicts)
+    }
+
+    pub(crate) fn node_of(&self, name: &str) -> Option<String> {
+        let claim = self.claims.iter().find(|claim| claim.asked.metadata.name == name)?;
+        let selector = claim.allocation()?.node_selector.as_ref()?;
+        Some(selector.node_selector_terms[0].match_fields[0].values[0].clone())
+    }
+}
+
+pub(crate) fn share_ids() -> Box<dyn FnMut() -> String + Send> {
+    let mut count = 0;
+    Box::new(move || {
+        count += 1;
+        format!("share-{count}")
+    })
+}
+
+pub(crate) fn wants(class: &str, memory: u8) -> Value {
+    json!({"name": format!("r-{class}"), "exactly": {"deviceClassName": class,
+        "capacity": (class == "vgpu").then(|| json!({"requests": {"memory": memory}}))}})
+}
+
+pub(crate) fn kinds(writes: &[Write]) -> Vec<&'static str> {
+    let kind = |write: &Write| match write.intent {
+        Intent::Mark { .. } => "mark",
+        Intent::Allocate { .. } => "allocate",
+        Intent::Release { .. } => "release",
+        Intent::Clear { .. } => "clear",
+    };
+    writes.iter().map(kind).collect()
+}
+
+pub(crate) fn said(verdicts: &[(About, Verdict)]) -> Vec<&'static str> {
+    verdicts.iter().map(|(_, verdict)| verdict.reason()).collect()
+}

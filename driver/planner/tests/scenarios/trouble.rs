@@ -1,0 +1,237 @@
+//! Whoever should answer does not, or says no.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use vgpu_allocator::Features;
+use vgpu_planner::{Ask, Change, Outcome, Planner, Settings, Term, Time};
+
+use crate::desk::{Desk, START, kinds, read, said, share_ids};
+
+#[test]
+fn a_new_leader_goes_on_from_the_objects_alone() {
+    let mut desk = Desk::new(2);
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.now += 10_000;
+    desk.lead("2.b");
+    desk.pod("p", &["c"], json!({}));
+    let (writes, _) = desk.settle();
+    assert_eq!(
+        kinds(&writes),
+        ["mark"],
+        "the one that its predecessor may have decided on"
+    );
+    assert_eq!(writes[0].name, "d");
+    desk.now += 19_000;
+    assert!(desk.settle().0.is_empty());
+    desk.now += 1_000;
+    assert_eq!(
+        kinds(&desk.settle().0),
+        ["clear", "mark", "allocate"],
+        "thirty seconds after the allocation"
+    );
+}
+
+#[test]
+fn a_write_without_an_answer_keeps_its_devices() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 5);
+    desk.fraction("d", 5);
+    desk.settle();
+    desk.pod("p", &["c"], json!({}));
+    let plan = desk.plan();
+    assert_eq!(kinds(&plan.writes), ["allocate"]);
+    desk.planner.report(plan.writes[0].id, Outcome::Unknown, desk.time());
+    desk.pod("q", &["d"], json!({}));
+    assert!(desk.plan().writes.is_empty(), "it may have landed");
+    desk.now += 1_000;
+    let settles = desk.plan();
+    assert_eq!(kinds(&settles.writes), ["mark"], "now it has landed or never will");
+    desk.tell(Change::PodGone { key: "ns/p".into() });
+    desk.perform(&settles.writes[0]);
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    assert_eq!(desk.node_of("d").as_deref(), Some("n0"));
+}
+
+/// Of node n0: 16 GPUs of which no two have the same `own`.
+fn hard_slice() -> Value {
+    let added = Time::from_millis(START - 60_000).to_string();
+    let gpu = |at: usize| {
+        json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": at}},
+            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}]})
+    };
+    json!({"metadata": {"name": "hard"}, "spec": {"driver": "dra.vgpu", "nodeName": "n0",
+        "pool": {"name": "hard", "generation": 1, "resourceSliceCount": 1},
+        "devices": (0..16).map(gpu).collect::<Vec<_>>()}})
+}
+
+#[test]
+fn claims_without_an_answer_do_not_stop_others() {
+    let mut desk = Desk::new(2);
+    desk.tell(Change::Slice {
+        slice: read(hard_slice()),
+        read: None,
+    });
+    desk.list();
+    for at in 0..30 {
+        let name = format!("a{at}");
+        let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
+        desk.claim(&name, Value::Array((0..9).map(request).collect()));
+        let constraint = json!([{"requests": ["r7", "r8"], "matchAttribute": "dra.vgpu/own"}]);
+        desk.edit(&name, |claim| {
+            claim.asked.spec.devices.constraints = read(constraint);
+        });
+        desk.pod(&name, &[&name], json!({}));
+    }
+    desk.fraction("c", 3);
+    desk.pod("last", &["c"], json!({}));
+    let (_, verdicts) = desk.settle();
+    assert!(desk.node_of("c").is_some());
+    let unanswered = said(&verdicts);
+    assert_eq!(
+        unanswered.iter().filter(|reason| **reason == "NoAnswerInTime").count(),
+        30,
+        "{unanswered:?}"
+    );
+    // Asked again one at a time, each after its pause; nothing new is said.
+    for _ in 0..4 {
+        let plan = desk.plan();
+        let wake = plan.wake.expect("they are tried again").millis();
+        assert!(wake > desk.now && plan.verdicts.is_empty(), "{:?}", plan.verdicts);
+        desk.now = wake;
+    }
+}
+
+#[test]
+fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
+    let mut desk = Desk::new(2);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    let entry = read(json!({"resource": "pods", "name": "p", "uid": "uid-p"}));
+    desk.edit("c", |claim| claim.reserved_for.push(entry));
+    let plan = desk.plan();
+    let wake = plan.wake.expect("it ends");
+    assert!(wake.millis() <= desk.now + 30_000);
+    desk.now += 30_000;
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(
+        (kinds(&writes), said(&verdicts)),
+        (vec!["release"], vec!["HoldTimeout"])
+    );
+    assert_eq!(
+        desk.node_of("c").as_deref(),
+        Some("n0"),
+        "it may be bound at any moment"
+    );
+    desk.now += 10_000;
+    assert!(desk.settle().0.is_empty());
+    // It cannot be: kube-scheduler takes the allocation away.
+    desk.edit("c", |claim| {
+        claim.asked.status.allocation = None;
+        claim.reserved_for.clear();
+    });
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    assert_eq!(desk.node_of("c").as_deref(), Some("n1"), "elsewhere first");
+}
+
+#[test]
+fn a_claim_that_takes_no_mark_stops_no_new_leader() {
+    // One that is being deleted takes no finalizer; nobody can allocate it either.
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.edit("c", |claim| {
+        claim.is_deleted = true;
+        claim.is_protected = false;
+    });
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    assert!(desk.settle().0.is_empty() && desk.planner.is_leading());
+
+    let mut desk = Desk::new(1);
+    desk.unmarkable = Some("c");
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("d", &["d"], json!({}));
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    desk.pod("d", &["d"], json!({}));
+    let begin = desk.now;
+    let mut said_so = false;
+    while !desk.planner.is_leading() {
+        assert!(desk.now - begin <= 31_000, "it waits for ever");
+        said_so |= said(&desk.settle().1).contains(&"WriteRefused");
+        desk.now += 500;
+    }
+    assert!(desk.now - begin >= 30_000, "what was decided before has time to land");
+    for _ in 0..200 {
+        desk.now += 500;
+        let (_, verdicts) = desk.settle();
+        said_so |= said(&verdicts).contains(&"WriteRefused");
+    }
+    assert!(said_so && desk.node_of("d").is_some());
+    desk.unmarkable = None;
+    desk.now += 60_000;
+    desk.pod("c", &["c"], json!({}));
+    desk.settle();
+    assert!(desk.node_of("c").is_some());
+}
+
+#[test]
+fn a_conflict_without_a_newer_version_is_a_refusal() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    for pause in [1_000, 2_000, 4_000] {
+        let plan = desk.plan();
+        assert_eq!(kinds(&plan.writes), ["mark"], "after {pause}");
+        desk.planner.report(plan.writes[0].id, Outcome::Conflict, desk.time());
+        assert!(desk.plan().writes.is_empty(), "a watch may bring the newer version");
+        desk.now += 5_000;
+        let plan = desk.plan();
+        assert_eq!(plan.asks, [Ask::Claims]);
+        desk.list();
+        let plan = desk.plan();
+        assert!(plan.writes.is_empty(), "not at once");
+        desk.now += pause;
+    }
+    let (writes, _) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"]);
+    desk.pod("p", &["c"], json!({}));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+}
+
+#[test]
+fn a_clock_that_is_set_back_stops_nothing_and_vouches_for_nothing() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.now -= 20_000;
+    assert!(desk.plan().writes.is_empty(), "by a lease that nobody can judge");
+    assert!(!desk.planner.is_leading());
+    let term = Term {
+        epoch: "1.a".into(),
+        until: desk.time().after(Duration::from_secs(3_600)),
+    };
+    desk.tell(Change::Lease(Some(term)));
+    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    desk.list();
+    desk.pod("q", &["d"], json!({}));
+    let plan = desk.plan();
+    assert!(plan.writes.is_empty(), "the slice was read nobody knows when");
+    assert_eq!(plan.asks, [Ask::Slice("s0".into())]);
+    desk.now += 5_000;
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.now += 25_000;
+    assert_eq!(
+        kinds(&desk.settle().0)[0],
+        "clear",
+        "thirty seconds after the clock was set"
+    );
+}

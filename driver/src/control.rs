@@ -1,0 +1,248 @@
+//! Controller mode: what the planner decides is done, and what comes of it is reported back.
+//!
+//! ```text
+//!  watches ─► feed ─┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
+//!  elect: terms ────┼─► Planner ─► Plan ──────────┼─► reads: lists and slices  ─► Change ──┤
+//!        ▲          │      ▲                      └─► verdicts ─► notices, metrics         │
+//!        │          └──────┴──────────────────────────────────────────────────────────────◄┘
+//!      Lease
+//! ```
+//!
+//! One loop drives it ([`crate::run`]); nothing here blocks it but deciding. Changes come in bursts, so a plan is made
+//! a moment after the first of them, and planning takes at most half of the time. Writes and reads go out side by side,
+//! a few at a time; those that wait for their turn are held against lease and age when it comes.
+//!
+//! How it fails: see `docs/controller.md`. Everything that is lost when the process ends is made again by the next
+//! leader from the objects themselves.
+
+pub(crate) mod clock;
+pub(crate) mod elect;
+pub mod feed;
+pub mod objects;
+mod reads;
+#[cfg(test)]
+mod tests;
+pub(crate) mod writer;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use kube::Client;
+use tokio::sync::{Semaphore, watch};
+use vgpu_allocator::Features;
+use vgpu_planner::{About, Ask, Change, Outcome, Plan, Planner, Settings, Term, Verdict, Write, WriteId};
+
+use self::clock::{Clock, SetBack};
+use self::feed::{Fed, Feed};
+use self::writer::Fence;
+use crate::metrics::Decisions;
+
+/// What follows a change within this time is decided on together with it.
+const SETTLE: Duration = Duration::from_millis(10);
+/// Requests that are under way at once.
+const WRITES: usize = 16;
+const READS: usize = 8;
+
+/// The planner, and all that is under way for it.
+pub(crate) struct Control {
+    client: Client,
+    clock: Arc<Clock>,
+    planner: Planner,
+    feed: Feed,
+    fence: Fence,
+    under_way: FuturesUnordered<BoxFuture<'static, Done>>,
+    writes: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+    plan_at: Option<Instant>,
+    /// When the last plan was begun, and how long it took.
+    planned: (Instant, Duration),
+    metrics: Decisions,
+}
+
+/// Something that was under way and is over.
+pub(crate) enum Done {
+    Wrote {
+        id: WriteId,
+        intent: &'static str,
+        outcome: Outcome,
+        took: Duration,
+    },
+    /// `None` if it failed: the planner asks again.
+    Read(Option<Box<Change>>),
+}
+
+/// What is next to be done.
+pub(crate) enum Next {
+    Done(Done),
+    Term,
+    Plan,
+}
+
+impl Control {
+    pub(crate) fn new(
+        client: Client,
+        clock: Arc<Clock>,
+        term: watch::Receiver<Option<Term>>,
+        hold: Duration,
+        metrics: Decisions,
+    ) -> Self {
+        let settings = Settings {
+            hold,
+            ..Settings::default()
+        };
+        let share_id = Box::new(|| uuid::Uuid::new_v4().to_string());
+        Self {
+            planner: Planner::new(settings, Features::default(), share_id),
+            feed: Feed::default(),
+            fence: Fence {
+                clock: clock.clone(),
+                term,
+                oldest: settings.oldest_decision,
+            },
+            clock,
+            client,
+            under_way: FuturesUnordered::new(),
+            writes: Arc::new(Semaphore::new(WRITES)),
+            reads: Arc::new(Semaphore::new(READS)),
+            plan_at: None,
+            planned: (Instant::now(), Duration::ZERO),
+            metrics,
+        }
+    }
+
+    /// Whether this replica decides.
+    pub(crate) fn is_leading(&self) -> bool {
+        self.planner.is_leading()
+    }
+
+    /// Takes in what a watch brought.
+    pub(crate) fn take_in(&mut self, fed: Fed) {
+        let Some(change) = self.feed.take(fed) else {
+            return;
+        };
+        // A watch that lists cannot say as of when: a claim that is gone since may be left over.
+        if matches!(change, Change::Claims { .. }) {
+            self.read(Ask::Claims);
+        }
+        self.apply(change);
+        for ask in self.feed.left_over() {
+            self.read(ask);
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.planner.apply(change, self.clock.now());
+        self.soon();
+    }
+
+    fn soon(&mut self) {
+        let (begun, took) = self.planned;
+        let rested = begun + took * 2;
+        let at = (Instant::now() + SETTLE).max(rested);
+        self.plan_at = Some(self.plan_at.map_or(at, |known| known.min(at)));
+    }
+
+    /// What is next; nothing is lost when it is not waited for.
+    pub(crate) async fn next(&mut self) -> Next {
+        let plan = async {
+            match self.plan_at {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let term = async {
+            if self.fence.term.changed().await.is_err() {
+                // The election is over, and with it the process.
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            Some(done) = self.under_way.next(), if !self.under_way.is_empty() => Next::Done(done),
+            () = term => Next::Term,
+            () = plan => Next::Plan,
+        }
+    }
+
+    /// Does it. What there is to tell.
+    ///
+    /// # Errors
+    /// The clock cannot be trusted any more.
+    pub(crate) fn take(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
+        match next {
+            Next::Term => {
+                let term = self.fence.term.borrow_and_update().clone();
+                self.apply(Change::Lease(term));
+            }
+            Next::Done(Done::Read(change)) => {
+                if let Some(change) = change {
+                    self.apply(*change);
+                }
+            }
+            Next::Done(Done::Wrote {
+                id,
+                intent,
+                outcome,
+                took,
+            }) => {
+                self.metrics.wrote(intent, writer::result(&outcome), took);
+                self.planner.report(id, outcome, self.clock.now());
+                self.soon();
+            }
+            Next::Plan => return self.plan(),
+        }
+        Ok(Vec::new())
+    }
+
+    fn plan(&mut self) -> Result<Vec<(About, Verdict)>, SetBack> {
+        self.clock.check()?;
+        let begun = Instant::now();
+        let now = self.clock.now();
+        let Plan {
+            writes,
+            asks,
+            verdicts,
+            wake,
+        } = self.planner.plan(now);
+        self.planned = (begun, begun.elapsed());
+        self.metrics.planned(self.planned.1, self.is_leading());
+        self.plan_at = wake.map(|wake| begun + wake.since(now));
+        for write in writes {
+            self.write(write);
+        }
+        for ask in asks {
+            self.read(ask);
+        }
+        for (_, verdict) in &verdicts {
+            self.metrics.decided(verdict);
+        }
+        Ok(verdicts)
+    }
+
+    fn write(&mut self, write: Write) {
+        let (client, fence, turns) = (self.client.clone(), self.fence.clone(), self.writes.clone());
+        let begun = Instant::now();
+        self.under_way.push(Box::pin(async move {
+            let _turn = turns.acquire().await;
+            let outcome = writer::send(&client, &fence, &write).await;
+            Done::Wrote {
+                id: write.id,
+                intent: writer::name(&write.intent),
+                outcome,
+                took: begun.elapsed(),
+            }
+        }));
+    }
+
+    fn read(&mut self, ask: Ask) {
+        let (client, clock, turns) = (self.client.clone(), self.clock.clone(), self.reads.clone());
+        self.under_way.push(Box::pin(async move {
+            let _turn = turns.acquire().await;
+            let change = reads::read(&client, &clock, &ask).await;
+            let change = change.inspect_err(|error| tracing::warn!(%error, "a read failed and is asked for again"));
+            Done::Read(change.ok().map(Box::new))
+        }));
+    }
+}

@@ -1,0 +1,309 @@
+//! The API's objects, decoded into the planner's own types.
+//!
+//! How it fails: as in [`crate::wire`], a part that cannot be read is left out, with a line in the log, and no other
+//! object suffers. Of a claim the status stays as long as it goes, and without its spec it is never allocated: what it
+//! holds must count although its owner wrote parameters that nobody can read.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::marker::PhantomData;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use vgpu_planner::model;
+
+use crate::{convert, wire};
+
+/// An object of kind `K`, as a `T` if it can be read.
+pub struct Planned<K, T> {
+    metadata: ObjectMeta,
+    pub(crate) object: Option<T>,
+    kind: PhantomData<fn() -> K>,
+}
+
+pub type Pod = Planned<core::Pod, PodObject>;
+pub type Node = Planned<core::Node, model::Node>;
+pub type Slice = Planned<resource::ResourceSlice, model::Slice>;
+pub type Claim = Planned<resource::ResourceClaim, model::Claim>;
+
+/// A pod for the planner, and for the explanation if it waits.
+#[derive(Debug, Clone)]
+pub struct PodObject {
+    pub(crate) planned: model::Pod,
+    pub(crate) waiting: Option<crate::model::Pod>,
+}
+
+/// The parts of an object, as the API server wrote them.
+#[derive(Deserialize)]
+struct Parts {
+    metadata: Box<RawValue>,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+/// What can be made of an object of which not every part can be read.
+trait Readable: Sized {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
+
+    /// Without what keeps it from being read.
+    fn salvage(parts: &Parts) -> Option<Self>;
+}
+
+impl Parts {
+    fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
+        let spec = self.spec.as_ref().filter(|_| spec);
+        let mut text = format!(r#"{{"metadata":{}"#, self.metadata.get());
+        if let Some(spec) = spec {
+            text.push_str(r#","spec":"#);
+            text.push_str(spec.get());
+        }
+        if let Some(status) = status {
+            text.push_str(r#","status":"#);
+            text.push_str(status);
+        }
+        text.push('}');
+        serde_json::from_str(&text)
+    }
+
+    fn status(&self) -> Option<&str> {
+        self.status.as_ref().map(|status| status.get())
+    }
+}
+
+impl Readable for model::Node {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, parts.status())
+    }
+
+    /// A node that nothing fits on.
+    fn salvage(parts: &Parts) -> Option<Self> {
+        parts.whole(false, None).ok()
+    }
+}
+
+impl Readable for model::Slice {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, None)
+    }
+
+    /// A slice without devices.
+    fn salvage(parts: &Parts) -> Option<Self> {
+        parts.whole(false, None).ok()
+    }
+}
+
+impl Readable for model::Claim {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, parts.status())
+    }
+
+    fn salvage(parts: &Parts) -> Option<Self> {
+        let bare = || without_config(parts.status()?);
+        let by_status = parts.whole(false, parts.status());
+        let by_status = by_status.or_else(|_| parts.whole(false, bare().as_deref()));
+        by_status.or_else(|_| parts.whole(false, None)).ok()
+    }
+}
+
+/// A claim's status without the parameters of its allocation, which come from its spec.
+fn without_config(status: &str) -> Option<String> {
+    #[derive(Deserialize, serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allocation: Option<Allocation>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reserved_for: Option<Box<RawValue>>,
+    }
+    #[derive(Deserialize, serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Allocation {
+        devices: Devices,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        node_selector: Option<Box<RawValue>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allocation_timestamp: Option<Box<RawValue>>,
+    }
+    #[derive(Deserialize, serde::Serialize)]
+    struct Devices {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        results: Option<Box<RawValue>>,
+    }
+    serde_json::to_string(&serde_json::from_str::<Status>(status).ok()?).ok()
+}
+
+impl Readable for PodObject {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Phase {
+            phase: Option<String>,
+        }
+        let planned: model::Pod = parts.whole(true, parts.status())?;
+        let phase: Phase = parts
+            .status()
+            .map(serde_json::from_str)
+            .transpose()?
+            .unwrap_or_default();
+        let may_wait = planned.node.is_none() && phase.phase.as_deref() == Some("Pending");
+        let waiting = may_wait
+            .then(|| parts.whole::<core::Pod>(true, parts.status()))
+            .transpose()?;
+        Ok(Self {
+            waiting: waiting.map(convert::pod),
+            planned,
+        })
+    }
+
+    /// A pod whose needs are not known gets nothing.
+    fn salvage(_: &Parts) -> Option<Self> {
+        None
+    }
+}
+
+impl<'de, K, T> Deserialize<'de> for Planned<K, T>
+where
+    K: Resource<DynamicType = ()>,
+    T: Readable,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = Parts::deserialize(deserializer)?;
+        let metadata = wire::slim(&mut serde_json::Deserializer::from_str(parts.metadata.get()))
+            .map_err(serde::de::Error::custom)?;
+        let object = match T::read(&parts) {
+            Ok(object) => Some(object),
+            Err(error) => {
+                tracing::warn!(
+                    kind = &*K::kind(&()),
+                    namespace = metadata.namespace.as_deref().unwrap_or_default(),
+                    name = metadata.name.as_deref().unwrap_or_default(),
+                    "it cannot be read as a whole and counts for what is left of it: {error}"
+                );
+                T::salvage(&parts)
+            }
+        };
+        Ok(Self {
+            metadata,
+            object,
+            kind: PhantomData,
+        })
+    }
+}
+
+impl<K, T: Clone> Clone for Planned<K, T> {
+    fn clone(&self) -> Self {
+        Self {
+            metadata: self.metadata.clone(),
+            object: self.object.clone(),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K, T: Debug> Debug for Planned<K, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Planned")
+            .field("name", &self.metadata.name)
+            .field("object", &self.object)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Resource<DynamicType = ()>, T> Resource for Planned<K, T> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        K::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        K::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        K::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        K::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(spec: &str, status: &str) -> Option<model::Claim> {
+        let text = format!(
+            r#"{{"apiVersion":"resource.k8s.io/v1","kind":"ResourceClaim","metadata":{{"name":"c","namespace":"ns","uid":"u",
+            "resourceVersion":"7","finalizers":["resource.kubernetes.io/delete-protection"],"annotations":{{"dra.vgpu/epoch":"e#1"}}}},
+            "spec":{spec},"status":{status}}}"#
+        );
+        serde_json::from_str::<Claim>(&text).unwrap().object
+    }
+
+    const SPEC: &str = r#"{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}}]}}"#;
+
+    fn status(config: &str) -> String {
+        format!(
+            r#"{{"allocation":{{"devices":{{"results":[{{"request":"r","driver":"dra.vgpu","pool":"n","device":"d",
+            "consumedCapacity":{{"memory":"1Gi"}}}}],"config":[{config}]}}}},"reservedFor":[{{"resource":"pods","name":"p","uid":"1"}}]}}"#
+        )
+    }
+
+    #[test]
+    fn a_claim_is_read_with_all_that_is_decided_by() {
+        let claim = claim(SPEC, &status("")).unwrap();
+        assert_eq!((claim.version.0, claim.is_protected), (7, true));
+        assert_eq!(claim.epoch.as_deref(), Some("e#1"));
+        assert_eq!(claim.reserved_for[0].name, "p");
+        assert!(claim.allocation().is_some());
+    }
+
+    #[test]
+    fn what_a_claim_holds_counts_whatever_its_parameters_are() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let config = format!(r#"{{"opaque":{{"driver":"theirs","parameters":{{"x":{deep}}}}}}}"#);
+        let spec = SPEC.replace("}}]}}", &format!("}}}}],\"config\":[{config}]}}}}"));
+        let claim = claim(&spec, &status(&config)).unwrap();
+        assert!(claim.asked.spec.devices.requests.is_empty(), "never allocated");
+        let results = &claim.allocation().unwrap().devices.results;
+        assert_eq!(results[0].device, "d");
+        assert_eq!(claim.reserved_for.len(), 1);
+    }
+
+    #[test]
+    fn a_version_that_is_no_number_is_no_object() {
+        let text = r#"{"metadata":{"name":"c","resourceVersion":"x"},"spec":{}}"#;
+        let read: Claim = serde_json::from_str(text).unwrap();
+        assert!(read.object.is_none());
+        assert_eq!(read.meta().name.as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_pod_is_explained_only_while_it_waits() {
+        let pod = |more: &str, phase: &str| {
+            let text = format!(
+                r#"{{"metadata":{{"name":"p","namespace":"ns","uid":"u"}},"spec":{{"containers":[]{more}}},"status":{{"phase":"{phase}"}}}}"#
+            );
+            serde_json::from_str::<Pod>(&text).unwrap().object.unwrap()
+        };
+        assert!(pod("", "Pending").waiting.is_some());
+        assert!(pod(r#","nodeName":"n""#, "Pending").waiting.is_none());
+        assert!(pod(r#","nodeName":"n""#, "Running").planned.node.is_some());
+    }
+}

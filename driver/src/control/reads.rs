@@ -1,0 +1,91 @@
+//! Reads that must not lag: straight from the API server's store, begun at a known time.
+//!
+//! No resourceVersion is asked for, which is what makes the API server answer with all that was written before. The time
+//! is taken before the request is sent, so what a read shows may be newer than it says, and never older. A list comes
+//! in pages of one version; if that version is gone before the last page, there is no list.
+
+use std::time::Duration;
+
+use kube::api::ListParams;
+use kube::{Api, Client};
+use vgpu_planner::model::{Claim, Version, VersionError};
+use vgpu_planner::{Ask, Change};
+
+use super::clock::Clock;
+use super::objects;
+
+const PAGE: u32 = 500;
+/// For one request.
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error("the list of resourceclaims: {0}")]
+    Claims(#[source] kube::Error),
+    #[error("resourceslice {name}: {source}")]
+    Slice { name: String, source: kube::Error },
+    #[error("resourceslice {0} cannot be read, not even its version")]
+    Unreadable(String),
+    #[error("{what}: no answer within {TIMEOUT:?}")]
+    TooSlow { what: String },
+    #[error("the list of resourceclaims: {0}")]
+    Version(#[from] VersionError),
+    #[error("the list of resourceclaims changed its version between two pages: {0} and {1}")]
+    Moved(Version, Version),
+}
+
+/// What the planner asked for.
+pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask) -> Result<Change, ReadError> {
+    match ask {
+        Ask::Claims => claims(client, clock).await,
+        Ask::Slice(name) => slice(client, clock, name).await,
+    }
+}
+
+async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
+    let api: Api<objects::Claim> = Api::all(client.clone());
+    let asked = Some(clock.now());
+    let mut claims: Vec<Claim> = Vec::new();
+    let mut of_first: Option<Version> = None;
+    let mut parameters = ListParams::default().limit(PAGE);
+    loop {
+        let page = tokio::time::timeout(TIMEOUT, api.list(&parameters)).await;
+        let page = page.map_err(|_| ReadError::TooSlow {
+            what: "the list of resourceclaims".to_owned(),
+        })?;
+        let page = page.map_err(ReadError::Claims)?;
+        let version: Version = page.metadata.resource_version.unwrap_or_default().parse()?;
+        let first = *of_first.get_or_insert(version);
+        if first != version {
+            return Err(ReadError::Moved(first, version));
+        }
+        claims.extend(page.items.into_iter().filter_map(|claim| claim.object));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(Change::Claims { claims, version, asked }),
+        }
+    }
+}
+
+async fn slice(client: &Client, clock: &Clock, name: &str) -> Result<Change, ReadError> {
+    let api: Api<objects::Slice> = Api::all(client.clone());
+    let read = Some(clock.now());
+    let slice = tokio::time::timeout(TIMEOUT, api.get_opt(name)).await;
+    let slice = slice.map_err(|_| ReadError::TooSlow {
+        what: format!("resourceslice {name}"),
+    })?;
+    match slice {
+        Ok(Some(slice)) => match slice.object {
+            Some(slice) => Ok(Change::Slice { slice, read }),
+            None => Err(ReadError::Unreadable(name.to_owned())),
+        },
+        Ok(None) => Ok(Change::SliceGone {
+            name: name.to_owned(),
+            version: None,
+        }),
+        Err(source) => Err(ReadError::Slice {
+            name: name.to_owned(),
+            source,
+        }),
+    }
+}

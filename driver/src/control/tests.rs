@@ -1,0 +1,297 @@
+//! Requests against an API server that is a function: what is sent, and what each answer means.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, Response};
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use vgpu_allocator::model::Allocation;
+use vgpu_planner::model::{Consumer, Version};
+use vgpu_planner::{Ask, Change, Intent, Outcome, Term, Write, WriteId};
+
+use super::clock::Clock;
+use super::elect::Election;
+use super::reads;
+use super::writer::{Fence, send};
+
+/// Method, path with query, body.
+type Sent = (String, String, Value);
+
+/// What was sent, and what is answered next.
+#[derive(Clone, Default)]
+struct Server {
+    sent: Arc<Mutex<Vec<Sent>>>,
+    answers: Arc<Mutex<VecDeque<(u16, Value)>>>,
+}
+
+fn response(code: u16, body: &Value) -> Response<Body> {
+    Response::builder()
+        .status(code)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_string()))
+        .unwrap()
+}
+
+async fn parts(request: Request<Body>) -> Sent {
+    let method = request.method().to_string();
+    let path = request.uri().path_and_query().unwrap().to_string();
+    let body = to_bytes(request.into_body(), usize::MAX).await.unwrap();
+    (method, path, serde_json::from_slice(&body).unwrap_or_default())
+}
+
+impl Server {
+    fn answering(answers: impl IntoIterator<Item = (u16, Value)>) -> (Self, Client) {
+        let server = Self::default();
+        server.answers.lock().unwrap().extend(answers);
+        let own = server.clone();
+        let router = Router::new().fallback(async move |request: Request<Body>| {
+            let sent = parts(request).await;
+            own.sent.lock().unwrap().push(sent);
+            let next = own.answers.lock().unwrap().pop_front();
+            match next {
+                Some((code, body)) => response(code, &body),
+                None => std::future::pending().await,
+            }
+        });
+        (server, Client::new(router, "default"))
+    }
+
+    fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().unwrap().clone()
+    }
+}
+
+fn status(code: u16) -> (u16, Value) {
+    let reason = if code == 404 { "NotFound" } else { "Other" };
+    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "no", "reason": reason, "code": code});
+    (code, body)
+}
+
+fn claim(name: &str, version: u64) -> Value {
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {},
+        "metadata": {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": version.to_string()}})
+}
+
+fn hold() -> Consumer {
+    Consumer {
+        api_group: "dra.vgpu".into(),
+        resource: "holds".into(),
+        name: "p".into(),
+        uid: "hold-u".into(),
+    }
+}
+
+fn fence(epoch: &str) -> Fence {
+    let clock = Arc::new(Clock::start());
+    let until = clock.now().after(Duration::from_secs(60));
+    let epoch = epoch.to_owned();
+    Fence {
+        clock,
+        term: watch::channel(Some(Term { epoch, until })).1,
+        oldest: Duration::from_secs(10),
+    }
+}
+
+fn write(fence: &Fence, intent: Intent) -> Write {
+    Write {
+        id: WriteId(1),
+        namespace: "ns".into(),
+        name: "c".into(),
+        uid: "u".into(),
+        version: Version(7),
+        decided: fence.clock.now(),
+        epoch: "mine".into(),
+        intent,
+    }
+}
+
+#[tokio::test]
+async fn every_write_lands_on_its_version_alone() {
+    let fence = fence("mine");
+    let precondition = json!({"uid": "u", "resourceVersion": "7"});
+    let gone = json!([{"$patch": "delete", "uid": "hold-u"}]);
+    let mark = json!({"metadata": {"uid": "u", "resourceVersion": "7", "annotations": {"dra.vgpu/epoch": "mine#7"},
+        "finalizers": ["resource.kubernetes.io/delete-protection"]}});
+    let allocation = Allocation::default();
+    let given = json!({"allocation": serde_json::to_value(&allocation).unwrap(), "reservedFor": [
+        {"apiGroup": "dra.vgpu", "resource": "holds", "name": "p", "uid": "hold-u"}]});
+    for (intent, is_status, patch) in [
+        (Intent::Mark { epoch: "mine#7".into() }, false, mark),
+        (
+            Intent::Allocate {
+                allocation: Box::new(allocation),
+                hold: hold(),
+            },
+            true,
+            json!({"metadata": precondition, "status": given}),
+        ),
+        (
+            Intent::Release { hold: hold() },
+            true,
+            json!({"metadata": precondition, "status": {"reservedFor": gone}}),
+        ),
+        (
+            Intent::Clear { hold: Some(hold()) },
+            true,
+            json!({"metadata": precondition, "status": {"allocation": null, "reservedFor": gone}}),
+        ),
+        (
+            Intent::Clear { hold: None },
+            true,
+            json!({"metadata": precondition, "status": {"allocation": null}}),
+        ),
+    ] {
+        let (server, client) = Server::answering([(200, claim("c", 8))]);
+        match send(&client, &fence, &write(&fence, intent)).await {
+            Outcome::Done(claim) => assert_eq!(claim.version, Version(8)),
+            other => panic!("{other:?}"),
+        }
+        let [(method, path, body)] = &server.sent()[..] else {
+            panic!("one request");
+        };
+        let path = path.split('?').next().unwrap();
+        let base = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c";
+        let expected = if is_status {
+            format!("{base}/status")
+        } else {
+            base.to_owned()
+        };
+        assert_eq!((method.as_str(), path, body), ("PATCH", expected.as_str(), &patch));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_sorted_by_what_it_means_for_the_claim() {
+    let fence = fence("mine");
+    for (code, expected) in [
+        (409, Outcome::Conflict),
+        (404, Outcome::Conflict),
+        (403, Outcome::Refused("no".into())),
+        (422, Outcome::Refused("no".into())),
+        (401, Outcome::Unknown),
+        (429, Outcome::Unknown),
+        (500, Outcome::Unknown),
+        (504, Outcome::Unknown),
+    ] {
+        // As often as it may be tried.
+        let (_, client) = Server::answering(std::iter::repeat_n(status(code), 20));
+        let write = write(&fence, Intent::Clear { hold: None });
+        assert_eq!(send(&client, &fence, &write).await, expected, "{code}");
+    }
+    let (server, client) = Server::answering([]);
+    let write = write(&fence, Intent::Clear { hold: None });
+    assert_eq!(send(&client, &fence, &write).await, Outcome::Unknown, "no answer");
+    assert_eq!(server.sent().len(), 1);
+}
+
+#[tokio::test]
+async fn what_another_term_or_a_long_time_ago_decided_is_not_sent() {
+    let (server, client) = Server::answering([]);
+    let other = fence("another");
+    let decided = write(&other, Intent::Clear { hold: None });
+    assert_eq!(send(&client, &other, &decided).await, Outcome::Dropped);
+    let mine = fence("mine");
+    let mut old = write(&mine, Intent::Clear { hold: None });
+    old.decided = vgpu_planner::Time::from_millis(old.decided.millis() - 11_000);
+    assert_eq!(send(&client, &mine, &old).await, Outcome::Dropped);
+    assert!(server.sent().is_empty());
+}
+
+fn page(names: &[&str], version: &str, next: &str) -> (u16, Value) {
+    let items: Vec<Value> = names.iter().map(|name| claim(name, 3)).collect();
+    let body = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList",
+        "metadata": {"resourceVersion": version, "continue": next}, "items": items});
+    (200, body)
+}
+
+#[tokio::test]
+async fn a_list_is_of_one_version() {
+    let clock = Clock::start();
+    let (server, client) = Server::answering([page(&["a", "b"], "9", "next"), page(&["c"], "9", "")]);
+    let begun = clock.now();
+    let Ok(Change::Claims { claims, version, asked }) = reads::read(&client, &clock, &Ask::Claims).await else {
+        panic!("no list");
+    };
+    assert_eq!((claims.len(), version), (3, Version(9)));
+    assert!(asked.is_some_and(|asked| asked >= begun));
+    let paths: Vec<String> = server.sent().into_iter().map(|(_, path, _)| path).collect();
+    assert!(paths.iter().all(|path| !path.contains("resourceVersion=")), "{paths:?}");
+    assert!(paths[1].contains("continue=next"), "{paths:?}");
+    let (_, client) = Server::answering([page(&["a"], "9", "next"), page(&["c"], "10", "")]);
+    let error = reads::read(&client, &clock, &Ask::Claims).await.unwrap_err();
+    assert!(error.to_string().contains("9 and 10"), "{error}");
+}
+
+#[tokio::test]
+async fn a_slice_that_is_not_there_is_gone() {
+    let clock = Clock::start();
+    let ask = Ask::Slice("s".into());
+    let (_, client) = Server::answering([status(404)]);
+    let gone = reads::read(&client, &clock, &ask).await;
+    assert!(matches!(gone, Ok(Change::SliceGone { name, .. }) if name == "s"));
+    let slice = json!({"metadata": {"name": "s", "resourceVersion": "4"}, "spec": {"driver": "dra.vgpu"}});
+    let (_, client) = Server::answering([(200, slice)]);
+    let read = reads::read(&client, &clock, &ask).await;
+    assert!(matches!(read, Ok(Change::Slice { .. })));
+}
+
+/// One Lease, with versions.
+fn lease_server() -> Client {
+    let kept: Arc<Mutex<Option<Value>>> = Arc::default();
+    let version = Arc::new(Mutex::new(0));
+    let router = Router::new().fallback(async move |request: Request<Body>| {
+        let (method, _, mut body) = parts(request).await;
+        let mut kept = kept.lock().unwrap();
+        let known = kept.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
+        match (method.as_str(), known) {
+            ("GET", None) => return response(404, &status(404).1),
+            ("GET", Some(_)) => {}
+            ("POST", None) => body["metadata"]["resourceVersion"] = Value::Null,
+            ("PUT", Some(known)) if body["metadata"]["resourceVersion"] == known => {}
+            _ => return response(409, &status(409).1),
+        }
+        if method != "GET" {
+            let mut version = version.lock().unwrap();
+            *version += 1;
+            body["metadata"]["resourceVersion"] = json!(version.to_string());
+            *kept = Some(body);
+        }
+        response(200, kept.as_ref().unwrap())
+    });
+    Client::new(router, "default")
+}
+
+#[tokio::test]
+async fn one_leads_and_the_other_follows_when_it_ends() {
+    let client = lease_server();
+    let clock = Arc::new(Clock::start());
+    let begin = |instance: &str| {
+        let (election, term) = Election::new(&client, "ns", "name", instance, clock.clone());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(election.run(async { drop(stopped.await) }));
+        (term, stop, task)
+    };
+    let (mut first, stop, task) = begin("first");
+    let led = first.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    let (mut second, stop_second, second_task) = begin("second");
+    let waited = tokio::time::timeout(Duration::from_secs(3), second.wait_for(Option::is_some));
+    assert!(waited.await.is_err(), "two lead");
+    assert_eq!(
+        first.borrow().as_ref().map(|term| &term.epoch),
+        Some(&led.epoch),
+        "it is renewed"
+    );
+    drop(stop);
+    task.await.unwrap();
+    assert!(first.borrow().is_none());
+    let follows = second.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert_ne!(follows.epoch, led.epoch);
+    drop(stop_second);
+    second_task.await.unwrap();
+}

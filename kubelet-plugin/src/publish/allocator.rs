@@ -1,0 +1,383 @@
+//! Who allocates this node's GPUs, said by a taint on each device that a claim can hold a part of.
+//!
+//! ```text
+//!  --allocator=scheduler    no taint: kube-scheduler allocates
+//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule: vgpu-controller does, once the taint is 30 s old
+//!  from the one to the other
+//!    controller ─► `released`, which neither of them takes ─► after HANDOVER ─► no taint
+//! ```
+//!
+//! Each of the two may still be writing what it decided before a taint changed. So neither follows the other at once:
+//! vgpu-controller waits for the taint's age, which is the API server's time and outlives every restart; this plugin
+//! waits [`HANDOVER`] from when it first saw the stored `released`, by its own clock, which no wrong date of the node
+//! can shorten. A restart of the plugin begins that wait anew.
+//!
+//! kubelet wipes a node's slices when it starts, and with them what they said. So that a wiped device does not come
+//! back as if the controller had never had it, a file on the node (the mark) says that it may have: written before the
+//! first taint, removed once every device is published without one. While it is there, devices that are published
+//! anew in scheduler mode begin as `released`.
+
+use crate::files;
+use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::Instant;
+use vgpu_api::allocator_taint::{CONTROLLER, EFFECT, KEY, RELEASED};
+
+/// How long a device is nobody's on its way from the controller to the scheduler. The controller drops what it
+/// decided longer than 10 s ago.
+pub const HANDOVER: Duration = Duration::from_secs(30);
+
+/// Who allocates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Allocator {
+    #[default]
+    Scheduler,
+    Controller,
+}
+
+/// The taints that devices should have, from those that they have.
+#[derive(Debug)]
+pub struct Taints {
+    allocator: Allocator,
+    mark: Mark,
+    /// Since when this process knows a stored `released`, by device and the time that the server gave it.
+    released: BTreeMap<(String, Option<Time>), Instant>,
+}
+
+/// Says on the node that its devices may be the controller's.
+#[derive(Debug)]
+struct Mark {
+    path: PathBuf,
+    is_there: bool,
+}
+
+/// What to publish.
+#[derive(Debug, PartialEq)]
+pub struct Tainted {
+    pub devices: Vec<Vec<Device>>,
+    /// When it will be something else although nothing happens.
+    pub until: Option<Instant>,
+}
+
+// === impl Taints ===
+
+impl Taints {
+    /// # Errors
+    /// The mark cannot be read or written, and without it a wiped device could be given away twice.
+    pub fn new(allocator: Allocator, mark: PathBuf) -> io::Result<Self> {
+        let is_there = match std::fs::symlink_metadata(&mark) {
+            Ok(_) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
+        let mut mark = Mark { path: mark, is_there };
+        if allocator == Allocator::Controller {
+            mark.set()?;
+        }
+        Ok(Self {
+            allocator,
+            mark,
+            released: BTreeMap::new(),
+        })
+    }
+
+    /// The wanted devices with their taints. `stored` are this pool's devices as the API server has them.
+    pub fn of(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
+        let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
+        let mut tainted = Tainted {
+            devices: wanted.to_vec(),
+            until: None,
+        };
+        let mut seen = BTreeMap::new();
+        for device in tainted.devices.iter_mut().flatten().filter(|device| is_shared(device)) {
+            let stored = stored.get(&*device.name).copied();
+            let taint = match self.allocator {
+                Allocator::Controller => Some(keep(stored, CONTROLLER)),
+                Allocator::Scheduler => self.on_the_way_back(stored, now, &mut seen),
+            };
+            device.taints.get_or_insert_default().extend(taint);
+            if device.taints.as_ref().is_some_and(Vec::is_empty) {
+                device.taints = None;
+            }
+        }
+        tainted.until = seen.values().map(|since| *since + HANDOVER).min();
+        self.released = seen;
+        tainted
+    }
+
+    fn on_the_way_back(
+        &self,
+        stored: Option<&Device>,
+        now: Instant,
+        seen: &mut BTreeMap<(String, Option<Time>), Instant>,
+    ) -> Option<DeviceTaint> {
+        let Some(stored) = stored else {
+            return self.mark.is_there.then(|| taint(RELEASED, None));
+        };
+        let found = of_allocator(stored)?;
+        if found.value.as_deref() != Some(RELEASED) {
+            return Some(taint(RELEASED, None));
+        }
+        let id = (stored.name.clone(), found.time_added.clone());
+        let since = *self.released.get(&id).unwrap_or(&now);
+        if now.saturating_duration_since(since) >= HANDOVER {
+            return None;
+        }
+        seen.insert(id, since);
+        Some(found.clone())
+    }
+
+    /// Told that what is published is what [`Taints::of`] wanted last: the way back may be over.
+    pub fn settled(&mut self, stored: &[Device]) {
+        let is_over = || !stored.iter().any(|device| of_allocator(device).is_some());
+        if self.allocator == Allocator::Scheduler && self.mark.is_there && is_over() {
+            self.mark.remove();
+        }
+    }
+
+    /// Whether the API server kept the taint on all of `stored` that should have it.
+    #[must_use]
+    pub fn are_kept(&self, stored: &[Device]) -> bool {
+        let mut shared = stored.iter().filter(|device| is_shared(device));
+        self.allocator == Allocator::Scheduler || shared.all(|device| of_allocator(device).is_some())
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    fn set(&mut self) -> io::Result<()> {
+        if !self.is_there {
+            if let Some(folder) = self.path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            files::replace(&self.path, b"controller\n", 0o600)?;
+            self.is_there = true;
+        }
+        Ok(())
+    }
+
+    /// Where it cannot be removed the next wipe costs [`HANDOVER`] once more, and nothing else.
+    fn remove(&mut self) {
+        match std::fs::remove_file(&self.path) {
+            Ok(()) => self.is_there = false,
+            Err(error) => tracing::warn!("cannot remove {}: {error}", self.path.display()),
+        }
+    }
+}
+
+/// A device of which claims hold parts. A monitor has nothing to give away: kube-scheduler has it in every mode.
+fn is_shared(device: &Device) -> bool {
+    device.allow_multiple_allocations == Some(true)
+}
+
+fn of_allocator(device: &Device) -> Option<&DeviceTaint> {
+    device.taints.iter().flatten().find(|taint| taint.key == KEY)
+}
+
+/// The taint as it is stored, with the server's time, or a new one.
+fn keep(stored: Option<&Device>, value: &str) -> DeviceTaint {
+    let found = stored.and_then(of_allocator);
+    let found = found.filter(|found| found.value.as_deref() == Some(value) && found.effect == EFFECT);
+    taint(value, found.and_then(|found| found.time_added.clone()))
+}
+
+/// Without a time the server gives it its own.
+fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
+    DeviceTaint {
+        key: KEY.to_owned(),
+        value: Some(value.to_owned()),
+        effect: EFFECT.to_owned(),
+        time_added,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::Inventory;
+    use crate::inventory::tests::gpu;
+    use crate::slice::slices;
+
+    struct Node {
+        folder: tempfile::TempDir,
+        taints: Taints,
+        /// What the API server has.
+        stored: Vec<Device>,
+        writes: i64,
+        now: Instant,
+    }
+
+    impl Node {
+        fn new(allocator: Allocator) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let taints = Taints::new(allocator, folder.path().join("plugin/allocator")).unwrap();
+            Self {
+                folder,
+                taints,
+                stored: Vec::new(),
+                writes: 0,
+                now: Instant::now(),
+            }
+        }
+
+        fn restart(&mut self, allocator: Allocator) {
+            self.taints = Taints::new(allocator, self.folder.path().join("plugin/allocator")).unwrap();
+        }
+
+        /// Publishes until nothing changes: the value of the GPU's taint, and its time.
+        fn publish(&mut self) -> Option<(String, i64)> {
+            for _ in 0..4 {
+                let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+                let mut devices = self.taints.of(&wanted, &self.stored, self.now).devices.concat();
+                if devices == self.stored {
+                    self.taints.settled(&self.stored);
+                    let (shared, monitor) = (&self.stored[0], &self.stored[1]);
+                    assert_eq!(monitor.taints, None, "the monitor stays the scheduler's");
+                    assert!(self.taints.are_kept(&self.stored));
+                    return of_allocator(shared).map(|taint| {
+                        let time = taint.time_added.as_ref().unwrap().0.as_second();
+                        (taint.value.clone().unwrap(), time)
+                    });
+                }
+                self.writes += 1;
+                for taint in devices.iter_mut().filter_map(|device| device.taints.as_mut()).flatten() {
+                    let time = k8s_openapi::jiff::Timestamp::from_second(self.writes).unwrap();
+                    taint.time_added.get_or_insert(Time(time));
+                }
+                self.stored = devices;
+            }
+            panic!("it never comes to rest: {:?}", self.stored);
+        }
+
+        fn wait(&mut self, seconds: u64) -> Option<(String, i64)> {
+            self.now += Duration::from_secs(seconds);
+            self.publish()
+        }
+    }
+
+    fn controller(time: i64) -> Option<(String, i64)> {
+        Some((CONTROLLER.to_owned(), time))
+    }
+
+    fn released(time: i64) -> Option<(String, i64)> {
+        Some((RELEASED.to_owned(), time))
+    }
+
+    #[test]
+    fn the_schedulers_devices_have_no_taint() {
+        let mut node = Node::new(Allocator::Scheduler);
+        assert_eq!((node.publish(), node.writes), (None, 1));
+        node.stored.clear();
+        assert_eq!(node.publish(), None, "after a wipe too");
+        assert!(!node.taints.mark.path.exists());
+    }
+
+    #[test]
+    fn the_controllers_taint_keeps_its_age_over_restarts_and_other_changes() {
+        let mut node = Node::new(Allocator::Controller);
+        assert_eq!(node.publish(), controller(1));
+        node.restart(Allocator::Controller);
+        node.stored[0].attributes.as_mut().unwrap().clear();
+        assert_eq!((node.publish(), node.writes), (controller(1), 2));
+        node.stored.clear();
+        assert_eq!(node.publish(), controller(3), "a wiped one is young again");
+    }
+
+    #[test]
+    fn on_the_way_back_it_is_nobodys_for_a_while() {
+        let mut node = Node::new(Allocator::Controller);
+        node.publish();
+        node.restart(Allocator::Scheduler);
+        assert_eq!(node.publish(), released(2));
+        assert_eq!(node.wait(29), released(2));
+        assert!(node.taints.mark.path.exists());
+        assert_eq!(node.wait(1), None);
+        assert!(!node.taints.mark.path.exists());
+        node.restart(Allocator::Controller);
+        assert_eq!(node.publish(), controller(4), "and forth, young");
+    }
+
+    #[test]
+    fn a_restart_on_the_way_back_waits_anew_and_keeps_the_servers_time() {
+        let mut node = Node::new(Allocator::Controller);
+        node.publish();
+        node.restart(Allocator::Scheduler);
+        node.publish();
+        node.wait(29);
+        node.restart(Allocator::Scheduler);
+        assert_eq!(node.wait(29), released(2));
+        assert_eq!(node.wait(29), released(2));
+        assert_eq!(node.wait(1), None);
+    }
+
+    #[test]
+    fn a_wipe_does_not_make_anybody_forget_the_controller() {
+        let mut node = Node::new(Allocator::Controller);
+        node.publish();
+        node.stored.clear();
+        node.restart(Allocator::Scheduler);
+        assert_eq!(node.publish(), released(2));
+        node.wait(20);
+        node.stored.clear();
+        assert_eq!(node.publish(), released(3), "wiped again: from the beginning");
+        assert_eq!(node.wait(29), released(3));
+        assert_eq!(node.wait(1), None);
+    }
+
+    #[test]
+    fn who_changes_their_mind_on_the_way_back_waits_like_everybody() {
+        let mut node = Node::new(Allocator::Controller);
+        node.publish();
+        node.restart(Allocator::Scheduler);
+        node.publish();
+        node.restart(Allocator::Controller);
+        assert_eq!(node.publish(), controller(3));
+    }
+
+    #[test]
+    fn until_says_when_to_look_again() {
+        let mut node = Node::new(Allocator::Controller);
+        node.publish();
+        node.restart(Allocator::Scheduler);
+        node.publish();
+        let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let first = node.now;
+        node.now += Duration::from_secs(5);
+        assert_eq!(
+            node.taints.of(&wanted, &node.stored, node.now).until,
+            Some(first + HANDOVER)
+        );
+    }
+
+    #[test]
+    fn a_server_without_taints_is_noticed_and_other_taints_stay() {
+        let mut node = Node::new(Allocator::Controller);
+        let mut wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        assert!(!node.taints.are_kept(&wanted.concat()));
+        let health = DeviceTaint {
+            key: "dra.vgpu/health".into(),
+            ..taint("x", None)
+        };
+        wanted[0][0].taints = Some(vec![health.clone()]);
+        let devices = node.taints.of(&wanted, &[], node.now).devices;
+        assert_eq!(
+            devices[0][0].taints.as_ref().unwrap()[..],
+            [health, taint(CONTROLLER, None)]
+        );
+    }
+
+    #[test]
+    fn a_mark_that_cannot_be_written_stops_the_controllers_mode_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(Taints::new(Allocator::Controller, file.join("allocator")).is_err());
+        let free = folder.path().join("none/allocator");
+        assert!(Taints::new(Allocator::Scheduler, free).is_ok());
+    }
+}
