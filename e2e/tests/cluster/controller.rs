@@ -181,7 +181,7 @@ fn hold_runs_out() -> Result<()> {
 }
 
 /// The name of the pod that leads.
-fn leader(project: &Kube<'_>) -> Result<String> {
+pub(crate) fn leader(project: &Kube<'_>) -> Result<String> {
     let lease = project.get(&["lease", "dra-driver-vgpu-controller"])?;
     let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
     let pod = holder.split('_').next().filter(|pod| !pod.is_empty());

@@ -7,10 +7,12 @@
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! controller.rs controller mode: one pod's way, what is refused, the leader killed
 //! storm.rs      controller mode with many pods on hand-made nodes (fleet.rs), and controllers that are killed
+//! adversity.rs  controller mode when others misbehave: leaders, third parties, nodes, the API server
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! ```
 //! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
 
+mod adversity;
 mod bad_input;
 mod controller;
 mod example;
@@ -72,6 +74,7 @@ fn trials() -> Vec<Trial> {
         restarts::TESTS,
         controller::TESTS,
         storm::TESTS,
+        adversity::TESTS,
     ]
     .concat();
     all.into_iter()
