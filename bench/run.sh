@@ -17,20 +17,21 @@ if runs allocator; then
   command -v go >/dev/null || fail "Go is missing: install Go >= 1.26, Kubernetes' own allocator is built with it"
   kubernetes=$CARGO_TARGET_DIR/kubernetes-go
   (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
-  cargo build --quiet --release -p vgpu-cel --example speed -p vgpu-allocator --example figures
+  # As they are released.
+  cargo build --quiet --profile programs -p vgpu-cel --example speed -p vgpu-allocator --example figures
   echo "selectors:"
-  "$CARGO_TARGET_DIR/release/examples/speed"
+  "$CARGO_TARGET_DIR/programs/examples/speed"
   echo "one fractional claim:"
-  "$CARGO_TARGET_DIR/release/examples/figures" 1000 0 --kubernetes "$kubernetes"
-  "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 --kubernetes "$kubernetes"
-  "$CARGO_TARGET_DIR/release/examples/figures" 5000 100000
+  "$CARGO_TARGET_DIR/programs/examples/figures" 1000 0 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/programs/examples/figures" 1000 10000 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/programs/examples/figures" 5000 100000
   for policy in spread numa pcie whole-gpus first-fit; do
-    "$CARGO_TARGET_DIR/release/examples/figures" 1000 10000 "$policy"
+    "$CARGO_TARGET_DIR/programs/examples/figures" 1000 10000 "$policy"
   done
 fi
 if runs cluster; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e
-  cargo build --quiet --release -p vgpu-kubelet-plugin --example prepare_bench
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench --prepare-bench "$CARGO_TARGET_DIR/release/examples/prepare_bench"
+  cargo build --quiet --profile programs -p vgpu-kubelet-plugin --example prepare_bench
+  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench --prepare-bench "$CARGO_TARGET_DIR/programs/examples/prepare_bench"
 fi

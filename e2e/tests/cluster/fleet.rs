@@ -42,7 +42,9 @@ fn slice(fleet: &str, node: &str) -> Value {
                     "requestPolicy": {"default": GPU_MEMORY, "validRange": {"min": "64Mi", "step": "1Mi"}}},
                 "cores": {"value": "100",
                     "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}},
-            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule"}]})
+            // Long ago: nobody needs to wait until they may be given out.
+            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule",
+                "timeAdded": "2026-01-01T00:00:00Z"}]})
     };
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
         "metadata": {"name": format!("{node}-vgpu"), "labels": {"fleet": fleet}},

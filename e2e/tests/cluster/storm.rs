@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("controllers_that_are_killed_in_a_storm_give_nothing_twice", storm),
 ];
 
-/// Devices are given out 30 s after they are tainted, and claims are made from templates at 20 a second.
+/// Claims are made from templates at 20 a second.
 const ALL_BOUND: Duration = Duration::from_secs(240);
 
 fn quarter() -> String {
