@@ -273,6 +273,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "leaks, as it says")]
     fn without_memory_to_grow_a_full_shard_leaks_what_it_cannot_keep() {
         let (table, dropped) = (Table::default(), std::rc::Rc::new(()));
         let key = |index: u64| 0x7f00_0000_0000 + (index << 9);

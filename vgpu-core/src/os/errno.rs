@@ -49,6 +49,7 @@ impl Drop for Kept {
 #[cfg(test)]
 mod tests {
     #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
     fn errno_is_what_it_was() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
         let kept = super::keep();
