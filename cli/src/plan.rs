@@ -7,7 +7,7 @@
 use crate::driver::Driver;
 use crate::gpus::Gpu;
 use crate::request::{GpuChoice, Request};
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::limits::Limits;
 use vgpu_api::quantity::format_bytes;
 
 /// Name of a share that nobody can join.
@@ -74,18 +74,10 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, 
             gpu: gpu.clone(),
         });
     }
+    let share = request.share.as_deref().unwrap_or(OWN_SHARE);
     Ok(Decision::Create(Box::new(Limits {
-        share: request.share.clone().unwrap_or_else(|| OWN_SHARE.to_owned()),
-        order: 0,
-        gpu: gpu.uuid.clone(),
-        memory,
         cores: request.cores.unwrap_or(0),
-        compute_policy: ComputePolicy::Balanced,
-        priority: Priority::Low,
-        host_memory: 0,
-        context_reserve: 0,
-        libcuda: driver.libcuda.clone(),
-        libnvidia_ml: driver.libnvidia_ml.clone(),
+        ..Limits::of_memory(share, &gpu.uuid, memory, &driver.libcuda, &driver.libnvidia_ml)
     })))
 }
 

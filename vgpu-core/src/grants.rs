@@ -207,17 +207,8 @@ mod tests {
 
     fn limits(share: &str, gpu: &str, order: u32) -> Limits {
         Limits {
-            share: share.into(),
             order,
-            gpu: gpu.into(),
-            memory: 1 << 30,
-            cores: 0,
-            compute_policy: limits::ComputePolicy::default(),
-            priority: limits::Priority::default(),
-            host_memory: 0,
-            context_reserve: 0,
-            libcuda: "/driver/libcuda.so.1".into(),
-            libnvidia_ml: "/driver/libnvidia-ml.so.1".into(),
+            ..Limits::of_memory(share, gpu, 1 << 30, "/driver/libcuda.so.1", "/driver/libnvidia-ml.so.1")
         }
     }
 

@@ -1,7 +1,6 @@
 use super::*;
 use crate::run_dir::RunDir;
 use std::process::{Command, Stdio};
-use vgpu_abi::limits::{ComputePolicy, Priority};
 
 struct Scene {
     _tmp: tempfile::TempDir,
@@ -20,19 +19,13 @@ fn scene() -> Scene {
 }
 
 fn limits(share: &str) -> Limits {
-    Limits {
-        share: share.into(),
-        order: 0,
-        gpu: "GPU-aa".into(),
-        memory: 1 << 30,
-        cores: 0,
-        compute_policy: ComputePolicy::Balanced,
-        priority: Priority::Low,
-        host_memory: 0,
-        context_reserve: 0,
-        libcuda: "/real/libcuda.so.1".into(),
-        libnvidia_ml: "/real/libnvidia-ml.so.1".into(),
-    }
+    Limits::of_memory(
+        share,
+        "GPU-aa",
+        1 << 30,
+        "/real/libcuda.so.1",
+        "/real/libnvidia-ml.so.1",
+    )
 }
 
 fn links() -> Links {

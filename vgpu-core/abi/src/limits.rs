@@ -93,6 +93,30 @@ pub enum ParseError {
 // === impl Limits ===
 
 impl Limits {
+    /// So much memory of a GPU, and the rest as where nothing is said of it.
+    #[must_use]
+    pub fn of_memory(
+        share: impl Into<String>,
+        gpu: impl Into<String>,
+        memory: u64,
+        libcuda: impl Into<PathBuf>,
+        libnvidia_ml: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            share: share.into(),
+            order: 0,
+            gpu: gpu.into(),
+            memory,
+            cores: 0,
+            compute_policy: ComputePolicy::default(),
+            priority: Priority::default(),
+            host_memory: 0,
+            context_reserve: 0,
+            libcuda: libcuda.into(),
+            libnvidia_ml: libnvidia_ml.into(),
+        }
+    }
+
     /// The file's bytes.
     #[must_use]
     pub fn render(&self) -> String {
@@ -281,17 +305,14 @@ mod tests {
 
     fn example() -> Limits {
         Limits {
-            share: "6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c".into(),
-            order: 0,
-            gpu: "GPU-3f8a1c20-1111-2222-3333-444455556666".into(),
-            memory: 20 << 30,
             cores: 25,
-            compute_policy: ComputePolicy::Balanced,
-            priority: Priority::Low,
-            host_memory: 0,
-            context_reserve: 0,
-            libcuda: "/usr/lib/vgpu/driver/libcuda.so.1".into(),
-            libnvidia_ml: "/usr/lib/vgpu/driver/libnvidia-ml.so.1".into(),
+            ..Limits::of_memory(
+                "6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c",
+                "GPU-3f8a1c20-1111-2222-3333-444455556666",
+                20 << 30,
+                "/usr/lib/vgpu/driver/libcuda.so.1",
+                "/usr/lib/vgpu/driver/libnvidia-ml.so.1",
+            )
         }
     }
 

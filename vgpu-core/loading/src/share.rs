@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use vgpu_abi::ledger;
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
 use vgpu_cache::run;
 
@@ -48,19 +48,13 @@ impl Share {
             .unwrap_or_else(|error| panic!("{error}"))
             .trim()
             .to_owned();
-        let limits = Limits {
-            share: NAME.into(),
-            order: 0,
-            gpu: share.gpu.clone(),
+        let limits = Limits::of_memory(
+            NAME,
+            &share.gpu,
             memory,
-            cores: 0,
-            compute_policy: ComputePolicy::default(),
-            priority: Priority::default(),
-            host_memory: 0,
-            context_reserve: 0,
-            libcuda: driver.join(LIBCUDA),
-            libnvidia_ml: driver.join(LIBNVIDIA_ML),
-        };
+            driver.join(LIBCUDA),
+            driver.join(LIBNVIDIA_ML),
+        );
         let directory = share.shares().join(NAME);
         fs::write(directory.join(LIMITS), limits.render()).expect("limits");
         fs::write(directory.join(LEDGER), ledger::image(&limits)).expect("a ledger");

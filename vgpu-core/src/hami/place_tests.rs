@@ -2,22 +2,9 @@
 
 use super::*;
 use std::os::unix::fs::symlink;
-use vgpu_abi::limits::{ComputePolicy, Priority};
 
 fn own(gpu: &str, memory: u64) -> Limits {
-    Limits {
-        share: gpu.to_ascii_lowercase(),
-        order: 0,
-        gpu: gpu.into(),
-        memory,
-        cores: 0,
-        compute_policy: ComputePolicy::default(),
-        priority: Priority::default(),
-        host_memory: 0,
-        context_reserve: 0,
-        libcuda: "/c".into(),
-        libnvidia_ml: "/n".into(),
-    }
+    Limits::of_memory(gpu.to_ascii_lowercase(), gpu, memory, "/c", "/n")
 }
 
 fn prepared(cache: Option<&Path>, memory: u64, base: &Path) -> Result<Grant, PlaceError> {

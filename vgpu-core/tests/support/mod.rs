@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use vgpu_abi::ledger;
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -104,18 +104,11 @@ impl Bench {
     }
 
     pub(crate) fn limits(&self, share: &str, order: u32, gpu: usize, memory: u64) -> Limits {
+        let driver = dist().join("soft-gpu");
+        let (libcuda, libnvidia_ml) = (driver.join("libcuda.so.1"), driver.join("libnvidia-ml.so.1"));
         Limits {
-            share: share.into(),
             order,
-            gpu: self.gpus[gpu].clone(),
-            memory,
-            cores: 0,
-            compute_policy: ComputePolicy::default(),
-            priority: Priority::default(),
-            host_memory: 0,
-            context_reserve: 0,
-            libcuda: dist().join("soft-gpu/libcuda.so.1"),
-            libnvidia_ml: dist().join("soft-gpu/libnvidia-ml.so.1"),
+            ..Limits::of_memory(share, &self.gpus[gpu], memory, libcuda, libnvidia_ml)
         }
     }
 
