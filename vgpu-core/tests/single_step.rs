@@ -303,7 +303,8 @@ impl Stage {
                 let name = format!("{} as left at stop {}, {write_first}", case.symbol, one.stop);
                 one.put_in_place(&bench, &shares);
                 let mut truth = Truth::new(&bench);
-                let mut newcomer = bench.serving(&["init"]);
+                let mut newcomer = Serving::heard(bench.client(&["init", "serve"]));
+                newcomer.did(&["init"]);
                 // The next writer overwrites the total that the victim may have written last.
                 if write_first {
                     let granted = newcomer.ask("alloc:2MiB");
@@ -311,6 +312,8 @@ impl Stage {
                     assert_eq!(newcomer.ask("free:0"), "0", "{name}");
                 }
                 all_is_back(&bench, &shares, &mut newcomer, &mut truth, &name);
+                // Of a ledger that it found damaged it would have said so.
+                assert_eq!(newcomer.said(), "", "{name}");
             }
         }
     }
@@ -341,6 +344,8 @@ fn all_is_back(bench: &Bench, shares: &[String], client: &mut Serving, truth: &m
     // Who was killed in a reap had perhaps given back what the dead held, and not said so yet.
     assert!(client.ask("info").starts_with("0 "), "{name}");
     assert_eq!([truth.used(), charged(bench, shares)], [0; 2], "{name}");
+    // Who is refused looks at everything that a dead process may have left.
+    assert_ne!(client.ask("alloc:2GiB"), "0", "{name}");
     for share in shares {
         let usage = bench.usage(share);
         let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
