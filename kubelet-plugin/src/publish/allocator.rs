@@ -104,7 +104,8 @@ impl Taints {
                 device.taints = None;
             }
         }
-        tainted.until = seen.values().map(|since| *since + HANDOVER).min();
+        let ends = seen.values().map(|since| *since + HANDOVER);
+        tainted.until = ends.filter(|end| *end > now).min();
         self.released = seen;
         tainted
     }
@@ -124,16 +125,18 @@ impl Taints {
         }
         let id = (stored.name.clone(), found.time_added.clone());
         let since = *self.released.get(&id).unwrap_or(&now);
-        if now.saturating_duration_since(since) >= HANDOVER {
-            return None;
-        }
+        // Known until it is gone: the write that takes it off may fail.
         seen.insert(id, since);
-        Some(found.clone())
+        (now.saturating_duration_since(since) < HANDOVER).then(|| found.clone())
     }
 
-    /// Told that what is published is what [`Taints::of`] wanted last: the way back may be over.
+    /// Told that what is published is what [`Taints::of`] wanted last: the way back may be over. Not where there is
+    /// no device just now: one that comes back was the controller's a moment ago.
     pub fn settled(&mut self, stored: &[Device]) {
-        let is_over = || !stored.iter().any(|device| of_allocator(device).is_some());
+        let is_over = || {
+            let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
+            shared.peek().is_some() && shared.all(|device| of_allocator(device).is_none())
+        };
         if self.allocator == Allocator::Scheduler && self.mark.is_there && is_over() {
             self.mark.remove();
         }
@@ -225,6 +228,15 @@ mod tests {
             }
         }
 
+        /// The controller's until a moment ago.
+        fn on_the_way_back() -> Self {
+            let mut node = Self::new(Allocator::Controller);
+            assert_eq!(node.publish(), controller(1));
+            node.restart(Allocator::Scheduler);
+            assert_eq!(node.publish(), released(2));
+            node
+        }
+
         fn restart(&mut self, allocator: Allocator) {
             self.taints = Taints::new(allocator, self.folder.path().join("plugin/allocator")).unwrap();
         }
@@ -290,10 +302,7 @@ mod tests {
 
     #[test]
     fn on_the_way_back_it_is_nobodys_for_a_while() {
-        let mut node = Node::new(Allocator::Controller);
-        node.publish();
-        node.restart(Allocator::Scheduler);
-        assert_eq!(node.publish(), released(2));
+        let mut node = Node::on_the_way_back();
         assert_eq!(node.wait(29), released(2));
         assert!(node.taints.mark.path.exists());
         assert_eq!(node.wait(1), None);
@@ -304,10 +313,7 @@ mod tests {
 
     #[test]
     fn a_restart_on_the_way_back_waits_anew_and_keeps_the_servers_time() {
-        let mut node = Node::new(Allocator::Controller);
-        node.publish();
-        node.restart(Allocator::Scheduler);
-        node.publish();
+        let mut node = Node::on_the_way_back();
         node.wait(29);
         node.restart(Allocator::Scheduler);
         assert_eq!(node.wait(29), released(2));
@@ -330,21 +336,38 @@ mod tests {
     }
 
     #[test]
-    fn who_changes_their_mind_on_the_way_back_waits_like_everybody() {
+    fn a_driver_that_is_away_does_not_make_anybody_forget_the_controller() {
         let mut node = Node::new(Allocator::Controller);
         node.publish();
         node.restart(Allocator::Scheduler);
-        node.publish();
+        node.stored.clear();
+        node.taints.of(&[], &[], node.now);
+        node.taints.settled(&[]);
+        assert_eq!(node.publish(), released(2));
+    }
+
+    #[test]
+    fn a_write_that_fails_costs_no_second_wait() {
+        let mut node = Node::on_the_way_back();
+        node.now += HANDOVER;
+        let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        for _ in 0..2 {
+            let tainted = node.taints.of(&wanted, &node.stored, node.now);
+            assert_eq!((of_allocator(&tainted.devices[0][0]), tainted.until), (None, None));
+        }
+        assert_eq!(node.publish(), None);
+    }
+
+    #[test]
+    fn who_changes_their_mind_on_the_way_back_waits_like_everybody() {
+        let mut node = Node::on_the_way_back();
         node.restart(Allocator::Controller);
         assert_eq!(node.publish(), controller(3));
     }
 
     #[test]
     fn until_says_when_to_look_again() {
-        let mut node = Node::new(Allocator::Controller);
-        node.publish();
-        node.restart(Allocator::Scheduler);
-        node.publish();
+        let mut node = Node::on_the_way_back();
         let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
         let first = node.now;
         node.now += Duration::from_secs(5);
