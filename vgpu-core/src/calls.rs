@@ -12,7 +12,8 @@
 //! between the two looks at who is under way changes a charge, which shows; one that changes none changes
 //! nothing that the GPU holds.
 //!
-//! Each thread marks a word of its own, which costs a call a few instructions and no lock. That is visible before
+//! Each thread marks a word of its own, which costs a call a few instructions and no lock, as long as no other
+//! thread came to that word first (there are 64): then it looks up another, under a lock. It is visible before
 //! anything that the call does, because every call locks something of ours before it asks the driver, and on
 //! x86-64 a locked instruction is a full barrier; elsewhere there is a fence.
 //!
@@ -152,8 +153,9 @@ impl Calls {
 
     #[inline(always)]
     fn home(&self, thread: usize) -> &Line {
-        // Threads' addresses are a stack and a page apart.
-        &self.words[(thread >> 12) % WORDS]
+        // Threads' addresses are a stack apart, often of a power of two: their higher bits must count.
+        let mixed = (thread as u64 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        &self.words[(mixed >> 58) as usize % WORDS]
     }
 
     fn line(&self, thread: usize) -> &Line {
@@ -244,9 +246,22 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// Addresses of threads: those of one home, and of others.
+    /// Addresses of threads: the `index`th whose home that is.
     fn thread(home: usize, index: usize) -> usize {
-        0x7f00_0000_0000 + (home << 12) + (index << 18)
+        let calls = Calls::default();
+        let is_there = |thread: &usize| std::ptr::eq(calls.home(*thread), &raw const calls.words[home % WORDS]);
+        let all = (0..).map(|page: usize| 0x7f00_0000_0000 + (page << 12));
+        all.filter(is_there).nth(index).expect("a home has many")
+    }
+
+    /// As the stacks of most C libraries are: 8 MiB apart to the byte.
+    #[test]
+    fn threads_whose_stacks_lie_evenly_have_words_of_their_own() {
+        let calls = Calls::default();
+        let homes: std::collections::BTreeSet<usize> = (0..16)
+            .map(|index| std::ptr::from_ref(calls.home(0x7f12_3456_7000 + (index << 23))) as usize)
+            .collect();
+        assert!(homes.len() > 12, "{}", homes.len());
     }
 
     #[test]
@@ -269,7 +284,9 @@ mod tests {
         drop(other);
         assert_eq!(calls.under_way(), quiet);
         for round in 0..2 {
-            let all: Vec<_> = (0..200).map(|index| calls.begin(thread(index, 0))).collect();
+            let all: Vec<_> = (0..200)
+                .map(|index| calls.begin(thread(index, index / WORDS)))
+                .collect();
             assert_eq!(calls.under_way().threads, 200, "round {round}");
             drop(all);
             assert!(calls.under_way().is_nobody());

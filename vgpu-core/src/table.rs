@@ -94,6 +94,18 @@ impl<V> Table<V> {
         taken
     }
 
+    /// Looks at every entry.
+    pub fn each(&self, mut look: impl FnMut(u64, &V)) {
+        for shard in self.made() {
+            let shard = shard.lock();
+            shard
+                .slots
+                .iter()
+                .flatten()
+                .for_each(|(key, value)| look(key.get(), value));
+        }
+    }
+
     /// Entries.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -324,6 +336,9 @@ mod tests {
             for (key, value) in &model {
                 prop_assert_eq!(table.with(*key, |v| *v), Some(*value));
             }
+            let mut seen = HashMap::new();
+            table.each(|key, value| assert_eq!(seen.insert(key, *value), None));
+            prop_assert_eq!(&seen, &model);
             prop_assert_eq!(table.drain(|_, _| true).len(), model.len());
             prop_assert!(table.is_empty());
         }

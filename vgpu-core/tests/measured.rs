@@ -31,6 +31,8 @@ const CALLS: [&str; 11] = [
 struct Measured {
     bench: Bench,
     truth: Truth,
+    /// Has made what the client imports: nothing of it is the client's own.
+    _maker: Serving,
     client: Serving,
 }
 
@@ -39,8 +41,16 @@ impl Measured {
         let bench = Bench::with_profile(COSTS);
         bench.share("share", 0, 0, 8 * GIB);
         let truth = Truth::new(&bench);
-        let client = bench.serving(&["init", &format!("crowd:{threads}")]);
-        Self { bench, truth, client }
+        let mut maker = bench.serving(&["init"]);
+        assert_eq!([maker.ask("alloc:2GiB"), maker.ask("export:0")], ["0", "0"]);
+        let named = format!("named:{}", maker.ask("name"));
+        let client = bench.serving(&[&named, "init", "import", &format!("crowd:{threads}")]);
+        Self {
+            bench,
+            truth,
+            _maker: maker,
+            client,
+        }
     }
 
     /// Charged, and used by the GPU's account.

@@ -75,6 +75,20 @@ fn hami_1181_no_figure_is_beyond_what_there_is() {
     holding.kill();
 }
 
+#[test]
+fn an_nvml_that_could_not_be_opened_is_opened_later() {
+    let _guard = guard("a late NVML");
+    let bench = Bench::with_share(GIB);
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    let there = std::mem::replace(&mut limits.libnvidia_ml, bench.lib().join("late.so"));
+    bench.put(&limits);
+    let mut client = bench.serving(&["init"]);
+    assert_eq!(client.ask("memory"), "13");
+    std::os::unix::fs::symlink(there, &limits.libnvidia_ml).expect("a link");
+    let memory = format!("0 1 {} {GIB} 0", bench.gpu(0));
+    until(|| client.ask("memory") == memory);
+}
+
 /// Whether that process has the driver's NVML mapped.
 fn has_nvml(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");

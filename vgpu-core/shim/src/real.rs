@@ -12,20 +12,23 @@
 //!
 //! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
 //! there for that, and leads what the loader binds to it to us. NVML is there and cannot be opened: one line,
-//! and its functions are "not found", as where there is none. Limits do not hang on it.
+//! and its functions are "not found", as where there is none, until it can be opened ([`BETWEEN`]). What contexts
+//! take is then not measured (`hooks::overhead`).
 
 use crate::jump::{TABLE, bind};
 use crate::names::{CUDA, name};
 use core::ffi::{CStr, c_void};
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
-use vgpu_core::os::{errno, fork, stderr};
+use vgpu_core::os::{coarse_millis, errno, fork, stderr};
 
 /// The real libraries' handles: libcuda, libnvidia-ml. A fork child keeps them.
 static HANDLES: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+/// Milliseconds between two attempts to open NVML.
+const BETWEEN: u64 = 2000;
 /// Where NVML is; null: not known yet. Leaked, for it never changes.
 static NVML: AtomicPtr<PathBuf> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -69,11 +72,15 @@ pub(crate) fn need_nvml() {
     library(CUDA);
 }
 
-/// Two threads that come here at once get the same handle. What cannot be opened is not tried again.
+/// Two threads that come here at once get the same handle. What cannot be opened is tried again a while later: a
+/// process may have had no descriptor left just then.
 #[cold]
 fn open_nvml() -> *mut c_void {
-    static FAILED: AtomicBool = AtomicBool::new(false);
-    if FAILED.load(Ordering::Relaxed) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    /// When to try again, by [`coarse_millis`].
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = coarse_millis();
+    if now < NEXT.load(Ordering::Relaxed) {
         return core::ptr::null_mut();
     }
     // SAFETY: null, or a path that is leaked and never changed.
@@ -85,9 +92,9 @@ fn open_nvml() -> *mut c_void {
     take_names();
     let own = crate::table::nvml::nvmlInit_v2 as *const ();
     if let Err(reason) = load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
-        let is_first = !FAILED.swap(true, Ordering::Relaxed);
+        NEXT.store(now.saturating_add(BETWEEN), Ordering::Relaxed);
         // A container may have libcuda without it; who asks for it then hears "not found".
-        if is_first && path.exists() {
+        if path.exists() && !SAID.swap(true, Ordering::Relaxed) {
             stderr::say(&reason);
         }
     }

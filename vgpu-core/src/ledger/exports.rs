@@ -225,8 +225,7 @@ impl Share {
 }
 
 /// A free object, with what `lock` answers for it. What fails for one (no descriptor, no place, no guard against
-/// a fork)
-/// fails for the others too, and each would be waited for.
+/// a fork) fails for the others too, and each would be waited for.
 fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
     for (index, object) in region.objects.iter().enumerate() {
         if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
@@ -291,7 +290,8 @@ mod tests {
             moved
         });
         assert_eq!(moved, None, "it waited until the lane was free");
-        share.release(reservation, BYTES);
+        let moved = share.export(reservation, BYTES, Key::new(Kind::Ipc, 1, [1; 8]));
+        share.release(moved.expect("nobody is in its way any more"), BYTES);
         assert_eq!(share.charged(), 0);
     }
 }

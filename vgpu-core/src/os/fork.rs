@@ -1,8 +1,8 @@
 //! Noticing that this process is a fork child.
 //!
 //! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so
-//! everything that hangs on them is made anew. The pointer to it lies in a page that the kernel
-//! zeroes in a child (MADV_WIPEONFORK), which holds for fork, vfork's relatives and a raw clone
+//! everything that hangs on them is made anew. The pointer to it, and the lock that holds forks back, lie in a
+//! page that the kernel zeroes in a child (MADV_WIPEONFORK), which holds for fork, vfork's relatives and a raw clone
 //! alike; where the kernel is older than 4.14, pthread_atfork's child handler zeroes it.
 //!
 //! What the parent's copy left in the child's memory is leaked there: its locks may be held by
@@ -14,10 +14,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Holds back fork() while a descriptor of ours is open.
-static DESCRIPTORS: Word = Word::new();
-/// The thread that holds them for a fork; 0: none does.
-static FORKING: AtomicUsize = AtomicUsize::new(0);
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE_SIZE: usize = 4096;
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -27,18 +23,36 @@ const PATIENCE: Duration = Duration::from_millis(200);
 struct Page {
     state: AtomicPtr<()>,
     starting: Word,
+    descriptors: Descriptors,
 }
+
+/// Holds back fork() while a descriptor of ours is open.
+#[derive(Debug)]
+struct Descriptors {
+    word: Word,
+    /// The thread that holds it for a fork; 0: none does.
+    forking: AtomicUsize,
+}
+
+/// Where no page can be had.
+static DESCRIPTORS: Descriptors = Descriptors {
+    word: Word::new(),
+    forking: AtomicUsize::new(0),
+};
 
 /// While it lives, no thread of this process forks.
 pub struct Guard {
+    on: &'static Descriptors,
     held: bool,
 }
 
 /// Holds back forks. A fork that waited too long goes on, as does a guard that did.
 #[must_use]
 pub fn guard() -> Guard {
+    let on = descriptors();
     Guard {
-        held: DESCRIPTORS.lock_within(PATIENCE),
+        on,
+        held: on.word.lock_within(PATIENCE),
     }
 }
 
@@ -53,9 +67,13 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.held {
-            DESCRIPTORS.unlock();
+            self.on.word.unlock();
         }
     }
+}
+
+fn descriptors() -> &'static Descriptors {
+    page().map_or(&DESCRIPTORS, |page| &page.descriptors)
 }
 
 /// The state of this very process; None before [`start`], and in a fork child.
@@ -133,72 +151,32 @@ fn map() -> Option<*mut Page> {
 
 extern "C" fn before() {
     // In vain where its holder was swept away or is very slow; an inherited descriptor breaks no limit.
-    if DESCRIPTORS.lock_within(PATIENCE) {
-        FORKING.store(this_thread(), Ordering::Relaxed);
+    let on = descriptors();
+    if on.word.lock_within(PATIENCE) {
+        on.forking.store(super::thread(), Ordering::Relaxed);
     }
 }
 
 extern "C" fn in_parent() {
     // Another's guard stays locked: who waited in vain has nothing to unlock.
-    let own = FORKING.compare_exchange(this_thread(), 0, Ordering::Relaxed, Ordering::Relaxed);
+    let on = descriptors();
+    let own = on
+        .forking
+        .compare_exchange(super::thread(), 0, Ordering::Relaxed, Ordering::Relaxed);
     if own.is_ok() {
-        DESCRIPTORS.unlock();
+        on.word.unlock();
     }
-}
-
-fn this_thread() -> usize {
-    // SAFETY: takes nothing, and cannot fail.
-    unsafe { libc::pthread_self() as usize }
 }
 
 extern "C" fn in_child() {
     // Whoever holds it, if not this thread, is not in the child.
-    FORKING.store(0, Ordering::Relaxed);
-    DESCRIPTORS.unlock();
+    let on = descriptors();
+    on.forking.store(0, Ordering::Relaxed);
+    on.word.unlock();
     if let Some(page) = NonNull::new(PAGE.load(Ordering::Relaxed)) {
         // SAFETY: as in `current`.
         let page = unsafe { page.as_ref() };
         page.state.store(std::ptr::null_mut(), Ordering::Release);
         page.starting.unlock();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::thread;
-
-    /// Forks in another thread, and waits for the child.
-    fn fork_elsewhere() {
-        let child = || {
-            // SAFETY: the child does nothing but end.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                // SAFETY: ends the child, without the exit handlers of the test.
-                unsafe { libc::_exit(0) };
-            }
-            let mut status = 0;
-            // SAFETY: our own child, and a place for its status.
-            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid, "{pid}");
-        };
-        thread::scope(|scope| scope.spawn(child).join()).expect("forked");
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "fork")]
-    fn a_fork_unlocks_no_guard_but_its_own() {
-        // SAFETY: the unit tests have this one state.
-        unsafe { start(|| 0_u8) };
-        let others_get_it = || thread::scope(|scope| scope.spawn(|| guard().is_held()).join()).expect("asked");
-        let held = guard();
-        assert!(held.is_held());
-        fork_elsewhere();
-        assert!(
-            !others_get_it(),
-            "a fork that waited in vain gave away what it did not have"
-        );
-        drop(held);
-        fork_elsewhere();
-        assert!(others_get_it(), "a fork kept what it had");
     }
 }

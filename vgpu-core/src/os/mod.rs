@@ -25,7 +25,8 @@ pub fn coarse_millis() -> u64 {
         .wrapping_add(now.tv_nsec as u64 / 1_000_000)
 }
 
-/// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic.
+/// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic. Nobody is
+/// cancelled in it: who sleeps here may hold locks.
 #[allow(unsafe_code)] // One call of libc.
 pub fn sleep(duration: Duration) {
     if cfg!(miri) {
@@ -35,6 +36,7 @@ pub fn sleep(duration: Duration) {
         tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(duration.subsec_nanos()),
     };
+    let _kept = errno::keep();
     // SAFETY: a timespec in; what is left of it is not asked for.
     unsafe { libc::nanosleep(&wanted, std::ptr::null_mut()) };
 }

@@ -73,6 +73,18 @@ impl Word {
         self.try_lock() || self.wait(limit)
     }
 
+    /// Waits for as long as `patience` lasts, which others' waits may have used up.
+    pub fn lock_with(&self, patience: &mut Patience) -> bool {
+        loop {
+            if self.try_lock() {
+                return true;
+            }
+            if !patience.nap() {
+                return false;
+            }
+        }
+    }
+
     #[cold]
     fn wait(&self, limit: Duration) -> bool {
         let _kept = super::errno::keep();
@@ -89,13 +101,7 @@ impl Word {
                 return true;
             }
         }
-        let mut patience = Patience::new(limit);
-        while patience.nap() {
-            if self.try_lock() {
-                return true;
-            }
-        }
-        false
+        self.lock_with(&mut Patience::new(limit))
     }
 
     #[inline(always)]
@@ -130,6 +136,16 @@ impl<T> Spin<T> {
     pub fn lock(&self) -> Held<'_, T> {
         while !self.word.lock_within(Duration::from_secs(60)) {}
         Held(self)
+    }
+
+    /// None: `patience` did not last.
+    pub fn lock_with(&self, patience: &mut Patience) -> Option<Held<'_, T>> {
+        self.word.lock_with(patience).then(|| Held(self))
+    }
+
+    /// None: another has it.
+    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+        self.word.try_lock().then(|| Held(self))
     }
 }
 
@@ -197,5 +213,17 @@ mod tests {
         assert!(!word.lock_within(Duration::from_millis(5)));
         word.unlock();
         assert!(word.lock_within(Duration::ZERO));
+    }
+
+    #[test]
+    fn one_patience_is_for_several_locks() {
+        let (held, free) = (Spin::new(()), Spin::new(()));
+        let _held = held.lock();
+        assert!(held.try_lock().is_none() && free.try_lock().is_some());
+        let mut patience = Patience::new(Duration::from_millis(5));
+        assert!(free.lock_with(&mut patience).is_some());
+        assert!(held.lock_with(&mut patience).is_none());
+        assert!(patience.left.is_zero());
+        assert!(free.lock_with(&mut patience).is_some(), "what is free needs none");
     }
 }

@@ -6,8 +6,12 @@
 //!  \_ under way ____/  \__ at rest __/  \____ under way ____________/
 //! ```
 //!
-//! Asked for rarely, so it is counted then. What only a binding or a tile keeps, and what stays charged because it
-//! was exported, is left out: who asks wants to know what may be under way, and may take too much for it.
+//! Asked for rarely, so it is counted then. What only a binding or a tile keeps, what another process made, and
+//! pools and graphs that somebody is at are left out: who asks wants to know what may be under way, and may take
+//! too much for it.
+//!
+//! How it fails: the tables are looked at one after the other, and before or after whatever it is compared with.
+//! So it is looked at twice: if the two are equal, it was that all the while.
 
 use crate::hooks::vmm::Backing;
 use crate::hooks::{granules, graphs, pools};
@@ -15,37 +19,43 @@ use crate::state::{Gpu, Ready};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of device memory on `gpu`; contexts and code apart.
-#[cold]
-pub(crate) fn bytes(ready: &Ready, gpu: &Gpu) -> u64 {
-    let Some(index) = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu)) else {
-        return 0;
-    };
-    let mut backings = BTreeMap::new();
-    let mut note = |backing: &Arc<Backing>| {
-        if backing.gpu == index {
-            backings.insert(Arc::as_ptr(backing) as usize, backing.own_bytes());
-        }
-        false
-    };
-    ready.vmm_handles.drain(|_, (backing, _)| note(backing));
-    ready.vmm_maps.drain(|_, (backing, _)| note(backing));
-    ready.imports.drain(|_, (backing, _)| note(backing));
-    ready.externals.drain(|_, backing| note(backing));
-    ready.buffers.drain(|_, backing| note(backing));
-    let mut arrays = 0;
-    ready.arrays.drain(|_, array| {
-        arrays += array.bytes_on(index);
-        false
-    });
-    let parts = [
-        granules::at_rest(ready, index),
-        arrays,
-        pools::reserved(gpu),
-        graphs::reserved(gpu),
-    ];
-    parts
-        .into_iter()
-        .chain(backings.into_values())
-        .fold(0, u64::saturating_add)
+/// Device memory on one GPU; contexts and code apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AtRest {
+    pub(crate) bytes: u64,
+    /// Of what it is: others of as many bytes add up to another sum.
+    mark: u64,
+}
+
+impl AtRest {
+    fn note(&mut self, key: u64, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let mixed = (key ^ bytes.rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.mark = self.mark.wrapping_add(mixed ^ mixed >> 29);
+    }
+
+    #[cold]
+    pub(crate) fn of(ready: &Ready, gpu: &Gpu) -> Self {
+        let mut found = Self::default();
+        let Some(index) = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu)) else {
+            return found;
+        };
+        // By what is charged: several handles and mappings may be of one.
+        let mut backings = BTreeMap::new();
+        let mut note = |backing: &Arc<Backing>| {
+            if backing.gpu == index {
+                backings.insert(Arc::as_ptr(backing) as u64, backing.own_bytes());
+            }
+        };
+        ready.vmm_handles.each(|_, (backing, _)| note(backing));
+        ready.vmm_maps.each(|_, (backing, _)| note(backing));
+        ready.externals.each(|_, backing| note(backing));
+        ready.buffers.each(|_, backing| note(backing));
+        backings.into_iter().for_each(|(key, bytes)| found.note(key, bytes));
+        granules::at_rest(ready, index, |key, bytes| found.note(key, bytes));
+        ready.arrays.each(|key, array| found.note(key, array.bytes_on(index)));
+        found.note(1, pools::reserved(gpu).unwrap_or(0));
+        found.note(2, graphs::reserved(gpu).unwrap_or(0));
+        found
+    }
 }

@@ -4,7 +4,7 @@
 use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::sweep;
 use crate::hooks::overhead::Change;
-use crate::hooks::{arrays, graphs, parked, pools};
+use crate::hooks::{arrays, graphs, level, parked};
 use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
@@ -32,16 +32,6 @@ pub(crate) struct Made {
     /// How often cuCtxAttach was called for it, less cuCtxDetach.
     attached: u32,
     is_green: bool,
-}
-
-impl Made {
-    fn on(gpu: usize) -> Self {
-        Self {
-            gpu,
-            attached: 0,
-            is_green: false,
-        }
-    }
 }
 
 /// Makes a context through `make` (given the real device) with what it takes charged; `count` is told
@@ -123,7 +113,7 @@ fn ended_of(
             // What went with the context is given back before the second look.
             sweep(ready, index);
             sweep_more(contexts);
-            refresh(gpu);
+            level::refresh(gpu);
         }
         result
     });
@@ -134,11 +124,6 @@ fn ended_of(
         }
     }
     result
-}
-
-fn refresh(gpu: &Gpu) {
-    pools::refresh(gpu);
-    graphs::refresh(gpu);
 }
 
 pub(crate) unsafe fn retain(
@@ -238,14 +223,37 @@ pub(crate) unsafe fn reset(ready: &'static Ready, real: unsafe extern "C" fn(c_i
 /// # Safety
 /// `context` is null or written when `make` succeeds.
 unsafe fn made(ready: &'static Ready, context: *mut usize, device: c_int, make: impl FnOnce(c_int) -> c_int) -> c_int {
+    // SAFETY: as promised.
+    unsafe { made_as(ready, context, device, false, make) }
+}
+
+/// # Safety
+/// As for [`made`].
+unsafe fn made_as(
+    ready: &'static Ready,
+    context: *mut usize,
+    device: c_int,
+    is_green: bool,
+    make: impl FnOnce(c_int) -> c_int,
+) -> c_int {
     let undo = |_| {
+        let end = if is_green {
+            real!(cuGreenCtxDestroy(usize))
+        } else {
+            real!(cuCtxDestroy_v2(usize))
+        };
         // SAFETY: as promised; the driver has just made it.
-        unsafe { context.as_ref().map(|context| real!(cuCtxDestroy_v2(usize))(*context)) };
+        unsafe { context.as_ref().map(|context| end(*context)) };
     };
     let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
     if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
+        let made = Made {
+            gpu,
+            attached: 0,
+            is_green,
+        };
         // SAFETY: as promised.
-        ready.contexts.insert(unsafe { *context } as u64, Made::on(gpu));
+        ready.contexts.insert(unsafe { *context } as u64, made);
     }
     result
 }
@@ -398,25 +406,10 @@ pub(crate) unsafe fn create_green(
     device: c_int,
     flags: c_uint,
 ) -> c_int {
-    let undo = |_| {
-        // SAFETY: null, or the driver has just made it.
-        unsafe {
-            context
-                .as_ref()
-                .map(|context| real!(cuGreenCtxDestroy(usize))(*context))
-        };
-    };
     // SAFETY: passed on.
-    let make = |device| unsafe { real(context, resources, device, flags) };
-    let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
-    if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
-        // SAFETY: the driver has written it.
-        let handle = unsafe { *context } as u64;
-        let green = Made {
-            is_green: true,
-            ..Made::on(gpu)
-        };
-        ready.contexts.insert(handle, green);
+    unsafe {
+        made_as(ready, context, device, true, |device| {
+            real(context, resources, device, flags)
+        })
     }
-    result
 }

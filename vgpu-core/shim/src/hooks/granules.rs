@@ -298,16 +298,13 @@ fn put_back(ready: &Ready, pointer: u64, kept: Taken) {
     }
 }
 
-/// Bytes of `gpu` that no thread is about to free, nor has yet to count in.
-pub(crate) fn at_rest(ready: &Ready, gpu: usize) -> u64 {
-    let mut sum = 0_u64;
-    ready.live.drain(|_, live| {
+/// What lies on `gpu` that no thread is about to free, nor has yet to count in: where, and its bytes.
+pub(crate) fn at_rest(ready: &Ready, gpu: usize, mut note: impl FnMut(u64, u64)) {
+    ready.live.each(|key, live| {
         if live.gpu as usize == gpu && !live.is_host() && !live.is_leaving() {
-            sum = sum.saturating_add(live.bytes());
+            note(key, live.bytes());
         }
-        false
     });
-    sum
 }
 
 /// Gives back every allocation on `gpu` that `is_gone`.

@@ -26,6 +26,7 @@ use crate::real::real;
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
+use vgpu_core::os::spin::Patience;
 
 const RESERVED_MEM_CURRENT: c_int = 2;
 
@@ -156,9 +157,9 @@ pub(crate) fn forget(ready: &Ready, index: usize) {
     }
 }
 
-/// What the graphs of `gpu` are charged.
-pub(crate) fn reserved(gpu: &Gpu) -> u64 {
-    gpu.graphs.lock().level.bytes()
+/// What the graphs of `gpu` are charged; None: somebody is launching one.
+pub(crate) fn reserved(gpu: &Gpu) -> Option<u64> {
+    Some(gpu.graphs.try_lock()?.level.bytes())
 }
 
 /// Whether this process has ever had a graph that allocates.
@@ -186,6 +187,16 @@ pub(crate) fn refresh(gpu: &Gpu) {
     if used() {
         gpu.graphs.lock().settle(gpu);
     }
+}
+
+/// The same, if nobody launches one for longer than `patience` lasts.
+pub(crate) fn refresh_with(gpu: &Gpu, patience: &mut Patience) -> bool {
+    !used()
+        || gpu
+            .graphs
+            .lock_with(patience)
+            .map(|mut graphs| graphs.settle(gpu))
+            .is_some()
 }
 
 /// Has the driver give back what graphs of `gpu` keep unused; whether there are any.

@@ -2,7 +2,7 @@
 //! in host memory, total and free have both parts: what the program can have altogether.
 
 use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::{graphs, parked, pools};
+use crate::hooks::{level, parked};
 use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 
@@ -12,8 +12,7 @@ type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
 /// Free and total bytes of a GPU's shares; `physical`: what the GPU itself has free.
 fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.look();
-    pools::refresh(gpu);
-    graphs::refresh(gpu);
+    level::refresh(gpu);
     if gpu.account.has_host() {
         parked::collect(ready, gpu);
     }

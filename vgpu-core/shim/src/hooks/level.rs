@@ -1,7 +1,9 @@
 //! A charge that follows what the driver says it keeps: it rises and falls with that, in parts.
 
+use crate::hooks::{graphs, pools};
 use crate::state::Gpu;
 use vgpu_core::account::Charge;
+use vgpu_core::os::spin::Patience;
 
 /// What is charged for one thing of the driver's.
 #[derive(Debug, Default)]
@@ -43,4 +45,15 @@ impl Level {
         }
         true
     }
+}
+
+/// Charges pools and graphs what they reserve now.
+pub(crate) fn refresh(gpu: &Gpu) {
+    pools::refresh(gpu);
+    graphs::refresh(gpu);
+}
+
+/// The same, as long as `patience` lasts for the calls that others are in; false: it did not.
+pub(crate) fn refresh_with(gpu: &Gpu, patience: &mut Patience) -> bool {
+    pools::refresh_with(gpu, patience) && graphs::refresh_with(gpu, patience)
 }

@@ -6,7 +6,7 @@
 use crate::detour::{
     self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
 };
-use crate::hooks::{graphs, info::put, nvml_devices, pools};
+use crate::hooks::{info::put, level, nvml_devices, pools};
 use crate::names::slot;
 use crate::state::{Gpu, Ready};
 use crate::{real, state};
@@ -66,8 +66,7 @@ pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> 
 /// Total and used bytes of a GPU's shares.
 pub(crate) fn figures(gpu: &Gpu) -> (u64, u64) {
     gpu.account.look();
-    pools::refresh(gpu);
-    graphs::refresh(gpu);
+    level::refresh(gpu);
     (gpu.account.limit(), gpu.account.charged())
 }
 

@@ -18,8 +18,8 @@
 //!  stop ─► those under way end ─► charged? ─► NVML's list ─► still nobody under way, charged as before ─► go on
 //! ```
 //!
-//! A call that does not end soon (a free waits for the GPU; its thread is not running, or ended in it) is not
-//! waited for: what it may have taken or given back is what is charged and lies in no table ([`at_rest`]). The
+//! A call that does not end soon (a free or the launch of a graph waits for the GPU; its thread is not running, or
+//! ended in it) is not waited for, nor are the locks that it holds: what it may have taken or given back is what is charged and lies in no table ([`at_rest`]). The
 //! overhead then lies between two bounds, the greater is charged, and the next look corrects it.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
@@ -37,9 +37,10 @@
 //! [`at_rest`]: super::at_rest
 
 use crate::detour::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::level::Level;
+use crate::hooks::at_rest::AtRest;
+use crate::hooks::level::{self, Level};
 use crate::hooks::nvml_info::Process;
-use crate::hooks::{at_rest, graphs, memory, nvml_devices, pools};
+use crate::hooks::{memory, nvml_devices};
 use crate::names::slot;
 use crate::real::{self, real};
 use crate::state::{Gpu, Ready};
@@ -194,22 +195,25 @@ impl Overhead {
         };
         for _ in 0..LOOKS {
             let _stopped = ready.calls.stop();
-            let (charged, others) = self.stillness(ready, gpu, &mut patience);
+            let (charged, others, is_fresh) = self.stillness(ready, gpu, &mut patience);
             let surplus = gpu.surplus.load(Ordering::Relaxed);
             let all_else = charged
                 .bytes()
                 .saturating_sub(self.level.bytes())
                 .saturating_sub(surplus);
-            let at_stake = match others.is_nobody() {
-                true => 0,
-                false => all_else.saturating_sub(at_rest::bytes(ready, gpu)),
-            };
+            let at_rest = (!others.is_nobody() || !is_fresh).then(|| AtRest::of(ready, gpu));
+            let at_stake = at_rest.map_or(0, |at_rest| all_else.saturating_sub(at_rest.bytes));
             let Some(list) = processes(device) else {
                 return Look::Blind;
             };
             // A pool is charged after it grew: who was at it while NVML was asked shows now.
-            refresh(gpu);
-            let is_still = ready.calls.under_way() == others && gpu.account.own() == charged;
+            let is_fresh = level::refresh_with(gpu, &mut patience);
+            let is_still = ready.calls.under_way() == others
+                && gpu.account.own() == charged
+                && match at_rest {
+                    Some(at_rest) => AtRest::of(ready, gpu) == at_rest,
+                    None => is_fresh,
+                };
             if ready.nvml_pid.load(Ordering::Relaxed) == 0 {
                 let pids = list.iter().map(|(pid, _)| *pid);
                 let Some(known) = known else {
@@ -257,24 +261,20 @@ impl Overhead {
         Look::Blind
     }
 
-    /// What this process is charged when no other thread is in a call, or who still is.
-    fn stillness(&mut self, ready: &Ready, gpu: &Gpu, patience: &mut Patience) -> (Own, UnderWay) {
+    /// What this process is charged when no other thread is in a call, or who still is; and whether that is what
+    /// pools and graphs reserve.
+    fn stillness(&mut self, ready: &Ready, gpu: &Gpu, patience: &mut Patience) -> (Own, UnderWay, bool) {
         loop {
-            refresh(gpu);
+            let is_fresh = level::refresh_with(gpu, patience);
             // In this order: a call that began before it charged is under way then.
             let charged = gpu.account.own();
             let others = ready.calls.under_way();
             if others.is_nobody() || others == self.in_vain || !patience.nap() {
                 self.in_vain = others;
-                return (charged, others);
+                return (charged, others, is_fresh);
             }
         }
     }
-}
-
-fn refresh(gpu: &Gpu) {
-    pools::refresh(gpu);
-    graphs::refresh(gpu);
 }
 
 /// NVML's handle of a GPU, with NVML opened.

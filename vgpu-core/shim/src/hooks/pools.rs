@@ -26,6 +26,7 @@ use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::account::rounded;
+use vgpu_core::os::spin::Patience;
 
 const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_MEM_CURRENT: c_int = 5;
@@ -191,12 +192,24 @@ pub(crate) fn trim_all(gpu: &Gpu) -> bool {
 #[inline(always)]
 pub(crate) fn refresh(gpu: &Gpu) {
     if USED.load(Ordering::Relaxed) {
-        let mut pools = gpu.pools.lock();
-        pools.iter_mut().for_each(|pool| {
-            settle(gpu, pool);
-        });
-        bury(gpu, &mut pools);
+        settle_all(gpu, &mut gpu.pools.lock());
     }
+}
+
+/// The same, if nobody is in a pool's call for longer than `patience` lasts.
+pub(crate) fn refresh_with(gpu: &Gpu, patience: &mut Patience) -> bool {
+    if !USED.load(Ordering::Relaxed) {
+        return true;
+    }
+    let pools = gpu.pools.lock_with(patience);
+    pools.map(|mut pools| settle_all(gpu, &mut pools)).is_some()
+}
+
+fn settle_all(gpu: &Gpu, pools: &mut Vec<Pool>) {
+    pools.iter_mut().for_each(|pool| {
+        settle(gpu, pool);
+    });
+    bury(gpu, pools);
 }
 
 /// Destroys the doomed pools that are empty now.
@@ -219,8 +232,8 @@ fn bury(gpu: &Gpu, pools: &mut Vec<Pool>) {
 }
 
 /// What the pools of `gpu` are charged.
-pub(crate) fn reserved(gpu: &Gpu) -> u64 {
-    gpu.pools.lock().iter().map(|pool| pool.level.bytes()).sum()
+pub(crate) fn reserved(gpu: &Gpu) -> Option<u64> {
+    Some(gpu.pools.try_lock()?.iter().map(|pool| pool.level.bytes()).sum())
 }
 
 fn is_empty(pool: usize) -> bool {

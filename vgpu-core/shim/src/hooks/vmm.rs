@@ -115,6 +115,9 @@ impl Backing {
 
     /// What it is charged of device memory that the driver counts as this process's.
     pub(crate) fn own_bytes(&self) -> u64 {
+        if self.imported {
+            return 0;
+        }
         let charge = self.charge.lock();
         let bytes = charge
             .as_ref()
