@@ -1,5 +1,7 @@
 //! What a planner does, step by step, in the cases that people meet.
 
+#[path = "scenarios/bad_input.rs"]
+mod bad_input;
 #[path = "scenarios/desk.rs"]
 mod desk;
 #[path = "scenarios/gangs.rs"]
