@@ -21,7 +21,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Time since the controller's start.
 pub type Now = Duration;
 
-/// Decisions that wait to be told; those beyond are not.
+/// Decisions that wait to be told; of more some are lost.
 pub const MOST_TOLD: usize = 1_000;
 
 /// What a notice is about.
@@ -146,17 +146,38 @@ impl Notices {
         }
     }
 
-    /// Takes in a decision, to be told once. Whether there was room for it.
+    /// Takes in a decision, to be told once. Whether none was lost for want of room: then one of the namespace that
+    /// has most of them is, so that nobody's flood silences others.
     pub fn tell(&mut self, about: About, verdict: Verdict, now: Now) -> bool {
         if let Some(known) = self.subjects.get_mut(&about) {
             known.wanted = verdict;
             return true;
         }
-        let has_room = self.subjects.keys().filter(|about| about.decided).count() < MOST_TOLD;
-        if has_room {
-            self.subjects.insert(about, Subject::new(verdict, now));
+        let mut of_namespaces: HashMap<&str, usize> = HashMap::new();
+        for known in self.subjects.keys().filter(|about| about.decided) {
+            *of_namespaces.entry(&known.key.namespace).or_default() += 1;
         }
-        has_room
+        let mut none_lost = true;
+        if of_namespaces.values().sum::<usize>() >= MOST_TOLD {
+            let own = of_namespaces.get(about.key.namespace.as_str()).copied().unwrap_or(0);
+            let fullest = of_namespaces.into_iter().max_by_key(|(name, count)| (*count, *name));
+            let Some((fullest, _)) = fullest.filter(|(_, count)| *count > own) else {
+                return false;
+            };
+            let of_it = self
+                .subjects
+                .iter()
+                .filter(|(known, _)| known.decided && known.key.namespace == fullest);
+            // What was said already stands here only so that it is not said again.
+            let gives_way = of_it.max_by_key(|(known, subject)| (subject.said.is_some(), subject.since, *known));
+            if let Some((known, subject)) = gives_way {
+                none_lost = subject.said.is_some();
+                let known = known.clone();
+                self.subjects.remove(&known);
+            }
+        }
+        self.subjects.insert(about, Subject::new(verdict, now));
+        none_lost
     }
 
     /// What is to be said now. It counts as said, until [`Notices::failed`].
@@ -406,5 +427,34 @@ mod tests {
         }
         assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(0)));
         assert!(notices.tell(about("0", Object::Claim), decision("y"), seconds(0)));
+    }
+
+    #[test]
+    fn a_flood_of_one_namespace_silences_no_other() {
+        let mut notices = notices();
+        for number in 0..MOST_TOLD {
+            notices.tell(about(&number.to_string(), Object::Claim), decision("x"), seconds(0));
+        }
+        let of_others = |name: &str| {
+            let mut about = about(name, Object::Pod);
+            about.key.namespace = "others".into();
+            about
+        };
+        assert_eq!(notices.due(seconds(0)).len(), 10);
+        assert!(
+            notices.tell(of_others("a"), decision("theirs"), seconds(0)),
+            "in the place of one that was said"
+        );
+        for name in ["b", "c", "d", "e", "f", "g", "h", "i", "j"] {
+            assert!(notices.tell(of_others(name), decision("theirs"), seconds(1)));
+        }
+        assert!(
+            !notices.tell(of_others("k"), decision("theirs"), seconds(1)),
+            "one of the flood is lost"
+        );
+        assert_eq!(notices.subjects.len(), MOST_TOLD);
+        let theirs = notices.subjects.keys().filter(|known| known.key.namespace == "others");
+        assert_eq!(theirs.count(), 11);
+        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(1)));
     }
 }
