@@ -15,7 +15,8 @@ as_caller "$@"
 cd "$root"
 
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+tools=
+trap '[ -z "$tools" ] || kill -- -"$tools" 2>/dev/null || true; rm -rf "$logs"' EXIT
 export VGPU_SKIP_LOG=$logs/skipped
 : >"$VGPU_SKIP_LOG"
 : >"$logs/ignored"
@@ -82,8 +83,29 @@ stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_clippy() { run_stage clippy plain build/lint.sh clippy; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_dist() { run_stage dist plain build/dist.sh; }
-# Kubernetes, Helm and the others: tests of the unit stage use them too.
-stage_tools() { run_stage tools plain build/e2e.sh tools; }
+# Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
+# has work for the core that a single large crate leaves idle.
+begin_tools() {
+  : >"$logs/building"
+  # In a group of its own, which ends with this script.
+  set -m
+  (
+    rc=0
+    build/e2e.sh tools >"$logs/building" 2>&1 </dev/null || rc=$?
+    echo "$rc" >"$logs/built"
+  ) &
+  tools=$!
+  set +m
+}
+built_tools() {
+  tail -n +1 -f --pid="$tools" "$logs/building"
+  return "$(cat "$logs/built")"
+}
+stage_tools() {
+  [ -n "$tools" ] || begin_tools
+  run_stage tools plain built_tools
+  tools=
+}
 stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
 # The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
 stage_miri() {
@@ -101,6 +123,7 @@ stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist tools unit conformance e2e)
 build/prerequisites.sh demo
+case " ${stages[*]} " in *" tools "*) begin_tools ;; esac
 for name in "${stages[@]}"; do
   declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist tools unit miri conformance e2e"
   "stage_$name"
