@@ -63,34 +63,35 @@ const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(1);
 
 /// Root's `vgpu run` makes the node's folder and its mark in two steps, and removes them in two: in between the
-/// folder is empty or gone. One that stays empty is a container whose shares are gone.
+/// folder is empty or gone. One that stays empty is a container whose shares are gone, and one that cannot be read
+/// is one whose shares cannot be read: both are refused later.
 fn is_container(directory: &Path) -> bool {
     for look in 0..LOOKS {
         if look > 0 {
             std::thread::sleep(BETWEEN);
         }
-        if !directory.is_dir() || is_node(directory) {
-            return false;
+        // Every start of a container's program asks: one reading of the folder answers nearly always.
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries.flatten(),
+            Err(error) => return !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        };
+        let (of_node, others): (Vec<_>, Vec<_>) = entries.partition(|entry| is_of_node(&entry.file_name()));
+        // A node's own /run/vgpu holds claims and arbitration, or the mark of root's `vgpu run`, and no share.
+        if of_node.iter().any(|entry| entry.path().is_dir()) {
+            return others.iter().any(|entry| entry.path().join(LIMITS).exists());
         }
-        let strange = |entry: fs::DirEntry| !node_names().any(|name| name == entry.file_name());
-        if fs::read_dir(directory).is_ok_and(|entries| entries.flatten().any(strange)) {
+        if !others.is_empty() {
             return true;
         }
     }
     true
 }
 
-fn node_names() -> impl Iterator<Item = &'static OsStr> {
-    let paths = [NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR];
-    paths.into_iter().filter_map(|path| Path::new(path).file_name())
-}
-
-/// A node's own /run/vgpu holds claims and arbitration, or the mark of root's `vgpu run`, and no share.
-fn is_node(directory: &Path) -> bool {
-    let owns = node_names().any(|name| directory.join(name).is_dir());
-    let has_share = |entries: fs::ReadDir| entries.flatten().any(|e| e.path().join(LIMITS).exists());
-    // Every start of a container's program asks: the folder is read only where the answer hangs on it.
-    owns && matches!(fs::read_dir(directory).map(has_share), Ok(false))
+fn is_of_node(name: &OsStr) -> bool {
+    let folders = [NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR];
+    folders
+        .into_iter()
+        .any(|folder| Path::new(folder).file_name() == Some(name))
 }
 
 /// Every share below `directory`, by GPU.
@@ -297,13 +298,8 @@ mod tests {
     fn nothing_at_all_says_what_to_do() {
         // The machine that runs the tests is no container of ours.
         let refused = directory(None).map_err(|error| error.to_string());
-        if Path::new(CONTAINER_DIR).exists() {
-            assert!(
-                is_node(Path::new(CONTAINER_DIR)),
-                "run the tests outside a vgpu container"
-            );
-        }
-        assert!(refused.expect_err("refused").contains("vgpu run"));
+        let refused = refused.expect_err("run the tests outside a vgpu container");
+        assert!(refused.contains("vgpu run"));
         assert_eq!(directory(Some("/x".into())).expect("a directory"), Path::new("/x"));
         assert!(directory(Some("".into())).is_err());
     }
