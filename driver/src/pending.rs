@@ -112,7 +112,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
     };
     let end = match question.has_claims_only() && !matches!(answer, Answer::Fits { .. }) {
         true => format!(
-            "{end}; every device: kubectl vgpu explain pod/{} -n {}",
+            "{end}; every device: vgpu explain pod/{} -n {}",
             pod.key.name, pod.key.namespace
         ),
         false => end,
@@ -247,7 +247,11 @@ impl Described<'_> {
     }
 
     fn largest(&self, summary: &Summary) -> String {
-        let Largest { memory, cores } = &summary.largest;
+        let Largest {
+            memory,
+            cores,
+            is_of_several,
+        } = &summary.largest;
         let mut rooms = Vec::new();
         for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
             if let Some(room) = room {
@@ -260,10 +264,10 @@ impl Described<'_> {
             &rooms[..],
             is_short.clone().any(|group| group.kind == ReasonKind::Capacity),
         ) {
-            ([], true) => {
+            ([], true) if !is_of_several => {
                 "; no device has any memory left with the cores asked for, nor cores with the memory".to_owned()
             }
-            ([], false) => String::new(),
+            ([], _) => String::new(),
             (rooms, _) => format!("; would fit: {}", rooms.join(", or ")),
         }
     }

@@ -65,6 +65,9 @@ pub struct Largest {
     /// Most cores, at the memory that is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<Room>,
+    /// It wants several devices, of which nothing is told.
+    #[serde(skip)]
+    pub is_of_several: bool,
 }
 
 /// What one device could give.
@@ -83,6 +86,7 @@ impl Largest {
     pub fn merge(&mut self, other: Self) {
         keep_larger(&mut self.memory, other.memory);
         keep_larger(&mut self.cores, other.cores);
+        self.is_of_several |= other.is_of_several;
     }
 }
 
@@ -159,9 +163,28 @@ impl<'a> Attempt<'a> {
                 alternative,
             };
             explainer.explain(&mut why)?;
-            why.largest.merge(explainer.largest()?);
+            // Not all of several devices may have as much as the one that has most: it is not what would fit.
+            if explainer.search.ask(claim, request, alternative).count == 1 {
+                why.largest.merge(explainer.largest()?);
+            } else {
+                why.largest.is_of_several = true;
+            }
         }
         Ok(Answer::Not(Box::new(why)))
+    }
+}
+
+/// The first few of some claims, after `words`; nothing, if there are none.
+fn named(words: &str, mut claims: Vec<String>) -> String {
+    const NAMED: usize = 3;
+    claims.sort_unstable();
+    claims.dedup();
+    let more = claims.len().saturating_sub(NAMED);
+    claims.truncate(NAMED);
+    match (claims.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("{words}{}", claims.join(", ")),
+        (false, more) => format!("{words}{} and {more} more", claims.join(", ")),
     }
 }
 
@@ -245,6 +268,7 @@ impl Explainer<'_, '_, '_, '_> {
             largest.merge(Largest {
                 memory: self.room(index, MEMORY)?.filter(|room| !room.amount.is_zero()),
                 cores: self.room(index, CORES)?,
+                is_of_several: false,
             });
         }
         Ok(largest)
@@ -381,22 +405,14 @@ impl Explainer<'_, '_, '_, '_> {
         Ok((ReasonKind::Selector, field, message))
     }
 
-    /// Who holds a device, in words.
+    /// Who holds a device, and who of the claims that are asked about together would have it, in words.
     fn holders(&self, index: usize) -> String {
-        const NAMED: usize = 3;
-        let Some(usage) = self.search.usage(index) else {
-            return String::new();
-        };
-        let mut holders: Vec<&str> = usage.holders().iter().map(|holder| &**holder).collect();
-        holders.sort_unstable();
-        holders.dedup();
-        let more = holders.len().saturating_sub(NAMED);
-        holders.truncate(NAMED);
-        match (holders.is_empty(), more) {
-            (true, _) => String::new(),
-            (false, 0) => format!(", held by {}", holders.join(", ")),
-            (false, more) => format!(", held by {} and {more} more", holders.join(", ")),
-        }
+        let usage = self.search.usage(index).into_iter();
+        let holders = usage.flat_map(|usage| usage.holders()).map(|holder| holder.to_string());
+        let of_these = self.search.picks.iter().zip(&self.search.plans);
+        let with_it = of_these.filter(|(picks, _)| picks.iter().any(|pick| pick.candidate == index));
+        let with_it = with_it.map(|(_, plan)| plan.claim.key());
+        named(", held by ", holders.collect()) + &named(", and asked for together with ", with_it.collect())
     }
 
     fn field(&self) -> String {

@@ -158,13 +158,18 @@ impl AllocateError {
             }
             _ => return None,
         };
-        let mut parts = path.splitn(3, '/').skip(1).map(str::to_owned);
+        // DRIVER/POOL/DEVICE, of which a pool's name alone may have slashes.
+        let path = path.split_once('/').map_or("", |(_, path)| path);
+        let (pool, device) = match self {
+            Self::IncompletePool { .. } | Self::InvalidPool { .. } => (path, ""),
+            _ => path.rsplit_once('/').unwrap_or((path, "")),
+        };
         Some(Reason {
             claim: claim.clone(),
             request: request.clone(),
             node: node.to_owned(),
-            pool: parts.next().unwrap_or_default(),
-            device: parts.next().unwrap_or_default(),
+            pool: pool.to_owned(),
+            device: device.to_owned(),
             reason: kind,
             field,
             message: self.to_string(),

@@ -23,7 +23,7 @@ fn the_ninth_quarter_reads_what_it_asked_for_and_what_there_is() {
         "claim default/train, request gpu: asked for memory 20Gi, cores 25; on 2 of 2 devices: Capacity: cores: 25 wanted, \
          0 of 100 free; memory: 20Gi wanted, 0 of 80Gi free, held by default/c0, default/c1, default/c2 and 1 more \
          (most free: node1 gpu-0000000a); no device has any memory left with the cores asked for, nor cores with the \
-         memory; every device: kubectl vgpu explain pod/train -n default"
+         memory; every device: vgpu explain pod/train -n default"
     );
 }
 
@@ -179,7 +179,8 @@ fn two_claims_that_fit_only_one_by_one_are_told_so() {
     assert!(
         verdict.text.starts_with(
             "claim default/two, request gpu: asked for memory 60Gi, cores 0, beside what the pod asks for before it; on 1 of 1 \
-             devices: Capacity: memory: 60Gi wanted, 20Gi of 80Gi free (node1 gpu-0000000a); would fit: memory 20Gi"
+             devices: Capacity: memory: 60Gi wanted, 20Gi of 80Gi free, and asked for together with default/one (node1 \
+             gpu-0000000a); would fit: memory 20Gi"
         ),
         "{}",
         verdict.text
@@ -278,7 +279,7 @@ fn a_long_text_is_cut_where_it_does_no_harm() {
     let text = world.words(devices);
     assert!(text.len() > 1000, "{} bytes", text.len());
     assert!(
-        text.ends_with("...; every device: kubectl vgpu explain pod/train -n default"),
+        text.ends_with("...; every device: vgpu explain pod/train -n default"),
         "{text}"
     );
 

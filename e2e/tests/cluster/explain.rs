@@ -77,7 +77,7 @@ fn expected(explained: &Value, installed: &Installed) -> Result<BTreeSet<String>
         bail!("nobody names the rule's taint: {explained}");
     }
     expected.insert(format!(" of {devices} devices: "));
-    expected.insert("kubectl vgpu explain pod/waiting -n explain".to_owned());
+    expected.insert("vgpu explain pod/waiting -n explain".to_owned());
     Ok(expected)
 }
 

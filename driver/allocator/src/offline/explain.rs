@@ -17,7 +17,7 @@ use super::{Cluster, Objects, OfflineError, Options};
 use crate::allocate::Attempt;
 use crate::budget::Budget;
 use crate::error::AllocateError;
-use crate::explain::{Answer, Largest, Room};
+use crate::explain::{Answer, Largest};
 use crate::model::{Pod, ResourceClaim};
 use crate::node_selector;
 use crate::pools::NodeView;
@@ -306,21 +306,25 @@ impl fmt::Display for Explanation {
         if more > 0 {
             writeln!(f, "  and {more} more reasons; the answer in JSON has all of them")?;
         }
-        say_room(f, "memory", "cores", self.largest.memory.as_ref())?;
-        say_room(f, "cores", "memory", self.largest.cores.as_ref())
-    }
-}
-
-fn say_room(f: &mut fmt::Formatter<'_>, what: &str, other: &str, room: Option<&Room>) -> fmt::Result {
-    match room {
-        Some(room) => writeln!(
-            f,
-            "most {what} that one device has, with the {other} asked for: {} (request {} of claim {}; node {}, device {})",
-            room.amount, room.request, room.claim, room.node, room.device
-        ),
-        None => writeln!(
-            f,
-            "no device that this may have has any {what} with the {other} asked for"
-        ),
+        let Largest {
+            memory,
+            cores,
+            is_of_several,
+        } = &self.largest;
+        for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
+            match room {
+                Some(room) => writeln!(
+                    f,
+                    "most {what} that one device has, with the {other} asked for: {} (request {} of claim {}; node {}, device {})",
+                    room.amount, room.request, room.claim, room.node, room.device
+                )?,
+                None if *is_of_several => {}
+                None => writeln!(
+                    f,
+                    "no device that this may have has any {what} with the {other} asked for"
+                )?,
+            }
+        }
+        Ok(())
     }
 }

@@ -94,6 +94,24 @@ fn the_largest_fraction_is_what_an_allocation_would_get() {
     }
 }
 
+/// With 80Gi and 20Gi free nothing that is said of one device would fit twice.
+#[test]
+fn of_several_devices_no_largest_fraction_is_told() {
+    let mut two = memory("mine", "70Gi");
+    two["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2.into();
+    let all = [
+        node("n"),
+        class(),
+        slice("n", [gpu("a", "80Gi"), gpu("b", "20Gi")]),
+        two,
+    ];
+    let answer = why(all, "claim/mine").unwrap();
+    assert!(!answer.fits());
+    assert_eq!((&answer.largest.memory, &answer.largest.cores), (&None, &None));
+    let words = answer.to_string();
+    assert!(!words.contains("no device") && !words.contains("most "), "{words}");
+}
+
 #[test]
 fn a_device_that_is_not_shared_is_had_whole_or_not_at_all() {
     let whole = |name: &str| {

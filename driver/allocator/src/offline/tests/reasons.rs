@@ -72,6 +72,10 @@ fn selectors_constraints_counters_and_earlier_claims_are_named() {
     let together = report(one().into_iter().chain([memory("c1", "50Gi"), memory("c2", "50Gi")]));
     assert_eq!(kinds(&together), [(ReasonKind::Capacity, "a")]);
     assert_eq!(together.reasons()[0].claim, "ns/c2");
+    assert_eq!(
+        together.reasons()[0].message,
+        "memory: 50Gi wanted, 30Gi of 80Gi free, and asked for together with ns/c1"
+    );
 
     let mut counters = slice("n", []);
     counters["metadata"]["name"] = "counters".into();
@@ -85,6 +89,22 @@ fn selectors_constraints_counters_and_earlier_claims_are_named() {
         kinds(&report([node("n"), class(), counters, parts, claim("c", json!({}))])),
         [(ReasonKind::Counter, "part")]
     );
+}
+
+/// Every pool of this driver has a slash in its name.
+#[test]
+fn a_pools_name_may_have_slashes() {
+    let mut of_pool = slice("n", [gpu("a", "80Gi")]);
+    of_pool["spec"]["pool"]["name"] = "n/vgpu".into();
+    let failing = json!({"selectors": [{"cel": {"expression": "device.attributes['drv'].none == 1"}}]});
+    let failure = report([node("n"), class(), of_pool.clone(), claim("c", failing)]);
+    assert_eq!(kinds(&failure), [(ReasonKind::CelError, "a")]);
+    assert_eq!(failure.reasons()[0].pool, "n/vgpu");
+    of_pool["spec"]["pool"]["resourceSliceCount"] = 2.into();
+    let all = claim("c", json!({"allocationMode": "All"}));
+    let half = report([node("n"), class(), of_pool, all]);
+    assert_eq!(kinds(&half), [(ReasonKind::IncompletePool, "")]);
+    assert_eq!(half.reasons()[0].pool, "n/vgpu");
 }
 
 #[test]
