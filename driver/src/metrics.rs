@@ -8,8 +8,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use vgpu_planner::Verdict;
+
+/// Registers a metric and gives it back.
+fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
+    metric
+}
 
 type Labels = [(&'static str, &'static str); 1];
 
@@ -27,45 +33,39 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
-        let pending_pods = Gauge::default();
-        let questions = Gauge::default();
-        let explain_seconds = Counter::<f64, AtomicU64>::default();
-        let events = Family::<Labels, Counter>::default();
-        let watch_errors = Family::<Labels, Counter>::default();
-        registry.register(
-            "vgpu_controller_pending_pods",
-            "Unschedulable pods that wait for a claim on our classes",
-            pending_pods.clone(),
-        );
-        registry.register(
-            "vgpu_controller_pending_questions",
-            "Different things that these pods wait for, each of which is explained once",
-            questions.clone(),
-        );
-        registry.register(
-            "vgpu_controller_explain_seconds",
-            "Time spent on explanations",
-            explain_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_events",
-            "Events by outcome: said, refused, failed",
-            events.clone(),
-        );
-        registry.register(
-            "vgpu_controller_watch_errors",
-            "Watches that stumbled, by resource",
-            watch_errors.clone(),
-        );
-        let decisions = Decisions::new(&mut registry);
         Self {
+            pending_pods: register(
+                &mut registry,
+                "pending_pods",
+                "Unschedulable pods that wait for a claim on our classes",
+                Gauge::default(),
+            ),
+            questions: register(
+                &mut registry,
+                "pending_questions",
+                "Different things that these pods wait for, each of which is explained once",
+                Gauge::default(),
+            ),
+            explain_seconds: register(
+                &mut registry,
+                "explain_seconds",
+                "Time spent on explanations",
+                Counter::default(),
+            ),
+            events: register(
+                &mut registry,
+                "events",
+                "Events by outcome: said, refused, failed",
+                Family::default(),
+            ),
+            watch_errors: register(
+                &mut registry,
+                "watch_errors",
+                "Watches that stumbled, by resource",
+                Family::default(),
+            ),
+            decisions: Decisions::new(&mut registry),
             registry,
-            pending_pods,
-            questions,
-            explain_seconds,
-            events,
-            watch_errors,
-            decisions,
         }
     }
 
@@ -98,45 +98,44 @@ pub(crate) struct Decisions {
 
 impl Decisions {
     fn new(registry: &mut Registry) -> Self {
-        let new = Self {
-            is_leading: Gauge::default(),
-            plan_seconds: Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
-            write_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 14))),
-            writes: Family::default(),
-            holds_timed_out: Counter::default(),
-            verdicts: Family::default(),
-        };
-        registry.register(
-            "vgpu_controller_leading",
-            "Whether this replica allocates: it has the lease and has fenced off its predecessor",
-            new.is_leading.clone(),
-        );
-        registry.register(
-            "vgpu_controller_plan_seconds",
-            "Time that one round of deciding took",
-            new.plan_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_write_seconds",
-            "Time from a decision to what came of its write, by intent: mark, allocate, release, clear",
-            new.write_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_writes",
-            "Writes to claims by intent and outcome: done, conflict, refused, unknown, dropped",
-            new.writes.clone(),
-        );
-        registry.register(
-            "vgpu_controller_holds_timed_out",
-            "Holds whose pod was not bound in time",
-            new.holds_timed_out.clone(),
-        );
-        registry.register(
-            "vgpu_controller_verdicts",
-            "What there was to tell of pods and claims, by the event's reason",
-            new.verdicts.clone(),
-        );
-        new
+        Self {
+            is_leading: register(
+                registry,
+                "leading",
+                "Whether this replica allocates: it has the lease and has fenced off its predecessor",
+                Gauge::default(),
+            ),
+            plan_seconds: register(
+                registry,
+                "plan_seconds",
+                "Time that one round of deciding took",
+                Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
+            ),
+            write_seconds: register(
+                registry,
+                "write_seconds",
+                "Time from a decision to what came of its write, by intent: mark, allocate, release, clear",
+                Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 14))),
+            ),
+            writes: register(
+                registry,
+                "writes",
+                "Writes to claims by intent and outcome: done, conflict, refused, unknown, dropped",
+                Family::default(),
+            ),
+            holds_timed_out: register(
+                registry,
+                "holds_timed_out",
+                "Holds whose pod was not bound in time",
+                Counter::default(),
+            ),
+            verdicts: register(
+                registry,
+                "verdicts",
+                "What there was to tell of pods and claims, by the event's reason",
+                Family::default(),
+            ),
+        }
     }
 
     pub(crate) fn planned(&self, took: Duration, is_leading: bool) {

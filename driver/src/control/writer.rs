@@ -71,7 +71,7 @@ pub(crate) async fn send(client: &Client, fence: &Fence, write: &Write) -> Outco
 
 fn outcome(write: &Write, answer: Result<Claim, kube::Error>) -> Outcome {
     match answer {
-        Ok(claim) => match claim.object {
+        Ok(claim) => match claim.body {
             Some(claim) => Outcome::Done(Box::new(claim)),
             None => Outcome::Unknown,
         },
