@@ -9,12 +9,17 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
-use vgpu_planner::Verdict;
+use vgpu_allocator::{Free, Policy};
+use vgpu_planner::{Planner, Queue, Time, Verdict};
 
 /// Registers a metric and gives it back.
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
     metric
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 type Labels = [(&'static str, &'static str); 1];
@@ -71,7 +76,6 @@ impl Metrics {
 
     /// After a turn of explaining: its time, and how many pods wait, for how many different things.
     pub(crate) fn looked(&self, took: Duration, pods: usize, questions: usize) {
-        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.pending_pods.set(count(pods));
         self.questions.set(count(questions));
         self.explain_seconds.inc_by(took.as_secs_f64());
@@ -94,6 +98,14 @@ pub(crate) struct Decisions {
     writes: Family<[(&'static str, &'static str); 2], Counter>,
     holds_timed_out: Counter,
     verdicts: Family<Labels, Counter>,
+    allocations: Family<Labels, Counter>,
+    queue_pods: Gauge,
+    queue_claims: Gauge,
+    queue_oldest: Gauge<f64, AtomicU64>,
+    free_memory: Family<Labels, Gauge>,
+    fragmentation: Gauge<f64, AtomicU64>,
+    stranded_memory: Gauge,
+    stranded_cores: Gauge,
 }
 
 impl Decisions {
@@ -135,12 +147,82 @@ impl Decisions {
                 "What there was to tell of pods and claims, by the event's reason",
                 Family::default(),
             ),
+            allocations: register(
+                registry,
+                "allocations",
+                "Claims that were allocated, by the policy that chose the devices",
+                Family::default(),
+            ),
+            queue_pods: register(
+                registry,
+                "queue_pods",
+                "Pods that wait for claims which this controller allocates",
+                Gauge::default(),
+            ),
+            queue_claims: register(
+                registry,
+                "queue_claims",
+                "Claims that these pods wait for",
+                Gauge::default(),
+            ),
+            queue_oldest: register(
+                registry,
+                "queue_oldest_seconds",
+                "Age of the oldest of these pods, 0 without one",
+                Gauge::default(),
+            ),
+            free_memory: register(
+                registry,
+                "free_memory_bytes",
+                "Memory that is not allocated, by the GPUs that it is on: unused, used",
+                Family::default(),
+            ),
+            fragmentation: register(
+                registry,
+                "fragmentation_ratio",
+                "Part of the free memory that is on GPUs in use: 0 all of it on whole free GPUs, 1 no GPU is free",
+                Gauge::default(),
+            ),
+            stranded_memory: register(
+                registry,
+                "stranded_memory_bytes",
+                "Free memory on GPUs without cores, or without shares, to go with it",
+                Gauge::default(),
+            ),
+            stranded_cores: register(
+                registry,
+                "stranded_cores",
+                "Free cores, in hundredths of a GPU, on GPUs without memory, or without shares, to go with them",
+                Gauge::default(),
+            ),
         }
     }
 
-    pub(crate) fn planned(&self, took: Duration, is_leading: bool) {
+    pub(crate) fn planned(&self, took: Duration) {
         self.plan_seconds.observe(took.as_secs_f64());
-        self.is_leading.set(i64::from(is_leading));
+    }
+
+    /// What a planner has to say of itself; all zero, where it does not lead.
+    pub(crate) fn observe(&self, planner: &Planner, now: Time) {
+        let leads = planner.is_leading();
+        let (queue, free) = match leads {
+            true => (planner.queue(), planner.free()),
+            false => (Queue::default(), Free::default()),
+        };
+        self.is_leading.set(i64::from(leads));
+        self.queue_pods.set(count(queue.pods));
+        self.queue_claims.set(count(queue.claims));
+        self.queue_oldest.set(queue.oldest(now).as_secs_f64());
+        for (gpus, memory) in [("unused", free.memory_of_unused), ("used", free.memory_of_used)] {
+            self.free_memory.get_or_create(&[("gpus", gpus)]).set(memory);
+        }
+        self.fragmentation.set(free.fragmentation());
+        self.stranded_memory.set(free.stranded_memory);
+        self.stranded_cores.set(free.stranded_cores);
+    }
+
+    pub(crate) fn allocated(&self, policy: Policy) {
+        self.allocations.get_or_create(&[("policy", policy.name())]).inc();
     }
 
     pub(crate) fn wrote(&self, intent: &'static str, outcome: &'static str, took: Duration) {

@@ -129,7 +129,7 @@ fn patch(write: &Write) -> Value {
             patch["metadata"]["annotations"] = json!({ EPOCH: epoch });
             patch["metadata"]["finalizers"] = json!([FINALIZER]);
         }
-        Intent::Allocate { allocation, hold } => {
+        Intent::Allocate { allocation, hold, .. } => {
             patch["status"] = json!({"allocation": allocation, "reservedFor": [hold]});
         }
         Intent::Release { hold } => patch["status"] = json!({"reservedFor": gone(&hold.uid)}),
