@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const OBJECTS: &str = r#"
 apiVersion: v1
@@ -201,4 +201,43 @@ fn gates_policies_and_standard_input_are_taken() {
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{line}");
     assert!(line.contains("DRAConsumableCapacity, which is off"), "{line}");
+}
+
+/// Nine devices of sixteen, of which the last two must share what no two do: every choice of the others is tried.
+#[test]
+fn a_question_without_end_ends_with_no_answer_and_exit_1() {
+    let devices: Vec<Value> = (0..16)
+        .map(|at| json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": at}}}))
+        .collect();
+    let requests: Vec<Value> = (0..9)
+        .map(|at| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "gpu"}}))
+        .collect();
+    let resource = "resource.k8s.io/v1";
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
+        {"apiVersion": resource, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
+        {"apiVersion": resource, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": {"driver": "drv",
+            "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}, "devices": devices}},
+        {"apiVersion": resource, "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "ns"}, "spec": {"devices": {
+            "requests": requests, "constraints": [{"requests": ["r7", "r8"], "matchAttribute": "drv/own"}]}}},
+    ]});
+    let files = Files::new();
+    let file = files.write("objects.json", &objects.to_string());
+    let output = allocate(["-o".as_ref(), "json".as_ref(), "-f".as_ref(), file.as_os_str()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let list = list(&output);
+    let reasons = list["reasons"].as_array().unwrap();
+    let [reason] = &reasons[..] else {
+        panic!("{reasons:?}");
+    };
+    assert_eq!(
+        (&reason["claim"], &reason["reason"], &reason["node"]),
+        (&json!("ns/c"), &json!("Constraint"), &json!(""))
+    );
+    let said = "no answer after 3000000 steps; ask for fewer devices in one claim, or with fewer constraints";
+    assert_eq!(reason["message"], said);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        format!("vgpu allocate: claim ns/c: Constraint: {said}\n")
+    );
 }

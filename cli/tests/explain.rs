@@ -132,3 +132,107 @@ fn without_files_the_cluster_is_asked_by_kubectl() {
         "{output:?}"
     );
 }
+
+/// The objects with that taint on the GPU, for a claim that fits.
+fn tainted(value: &str, added: &str) -> String {
+    let taint = format!(
+        r#""taints": [{{"key": "dra.vgpu/allocator", "value": "{value}", "effect": "NoSchedule", "timeAdded": "{added}"}}], "#
+    );
+    OBJECTS
+        .replace(r#""name": "gpu-0", "#, &format!(r#""name": "gpu-0", {taint}"#))
+        .replace("100Gi", "20Gi")
+}
+
+const LONG_AGO: &str = "2026-01-02T03:04:05Z";
+const LONG_FROM_NOW: &str = "2999-01-02T03:04:05Z";
+
+#[test]
+fn in_controller_mode_devices_are_seen_as_the_controller_sees_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.json");
+    let ask = |objects: String| {
+        std::fs::write(&file, objects).unwrap();
+        explain(None, &["claim/mine", "-n", "team", "-f", file.to_str().unwrap()])
+    };
+
+    let output = ask(tainted("controller", LONG_AGO));
+    let fits = "claim team/mine fits on 1 of 1 nodes: n1. As far as devices go it could run\n";
+    assert_eq!((text(&output.stdout), output.status.code()), (fits.to_owned(), Some(0)));
+
+    // The controller has it, and too little of it: its taint is not what is missing.
+    let output = ask(tainted("controller", LONG_AGO).replace("20Gi", "100Gi"));
+    assert!(text(&output.stdout).contains("memory: 100Gi wanted, 80Gi of 80Gi free"));
+    assert!(!text(&output.stdout).contains("taint"), "{output:?}");
+
+    for (value, added, means) in [
+        (
+            "controller",
+            LONG_FROM_NOW,
+            "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before",
+        ),
+        (
+            "controller",
+            "soon",
+            "its taint dra.vgpu/allocator=controller has no timeAdded that can be read, so nobody allocates it",
+        ),
+        (
+            "released",
+            LONG_AGO,
+            "its taint dra.vgpu/allocator says that it is on its way back to kube-scheduler, and nobody allocates it \
+             before that taint is gone",
+        ),
+    ] {
+        let output = ask(tainted(value, added));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let words = format!(
+            "claim team/mine does not fit on node n1\n  \
+             claim team/mine, request gpu, node n1, pool n1, device gpu-0: Taint: {means}\n"
+        );
+        assert!(text(&output.stdout).starts_with(&words), "{output:?}");
+    }
+}
+
+#[test]
+fn in_controller_mode_kube_schedulers_devices_and_claims_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.json");
+    // A second node whose GPU is kube-scheduler's.
+    let mut objects: Value = serde_json::from_str(&tainted("controller", LONG_AGO)).unwrap();
+    let items = objects["items"].as_array_mut().unwrap();
+    let mut slice = items
+        .iter()
+        .find(|item| item["kind"] == "ResourceSlice")
+        .unwrap()
+        .clone();
+    slice["metadata"]["name"] = "s2".into();
+    slice["spec"]["nodeName"] = "n2".into();
+    slice["spec"]["pool"]["name"] = "n2".into();
+    slice["spec"]["devices"][0]["taints"] = Value::Null;
+    let mut node = items[0].clone();
+    node["metadata"]["name"] = "n2".into();
+    items.extend([slice, node]);
+    let ask = |objects: &Value| {
+        std::fs::write(&file, objects.to_string()).unwrap();
+        explain(
+            None,
+            &["claim/mine", "-n", "team", "-f", file.to_str().unwrap(), "--node", "n2"],
+        )
+    };
+    let output = ask(&objects);
+    let means = "Taint: it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not \
+                 vgpu-controller";
+    assert!(text(&output.stdout).contains(means), "{output:?}");
+
+    // Who tolerates the taint gets nothing from either.
+    let claims = objects["items"].as_array_mut().unwrap().iter_mut();
+    for claim in claims.filter(|item| item["kind"] == "ResourceClaim") {
+        claim["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = serde_json::json!([{"operator": "Exists"}]);
+    }
+    let output = ask(&objects);
+    let words = "claim team/mine can have nothing: claim team/mine tolerates the taint dra.vgpu/allocator, so \
+                 kube-scheduler might allocate it too; remove the toleration\n";
+    assert_eq!(
+        (text(&output.stdout), output.status.code()),
+        (words.to_owned(), Some(1))
+    );
+}

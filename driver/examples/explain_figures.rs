@@ -56,8 +56,8 @@ fn report(what: &str, cluster: &mut Cluster, answers: &mut Answers) {
     let (mut turns, mut longest) = (0, Duration::ZERO);
     let said = loop {
         let turn = Instant::now();
-        answers.ask(cluster);
-        let done = answers.work(cluster, &mut || turn.elapsed() < TURN);
+        answers.ask(cluster, None);
+        let done = answers.work(cluster, None, &mut || turn.elapsed() < TURN);
         let said = verdicts(cluster, answers);
         longest = longest.max(turn.elapsed());
         turns += 1;

@@ -7,6 +7,9 @@
 //!                         node after node: Index::answer ─► Summary ─► Answer, kept until there is a newer one
 //! ```
 //!
+//! The index is the cluster's own, where kube-scheduler allocates, and in controller mode the planner's: what a pod
+//! waits for is then said by what is decided by.
+//!
 //! How it fails, and what follows:
 //! - **A thousand nodes and five hundred kinds of pods:** the work is done in turns whose end the caller decides,
 //!   and is taken up where it was left. The nodes of one answer may so be looked at seconds apart.
@@ -17,9 +20,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use vgpu_allocator::model::{Node, ResourceClaim};
-use vgpu_allocator::{Index, SelectorCache, node_selector};
+use vgpu_allocator::{SelectorCache, node_selector};
+use vgpu_planner::{Eyes, Planner};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Table};
+use crate::model::{Key, Pod};
 use crate::object::Claim;
 use crate::question::{Question, Shape};
 use crate::summary::Summary;
@@ -53,6 +58,8 @@ pub struct Answers {
     known: HashMap<Shape, Known>,
     queue: VecDeque<Shape>,
     under_way: Option<Pass>,
+    /// Pods that the planner has given something, which the watches have yet to bring: there is nothing to explain.
+    served: HashSet<Key>,
 }
 
 #[derive(Debug)]
@@ -66,7 +73,8 @@ struct Known {
 #[derive(Debug)]
 struct Pass {
     shape: Shape,
-    claims: Vec<ResourceClaim>,
+    /// What is asked for, or why nobody may allocate it.
+    claims: Result<Vec<ResourceClaim>, String>,
     nodes: Vec<String>,
     next: usize,
     summary: Summary,
@@ -75,17 +83,21 @@ struct Pass {
 }
 
 impl Answers {
-    /// Takes in who waits now. What nobody asks any more is forgotten.
-    pub fn ask(&mut self, cluster: &Cluster) {
+    /// Takes in who waits now. What nobody asks any more is forgotten. `planner` is who decides in controller mode.
+    pub fn ask(&mut self, cluster: &Cluster, planner: Option<&Planner>) {
         let waiting = cluster.pods.values().filter(|pod| pod.unschedulable);
+        let (served, waiting): (Vec<&Pod>, Vec<&Pod>) =
+            waiting.partition(|pod| planner.is_some_and(|planner| is_served(pod, cluster, planner)));
+        self.served = served.into_iter().map(|pod| pod.key.clone()).collect();
         let wanted: HashSet<Shape> = waiting
+            .into_iter()
             .filter_map(|pod| Question::of(pod, cluster))
             .map(|question| question.shape)
             .collect();
         self.known.retain(|shape, _| wanted.contains(shape));
         self.queue.retain(|shape| wanted.contains(shape));
         self.under_way.take_if(|pass| !wanted.contains(&pass.shape));
-        let version = cluster.world.index.version();
+        let version = planner.map_or_else(|| cluster.world.index.version(), Planner::version);
         let queued: HashSet<&Shape> = self.queue.iter().collect();
         let is_asked =
             |shape: &Shape| queued.contains(shape) || self.under_way.as_ref().is_some_and(|pass| pass.shape == *shape);
@@ -96,16 +108,26 @@ impl Answers {
     }
 
     /// Looks at nodes until `go_on` says no, at one at least. Gives whether nothing is left to do.
-    pub fn work(&mut self, cluster: &mut Cluster, go_on: &mut dyn FnMut() -> bool) -> bool {
+    pub fn work(
+        &mut self,
+        cluster: &mut Cluster,
+        planner: Option<&mut Planner>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let Cluster { world, claims, .. } = cluster;
+        let mut eyes = match planner {
+            Some(planner) => planner.eyes(),
+            None => Eyes::of_scheduler(&mut world.index),
+        };
         loop {
             let next = self.under_way.take().or_else(|| {
                 let shape = self.queue.pop_front()?;
-                Some(Pass::new(shape, cluster))
+                Some(Pass::new(shape, claims, &eyes))
             });
             let Some(mut pass) = next else {
                 return true;
             };
-            match pass.go(&mut cluster.world.index, &mut self.cache, go_on) {
+            match pass.go(&mut eyes, &mut self.cache, go_on) {
                 Some(answer) => {
                     let version = pass.version;
                     self.known.insert(pass.shape, Known { answer, version });
@@ -118,8 +140,11 @@ impl Answers {
         }
     }
 
-    /// The latest answer.
-    pub fn get(&self, shape: &Shape) -> Option<&Answer> {
+    /// The latest answer to a pod that asks for this.
+    pub fn get(&self, pod: &Key, shape: &Shape) -> Option<&Answer> {
+        if self.served.contains(pod) {
+            return None;
+        }
         self.known.get(shape).map(|known| &known.answer)
     }
 
@@ -133,13 +158,19 @@ impl Answers {
     }
 }
 
+fn is_served(pod: &Pod, cluster: &Cluster, planner: &Planner) -> bool {
+    pod.claims.iter().any(|name| {
+        let key = format!("{}/{name}", pod.key.namespace);
+        matches!(cluster.claim(&key), Some(Claim::Waiting(_))) && planner.has_given(&key)
+    })
+}
+
 impl Pass {
-    fn new(shape: Shape, cluster: &Cluster) -> Self {
-        let index = &cluster.world.index;
+    fn new(shape: Shape, known: &Table<ResourceClaim>, eyes: &Eyes<'_>) -> Self {
         let held: Vec<_> = shape
             .held
             .iter()
-            .filter_map(|key| match cluster.claim(key)? {
+            .filter_map(|key| match known.get(key)? {
                 Claim::Allocated(selector) => selector.as_deref(),
                 Claim::Waiting(_) => None,
             })
@@ -149,15 +180,16 @@ impl Pass {
                 .all(|selector| node_selector::matches(selector, node).unwrap_or(false))
         };
         Self {
-            claims: shape.to_claims(cluster.is_controllers),
-            nodes: index
+            claims: shape.to_claims(eyes).map_err(|verdict| verdict.to_string()),
+            nodes: eyes
+                .index
                 .nodes()
                 .filter(reachable)
                 .map(|node| node.metadata.name.clone())
                 .collect(),
             next: 0,
             summary: Summary::default(),
-            version: index.version(),
+            version: eyes.index.version(),
             turns: 0,
             shape,
         }
@@ -166,15 +198,18 @@ impl Pass {
     /// The answer, when there is one at the end of this turn.
     fn go(
         &mut self,
-        index: &mut Index,
+        eyes: &mut Eyes<'_>,
         cache: &mut SelectorCache<'_>,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Option<Answer> {
-        let claims: Vec<&ResourceClaim> = self.claims.iter().collect();
+        let claims: Vec<&ResourceClaim> = match &self.claims {
+            Ok(claims) => claims.iter().collect(),
+            Err(mistake) => return Some(Answer::Mistake(mistake.clone())),
+        };
         self.turns += 1;
         while let Some(node) = self.nodes.get(self.next) {
             self.next += 1;
-            match index.answer(&claims, node, cache) {
+            match eyes.index.answer(&claims, node, cache) {
                 Ok(Some(vgpu_allocator::Answer::Fits(allocations))) => {
                     let results = claims.iter().zip(&allocations).flat_map(|(claim, allocation)| {
                         let results = allocation.devices.results.iter();

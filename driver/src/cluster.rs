@@ -6,12 +6,14 @@
 //!                               └─ at a list's end: what it did not bring is gone
 //! ```
 
+use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 
 use vgpu_allocator::model::{DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
 use vgpu_allocator::{Event, Features, Index};
 
-use crate::model::{Class, Key, Pod};
+use crate::model::{Class, Pod};
 use crate::object::{Claim, Object, OurDevices};
 use crate::specs::Specs;
 
@@ -75,8 +77,18 @@ pub struct Table<T: Object> {
 /// What objects are taken into.
 #[derive(Debug)]
 pub struct World {
+    /// Empty in controller mode, where the planner has one.
     pub index: Index,
+    is_controllers: bool,
     pub specs: Specs,
+}
+
+impl World {
+    pub(crate) fn tell(&mut self, event: Event) {
+        if !self.is_controllers {
+            self.index.apply(event);
+        }
+    }
 }
 
 /// The state of the cluster as far as this controller needs it.
@@ -87,10 +99,8 @@ pub struct Cluster {
     nodes: Table<Node>,
     classes: Table<DeviceClass>,
     slices: Table<ResourceSlice>,
-    claims: Table<ResourceClaim>,
+    pub(crate) claims: Table<ResourceClaim>,
     rules: Table<DeviceTaintRule>,
-    /// Devices that are tainted for the controller are there to be had: it allocates them.
-    pub(crate) is_controllers: bool,
 }
 
 impl Default for Cluster {
@@ -98,6 +108,7 @@ impl Default for Cluster {
         Self {
             world: World {
                 index: Index::new(Features::default()),
+                is_controllers: false,
                 specs: Specs::default(),
             },
             pods: Table::default(),
@@ -106,18 +117,16 @@ impl Default for Cluster {
             slices: Table::default(),
             claims: Table::default(),
             rules: Table::default(),
-            is_controllers: false,
         }
     }
 }
 
 impl Cluster {
-    /// As the controller sees it in controller mode.
+    /// For controller mode: what the allocator is to know is told to the planner, and not here again.
     pub fn of_controller() -> Self {
-        Self {
-            is_controllers: true,
-            ..Self::default()
-        }
+        let mut cluster = Self::default();
+        cluster.world.is_controllers = true;
+        cluster
     }
 
     /// Takes in a change.
@@ -136,7 +145,7 @@ impl Cluster {
                 if !listing {
                     let mut rules: Vec<_> = self.rules.values().cloned().collect();
                     rules.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-                    world.index.apply(Event::Rules(rules));
+                    world.tell(Event::Rules(rules));
                 }
             }
         }
@@ -154,7 +163,7 @@ impl Cluster {
 
     /// By `namespace/name`.
     pub(crate) fn claim(&self, key: &str) -> Option<&Claim> {
-        self.claims.kept.get(key)
+        self.claims.get(key)
     }
 
     pub(crate) fn class(&self, name: &str) -> Option<&Class> {
@@ -181,13 +190,14 @@ impl<T: Object> Default for Table<T> {
     }
 }
 
-impl Table<Pod> {
-    pub fn get(&self, key: &Key) -> Option<&Pod> {
-        self.kept.get(key)
-    }
-}
-
 impl<T: Object> Table<T> {
+    pub fn get<Q: Hash + Eq + ?Sized>(&self, id: &Q) -> Option<&T::Kept>
+    where
+        T::Id: Borrow<Q>,
+    {
+        self.kept.get(id)
+    }
+
     pub fn values(&self) -> impl Iterator<Item = &T::Kept> {
         self.kept.values()
     }

@@ -21,6 +21,8 @@ pub mod feed;
 pub mod objects;
 mod reads;
 #[cfg(test)]
+mod scrape_test;
+#[cfg(test)]
 mod tests;
 pub(crate) mod writer;
 
@@ -32,8 +34,8 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
-use vgpu_allocator::Features;
-use vgpu_planner::{About, Ask, Change, Outcome, Plan, Planner, Settings, Term, Verdict, Write, WriteId};
+use vgpu_allocator::{Features, Policy};
+use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Verdict, Write, WriteId};
 
 use self::clock::{Clock, SetBack};
 use self::feed::{Fed, Feed};
@@ -68,6 +70,8 @@ pub(crate) enum Done {
         id: WriteId,
         intent: &'static str,
         outcome: Outcome,
+        /// Of an allocation.
+        policy: Option<Policy>,
         took: Duration,
     },
     /// `None` if it failed: the planner asks again.
@@ -86,13 +90,9 @@ impl Control {
         client: Client,
         clock: Arc<Clock>,
         term: watch::Receiver<Option<Term>>,
-        hold: Duration,
+        settings: Settings,
         metrics: Decisions,
     ) -> Self {
-        let settings = Settings {
-            hold,
-            ..Settings::default()
-        };
         let share_id = Box::new(|| uuid::Uuid::new_v4().to_string());
         Self {
             planner: Planner::new(settings, Features::default(), share_id),
@@ -113,9 +113,13 @@ impl Control {
         }
     }
 
-    /// Whether this replica decides.
-    pub(crate) fn is_leading(&self) -> bool {
-        self.planner.is_leading()
+    /// Brings the figures up to date: sums that the planner has at hand.
+    pub(crate) fn observe(&self) {
+        self.metrics.observe(&self.planner, self.clock.now());
+    }
+
+    pub(crate) fn planner(&mut self) -> &mut Planner {
+        &mut self.planner
     }
 
     /// Takes in what a watch brought.
@@ -185,8 +189,12 @@ impl Control {
                 id,
                 intent,
                 outcome,
+                policy,
                 took,
             }) => {
+                if let (Some(policy), Outcome::Done(_)) = (policy, &outcome) {
+                    self.metrics.allocated(policy);
+                }
                 self.metrics.wrote(intent, writer::result(&outcome), took);
                 self.planner.report(id, outcome, self.clock.now());
                 self.soon();
@@ -207,7 +215,7 @@ impl Control {
             wake,
         } = self.planner.plan(now);
         self.planned = (begun, begun.elapsed());
-        self.metrics.planned(self.planned.1, self.is_leading());
+        self.metrics.planned(self.planned.1);
         self.plan_at = wake.map(|wake| begun + wake.since(now));
         for write in writes {
             self.write(write);
@@ -230,6 +238,10 @@ impl Control {
             Done::Wrote {
                 id: write.id,
                 intent: writer::name(&write.intent),
+                policy: match write.intent {
+                    Intent::Allocate { policy, .. } => Some(policy),
+                    _ => None,
+                },
                 outcome,
                 took: begun.elapsed(),
             }

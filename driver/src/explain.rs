@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use vgpu_planner::Planner;
+
 use crate::answers::Answers;
 use crate::cluster::{Change, Cluster};
 use crate::http::Health;
@@ -21,6 +23,8 @@ pub(crate) struct Explainer {
     answers: Answers,
     /// When to work on answers again; None where nothing has changed since they were all given.
     pub(crate) look_at: Option<Instant>,
+    /// What the planner had seen when they were worked on last.
+    version: u64,
     /// When they were worked on last, and how long.
     looked: (Instant, Duration),
     /// Whether this replica says what they are.
@@ -34,6 +38,7 @@ impl Explainer {
             cluster,
             answers: Answers::default(),
             look_at: None,
+            version: 0,
             looked: (started, Duration::ZERO),
             speaks: false,
         }
@@ -41,12 +46,24 @@ impl Explainer {
 
     pub(crate) fn take_in(&mut self, change: Change) {
         self.cluster.apply(change);
+        self.soon();
+    }
+
+    fn soon(&mut self) {
         let rest = self.looked.0 + self.looked.1 * SHARE_OF_TIME;
         self.look_at.get_or_insert((Instant::now() + SETTLE).max(rest));
     }
 
     /// Works on answers if it is time, and says what they are now; nothing, if that is another replica's to say.
-    pub(crate) fn turn(&mut self, speaks: bool, notices: &mut Notices, health: &Health) {
+    /// `planner` is who decides in controller mode.
+    pub(crate) fn turn(&mut self, planner: Option<&mut Planner>, notices: &mut Notices, health: &Health) {
+        let speaks = planner.as_ref().is_none_or(|planner| planner.is_leading());
+        // It sees more than the watches bring: what is written, and when a device has changed hands.
+        let version = planner.as_ref().map_or(0, |planner| planner.version());
+        if version != self.version {
+            self.version = version;
+            self.soon();
+        }
         if speaks != self.speaks {
             self.speaks = speaks;
             self.look_at = Some(Instant::now());
@@ -57,8 +74,9 @@ impl Explainer {
         let begun = Instant::now();
         let mut done = true;
         if self.cluster.is_complete() && speaks {
-            self.answers.ask(&self.cluster);
-            done = self.answers.work(&mut self.cluster, &mut || begun.elapsed() < TURN);
+            self.answers.ask(&self.cluster, planner.as_deref());
+            let go_on = &mut || begun.elapsed() < TURN;
+            done = self.answers.work(&mut self.cluster, planner, go_on);
             notices.observe(verdicts(&self.cluster, &self.answers), self.started.elapsed());
             health
                 .metrics

@@ -4,6 +4,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use vgpu_allocator::Policy;
+
 /// Allocates GPU fractions, or leaves that to kube-scheduler, and says why pods that ask for them are Pending.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vgpu-controller", version)]
@@ -23,6 +25,9 @@ pub struct Flags {
     /// Who allocates: kube-scheduler, or this controller the devices that are tainted for it.
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
+    /// How devices are chosen where neither a claim nor its class says so by a VgpuConfig.
+    #[arg(long, default_value = "binpack")]
+    pub policy: String,
     /// How long devices are held for a pod that is not bound: seconds or minutes, for example 30s.
     #[arg(long, default_value = "30s")]
     pub hold_timeout: String,
@@ -48,6 +53,7 @@ pub enum Allocator {
 /// What controller mode is run with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerMode {
+    pub policy: Policy,
     pub hold_timeout: Duration,
     pub lease_namespace: String,
     pub lease_name: String,
@@ -75,6 +81,8 @@ pub enum FlagError {
     EventsPerSecond(String),
     #[error("--instance {0:?} is not a name of 1 to 128 characters")]
     Instance(String),
+    #[error("--policy {0:?} is none of {known}", known = Policy::ALL.map(Policy::name).join(", "))]
+    Policy(String),
     #[error("--hold-timeout {0:?} is not a time from 5s to 10m; write seconds or minutes, for example 30s")]
     HoldTimeout(String),
     #[error("--lease-namespace {0:?} is not a name of a namespace")]
@@ -103,7 +111,11 @@ impl TryFrom<Flags> for Config {
         if flags.instance.is_empty() || flags.instance.len() > 128 {
             return Err(FlagError::Instance(flags.instance));
         }
+        let Ok(policy) = flags.policy.parse() else {
+            return Err(FlagError::Policy(flags.policy));
+        };
         let controller = ControllerMode {
+            policy,
             hold_timeout: match duration(&flags.hold_timeout) {
                 Some(hold) if (5..=600).contains(&hold.as_secs()) => hold,
                 _ => return Err(FlagError::HoldTimeout(flags.hold_timeout)),
@@ -177,6 +189,7 @@ mod tests {
         assert_eq!(
             mode("--lease-name=a.b"),
             Some(ControllerMode {
+                policy: Policy::Binpack,
                 hold_timeout: Duration::from_secs(30),
                 lease_namespace: "ns".into(),
                 lease_name: "a.b".into(),
@@ -185,6 +198,15 @@ mod tests {
         assert_eq!(
             mode("--hold-timeout=2m").unwrap().hold_timeout,
             Duration::from_secs(120)
+        );
+        assert_eq!(mode("--policy=whole-gpus").unwrap().policy, Policy::WholeGpus);
+    }
+
+    #[test]
+    fn a_policy_that_is_none_is_refused_with_all_there_are() {
+        assert_eq!(
+            config(&["--policy=Spread"]).unwrap_err().to_string(),
+            "--policy \"Spread\" is none of binpack, spread, numa, pcie, whole-gpus, first-fit"
         );
     }
 
@@ -199,6 +221,8 @@ mod tests {
             ("--events-per-second", "0"),
             ("--events-per-second", "1001"),
             ("--instance", ""),
+            ("--policy", ""),
+            ("--policy", "best"),
             ("--hold-timeout", "30"),
             ("--hold-timeout", "4s"),
             ("--hold-timeout", "11m"),

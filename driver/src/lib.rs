@@ -18,7 +18,8 @@
 //! request, what it asked for, what stands in the way on how many devices, who holds the rest, and the largest fraction
 //! that would fit. `vgpu explain` says the same of every device. With `--allocator=scheduler` it writes nothing but
 //! events, so at worst it is wrong in words; it holds no lock and keeps no state of its own. With
-//! `--allocator=controller` the same watches feed a planner besides, whose decisions are written: see [`control`].
+//! `--allocator=controller` the same watches feed a planner besides, whose decisions are written, and whose index is the
+//! one that is asked: see [`control`].
 //!
 //! How it fails, and what follows:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text is the

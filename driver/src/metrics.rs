@@ -8,8 +8,19 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
-use vgpu_planner::Verdict;
+use prometheus_client::registry::{Metric, Registry};
+use vgpu_allocator::{Free, Policy};
+use vgpu_planner::{Planner, Queue, Time, Verdict};
+
+/// Registers a metric and gives it back.
+fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
+    metric
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
 
 type Labels = [(&'static str, &'static str); 1];
 
@@ -27,51 +38,44 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
-        let pending_pods = Gauge::default();
-        let questions = Gauge::default();
-        let explain_seconds = Counter::<f64, AtomicU64>::default();
-        let events = Family::<Labels, Counter>::default();
-        let watch_errors = Family::<Labels, Counter>::default();
-        registry.register(
-            "vgpu_controller_pending_pods",
-            "Unschedulable pods that wait for a claim on our classes",
-            pending_pods.clone(),
-        );
-        registry.register(
-            "vgpu_controller_pending_questions",
-            "Different things that these pods wait for, each of which is explained once",
-            questions.clone(),
-        );
-        registry.register(
-            "vgpu_controller_explain_seconds",
-            "Time spent on explanations",
-            explain_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_events",
-            "Events by outcome: said, refused, failed",
-            events.clone(),
-        );
-        registry.register(
-            "vgpu_controller_watch_errors",
-            "Watches that stumbled, by resource",
-            watch_errors.clone(),
-        );
-        let decisions = Decisions::new(&mut registry);
         Self {
+            pending_pods: register(
+                &mut registry,
+                "pending_pods",
+                "Unschedulable pods that wait for a claim on our classes",
+                Gauge::default(),
+            ),
+            questions: register(
+                &mut registry,
+                "pending_questions",
+                "Different things that these pods wait for, each of which is explained once",
+                Gauge::default(),
+            ),
+            explain_seconds: register(
+                &mut registry,
+                "explain_seconds",
+                "Time spent on explanations",
+                Counter::default(),
+            ),
+            events: register(
+                &mut registry,
+                "events",
+                "Events by outcome: said, refused, failed",
+                Family::default(),
+            ),
+            watch_errors: register(
+                &mut registry,
+                "watch_errors",
+                "Watches that stumbled, by resource",
+                Family::default(),
+            ),
+            decisions: Decisions::new(&mut registry),
             registry,
-            pending_pods,
-            questions,
-            explain_seconds,
-            events,
-            watch_errors,
-            decisions,
         }
     }
 
     /// After a turn of explaining: its time, and how many pods wait, for how many different things.
     pub(crate) fn looked(&self, took: Duration, pods: usize, questions: usize) {
-        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.pending_pods.set(count(pods));
         self.questions.set(count(questions));
         self.explain_seconds.inc_by(took.as_secs_f64());
@@ -94,54 +98,131 @@ pub(crate) struct Decisions {
     writes: Family<[(&'static str, &'static str); 2], Counter>,
     holds_timed_out: Counter,
     verdicts: Family<Labels, Counter>,
+    allocations: Family<Labels, Counter>,
+    queue_pods: Gauge,
+    queue_claims: Gauge,
+    queue_oldest: Gauge<f64, AtomicU64>,
+    free_memory: Family<Labels, Gauge>,
+    fragmentation: Gauge<f64, AtomicU64>,
+    stranded_memory: Gauge,
+    stranded_cores: Gauge,
 }
 
 impl Decisions {
     fn new(registry: &mut Registry) -> Self {
-        let new = Self {
-            is_leading: Gauge::default(),
-            plan_seconds: Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
-            write_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 14))),
-            writes: Family::default(),
-            holds_timed_out: Counter::default(),
-            verdicts: Family::default(),
-        };
-        registry.register(
-            "vgpu_controller_leading",
-            "Whether this replica allocates: it has the lease and has fenced off its predecessor",
-            new.is_leading.clone(),
-        );
-        registry.register(
-            "vgpu_controller_plan_seconds",
-            "Time that one round of deciding took",
-            new.plan_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_write_seconds",
-            "Time from a decision to what came of its write, by intent: mark, allocate, release, clear",
-            new.write_seconds.clone(),
-        );
-        registry.register(
-            "vgpu_controller_writes",
-            "Writes to claims by intent and outcome: done, conflict, refused, unknown, dropped",
-            new.writes.clone(),
-        );
-        registry.register(
-            "vgpu_controller_holds_timed_out",
-            "Holds whose pod was not bound in time",
-            new.holds_timed_out.clone(),
-        );
-        registry.register(
-            "vgpu_controller_verdicts",
-            "What there was to tell of pods and claims, by the event's reason",
-            new.verdicts.clone(),
-        );
-        new
+        Self {
+            is_leading: register(
+                registry,
+                "leading",
+                "Whether this replica allocates: it has the lease and has fenced off its predecessor",
+                Gauge::default(),
+            ),
+            plan_seconds: register(
+                registry,
+                "plan_seconds",
+                "Time that one round of deciding took",
+                Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
+            ),
+            write_seconds: register(
+                registry,
+                "write_seconds",
+                "Time from a decision to what came of its write, by intent: mark, allocate, release, clear",
+                Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 14))),
+            ),
+            writes: register(
+                registry,
+                "writes",
+                "Writes to claims by intent and outcome: done, conflict, refused, unknown, dropped",
+                Family::default(),
+            ),
+            holds_timed_out: register(
+                registry,
+                "holds_timed_out",
+                "Holds whose pod was not bound in time",
+                Counter::default(),
+            ),
+            verdicts: register(
+                registry,
+                "verdicts",
+                "What there was to tell of pods and claims, by the event's reason",
+                Family::default(),
+            ),
+            allocations: register(
+                registry,
+                "allocations",
+                "Claims that were allocated, by the policy that chose the devices",
+                Family::default(),
+            ),
+            queue_pods: register(
+                registry,
+                "queue_pods",
+                "Pods that wait for claims which this controller allocates",
+                Gauge::default(),
+            ),
+            queue_claims: register(
+                registry,
+                "queue_claims",
+                "Claims that these pods wait for",
+                Gauge::default(),
+            ),
+            queue_oldest: register(
+                registry,
+                "queue_oldest_seconds",
+                "Age of the oldest of these pods, 0 without one",
+                Gauge::default(),
+            ),
+            free_memory: register(
+                registry,
+                "free_memory_bytes",
+                "Memory that is not allocated, by the GPUs that it is on: unused, used",
+                Family::default(),
+            ),
+            fragmentation: register(
+                registry,
+                "fragmentation_ratio",
+                "Part of the free memory that is on GPUs in use: 0 all of it on whole free GPUs, 1 no GPU is free",
+                Gauge::default(),
+            ),
+            stranded_memory: register(
+                registry,
+                "stranded_memory_bytes",
+                "Free memory on GPUs without cores, or without shares, to go with it",
+                Gauge::default(),
+            ),
+            stranded_cores: register(
+                registry,
+                "stranded_cores",
+                "Free cores, in hundredths of a GPU, on GPUs without memory, or without shares, to go with them",
+                Gauge::default(),
+            ),
+        }
     }
 
-    pub(crate) fn planned(&self, took: Duration, is_leading: bool) {
+    pub(crate) fn planned(&self, took: Duration) {
         self.plan_seconds.observe(took.as_secs_f64());
-        self.is_leading.set(i64::from(is_leading));
+    }
+
+    /// What a planner has to say of itself; all zero, where it does not lead.
+    pub(crate) fn observe(&self, planner: &Planner, now: Time) {
+        let leads = planner.is_leading();
+        let (queue, free) = match leads {
+            true => (planner.queue(), planner.free()),
+            false => (Queue::default(), Free::default()),
+        };
+        self.is_leading.set(i64::from(leads));
+        self.queue_pods.set(count(queue.pods));
+        self.queue_claims.set(count(queue.claims));
+        self.queue_oldest.set(queue.oldest(now).as_secs_f64());
+        for (gpus, memory) in [("unused", free.memory_of_unused), ("used", free.memory_of_used)] {
+            self.free_memory.get_or_create(&[("gpus", gpus)]).set(memory);
+        }
+        self.fragmentation.set(free.fragmentation());
+        self.stranded_memory.set(free.stranded_memory);
+        self.stranded_cores.set(free.stranded_cores);
+    }
+
+    pub(crate) fn allocated(&self, policy: Policy) {
+        self.allocations.get_or_create(&[("policy", policy.name())]).inc();
     }
 
     pub(crate) fn wrote(&self, intent: &'static str, outcome: &'static str, took: Duration) {

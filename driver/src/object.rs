@@ -65,11 +65,11 @@ impl Object for Node {
     }
 
     fn take(self, world: &mut World) {
-        world.index.apply(Event::Node(self));
+        world.tell(Event::Node(self));
     }
 
     fn gone(id: &String, world: &mut World) {
-        world.index.apply(Event::NodeGone { name: id.clone() });
+        world.tell(Event::NodeGone { name: id.clone() });
     }
 }
 
@@ -83,12 +83,12 @@ impl Object for DeviceClass {
 
     fn take(self, world: &mut World) -> Class {
         let class = convert::class(&self);
-        world.index.apply(Event::Class(self));
+        world.tell(Event::Class(self));
         class
     }
 
     fn gone(id: &String, world: &mut World) {
-        world.index.apply(Event::ClassGone { name: id.clone() });
+        world.tell(Event::ClassGone { name: id.clone() });
     }
 }
 
@@ -102,12 +102,12 @@ impl Object for ResourceSlice {
 
     fn take(self, world: &mut World) -> Option<OurDevices> {
         let ours = (self.spec.driver == DRIVER_NAME).then(|| OurDevices::of(&self));
-        world.index.apply(Event::Slice(self));
+        world.tell(Event::Slice(self));
         ours
     }
 
     fn gone(id: &String, world: &mut World) {
-        world.index.apply(Event::SliceGone { name: id.clone() });
+        world.tell(Event::SliceGone { name: id.clone() });
     }
 }
 
@@ -124,12 +124,12 @@ impl Object for ResourceClaim {
             Some(allocation) => Claim::Allocated(allocation.node_selector.take().map(Box::new)),
             None => Claim::Waiting(world.specs.share(std::mem::take(&mut self.spec))),
         };
-        world.index.apply(Event::Claim(self));
+        world.tell(Event::Claim(self));
         kept
     }
 
     fn gone(id: &String, world: &mut World) {
-        world.index.apply(Event::ClaimGone { key: id.clone() });
+        world.tell(Event::ClaimGone { key: id.clone() });
     }
 }
 

@@ -64,7 +64,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
         return None;
     }
     let question = Question::of(pod, cluster)?;
-    let answer = answers.get(&question.shape)?;
+    let answer = answers.get(&pod.key, &question.shape)?;
     let mistakes = mistakes(&question, cluster);
     let kind = match answer {
         _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,

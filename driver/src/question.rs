@@ -11,8 +11,9 @@
 
 use std::borrow::Cow;
 
-use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim, Toleration};
-use vgpu_api::{allocator_taint, class};
+use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
+use vgpu_api::class;
+use vgpu_planner::{Eyes, Verdict};
 
 use crate::cluster::Cluster;
 use crate::model::{Class, Extended, Pod};
@@ -110,14 +111,12 @@ impl Question {
 }
 
 impl Shape {
-    /// What the allocator is asked about; `as_controller` as one that may have the controller's devices too.
-    pub fn to_claims(&self, as_controller: bool) -> Vec<ResourceClaim> {
-        let specs = self.asked.iter().map(|asked| match as_controller {
-            true => tolerating(asked.spec().clone()),
-            false => asked.spec().clone(),
-        });
-        let specs = specs.chain((!self.extended.is_empty()).then(|| self.extended_spec()));
-        let claim = |(number, spec)| ResourceClaim {
+    /// What is asked, by the eyes of whoever allocates it.
+    ///
+    /// # Errors
+    /// Nobody may allocate one of the claims, and why.
+    pub fn to_claims(&self, eyes: &Eyes<'_>) -> Result<Vec<ResourceClaim>, Verdict> {
+        let claim = |number, spec| ResourceClaim {
             metadata: Metadata {
                 name: format!("{MARK}{number}{MARK}"),
                 ..Metadata::default()
@@ -125,7 +124,12 @@ impl Shape {
             spec,
             ..ResourceClaim::default()
         };
-        specs.enumerate().map(claim).collect()
+        let asked = self.asked.iter().enumerate();
+        let asked = asked.map(|(number, asked)| eyes.asked(claim(number, asked.spec().clone())));
+        // Extended resources are kube-scheduler's alone to serve.
+        let extended = (!self.extended.is_empty())
+            .then(|| Ok(eyes.asked_by_scheduler(claim(self.asked.len(), self.extended_spec()))));
+        asked.chain(extended).collect()
     }
 
     /// What a request, or an alternative of one, of a claim by its mark asks for.
@@ -166,27 +170,6 @@ impl Shape {
             },
         }
     }
-}
-
-/// Extended resources are left out: only kube-scheduler serves them.
-fn tolerating(mut spec: ClaimSpec) -> ClaimSpec {
-    let toleration = Toleration {
-        key: allocator_taint::KEY.to_owned(),
-        operator: "Equal".to_owned(),
-        value: allocator_taint::CONTROLLER.to_owned(),
-        effect: "NoSchedule".to_owned(),
-        toleration_seconds: None,
-    };
-    for request in &mut spec.devices.requests {
-        let alternatives = request
-            .first_available
-            .iter_mut()
-            .map(|alternative| &mut alternative.ask);
-        for ask in request.exactly.iter_mut().chain(alternatives) {
-            ask.tolerations.push(toleration.clone());
-        }
-    }
-    spec
 }
 
 fn whole(class: &str, count: i64) -> Exactly {

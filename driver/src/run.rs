@@ -11,6 +11,7 @@ use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use vgpu_planner::Settings;
 
 use crate::cluster::Cluster;
 use crate::control::clock::Clock;
@@ -56,7 +57,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         // A task of its own: it renews while the loop decides.
         election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
         let decisions = health.metrics.decisions.clone();
-        control = Some(Control::new(client.clone(), clock, term, mode.hold_timeout, decisions));
+        let settings = Settings {
+            policy: mode.policy,
+            hold: mode.hold_timeout,
+            ..Settings::default()
+        };
+        control = Some(Control::new(client.clone(), clock, term, settings, decisions));
     }
     let ended = tokio::select! {
         ended = turn(&client, &config, &health, control) => ended,
@@ -132,6 +138,9 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
             () = tokio::time::sleep_until(wake.into()) => {}
         }
         health.beat(explainer.cluster.is_complete());
+        if let Some(control) = &control {
+            control.observe();
+        }
         for (about, verdict) in decided {
             let (about, verdict) = told(about, &verdict);
             tracing::debug!(object = %about.key, reason = verdict.kind.reason(), "{}", verdict.text);
@@ -139,7 +148,8 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
                 health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
             }
         }
-        explainer.turn(control.as_ref().is_none_or(Control::is_leading), &mut notices, health);
+        let planner = control.as_mut().map(Control::planner);
+        explainer.turn(planner, &mut notices, health);
         if queue.is_empty() {
             queue.extend(notices.due(start.elapsed()));
         }

@@ -1,7 +1,8 @@
-//! The API's objects, decoded straight into the allocator's own types.
+//! The API's objects, decoded straight into the types that are decided by.
 //!
 //! ```text
-//!  JSON of a list or a watch ─► Watched<Kind, Spec, Status> ─► the allocator's object
+//!  JSON of a list or a watch ─► Object<Kind, Body> ─┬─ Halves: spec and status ─► the allocator's object
+//!                                                  └─ the planner's own, see `control::objects`
 //! ```
 //!
 //! Of `metadata` only what is used is read: `managedFields` alone would be half of a claim. Group, version and names
@@ -25,79 +26,67 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use vgpu_allocator::model;
 
-/// An object of kind `K`, as far as it is read.
-#[derive(Clone)]
-pub struct Watched<K, Spec, Status = Unread> {
+/// An object of kind `K`, of which `B` is what is read besides its metadata.
+pub struct Object<K, B> {
     metadata: ObjectMeta,
-    spec: Option<Spec>,
-    status: Option<Status>,
+    pub(crate) body: B,
     kind: PhantomData<fn() -> K>,
 }
 
-impl<'de, K, Spec, Status> Deserialize<'de> for Watched<K, Spec, Status>
-where
-    K: Resource<DynamicType = ()>,
-    Spec: DeserializeOwned,
-    Status: DeserializeOwned,
-{
+/// The parts of an object, as the API server wrote them.
+#[derive(Deserialize)]
+pub struct Parts {
+    pub(crate) metadata: Box<RawValue>,
+    pub(crate) spec: Option<Box<RawValue>>,
+    pub(crate) status: Option<Box<RawValue>>,
+}
+
+/// What is read of an object.
+pub trait Body: Sized {
+    /// As much as can be read. Of the rest `unread` is told: what it is, and why.
+    fn read(parts: &Parts, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Self;
+}
+
+impl<'de, K: Resource<DynamicType = ()>, B: Body> Deserialize<'de> for Object<K, B> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Parts {
-            #[serde(deserialize_with = "slim")]
-            metadata: ObjectMeta,
-            spec: Option<Box<RawValue>>,
-            status: Option<Box<RawValue>>,
-        }
-        let Parts { metadata, spec, status } = Parts::deserialize(deserializer)?;
-        let kind = K::kind(&());
+        let parts = Parts::deserialize(deserializer)?;
+        let metadata = slim(&parts).map_err(serde::de::Error::custom)?;
+        let body = B::read(&parts, &mut |what, error| {
+            tracing::warn!(
+                kind = &*K::kind(&()),
+                namespace = metadata.namespace.as_deref().unwrap_or_default(),
+                name = metadata.name.as_deref().unwrap_or_default(),
+                "{what}: {error}"
+            );
+        });
         Ok(Self {
-            spec: read(spec, "spec", &kind, &metadata),
-            status: read(status, "status", &kind, &metadata),
             metadata,
+            body,
             kind: PhantomData,
         })
     }
 }
 
-/// A part of an object; `None` for one that is missing, null, or not to be read.
-fn read<T: DeserializeOwned>(part: Option<Box<RawValue>>, name: &str, kind: &str, metadata: &ObjectMeta) -> Option<T> {
-    match serde_json::from_str(part?.get()) {
-        Ok(read) => read,
-        Err(error) => {
-            let namespace = metadata.namespace.as_deref().unwrap_or_default();
-            let object = metadata.name.as_deref().unwrap_or_default();
-            tracing::warn!(
-                kind,
-                namespace,
-                name = object,
-                "its {name} cannot be read and counts as empty: {error}"
-            );
-            None
+impl<K, B: Clone> Clone for Object<K, B> {
+    fn clone(&self) -> Self {
+        Self {
+            metadata: self.metadata.clone(),
+            body: self.body.clone(),
+            kind: PhantomData,
         }
     }
 }
 
-/// A part of an object that nobody reads.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct Unread {}
-
-pub type Node = Watched<core::Node, Unread>;
-pub type Class = Watched<resource::DeviceClass, model::ClassSpec>;
-pub type Slice = Watched<resource::ResourceSlice, model::SliceSpec>;
-pub type Claim = Watched<resource::ResourceClaim, model::ClaimSpec, model::ClaimStatus>;
-pub type Rule = Watched<resource::DeviceTaintRule, model::RuleSpec>;
-
-impl<K, Spec: Debug, Status: Debug> Debug for Watched<K, Spec, Status> {
+impl<K, B: Debug> Debug for Object<K, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watched")
+        f.debug_struct("Object")
             .field("name", &self.metadata.name)
-            .field("spec", &self.spec)
-            .field("status", &self.status)
+            .field("body", &self.body)
             .finish_non_exhaustive()
     }
 }
 
-impl<K: Resource<DynamicType = ()>, Spec, Status> Resource for Watched<K, Spec, Status> {
+impl<K: Resource<DynamicType = ()>, B> Resource for Object<K, B> {
     type DynamicType = ();
     type Scope = K::Scope;
 
@@ -126,8 +115,56 @@ impl<K: Resource<DynamicType = ()>, Spec, Status> Resource for Watched<K, Spec, 
     }
 }
 
+/// Spec and status, each by itself; `None` for one that is missing, null, or not to be read.
+#[derive(Debug, Clone)]
+pub struct Halves<Spec, Status> {
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+impl<Spec: DeserializeOwned, Status: DeserializeOwned> Body for Halves<Spec, Status> {
+    fn read(parts: &Parts, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Self {
+        Self {
+            spec: half(
+                parts.spec.as_deref(),
+                "its spec cannot be read and counts as empty",
+                unread,
+            ),
+            status: half(
+                parts.status.as_deref(),
+                "its status cannot be read and counts as empty",
+                unread,
+            ),
+        }
+    }
+}
+
+fn half<T: DeserializeOwned>(
+    part: Option<&RawValue>,
+    what: &str,
+    unread: &mut dyn FnMut(&str, serde_json::Error),
+) -> Option<T> {
+    let read = serde_json::from_str(part?.get());
+    read.unwrap_or_else(|error| {
+        unread(what, error);
+        None
+    })
+}
+
+pub type Watched<K, Spec, Status = Unread> = Object<K, Halves<Spec, Status>>;
+
+/// A part of an object that nobody reads.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Unread {}
+
+pub type Node = Watched<core::Node, Unread>;
+pub type Class = Watched<resource::DeviceClass, model::ClassSpec>;
+pub type Slice = Watched<resource::ResourceSlice, model::SliceSpec>;
+pub type Claim = Watched<resource::ResourceClaim, model::ClaimSpec, model::ClaimStatus>;
+pub type Rule = Watched<resource::DeviceTaintRule, model::RuleSpec>;
+
 /// What is used of `metadata`; the resource version is the watch's own.
-pub(crate) fn slim<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+fn slim(parts: &Parts) -> Result<ObjectMeta, serde_json::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Slim {
@@ -137,7 +174,7 @@ pub(crate) fn slim<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectM
         resource_version: Option<String>,
         labels: Option<BTreeMap<String, String>>,
     }
-    let slim = Slim::deserialize(deserializer)?;
+    let slim: Slim = serde_json::from_str(parts.metadata.get())?;
     Ok(ObjectMeta {
         name: slim.name,
         namespace: slim.namespace,
@@ -169,7 +206,7 @@ impl From<Class> for model::DeviceClass {
     fn from(class: Class) -> Self {
         Self {
             metadata: metadata(class.metadata),
-            spec: class.spec.unwrap_or_default(),
+            spec: class.body.spec.unwrap_or_default(),
         }
     }
 }
@@ -178,7 +215,7 @@ impl From<Slice> for model::ResourceSlice {
     fn from(slice: Slice) -> Self {
         Self {
             metadata: metadata(slice.metadata),
-            spec: slice.spec.unwrap_or_default(),
+            spec: slice.body.spec.unwrap_or_default(),
         }
     }
 }
@@ -187,8 +224,8 @@ impl From<Claim> for model::ResourceClaim {
     fn from(claim: Claim) -> Self {
         Self {
             metadata: metadata(claim.metadata),
-            spec: claim.spec.unwrap_or_default(),
-            status: claim.status.unwrap_or_default(),
+            spec: claim.body.spec.unwrap_or_default(),
+            status: claim.body.status.unwrap_or_default(),
         }
     }
 }
@@ -197,7 +234,7 @@ impl From<Rule> for model::DeviceTaintRule {
     fn from(rule: Rule) -> Self {
         Self {
             metadata: metadata(rule.metadata),
-            spec: rule.spec.unwrap_or_default(),
+            spec: rule.body.spec.unwrap_or_default(),
         }
     }
 }
@@ -265,7 +302,7 @@ mod tests {
             claims.join(",")
         );
         let list: kube::core::ObjectList<Claim> = serde_json::from_str(&list).unwrap();
-        let requests = |claim: &Claim| claim.spec.as_ref().map(|spec| spec.devices.requests.len());
+        let requests = |claim: &Claim| claim.body.spec.as_ref().map(|spec| spec.devices.requests.len());
         assert_eq!(
             list.items.iter().map(requests).collect::<Vec<_>>(),
             [None, None, Some(1)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use vgpu_allocator::Policy;
 
 fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu")
@@ -61,6 +62,15 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("allocator=both", "/allocator"),
         ("controller.replicas=many", "/controller/replicas"),
         ("controller.holdTimeout=30", "/controller/holdTimeout"),
+        (
+            "controller.policy=Spread",
+            "'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'",
+        ),
+        ("controller.policy=", "/controller/policy"),
+        (
+            "deviceClasses.vgpu.config.allocationPolicy=best",
+            "/deviceClasses/vgpu/config/allocationPolicy",
+        ),
         ("admission.foreignClasses=nic", "/admission/foreignClasses"),
         ("plugin.contextReserve=some", "/plugin/contextReserve"),
         ("plugin.kubeletRoot=kubelet", "/plugin/kubeletRoot"),
@@ -118,6 +128,7 @@ fn what_the_values_offer_is_accepted() {
         &[
             "allocator=controller",
             "controller.holdTimeout=2m",
+            "controller.policy=whole-gpus",
             "admission.foreignClasses={nic}",
         ],
     ] {
@@ -273,6 +284,25 @@ fn plugin_and_controller_change_modes_together() {
     }
     let without_policy = render(&helm, &["allocator=controller", "admission.claims=false"]);
     assert!(without_policy.expect_err("refused").contains("admission.claims: false"));
+}
+
+/// Every policy that there is, and binpack if none is named.
+#[test]
+fn the_controller_is_started_with_the_policy_that_the_values_name() {
+    let Some(helm) = helm("the_controller_is_started_with_the_policy_that_the_values_name") else {
+        return;
+    };
+    let flags = |values: &[&str]| {
+        let values = [&["allocator=controller"], values].concat();
+        let rendered = render(&helm, &values).expect("rendered");
+        let flags = arguments(&rendered, "Deployment").into_iter();
+        flags.filter(|flag| flag.starts_with("--policy=")).collect::<Vec<_>>()
+    };
+    assert_eq!(flags(&[]), ["--policy=binpack"]);
+    for policy in Policy::ALL {
+        let value = format!("controller.policy={}", policy.name());
+        assert_eq!(flags(&[&value]), [format!("--policy={}", policy.name())]);
+    }
 }
 
 /// The claims policies' texts.

@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use vgpu_allocator::SelectorCache;
-use vgpu_allocator::offline::{self, Options, Subject};
+use vgpu_allocator::offline::{Options, Subject};
+use vgpu_planner::Time;
 
 use super::{EXIT_DOES_NOT_FIT, OfflineError, features, kubectl, objects_in, print, written};
 use crate::EXIT_USAGE;
@@ -34,7 +36,7 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         true => kubectl::objects(&flags.namespace)?,
         false => objects_in(&flags.files)?,
     };
-    let answer = offline::explain(&objects, &subject, &options, &mut SelectorCache::default())?;
+    let answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
     // It is made of texts, lists and numbers only.
     let document = || serde_json::to_value(&answer).unwrap_or_default();
     print(&match flags.output {
@@ -43,4 +45,10 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         AnswerFormat::Yaml => written(&document())?,
     })?;
     Ok(answer.fits())
+}
+
+/// A device's taint for the controller counts when it is old enough.
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

@@ -16,7 +16,7 @@ use crate::allocate::Attempt;
 use crate::budget::Budget;
 use crate::capacity::{Misfit, Shortage};
 use crate::error::AllocateError;
-use crate::model::Allocation;
+use crate::model::{Allocation, Taint};
 use crate::pools::{NodeView, PoolState};
 use crate::quantity::Quantity;
 use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
@@ -357,12 +357,18 @@ impl Explainer<'_, '_, '_, '_> {
                 );
                 (ReasonKind::Counter, "consumesCounters".to_owned(), message)
             }
-            Refusal::Taint(taint) => {
-                let value = match taint.value.as_str() {
-                    "" => String::new(),
-                    value => format!("={value}"),
+            Refusal::Taint(Taint {
+                key,
+                value,
+                effect,
+                means,
+                ..
+            }) => {
+                let message = match (means, value.as_str()) {
+                    (Some(means), _) => means.to_owned(),
+                    (None, "") => format!("taint {key}:{effect} is not tolerated"),
+                    (None, value) => format!("taint {key}={value}:{effect} is not tolerated"),
                 };
-                let message = format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect);
                 (ReasonKind::Taint, format!("{field}.tolerations"), message)
             }
             Refusal::Constraint(attribute) => {

@@ -15,6 +15,7 @@
 
 mod answer;
 mod choose;
+mod free;
 mod rankings;
 mod shelves;
 
@@ -30,6 +31,7 @@ use crate::model::{Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Node,
 use crate::plan::Classes;
 use crate::policy::Policy;
 use crate::pools::NodeView;
+pub use free::Free;
 use rankings::Rankings;
 use shelves::Shelves;
 
@@ -191,6 +193,12 @@ impl Index {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// What the driver's devices have left together.
+    #[must_use]
+    pub fn free(&self, driver: &str) -> Free {
+        self.shelves.free(driver)
     }
 
     /// All nodes that are known, by name.

@@ -59,7 +59,7 @@ pub use capacity::{CapacityError, Shortage};
 pub use error::{AllocateError, CelError};
 pub use explain::{Answer, Fitting, Largest, Room, Why};
 pub use features::{FeatureError, Features};
-pub use index::{Event, Index, Placement};
+pub use index::{Event, Free, Index, Placement};
 pub use inventory::{Inventory, Slice, SliceHandle};
 pub use ledger::{Ledger, Usage};
 pub use plan::Classes;

@@ -44,7 +44,7 @@ mod tests {
             key: "health".into(),
             value: "bad".into(),
             effect: effect.into(),
-            time_added: None,
+            ..Taint::default()
         }
     }
 

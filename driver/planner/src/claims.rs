@@ -138,7 +138,7 @@ impl Claims {
             let before = known.flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
-                Intent::Allocate { allocation, hold } => Some(((**allocation).clone(), hold.clone())),
+                Intent::Allocate { allocation, hold, .. } => Some(((**allocation).clone(), hold.clone())),
                 _ => before.and_then(|flight| flight.given),
             };
             known.flight = Some(Flight {

@@ -9,16 +9,25 @@
 //! ```
 //!
 //! The allocator is told so by the value of that taint: a claim of the controller's tolerates `controller`, any other
-//! claim `scheduler`, and nobody tolerates the rest.
+//! claim `scheduler`, and nobody tolerates the rest. Each such taint says what it means, for those who ask why.
 
 use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 
-use crate::names::{CONTROLLER, DRIVER, RELEASED, TAINT_EFFECT, TAINT_KEY};
+use crate::names::{CONTROLLER, DRIVER, TAINT_EFFECT, TAINT_KEY};
 use crate::time::Time;
 
 /// Values that are put in for the allocator alone.
 pub(crate) const SCHEDULER: &str = "scheduler";
 const SETTLING: &str = "settling";
+
+/// What these taints mean.
+const IS_SCHEDULERS: &str =
+    "it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not vgpu-controller";
+const IS_SETTLING: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before";
+const IS_AGELESS: &str =
+    "its taint dra.vgpu/allocator=controller has no timeAdded that can be read, so nobody allocates it";
+const IS_RELEASED: &str = "its taint dra.vgpu/allocator says that it is on its way back to kube-scheduler, and nobody \
+                           allocates it before that taint is gone";
 
 /// Who allocates a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,13 +63,19 @@ pub(crate) fn take_over(slice: &mut ResourceSlice, settling: Settling) -> Vec<Wh
         .map(|device| {
             let who = who(device, settling);
             match who {
-                Who::Scheduler => device.taints.push(taint(SCHEDULER)),
-                Who::Settling { .. } => {
+                Who::Scheduler => device.taints.push(schedulers()),
+                Who::Settling { until } => {
                     for taint in device.taints.iter_mut().filter(|taint| is_controller(taint)) {
                         SETTLING.clone_into(&mut taint.value);
+                        taint.means = Some(until.map_or(IS_AGELESS, |_| IS_SETTLING));
                     }
                 }
-                Who::Controller { .. } | Who::Released | Who::OtherDriver => {}
+                Who::Released => {
+                    for taint in device.taints.iter_mut().filter(|taint| taint.key == TAINT_KEY) {
+                        taint.means = Some(IS_RELEASED);
+                    }
+                }
+                Who::Controller { .. } | Who::OtherDriver => {}
             }
             who
         })
@@ -86,13 +101,13 @@ fn is_controller(taint: &Taint) -> bool {
     (&*taint.key, &*taint.value, &*taint.effect) == (TAINT_KEY, CONTROLLER, TAINT_EFFECT)
 }
 
-fn taint(value: &str) -> Taint {
-    debug_assert_ne!(value, RELEASED);
+fn schedulers() -> Taint {
     Taint {
         key: TAINT_KEY.to_owned(),
-        value: value.to_owned(),
+        value: SCHEDULER.to_owned(),
         effect: TAINT_EFFECT.to_owned(),
         time_added: None,
+        means: Some(IS_SCHEDULERS),
     }
 }
 

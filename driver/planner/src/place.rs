@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
-use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
+use vgpu_allocator::{AllocateError, Budget, Index, Policy, SelectorCache, node_selector};
 
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::avoid::Avoided;
@@ -30,6 +30,7 @@ pub(crate) struct Placed {
     pub(crate) stale: Vec<String>,
     /// When the oldest of the other slices was read that it is decided on.
     pub(crate) as_of: Time,
+    pub(crate) policy: Policy,
     /// By claim.
     pub(crate) given: Vec<(String, Allocation, Consumer)>,
 }
@@ -66,6 +67,8 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) budget: &'a mut Budget,
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
+    /// Where neither a claim nor its class names one.
+    pub(crate) policy: Policy,
     pub(crate) term: &'a Term,
     pub(crate) now: Time,
     /// Slices must have been read since then.
@@ -103,7 +106,7 @@ impl<'a> Placing<'a, '_> {
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
         let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
-        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.supply.class(name));
+        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.supply.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
         let cluster = self.cluster;
         let (avoided, now) = (self.avoided, self.now);
@@ -172,6 +175,7 @@ impl<'a> Placing<'a, '_> {
             node: placement.node,
             stale,
             as_of,
+            policy,
             given,
         })
     }
@@ -187,7 +191,8 @@ impl<'a> Placing<'a, '_> {
             let key = format!("{}/{name}", pod.namespace);
             let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
             let claim = || name.clone();
-            if matches!(self.supply.kind(&known.claim), Kind::Scheduler) && known.allocation().is_none() {
+            let kind = self.supply.kind(&known.claim.asked);
+            if kind == Kind::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);
                 continue;
             }
@@ -206,15 +211,9 @@ impl<'a> Placing<'a, '_> {
                 sorted.pinned.push((claim(), allocation.node_selector.as_ref()));
                 continue;
             }
-            match self.supply.kind(&known.claim) {
-                Kind::Controller => sorted.ours.push(known),
-                Kind::Scheduler => sorted.others.push(known),
-                Kind::Mixed(ours, other) => {
-                    let claim = claim();
-                    return Err(Verdict::Mixed { claim, ours, other }.into());
-                }
-                Kind::Tolerates => return Err(Verdict::Tolerates { claim: claim() }.into()),
-                Kind::TooManyTolerations => return Err(Verdict::TooManyTolerations { claim: claim() }.into()),
+            match kind.refusal(claim) {
+                Some(verdict) => return Err(verdict.into()),
+                None => sorted.ours.push(known),
             }
         }
         if is_held {

@@ -8,13 +8,16 @@ mod taking;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::{Event, Features, Index, SelectorCache};
+use vgpu_allocator::{Event, Features, Free, Index, Policy, SelectorCache};
 
 use crate::avoid::Avoided;
 use crate::change::Ask;
 use crate::claims::{Claims, State};
 use crate::cluster::Cluster;
 use crate::effort::Efforts;
+use crate::eyes::Eyes;
+use crate::names::DRIVER;
+use crate::queue::Queue;
 use crate::supply::Supply;
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
@@ -24,9 +27,11 @@ use crate::write::{Intent, Outcome, Write, WriteId};
 /// How long an answer to an [`Ask`] is waited for before it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Limits in time. All but `hold` are parts of what keeps two allocators off one device: they are not for users.
+/// Users have a say in the first two. The others are limits in time that keep two allocators off one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
+    /// How devices are chosen where neither a claim nor its class says: `--policy`.
+    pub policy: Policy,
     /// How long a hold waits for its pod: `--hold-timeout`.
     pub hold: Duration,
     /// How long a device stays with nobody when it changes hands.
@@ -40,6 +45,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            policy: Policy::default(),
             hold: Duration::from_secs(30),
             settle: Duration::from_secs(vgpu_api::allocator_taint::MIN_AGE_SECONDS),
             oldest_decision: Duration::from_secs(10),
@@ -72,6 +78,7 @@ pub struct Planner {
     supply: Supply,
     avoided: Avoided,
     efforts: Efforts,
+    queue: Queue,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -119,6 +126,7 @@ impl Planner {
             supply: Supply::new(settings.settle),
             avoided: Avoided::default(),
             efforts: Efforts::default(),
+            queue: Queue::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
@@ -136,6 +144,35 @@ impl Planner {
     #[must_use]
     pub fn is_leading(&self) -> bool {
         self.stage == Stage::Leading
+    }
+
+    /// Who waits, as of the last plan; nobody, for one that does not lead.
+    #[must_use]
+    pub fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    /// What our driver's devices have left together, whoever allocates them.
+    #[must_use]
+    pub fn free(&self) -> Free {
+        self.index.free(DRIVER)
+    }
+
+    /// What explanations are asked of: what is decided by.
+    pub fn eyes(&mut self) -> Eyes<'_> {
+        Eyes::of_planner(&mut self.index, &self.supply)
+    }
+
+    /// Whether a claim has an allocation, or may have one by a write that is under way.
+    #[must_use]
+    pub fn has_given(&self, claim: &str) -> bool {
+        self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
+    }
+
+    /// Grows with every change after which an answer may be another.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.index.version()
     }
 
     /// Takes in what came of a write.
@@ -176,6 +213,7 @@ impl Planner {
             };
         }
         self.is_dirty = false;
+        self.queue = Queue::default();
         let mut plan = Plan::default();
         if let Some(lost) = self.claims.lose(now) {
             soonest(&mut plan.wake, lost, now);

@@ -9,12 +9,12 @@ use crate::names::DRIVER;
 
 /// The first claim that says anything decides for all that are allocated with it. Parameters that Prepare
 /// would refuse count as none: so does admission.
-pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'a DeviceClass>) -> Policy {
+pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'a DeviceClass>) -> Option<Policy> {
     let of_claim = |claim: &ResourceClaim| {
         let of_class = || asks(claim).find_map(|ask| named(&class(&ask.class)?.spec.config));
         named(&claim.spec.devices.config).or_else(of_class)
     };
-    claims.iter().find_map(of_claim).unwrap_or_default()
+    claims.iter().find_map(of_claim)
 }
 
 /// Later entries win.
@@ -67,14 +67,14 @@ mod tests {
             .unwrap()
         };
         let of = |configs: &str| of(&[claim(configs)], |name| (name == "vgpu").then_some(&class));
-        assert_eq!(of(""), Policy::Spread);
-        assert_eq!(of(&config(DRIVER, "numa")), Policy::Numa);
+        assert_eq!(of(""), Some(Policy::Spread));
+        assert_eq!(of(&config(DRIVER, "numa")), Some(Policy::Numa));
         assert_eq!(
             of(&format!("{},{}", config(DRIVER, "numa"), config(DRIVER, "best"))),
-            Policy::Numa
+            Some(Policy::Numa)
         );
-        assert_eq!(of(&config("other", "numa")), Policy::Spread);
+        assert_eq!(of(&config("other", "numa")), Some(Policy::Spread));
         let none: Vec<ResourceClaim> = Vec::new();
-        assert_eq!(super::of(&none, |_| None), Policy::Binpack);
+        assert_eq!(super::of(&none, |_| None), None);
     }
 }

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::DeviceClass;
+use vgpu_allocator::model::{DeviceClass, ResourceClaim};
 use vgpu_allocator::{Event, Index, SelectorCache};
 
-use crate::allocation::{MOST_TOLERATIONS, asks};
+use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
 use crate::devices::{Settling, Who, take_over};
-use crate::model::{self, Claim, Version};
+use crate::model::{self, Version};
 use crate::names::{DRIVER, TAINT_KEY};
 use crate::time::Time;
+use crate::verdict::Verdict;
 
 /// Whose a claim is to allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,22 @@ pub(crate) enum Kind {
     /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
     Tolerates,
     TooManyTolerations,
+}
+
+impl Kind {
+    /// Why nobody may allocate the claim of that name.
+    pub(crate) fn refusal(self, claim: impl FnOnce() -> String) -> Option<Verdict> {
+        Some(match self {
+            Self::Controller | Self::Scheduler => return None,
+            Self::Mixed(ours, other) => Verdict::Mixed {
+                claim: claim(),
+                ours,
+                other,
+            },
+            Self::Tolerates => Verdict::Tolerates { claim: claim() },
+            Self::TooManyTolerations => Verdict::TooManyTolerations { claim: claim() },
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -213,6 +230,20 @@ impl Supply {
         self.classes.values().map(|class| &class.object)
     }
 
+    /// The claim as whoever allocates it asks for it.
+    ///
+    /// # Errors
+    /// Nobody may, and why.
+    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Verdict> {
+        let kind = self.kind(claim);
+        let is_ours = kind == Kind::Controller;
+        match kind.refusal(|| claim.key()) {
+            Some(verdict) => Err(verdict),
+            None if is_ours => Ok(as_controller(claim)),
+            None => Ok(as_scheduler(claim)),
+        }
+    }
+
     pub(crate) fn class(&self, name: &str) -> Option<&DeviceClass> {
         self.classes.get(name).map(|class| &class.object)
     }
@@ -232,10 +263,10 @@ impl Supply {
         })
     }
 
-    pub(crate) fn kind(&self, claim: &Claim) -> Kind {
+    pub(crate) fn kind(&self, claim: &ResourceClaim) -> Kind {
         let mut ours = None;
         let mut others = None;
-        for ask in asks(&claim.asked) {
+        for ask in asks(claim) {
             let total = self
                 .classes
                 .get(&ask.class)
@@ -250,10 +281,10 @@ impl Supply {
             (None, _) => Kind::Scheduler,
             (Some(ours), Some(other)) => Kind::Mixed(ours.clone(), other.clone()),
             (Some(_), None) => {
-                let mut tolerations = asks(&claim.asked).flat_map(|ask| &ask.tolerations);
+                let mut tolerations = asks(claim).flat_map(|ask| &ask.tolerations);
                 if tolerations.any(|toleration| toleration.key.is_empty() || toleration.key == TAINT_KEY) {
                     Kind::Tolerates
-                } else if asks(&claim.asked).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
+                } else if asks(claim).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
                     Kind::TooManyTolerations
                 } else {
                     Kind::Controller
@@ -340,7 +371,7 @@ mod tests {
         Sighting { at, read }
     }
 
-    fn claim(requests: &str) -> Claim {
+    fn claim(requests: &str) -> ResourceClaim {
         serde_json::from_str(&format!(r#"{{"spec":{{"devices":{{"requests":[{requests}]}}}}}}"#)).unwrap()
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use vgpu_allocator::Policy;
 use vgpu_allocator::model::Allocation;
 
 use crate::model::{Claim, Consumer, Version};
@@ -35,6 +36,8 @@ pub enum Intent {
     Allocate {
         allocation: Box<Allocation>,
         hold: Consumer,
+        /// By which the devices were chosen.
+        policy: Policy,
     },
     /// To the status: the hold goes, the allocation stays. A pod is bound with it.
     Release { hold: Consumer },

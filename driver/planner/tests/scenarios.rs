@@ -10,7 +10,8 @@ mod gangs;
 mod trouble;
 
 use serde_json::json;
-use vgpu_planner::{Change, Intent, Write};
+use vgpu_allocator::Policy;
+use vgpu_planner::{Change, Intent, Settings, Write};
 
 use desk::{Desk, kinds, read, said, wants};
 
@@ -23,7 +24,7 @@ fn a_claim_is_marked_allocated_held_and_released() {
     let (writes, _) = desk.settle();
     let [
         Write {
-            intent: Intent::Allocate { allocation, hold },
+            intent: Intent::Allocate { allocation, hold, .. },
             ..
         },
     ] = &writes[..]
@@ -178,4 +179,58 @@ fn a_second_pod_of_a_claim_is_told_that_it_does_not_move() {
     let (writes, verdicts) = desk.settle();
     assert!(writes.is_empty());
     assert_eq!(said(&verdicts), ["AllocatedElsewhere"]);
+}
+
+#[test]
+fn who_waits_is_counted_as_long_as_it_does() {
+    let mut desk = Desk::new(1);
+    let none = |desk: &Desk| {
+        let queue = desk.planner.queue();
+        (queue.pods, queue.claims, queue.oldest(desk.time()).as_secs())
+    };
+    let made = |desk: &Desk, ago: i64| {
+        let created = vgpu_planner::Time::from_millis(desk.now - ago * 1_000).to_string();
+        json!({"metadata": {"creationTimestamp": created}})
+    };
+    assert_eq!(none(&desk), (0, 0, 0));
+    for (claim, memory) in [("a", 5), ("b", 5), ("c", 5)] {
+        desk.fraction(claim, memory);
+    }
+    // The first pod has a place; two wait, for one claim together; a gated one does not.
+    let (old, new) = (made(&desk, 70), made(&desk, 7));
+    desk.pod("p", &["a"], old.clone());
+    desk.settle();
+    desk.pod("q", &["b"], new.clone());
+    desk.pod("r", &["b", "c"], old);
+    let mut gated = new;
+    gated["spec"] = json!({"schedulingGates": [{"name": "later"}]});
+    desk.pod("s", &["c"], gated);
+    desk.settle();
+    assert_eq!(none(&desk), (2, 2, 70));
+    assert_eq!(desk.planner.free().memory_of_used, 3);
+    assert_eq!(desk.planner.free().fragmentation(), 1.0);
+    desk.now += 5_000;
+    assert_eq!(none(&desk).2, 75, "it goes on without a plan");
+    desk.tell(Change::Lease(None));
+    desk.settle();
+    assert_eq!(none(&desk), (0, 0, 0), "who does not lead has no queue");
+}
+
+#[test]
+fn without_a_policy_of_their_own_claims_have_that_of_the_settings() {
+    let of = |policy: Policy| {
+        let settings = Settings {
+            policy,
+            ..Settings::default()
+        };
+        let mut desk = Desk::with(settings, 2);
+        for (claim, pod) in [("a", "p"), ("b", "q")] {
+            desk.fraction(claim, 3);
+            desk.pod(pod, &[claim], json!({}));
+            desk.settle();
+        }
+        desk.node_of("a").unwrap() == desk.node_of("b").unwrap()
+    };
+    assert!(of(Policy::Binpack), "both on one GPU");
+    assert!(!of(Policy::Spread), "a GPU each");
 }

@@ -63,21 +63,21 @@ impl Fed {
                 step => step.with(waiting)?,
             }),
             Self::Node(step) => To::Node(step.as_ref().with(|node| {
-                let facts = node.object.as_ref().map(|node| node.facts.clone());
+                let facts = node.body.as_ref().map(|node| node.facts.clone());
                 Some(facts.unwrap_or_else(|| model::Node {
                     metadata: metadata(node.meta()),
                 }))
             })?),
             Self::Class(step) => To::Class(step.as_ref().with(|class| Some(class.clone().into()))?),
             Self::Slice(step) => To::Slice(step.as_ref().with(|slice| {
-                let facts = slice.object.as_ref().map(|slice| slice.facts.clone());
+                let facts = slice.body.as_ref().map(|slice| slice.facts.clone());
                 Some(facts.unwrap_or_else(|| model::ResourceSlice {
                     metadata: metadata(slice.meta()),
                     ..model::ResourceSlice::default()
                 }))
             })?),
             Self::Claim(step) => To::Claim(step.as_ref().with(|claim| {
-                let asked = claim.object.as_ref().map(|claim| claim.asked.clone());
+                let asked = claim.body.as_ref().map(|claim| claim.asked.clone());
                 Some(asked.unwrap_or_else(|| model::ResourceClaim {
                     metadata: metadata(claim.meta()),
                     ..model::ResourceClaim::default()
@@ -89,7 +89,7 @@ impl Fed {
 }
 
 fn waiting(pod: &objects::Pod) -> Option<crate::model::Pod> {
-    pod.object.as_ref()?.waiting.clone()
+    pod.body.as_ref()?.waiting.clone()
 }
 
 /// A pod that is not waited for any more: its name alone matters.
@@ -129,7 +129,7 @@ impl Feed {
             Fed::Pod(step) => gather(
                 &mut self.pods,
                 step,
-                |pod| pod.object.map(|pod| pod.planned),
+                |pod| pod.body.map(|pod| pod.planned),
                 Change::Pod,
                 Change::Pods,
                 |pod| Some(Change::PodGone { key: key(pod.meta()) }),
@@ -137,7 +137,7 @@ impl Feed {
             Fed::Node(step) => gather(
                 &mut self.nodes,
                 step,
-                |node| node.object,
+                |node| node.body,
                 Change::Node,
                 Change::Nodes,
                 |node| {
@@ -163,7 +163,7 @@ impl Feed {
                 gather(
                     &mut self.slices,
                     step,
-                    |slice| slice.object,
+                    |slice| slice.body,
                     |slice| Change::Slice { slice, read: None },
                     |slices| Change::Slices {
                         version: slices.iter().map(|slice| slice.version).max().unwrap_or_default(),
@@ -181,7 +181,7 @@ impl Feed {
             Fed::Claim(step) => gather(
                 &mut self.claims,
                 step,
-                |claim| claim.object,
+                |claim| claim.body,
                 Change::Claim,
                 |claims| Change::Claims {
                     version: claims.iter().map(|claim| claim.version).max().unwrap_or_default(),

@@ -4,27 +4,18 @@
 //! object suffers. Of a claim the status stays as long as it goes, and without its spec it is never allocated: what it
 //! holds must count although its owner wrote parameters that nobody can read.
 
-use std::borrow::Cow;
-use std::fmt::Debug;
-use std::marker::PhantomData;
-
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use vgpu_planner::model;
 
-use crate::{convert, wire};
+use crate::convert;
+use crate::wire::{Body, Object, Parts};
 
 /// An object of kind `K`, as a `T` if it can be read.
-pub struct Planned<K, T> {
-    metadata: ObjectMeta,
-    pub(crate) object: Option<T>,
-    kind: PhantomData<fn() -> K>,
-}
+pub type Planned<K, T> = Object<K, Option<T>>;
 
 pub type Pod = Planned<core::Pod, PodObject>;
 pub type Node = Planned<core::Node, model::Node>;
@@ -38,20 +29,21 @@ pub struct PodObject {
     pub(crate) waiting: Option<crate::model::Pod>,
 }
 
-/// The parts of an object, as the API server wrote them.
-#[derive(Deserialize)]
-struct Parts {
-    metadata: Box<RawValue>,
-    spec: Option<Box<RawValue>>,
-    status: Option<Box<RawValue>>,
-}
-
 /// What can be made of an object of which not every part can be read.
-trait Readable: Sized {
+pub trait Readable: Sized {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
 
     /// Without what keeps it from being read.
     fn salvage(parts: &Parts) -> Option<Self>;
+}
+
+impl<T: Readable> Body for Option<T> {
+    fn read(parts: &Parts, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Self {
+        T::read(parts).map(Some).unwrap_or_else(|error| {
+            unread("it cannot be read as a whole and counts for what is left of it", error);
+            T::salvage(parts)
+        })
+    }
 }
 
 impl Parts {
@@ -166,85 +158,10 @@ impl Readable for PodObject {
     }
 }
 
-impl<'de, K, T> Deserialize<'de> for Planned<K, T>
-where
-    K: Resource<DynamicType = ()>,
-    T: Readable,
-{
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let parts = Parts::deserialize(deserializer)?;
-        let metadata = wire::slim(&mut serde_json::Deserializer::from_str(parts.metadata.get()))
-            .map_err(serde::de::Error::custom)?;
-        let object = match T::read(&parts) {
-            Ok(object) => Some(object),
-            Err(error) => {
-                tracing::warn!(
-                    kind = &*K::kind(&()),
-                    namespace = metadata.namespace.as_deref().unwrap_or_default(),
-                    name = metadata.name.as_deref().unwrap_or_default(),
-                    "it cannot be read as a whole and counts for what is left of it: {error}"
-                );
-                T::salvage(&parts)
-            }
-        };
-        Ok(Self {
-            metadata,
-            object,
-            kind: PhantomData,
-        })
-    }
-}
-
-impl<K, T: Clone> Clone for Planned<K, T> {
-    fn clone(&self) -> Self {
-        Self {
-            metadata: self.metadata.clone(),
-            object: self.object.clone(),
-            kind: PhantomData,
-        }
-    }
-}
-
-impl<K, T: Debug> Debug for Planned<K, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Planned")
-            .field("name", &self.metadata.name)
-            .field("object", &self.object)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<K: Resource<DynamicType = ()>, T> Resource for Planned<K, T> {
-    type DynamicType = ();
-    type Scope = K::Scope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        K::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        K::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        K::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        K::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use kube::Resource as _;
+
     use super::*;
 
     fn claim(spec: &str, status: &str) -> Option<model::Claim> {
@@ -253,7 +170,7 @@ mod tests {
             "resourceVersion":"7","finalizers":["resource.kubernetes.io/delete-protection"],"annotations":{{"dra.vgpu/epoch":"e#1"}}}},
             "spec":{spec},"status":{status}}}"#
         );
-        serde_json::from_str::<Claim>(&text).unwrap().object
+        serde_json::from_str::<Claim>(&text).unwrap().body
     }
 
     const SPEC: &str = r#"{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}}]}}"#;
@@ -290,7 +207,7 @@ mod tests {
     fn a_version_that_is_no_number_is_no_object() {
         let text = r#"{"metadata":{"name":"c","resourceVersion":"x"},"spec":{}}"#;
         let read: Claim = serde_json::from_str(text).unwrap();
-        assert!(read.object.is_none());
+        assert!(read.body.is_none());
         assert_eq!(read.meta().name.as_deref(), Some("c"));
     }
 
@@ -300,7 +217,7 @@ mod tests {
             let text = format!(
                 r#"{{"metadata":{{"name":"p","namespace":"ns","uid":"u"}},"spec":{{"containers":[]{more}}},"status":{{"phase":"{phase}"}}}}"#
             );
-            serde_json::from_str::<Pod>(&text).unwrap().object.unwrap()
+            serde_json::from_str::<Pod>(&text).unwrap().body.unwrap()
         };
         assert!(pod("", "Pending").waiting.is_some());
         assert!(pod(r#","nodeName":"n""#, "Pending").waiting.is_none());

@@ -59,7 +59,7 @@ async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
         if first != version {
             return Err(ReadError::Moved(first, version));
         }
-        claims.extend(page.items.into_iter().filter_map(|claim| claim.object));
+        claims.extend(page.items.into_iter().filter_map(|claim| claim.body));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
             None => return Ok(Change::Claims { claims, version, asked }),
@@ -75,7 +75,7 @@ async fn slice(client: &Client, clock: &Clock, name: &str) -> Result<Change, Rea
         what: format!("resourceslice {name}"),
     })?;
     match slice {
-        Ok(Some(slice)) => match slice.object {
+        Ok(Some(slice)) => match slice.body {
             Some(slice) => Ok(Change::Slice { slice, read }),
             None => Err(ReadError::Unreadable(name.to_owned())),
         },

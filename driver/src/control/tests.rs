@@ -10,6 +10,7 @@ use axum::http::{Request, Response};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
+use vgpu_allocator::Policy;
 use vgpu_allocator::model::Allocation;
 use vgpu_planner::model::{Consumer, Version};
 use vgpu_planner::{Ask, Change, Intent, Outcome, Term, Write, WriteId};
@@ -127,6 +128,7 @@ async fn every_write_lands_on_its_version_alone() {
             Intent::Allocate {
                 allocation: Box::new(allocation),
                 hold: hold(),
+                policy: Policy::Binpack,
             },
             true,
             json!({"metadata": precondition, "status": given}),

@@ -71,7 +71,7 @@ pub(crate) async fn send(client: &Client, fence: &Fence, write: &Write) -> Outco
 
 fn outcome(write: &Write, answer: Result<Claim, kube::Error>) -> Outcome {
     match answer {
-        Ok(claim) => match claim.object {
+        Ok(claim) => match claim.body {
             Some(claim) => Outcome::Done(Box::new(claim)),
             None => Outcome::Unknown,
         },
@@ -129,7 +129,7 @@ fn patch(write: &Write) -> Value {
             patch["metadata"]["annotations"] = json!({ EPOCH: epoch });
             patch["metadata"]["finalizers"] = json!([FINALIZER]);
         }
-        Intent::Allocate { allocation, hold } => {
+        Intent::Allocate { allocation, hold, .. } => {
             patch["status"] = json!({"allocation": allocation, "reservedFor": [hold]});
         }
         Intent::Release { hold } => patch["status"] = json!({"reservedFor": gone(&hold.uid)}),

@@ -1,5 +1,6 @@
 //! What a pod's owner reads, from objects as the API server sends them.
 
+mod controller;
 mod many;
 mod mistakes;
 mod shortage;

@@ -67,10 +67,10 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
 #[test]
 fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     let mut world = crowd(30, 4, 4);
-    world.answers.ask(&world.cluster);
+    world.answers.ask(&world.cluster, None);
     // A node a turn: each shape has its turns, and then what is known is the answer.
     let mut turns = 0;
-    while !world.answers.work(&mut world.cluster, &mut || false) {
+    while !world.answers.work(&mut world.cluster, None, &mut || false) {
         turns += 1;
         assert!(turns < 1000, "it ends");
     }
@@ -81,14 +81,15 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
         text.contains(&format!("; {MOST_TURNS} of 32 nodes were looked at; every device: ")),
         "{text}"
     );
+    let key = pod.key.clone();
     let shape = Question::of(pod, &world.cluster).unwrap().shape;
 
     // Nothing has changed, so nothing is looked at.
     let mut looks = 0;
     let mut counted = |world: &mut World| {
-        world.answers.ask(&world.cluster);
+        world.answers.ask(&world.cluster, None);
         let before = looks;
-        assert!(world.answers.work(&mut world.cluster, &mut || {
+        assert!(world.answers.work(&mut world.cluster, None, &mut || {
             looks += 1;
             true
         }));
@@ -100,7 +101,7 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     world.share("another", "gpu-elsewhere", "1Gi", "0");
     assert!(counted(&mut world) >= 4 * 31, "now all nodes are");
     assert!(matches!(
-        world.answers.get(&shape),
+        world.answers.get(&key, &shape),
         Some(Answer::Not {
             looked_at: 32,
             nodes: 32,

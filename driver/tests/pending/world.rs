@@ -112,8 +112,8 @@ impl World {
 
     /// Everything is answered.
     pub(crate) fn look(&mut self) {
-        self.answers.ask(&self.cluster);
-        assert!(self.answers.work(&mut self.cluster, &mut || true));
+        self.answers.ask(&self.cluster, None);
+        assert!(self.answers.work(&mut self.cluster, None, &mut || true));
     }
 
     /// The words for a claim `train` with these requests.

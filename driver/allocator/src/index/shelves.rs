@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::free::Free;
 use crate::inventory::Slice;
 use crate::ledger::{Ledger, Usage};
 use crate::model::{Device, DeviceResult, Exactly};
@@ -35,6 +36,8 @@ pub(super) struct Shelves {
     known: HashMap<String, HashMap<String, HashMap<String, Vec<Known>>>>,
     /// Slices that are not of one node.
     strays: Vec<Arc<Slice>>,
+    /// By driver, of the devices that are known.
+    free: HashMap<String, Free>,
 }
 
 #[derive(Debug)]
@@ -45,6 +48,8 @@ struct Known {
     spot: Spot,
     /// Whether it stands there: not if somebody has it whole.
     stands: bool,
+    /// Its part in what is free.
+    part: Free,
 }
 
 impl Spot {
@@ -79,6 +84,11 @@ impl Shelves {
             let devices = 0..slice.spec.devices.len();
             devices.map(move |index| Candidate::alone(slice, index))
         })
+    }
+
+    /// What the driver's devices have left together.
+    pub(super) fn free(&self, driver: &str) -> Free {
+        self.free.get(driver).copied().unwrap_or_default()
     }
 
     /// The next device that has enough left.
@@ -117,6 +127,7 @@ impl Shelves {
         let node: Arc<str> = node.into();
         let pools = self.known.entry(slice.spec.driver.clone()).or_default();
         let devices = pools.entry(slice.spec.pool.name.clone()).or_default();
+        let free = self.free.entry(slice.spec.driver.clone()).or_default();
         for (index, device) in slice.spec.devices.iter().enumerate() {
             let spot = Spot {
                 conditions: device.binding_conditions.is_some(),
@@ -131,8 +142,9 @@ impl Shelves {
                 index,
                 spot,
                 stands: false,
+                part: Free::default(),
             };
-            known.stand(&mut self.order, ledger);
+            known.stand(&mut self.order, free, ledger);
             devices.entry(device.name.clone()).or_default().push(known);
         }
     }
@@ -146,7 +158,7 @@ impl Shelves {
             .known
             .get_mut(&slice.spec.driver)
             .and_then(|pools| pools.get_mut(&slice.spec.pool.name));
-        let Some(devices) = devices else {
+        let (Some(devices), Some(free)) = (devices, self.free.get_mut(&slice.spec.driver)) else {
             return;
         };
         for (index, device) in slice.spec.devices.iter().enumerate() {
@@ -155,6 +167,9 @@ impl Shelves {
             };
             known.retain(|known| {
                 let goes = known.spot.serial == slice.serial(index);
+                if goes {
+                    free.replace(known.part, Free::default());
+                }
                 if goes && known.stands {
                     self.order.remove(&known.spot);
                 }
@@ -180,19 +195,25 @@ impl Shelves {
                 .get_mut(&result.driver)
                 .and_then(|pools| pools.get_mut(&result.pool))
                 .and_then(|devices| devices.get_mut(&result.device));
+            let Some(free) = self.free.get_mut(&result.driver) else {
+                continue;
+            };
             for known in known.into_iter().flatten() {
-                known.stand(&mut self.order, ledger);
+                known.stand(&mut self.order, free, ledger);
             }
         }
     }
 }
 
 impl Known {
-    /// Puts the device where it belongs by what it has left.
-    fn stand(&mut self, order: &mut BTreeSet<Spot>, ledger: &Ledger) {
+    /// Puts the device where it belongs by what it has left, and counts that.
+    fn stand(&mut self, order: &mut BTreeSet<Spot>, free: &mut Free, ledger: &Ledger) {
         let spec = &self.slice.spec;
         let device = &spec.devices[self.index];
         let usage = ledger.usage(&spec.driver, &spec.pool.name, &device.name);
+        let part = Free::of(device, &spec.driver, usage);
+        free.replace(self.part, part);
+        self.part = part;
         let left = |name| left(device, &spec.driver, usage, name);
         let (memory, cores) = (left(MEMORY), left(CORES));
         let stands = !usage.is_some_and(Usage::is_dedicated);

@@ -106,6 +106,18 @@ fn is_sound(index: &Index) -> bool {
     })
 }
 
+/// The sums of what is free are those of a look at every device.
+fn adds_up(index: &Index) -> bool {
+    let mut sum = Free::default();
+    for slice in index.inventory.all().filter(|slice| slice.spec.node_name.is_some()) {
+        for device in &slice.spec.devices {
+            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            sum.replace(Free::default(), Free::of(device, "drv", usage));
+        }
+    }
+    index.free("drv") == sum
+}
+
 /// Few, unless PROPTEST_CASES says how many.
 fn cases() -> u32 {
     match std::env::var_os("PROPTEST_CASES") {
@@ -173,6 +185,7 @@ proptest! {
                 Step::StrayGone => index.apply(Event::SliceGone { name: "net".into() }),
             }
             prop_assert!(grown || is_sound(&index));
+            prop_assert!(adds_up(&index));
         }
         for claim in held {
             index.apply(Event::ClaimGone { key: claim.key() });

@@ -124,6 +124,9 @@ pub struct Taint {
     /// Nothing that allocation looks at: for those who hand a taint over to one another.
     #[serde(deserialize_with = "or_default")]
     pub time_added: Option<Box<str>>,
+    /// What it means, where whoever put it in for the allocator alone knows better than its key and value.
+    #[serde(skip)]
+    pub means: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -46,6 +46,8 @@ pub struct Explanation {
     pub subject: String,
     /// The claims that wait.
     pub waiting: Vec<String>,
+    /// Why nobody may allocate claims that wait, whatever there is; whoever knows puts it in.
+    pub refused: Vec<String>,
     /// Claims that a pod names and that are not there.
     pub missing: Vec<String>,
     /// What the subject has already, in words.
@@ -241,7 +243,7 @@ impl Explanation {
     /// Whether nothing that was looked at stands in the way.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.missing.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
+        self.missing.is_empty() && self.refused.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
     }
 
     fn headline(&self) -> String {
@@ -257,6 +259,9 @@ impl Explanation {
                 true => format!("{subject} has no claims"),
                 false => format!("{subject} has everything: {}", self.held.join("; ")),
             };
+        }
+        if !self.refused.is_empty() {
+            return format!("{subject} can have nothing: {}", self.refused.join("; "));
         }
         let waiting = self.waiting.join(", ");
         // A claim waits for nothing but itself.
@@ -293,7 +298,7 @@ impl fmt::Display for Explanation {
     /// In words, a line each: the answer, every reason, and what would fit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.headline())?;
-        if self.waiting.is_empty() || !self.fits.is_empty() {
+        if self.waiting.is_empty() || !self.fits.is_empty() || !self.refused.is_empty() {
             return Ok(());
         }
         for held in &self.held {

@@ -69,6 +69,22 @@ impl Objects {
         &self.ignored
     }
 
+    #[must_use]
+    pub fn classes(&self) -> &[DeviceClass] {
+        &self.classes
+    }
+
+    /// For whoever sees them otherwise than they are written.
+    pub fn slices_mut(&mut self) -> &mut [ResourceSlice] {
+        &mut self.slices
+    }
+
+    /// Claims without an allocation, for whoever asks for more in them than is written.
+    pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut ResourceClaim> {
+        let claims = self.claims.iter_mut().map(|given| &mut given.claim);
+        claims.filter(|claim| claim.status.allocation.is_none())
+    }
+
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Given> {
         self.claims
             .iter()

@@ -46,7 +46,7 @@ impl Planner {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || !claim.is_extended && self.supply.kind(claim) == Kind::Controller;
+        let may_be_ours = || !claim.is_extended && self.supply.kind(&claim.asked) == Kind::Controller;
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
@@ -88,7 +88,10 @@ impl Planner {
                     .as_ref()
                     .is_some_and(|flight| flight.state == State::Doubtful);
                 doubtful
-                    || wants && !claim.is_deleted && !claim.is_extended && self.supply.kind(claim) == Kind::Controller
+                    || wants
+                        && !claim.is_deleted
+                        && !claim.is_extended
+                        && self.supply.kind(&claim.asked) == Kind::Controller
             })
             .map(|(key, _)| key.clone())
             .collect();

@@ -12,6 +12,7 @@ use crate::gang::{self, Gangs};
 use crate::model::{Claim, Pod};
 use crate::names::{DRIVER, IMPLICIT_RESOURCE};
 use crate::place::{Placed, Placing, Waits};
+use crate::queue::Queue;
 use crate::supply::Kind;
 use crate::term::{Stage, Term};
 use crate::time::Time;
@@ -109,6 +110,7 @@ impl Planner {
         // A gang stands where the first of its pods does.
         units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
         self.efforts.begin_round();
+        let waiting: Vec<String> = units.iter().flat_map(|(_, pods)| pods).cloned().collect();
         for (gang, pods) in units {
             if self.efforts.is_round_over() {
                 // What is decided goes out first.
@@ -124,6 +126,26 @@ impl Planner {
                 Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
             }
         }
+        self.queue = self.still_waiting(&waiting);
+    }
+
+    /// Those of the pods that have claims of ours to wait for.
+    fn still_waiting(&self, pods: &[String]) -> Queue {
+        let mut queue = Queue::default();
+        let mut counted = BTreeSet::new();
+        for pod in pods.iter().filter_map(|key| self.cluster.pod(key)) {
+            let waits = pod.claim_keys().filter(|key| {
+                let known = self.claims.get(key).filter(|known| known.allocation().is_none());
+                known.is_some_and(|known| self.supply.kind(&known.claim.asked) == Kind::Controller)
+            });
+            let claims: Vec<String> = waits.collect();
+            if !claims.is_empty() {
+                queue.add(pod.created);
+                counted.extend(claims);
+            }
+        }
+        queue.claims = counted.len();
+        queue
     }
 
     /// Those that came when they had a place come first; then by priority, age and name.
@@ -165,6 +187,7 @@ impl Planner {
             budget: &mut budget,
             cache: &mut self.cache,
             share_id: &mut self.share_id,
+            policy: self.settings.policy,
             term,
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
@@ -178,7 +201,12 @@ impl Planner {
     pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
         for (key, allocation, hold) in placed.given {
             let allocation = Box::new(allocation);
-            self.write(term, &key, Intent::Allocate { allocation, hold }, placed.as_of, plan);
+            let intent = Intent::Allocate {
+                allocation,
+                hold,
+                policy: placed.policy,
+            };
+            self.write(term, &key, intent, placed.as_of, plan);
             self.recount(&key);
         }
     }
@@ -260,8 +288,8 @@ impl Planner {
 
     fn placed_by_hand(&self, pod: &Pod, node: &str) -> Option<Verdict> {
         let known = pod.claim_keys().filter_map(|key| self.claims.get(&key));
-        let mut unallocated =
-            known.filter(|known| known.allocation().is_none() && self.supply.kind(&known.claim) == Kind::Controller);
+        let mut unallocated = known
+            .filter(|known| known.allocation().is_none() && self.supply.kind(&known.claim.asked) == Kind::Controller);
         unallocated.next().map(|known| Verdict::PlacedByHand {
             node: node.to_owned(),
             claim: known.claim.asked.metadata.name.clone(),

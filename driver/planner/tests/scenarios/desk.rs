@@ -36,8 +36,12 @@ pub(crate) fn slice(at: usize) -> Value {
 impl Desk {
     /// Leading, over nodes with one GPU of 8 each, and a class of another driver that only n1 has a device for.
     pub(crate) fn new(nodes: usize) -> Self {
+        Self::with(Settings::default(), nodes)
+    }
+
+    pub(crate) fn with(settings: Settings, nodes: usize) -> Self {
         let mut desk = Self {
-            planner: Planner::new(Settings::default(), Features::default(), share_ids()),
+            planner: Planner::new(settings, Features::default(), share_ids()),
             now: START,
             version: 10,
             claims: Vec::new(),
@@ -164,7 +168,7 @@ impl Desk {
                 claim.epoch = Some(epoch);
                 claim.is_protected = true;
             }
-            Intent::Allocate { allocation, hold } => {
+            Intent::Allocate { allocation, hold, .. } => {
                 claim.asked.status.allocation = Some(*allocation);
                 claim.reserved_for.push(hold);
             }

@@ -245,7 +245,7 @@ fn perform(claim: &mut Claim, intent: &Intent) {
             claim.epoch = Some(epoch.clone());
             claim.is_protected = true;
         }
-        Intent::Allocate { allocation, hold } => {
+        Intent::Allocate { allocation, hold, .. } => {
             claim.asked.status.allocation = Some((**allocation).clone());
             claim.reserved_for.push(hold.clone());
         }

@@ -1,0 +1,113 @@
+//! Claims and devices as whoever allocates them sees them, for those who ask why something waits.
+//!
+//! ```text
+//!  in the controller:  Planner ─► Eyes: the index that decisions are made by, and each claim as it asks there
+//!  vgpu explain:       objects ─► the same rules: whose each device is, whose each claim ─► vgpu_allocator::offline
+//! ```
+//!
+//! Where no device bears the taint of `docs/controller.md`, that is kube-scheduler, who sees what is written.
+
+use std::collections::HashMap;
+
+use vgpu_allocator::model::ResourceClaim;
+use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options, Subject};
+use vgpu_allocator::{Index, SelectorCache};
+
+use crate::allocation::as_scheduler;
+use crate::devices::{Settling, take_over};
+use crate::model::{Slice, Version};
+use crate::planner::Settings;
+use crate::supply::{Sighting, Supply};
+use crate::time::Time;
+use crate::verdict::Verdict;
+
+/// What an answer is asked of.
+#[derive(Debug)]
+pub struct Eyes<'a> {
+    pub index: &'a mut Index,
+    /// `None`: kube-scheduler allocates everything.
+    supply: Option<&'a Supply>,
+}
+
+impl<'a> Eyes<'a> {
+    /// kube-scheduler's: claims ask for what they say.
+    pub fn of_scheduler(index: &'a mut Index) -> Self {
+        Self { index, supply: None }
+    }
+
+    /// A planner's: the index that it decides by, and the claims as it asks for them.
+    pub(crate) fn of_planner(index: &'a mut Index, supply: &'a Supply) -> Self {
+        let supply = Some(supply);
+        Self { index, supply }
+    }
+
+    /// The claim as whoever allocates it asks for it.
+    ///
+    /// # Errors
+    /// Nobody may, and why.
+    pub fn asked(&self, claim: ResourceClaim) -> Result<ResourceClaim, Verdict> {
+        match self.supply {
+            Some(supply) => supply.asked(&claim),
+            None => Ok(claim),
+        }
+    }
+
+    /// A claim that only kube-scheduler can allocate, whatever it asks for.
+    #[must_use]
+    pub fn asked_by_scheduler(&self, claim: ResourceClaim) -> ResourceClaim {
+        match self.supply {
+            Some(_) => as_scheduler(&claim),
+            None => claim,
+        }
+    }
+}
+
+/// Why the subject waits: as [`offline::explain`], by the eyes of whoever allocates its claims at that time.
+///
+/// # Errors
+/// As [`offline::explain`].
+pub fn explain(
+    mut objects: Objects,
+    subject: &Subject,
+    options: &Options,
+    cache: &mut SelectorCache<'_>,
+    now: Time,
+) -> Result<Explanation, OfflineError> {
+    let settling = Settling {
+        after: Settings::default().settle,
+        // Whoever asks sees all claims that there are.
+        listed: Some(now),
+    };
+    let mut index = Index::new(options.features);
+    let mut supply = Supply::new(settling.after);
+    supply.set_listed(now, &mut index, cache);
+    for class in objects.classes() {
+        supply.set_class(class.clone(), &mut index, cache);
+    }
+    let seen = Sighting { at: now, read: None };
+    for facts in objects.slices_mut() {
+        let version = Version::default();
+        let slice = Slice {
+            version,
+            facts: facts.clone(),
+        };
+        supply.set_slice(slice, seen, &mut index, cache);
+        take_over(facts, settling);
+    }
+    let mut refused = HashMap::new();
+    for claim in objects.waiting_mut() {
+        match supply.asked(claim) {
+            Ok(asked) => *claim = asked,
+            Err(verdict) => {
+                refused.insert(claim.key(), verdict.to_string());
+            }
+        }
+    }
+    let mut answer = offline::explain(&objects, subject, options, cache)?;
+    answer.refused = answer
+        .waiting
+        .iter()
+        .filter_map(|claim| refused.remove(claim))
+        .collect();
+    Ok(answer)
+}
