@@ -85,9 +85,11 @@ pub enum FlagError {
     Policy(String),
     #[error("--hold-timeout {0:?} is not a time from 5s to 10m; write seconds or minutes, for example 30s")]
     HoldTimeout(String),
-    #[error("--lease-namespace {0:?} is not a name of a namespace")]
+    #[error(
+        "--lease-namespace {0:?} is not a name of a namespace; write the one that the controller runs in, for example dra-driver-vgpu"
+    )]
     LeaseNamespace(String),
-    #[error("--lease-name {0:?} is not a name of lower case letters, digits, `-` and `.`")]
+    #[error("--lease-name {0:?} is not a name of a Lease; write lower case letters, digits, `-` and `.`")]
     LeaseName(String),
     #[error("--log {0:?} is not a log filter; write one, for example info or vgpu_controller=debug")]
     Log(String),

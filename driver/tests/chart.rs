@@ -62,6 +62,12 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("allocator=both", "/allocator"),
         ("controller.replicas=many", "/controller/replicas"),
         ("controller.holdTimeout=30", "/controller/holdTimeout"),
+        ("controller.holdTimeout=4s", "/controller/holdTimeout"),
+        ("controller.holdTimeout=601s", "/controller/holdTimeout"),
+        ("controller.holdTimeout=11m", "/controller/holdTimeout"),
+        ("allocator=null", "allocator"),
+        ("allocator=controller,controller.replicas=0", "/controller/replicas"),
+        ("allocator=to-scheduler,controller.replicas=0", "/controller/replicas"),
         (
             "controller.policy=Spread",
             "'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'",
