@@ -133,6 +133,11 @@ impl<'a> Fleet<'a> {
         write(&self.kube, "replace", &many(slices.collect()))
     }
 
+    /// What an object needs to go when the fleet does: nodes, slices and device classes only.
+    pub(crate) fn label(&self) -> Value {
+        json!({"fleet": self.name})
+    }
+
     /// A pod that waits for a quarter of a GPU and for some CPU, on this fleet alone.
     pub(crate) fn pod(&self, name: &str, cpu: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
@@ -163,7 +168,7 @@ impl<'a> Fleet<'a> {
 impl Drop for Fleet<'_> {
     fn drop(&mut self) {
         let selector = format!("fleet={}", self.name);
-        for kind in ["resourceslices", "nodes"] {
+        for kind in ["resourceslices", "nodes", "deviceclasses"] {
             let _ = self.kube.run(&["delete", kind, "-l", &selector, "--wait=false"]);
         }
     }
