@@ -20,13 +20,15 @@ use crate::toolchain::Toolchain;
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
-const PASSED_ON: [&str; 9] = [
+const PASSED_ON: [&str; 11] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
     "CARGO_TARGET_DIR",
     "VGPU_DIST",
     "VGPU_SKIP_LOG",
+    "VGPU_STORM_PODS",
+    "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
     "CLUSTER",
     "KEEP",

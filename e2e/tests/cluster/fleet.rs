@@ -1,19 +1,30 @@
-//! Hand-made nodes with GPUs, and a checker that adds up each of these at every version of every claim.
+//! Hand-made nodes with GPUs, and what tests do with them.
 //!
+//! ```text
+//! on_fleet ─ namespace ─ nodes and slices ─ checker ─► the test ─► every pod deleted, every claim freed ─► the sums
+//! ```
 //! Nothing runs on such a node: its pods end at being bound. They tolerate every taint, so it matters to nobody that no
 //! kubelet keeps the node ready.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::collections::BTreeSet;
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
-use vgpu_e2e::install;
-use vgpu_e2e::kube::Kube;
+use vgpu_e2e::kube::{Kube, wait};
+
+use crate::checker::{Checker, Seen};
+use crate::manifests::template;
+use crate::shared::{self, Installed};
+
+/// For what may need another leader first: it waits for the lease to run out, and for what its predecessor may have sent.
+pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
+/// For many pods: claims are made from templates at 20 a second.
+pub(crate) const ALL_BOUND: Duration = Duration::from_secs(240);
+/// The template of `quarter`, which every fleet's namespace has.
+pub(crate) const QUARTER: &str = "quarter";
+/// Quarters that a node has room for.
+pub(crate) const ROOM: usize = 4 * GPUS;
 
 const GPU_MEMORY: &str = "80Gi";
 const GPUS: usize = 2;
@@ -25,6 +36,34 @@ pub(crate) struct Fleet<'a> {
     size: usize,
 }
 
+/// Who allocates a node's GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The controller, as it did long ago: nobody needs to wait until they may be given out.
+    Settled,
+    /// The controller from now on, by the server's clock.
+    Controller,
+    Released,
+    Scheduler,
+}
+
+impl Mode {
+    /// As the plugin publishes it: the server adds the time where none is said.
+    pub(crate) fn taints(self) -> Value {
+        let taint = |value: &str| json!({"key": "dra.vgpu/allocator", "value": value, "effect": "NoSchedule"});
+        match self {
+            Self::Settled => {
+                let mut taint = taint("controller");
+                taint["timeAdded"] = json!("2026-01-01T00:00:00Z");
+                json!([taint])
+            }
+            Self::Controller => json!([taint("controller")]),
+            Self::Released => json!([taint("released")]),
+            Self::Scheduler => json!([]),
+        }
+    }
+}
+
 fn node(fleet: &str, name: &str) -> Value {
     let room = json!({"cpu": "32", "memory": "128Gi", "pods": "110"});
     json!({"apiVersion": "v1", "kind": "Node",
@@ -33,7 +72,7 @@ fn node(fleet: &str, name: &str) -> Value {
             "reason": "HandMade", "lastHeartbeatTime": null, "lastTransitionTime": null}]}})
 }
 
-fn slice(fleet: &str, node: &str) -> Value {
+fn slice(fleet: &str, node: &str, mode: Mode) -> Value {
     let gpu = |number: usize| {
         json!({"name": format!("gpu-{number}"), "allowMultipleAllocations": true,
             "attributes": {"type": {"string": "gpu"}},
@@ -42,15 +81,18 @@ fn slice(fleet: &str, node: &str) -> Value {
                     "requestPolicy": {"default": GPU_MEMORY, "validRange": {"min": "64Mi", "step": "1Mi"}}},
                 "cores": {"value": "100",
                     "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}},
-            // Long ago: nobody needs to wait until they may be given out.
-            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule",
-                "timeAdded": "2026-01-01T00:00:00Z"}]})
+            "taints": mode.taints()})
     };
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
         "metadata": {"name": format!("{node}-vgpu"), "labels": {"fleet": fleet}},
         "spec": {"driver": "dra.vgpu", "nodeName": node,
-            "pool": {"name": format!("{node}/vgpu"), "generation": 1, "resourceSliceCount": 1},
+            "pool": {"name": pool(node), "generation": 1, "resourceSliceCount": 1},
             "devices": (0..GPUS).map(gpu).collect::<Vec<_>>()}})
+}
+
+/// The pool of a hand-made node.
+pub(crate) fn pool(node: &str) -> String {
+    format!("{node}/vgpu")
 }
 
 /// Many objects for one call of kubectl.
@@ -60,10 +102,14 @@ pub(crate) fn many(items: Vec<Value>) -> String {
 
 /// `kubectl create`, which asks nothing first.
 pub(crate) fn create(kube: &Kube<'_>, manifests: &str) -> Result<()> {
-    let said = kube.try_run_with_input(&["create", "-f", "-"], manifests)?;
+    write(kube, "create", manifests)
+}
+
+fn write(kube: &Kube<'_>, verb: &str, manifests: &str) -> Result<()> {
+    let said = kube.try_run_with_input(&[verb, "-f", "-"], manifests)?;
     match said.status.success() {
         true => Ok(()),
-        false => Err(anyhow!("kubectl create: {}", said.stderr.trim())),
+        false => Err(anyhow!("kubectl {verb}: {}", said.stderr.trim())),
     }
 }
 
@@ -71,7 +117,7 @@ impl<'a> Fleet<'a> {
     pub(crate) fn new(kube: Kube<'a>, name: &'static str, size: usize) -> Result<Self> {
         let fleet = Self { kube, name, size };
         let nodes = fleet.nodes().map(|node_name| node(name, &node_name));
-        let slices = fleet.nodes().map(|node| slice(name, &node));
+        let slices = fleet.nodes().map(|node| slice(name, &node, Mode::Settled));
         create(&fleet.kube, &many(nodes.chain(slices).collect()))?;
         Ok(fleet)
     }
@@ -81,25 +127,89 @@ impl<'a> Fleet<'a> {
         (0..self.size).map(move |number| format!("{name}-{number:03}"))
     }
 
-    /// A pod that waits for a claim from the template and for some CPU, on this fleet alone.
-    pub(crate) fn pod(&self, name: &str, template: &str, cpu: &str) -> Value {
+    /// Publishes the GPUs of these nodes anew.
+    pub(crate) fn turn(&self, nodes: &[String], mode: Mode) -> Result<()> {
+        let slices = nodes.iter().map(|node| slice(self.name, node, mode));
+        write(&self.kube, "replace", &many(slices.collect()))
+    }
+
+    /// What an object needs to go when the fleet does: nodes, slices and device classes only.
+    pub(crate) fn label(&self) -> Value {
+        json!({"fleet": self.name})
+    }
+
+    /// A pod that waits for a quarter of a GPU and for some CPU, on this fleet alone.
+    pub(crate) fn pod(&self, name: &str, cpu: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
             "nodeSelector": {"fleet": self.name},
             "tolerations": [{"operator": "Exists"}],
             "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "main", "image": "dra-driver-vgpu/pause:dev",
                 "resources": {"requests": {"cpu": cpu}, "claims": [{"name": "gpu"}]}}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}]}})
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": QUARTER}]}})
+    }
+
+    /// Such pods, for one call of kubectl.
+    pub(crate) fn pods<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> String {
+        many(names.into_iter().map(|name| self.pod(name, "100m")).collect())
+    }
+
+    /// A pod that no scheduler was asked about, and that leaves no CPU on its node.
+    pub(crate) fn filler(&self, name: &str, node: &str) -> Value {
+        let mut pod = self.pod(name, "31900m");
+        pod["spec"]["nodeName"] = json!(node);
+        pod["spec"]["nodeSelector"] = json!({});
+        pod["spec"]["resourceClaims"] = json!([]);
+        pod["spec"]["containers"][0]["resources"]["claims"] = json!([]);
+        pod
     }
 }
 
 impl Drop for Fleet<'_> {
     fn drop(&mut self) {
         let selector = format!("fleet={}", self.name);
-        for kind in ["resourceslices", "nodes"] {
+        for kind in ["resourceslices", "nodes", "deviceclasses"] {
             let _ = self.kube.run(&["delete", kind, "-l", &selector, "--wait=false"]);
         }
     }
+}
+
+/// A test with so many nodes in a namespace of their name, on the cluster of the controller. Nothing may have been given
+/// twice at any version of any claim, also where the test itself failed; and every claim is freed.
+pub(crate) fn on_fleet(
+    name: &'static str,
+    size: usize,
+    test: impl FnOnce(&Installed, &Kube<'_>, &Fleet<'_>) -> Result<()>,
+) -> Result<Seen> {
+    on_watched_fleet(name, size, Checker::begin, test)
+}
+
+/// The same with a checker that watches by another way.
+pub(crate) fn on_watched_fleet(
+    name: &'static str,
+    size: usize,
+    watch: impl FnOnce(&Kube<'_>) -> Result<Checker>,
+    test: impl FnOnce(&Installed, &Kube<'_>, &Fleet<'_>) -> Result<()>,
+) -> Result<Seen> {
+    let mut seen = None;
+    shared::in_namespace_of(shared::controlled()?, name, |installed, kube| {
+        let fleet = Fleet::new(*kube, name, size)?;
+        let checker = watch(kube)?;
+        kube.apply(&template(
+            QUARTER,
+            "vgpu",
+            json!({"memory": "20Gi", "cores": "25"}),
+            &[],
+        ))?;
+        let outcome = test(installed, kube, &fleet).and_then(|()| clear(kube));
+        seen = Some(match (checker.end(), outcome) {
+            (Ok(seen), Ok(())) => seen,
+            (Ok(_), Err(error)) | (Err(error), Ok(())) => return Err(error),
+            (Err(error), Err(other)) => return Err(error.context(format!("{other:#}; and"))),
+        });
+        Ok(())
+    })?;
+    seen.context("the checker ended")
 }
 
 /// Names of the pods that are bound.
@@ -112,183 +222,78 @@ pub(crate) fn bound(kube: &Kube<'_>) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// What one claim holds of one device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Held {
-    device: (String, String),
-    /// `None`: all of it.
-    share: Option<(u64, u64)>,
-}
-
-fn held(claim: &Value) -> Result<Vec<Held>> {
-    let results = claim["status"]["allocation"]["devices"]["results"].as_array();
-    let ours = results
-        .into_iter()
-        .flatten()
-        .filter(|result| result["driver"] == "dra.vgpu" && result["adminAccess"] != true);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    ours.map(|result| {
-        let consumed = |name: &str| {
-            let amount = result["consumedCapacity"][name].as_str();
-            let amount = amount.and_then(install::bytes);
-            amount.with_context(|| format!("no consumed {name} in {result}"))
-        };
-        let share = match result["shareID"].is_string() {
-            true => Some((consumed("memory")?, consumed("cores")?)),
-            false => None,
-        };
-        Ok(Held {
-            device: (text(&result["pool"]), text(&result["device"])),
-            share,
-        })
+/// Until these pods are bound.
+pub(crate) fn wait_bound(kube: &Kube<'_>, wanted: &[&str]) -> Result<()> {
+    wait(TAKEOVER, &format!("pods {} to be bound", wanted.join(", ")), || {
+        let bound = bound(kube)?;
+        let missing: Vec<_> = wanted.iter().filter(|name| !bound.contains(**name)).collect();
+        match missing.is_empty() {
+            true => Ok(Some(())),
+            false => Err(anyhow!("not bound: {missing:?}")),
+        }
     })
-    .collect()
 }
 
-/// All claims as of one version.
-#[derive(Debug, Default)]
-struct Sums {
-    claims: BTreeMap<String, Vec<Held>>,
-    capacity: BTreeMap<(String, String), u64>,
+/// Until as many pods are bound as there is room for; how many there are.
+pub(crate) fn wait_full(kube: &Kube<'_>, room: usize, limit: Duration) -> Result<usize> {
+    wait(limit, "as many pods to be bound as there is room for", || {
+        let pods = kube.get(&["pods"])?;
+        let all = pods["items"].as_array().map_or(0, Vec::len);
+        let bound = bound(kube)?.len();
+        match bound == all.min(room) {
+            true => Ok(Some(all)),
+            false => Err(anyhow!("{bound} of {all} are bound, and there is room for {room}")),
+        }
+    })
 }
 
-impl Sums {
-    fn set(&mut self, claim: &Value) -> Result<()> {
-        let meta = &claim["metadata"];
-        let key = format!("{}/{}", meta["namespace"], meta["name"]);
-        let held = held(claim)?;
-        let devices: BTreeSet<_> = held.iter().map(|held| held.device.clone()).collect();
-        self.claims.insert(key.clone(), held);
-        for device in devices {
-            self.check(&device).with_context(|| format!("after {key} changed"))?;
-        }
-        Ok(())
-    }
-
-    fn check(&self, device: &(String, String)) -> Result<()> {
-        let of_device = self.claims.iter().flat_map(|(key, held)| {
-            let held = held.iter().filter(|held| held.device == *device);
-            held.map(move |held| (key, held))
-        });
-        let all: Vec<_> = of_device.collect();
-        let total = *self.capacity.get(device).unwrap_or(&u64::MAX);
-        let sum = |part: fn((u64, u64)) -> u64| all.iter().filter_map(|(_, held)| held.share).map(part).sum::<u64>();
-        let (memory, cores) = (sum(|share| share.0), sum(|share| share.1));
-        let is_whole = all.iter().any(|(_, held)| held.share.is_none());
-        if memory > total || cores > 100 || is_whole && all.len() > 1 {
-            bail!("{device:?} gives {memory} of {total} memory and {cores} cores: {all:?}");
-        }
-        Ok(())
-    }
+/// The node that a pod is bound to.
+pub(crate) fn node_of_pod(kube: &Kube<'_>, pod: &str) -> Result<String> {
+    let found = kube.get(&["pod", pod])?;
+    let node = found["spec"]["nodeName"].as_str().map(str::to_owned);
+    node.with_context(|| format!("pod {pod} is not bound"))
 }
 
-/// One watch of all claims that never breaks, added up at every version.
-pub(crate) struct Checker {
-    child: Child,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<usize>>>,
+/// The claim that was made for a pod.
+pub(crate) fn claim_of(kube: &Kube<'_>, pod: &str) -> Result<Value> {
+    let claims = kube.get(&["resourceclaims"])?;
+    let claims = claims["items"].as_array().cloned().unwrap_or_default();
+    let mut claims = claims.into_iter();
+    let claim = claims.find(|claim| claim["metadata"]["ownerReferences"][0]["name"] == pod);
+    claim.with_context(|| format!("pod {pod} has no claim"))
 }
 
-impl Checker {
-    pub(crate) fn begin(kube: &Kube<'_>) -> Result<Self> {
-        let mut sums = Sums::default();
-        let slices = kube.get(&["resourceslices"])?;
-        for slice in slices["items"].as_array().into_iter().flatten() {
-            for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
-                let memory = device["capacity"]["memory"]["value"].as_str().and_then(install::bytes);
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                let key = (text(&slice["spec"]["pool"]["name"]), text(&device["name"]));
-                sums.capacity.extend(memory.map(|memory| (key, memory)));
-            }
-        }
-        let path = "/apis/resource.k8s.io/v1/resourceclaims";
-        let claims: Value = serde_json::from_str(&kube.run(&["get", "--raw", path])?).context("no list of claims")?;
-        for claim in claims["items"].as_array().into_iter().flatten() {
-            sums.set(claim)?;
-        }
-        let version = claims["metadata"]["resourceVersion"]
-            .as_str()
-            .context("a list without version")?;
-        let watch = format!("{path}?watch=true&resourceVersion={version}");
-        let mut child = kube.command(["get", "--raw", &watch])?;
-        let mut child = child.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?;
-        let output = child.stdout.take().context("kubectl has no standard output")?;
-        let ends = Arc::new(AtomicBool::new(false));
-        let told = ends.clone();
-        let thread = std::thread::spawn(move || {
-            let mut changes = 0;
-            for line in BufReader::new(output).lines() {
-                let Ok(line) = line else { break };
-                let event: Value = serde_json::from_str(&line).context("the watch brought no JSON")?;
-                let claim = &event["object"];
-                match event["type"].as_str() {
-                    Some("ADDED" | "MODIFIED") => sums.set(claim)?,
-                    Some("DELETED") => {
-                        let meta = &claim["metadata"];
-                        sums.claims.remove(&format!("{}/{}", meta["namespace"], meta["name"]));
-                    }
-                    _ => bail!("the watch broke: {line}"),
-                }
-                changes += 1;
-            }
-            match told.load(Ordering::SeqCst) {
-                true => Ok(changes),
-                false => bail!("the watch ended by itself after {changes} changes"),
-            }
-        });
-        Ok(Self {
-            child,
-            ends,
-            thread: Some(thread),
-        })
-    }
+/// The node whose device a claim has.
+pub(crate) fn node_of_claim(claim: &Value) -> Option<&str> {
+    claim["status"]["allocation"]["devices"]["results"][0]["pool"]
+        .as_str()?
+        .split('/')
+        .next()
+}
 
-    /// How many versions there were, if none of them gave anything twice.
-    pub(crate) fn end(mut self) -> Result<usize> {
-        self.stop();
-        let thread = self.thread.take().context("it has ended")?;
-        thread.join().map_err(|_| anyhow!("the checker panicked"))?
-    }
+/// An object's name.
+pub(crate) fn name_of(object: &Value) -> Result<&str> {
+    object["metadata"]["name"].as_str().context("an object without a name")
+}
 
-    fn stop(&mut self) {
-        self.ends.store(true, Ordering::SeqCst);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Deletes these pods, and does not wait.
+pub(crate) fn delete<'n>(kube: &Kube<'_>, pods: impl IntoIterator<Item = &'n str>) -> Result<()> {
+    let at_once = ["--ignore-not-found", "--force", "--grace-period=0", "--wait=false"];
+    let pods: Vec<&str> = pods.into_iter().collect();
+    match pods.is_empty() {
+        true => Ok(()),
+        false => kube.run(&[&["delete", "pod"], &at_once[..], &pods].concat()).map(drop),
     }
 }
 
-impl Drop for Checker {
-    fn drop(&mut self) {
-        self.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Deletes every pod of the namespace, and waits until every claim that was made for one is gone with it.
+pub(crate) fn clear(kube: &Kube<'_>) -> Result<()> {
+    kube.run(&["delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"])?;
+    wait(ALL_BOUND, "every claim to be freed", || {
+        let claims = kube.get(&["resourceclaims"])?;
+        match claims["items"].as_array().map_or(0, Vec::len) {
+            0 => Ok(Some(())),
+            left => Err(anyhow!("{left} claims are left")),
         }
-    }
-}
-
-/// That the checker would notice.
-pub(crate) fn the_checker_notices() -> Result<()> {
-    let claim = |name: &str, share: Option<&str>, memory: &str, cores: &str| {
-        json!({"metadata": {"namespace": "ns", "name": name}, "status": {"allocation": {"devices": {"results": [
-            {"driver": "dra.vgpu", "pool": "p", "device": "d", "shareID": share,
-                "consumedCapacity": {"memory": memory, "cores": cores}}]}}}})
-    };
-    let after = |claims: &[Value]| -> Result<()> {
-        let mut sums = Sums::default();
-        sums.capacity.insert(("p".into(), "d".into()), 80 << 30);
-        claims.iter().try_for_each(|claim| sums.set(claim))
-    };
-    let first = claim("a", Some("1"), "60Gi", "50");
-    after(&[first.clone(), claim("b", Some("2"), "20Gi", "50")])?;
-    after(&[first.clone(), claim("a", Some("3"), "80Gi", "50")])?;
-    for (name, second) in [
-        ("memory", claim("b", Some("2"), "21Gi", "0")),
-        ("cores", claim("b", Some("2"), "1Gi", "51")),
-        ("a whole device", claim("b", None, "1Gi", "0")),
-    ] {
-        if after(&[first.clone(), second]).is_ok() {
-            bail!("too much of {name} goes unnoticed");
-        }
-    }
-    Ok(())
+    })
 }

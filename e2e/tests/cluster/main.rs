@@ -6,20 +6,27 @@
 //! bad_input.rs  what users get wrong, and where they read about it
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! controller.rs controller mode: one pod's way, what is refused, the leader killed
-//! storm.rs      controller mode with many pods on hand-made nodes (fleet.rs), and controllers that are killed
+//! storm.rs      controller mode with many pods, and controllers that are killed
 //! adversity.rs  controller mode when others misbehave: leaders, third parties, nodes, the API server
+//! elsewhere.rs  controller mode and what pods need elsewhere: CPU, labels, taints, other drivers
+//! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
+//! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
 //! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
 
 mod adversity;
 mod bad_input;
+mod checker;
 mod controller;
+mod elsewhere;
 mod example;
 mod explain;
 mod fleet;
 mod machine;
 mod manifests;
+mod modes;
+mod processes;
 mod restarts;
 mod shared;
 mod storm;
@@ -75,6 +82,8 @@ fn trials() -> Vec<Trial> {
         controller::TESTS,
         storm::TESTS,
         adversity::TESTS,
+        elsewhere::TESTS,
+        modes::TESTS,
     ]
     .concat();
     all.into_iter()

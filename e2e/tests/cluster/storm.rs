@@ -1,16 +1,18 @@
 //! Controller mode with many pods on hand-made nodes: packed across nodes, and nothing given twice while controllers die.
+//!
+//! The storm keeps `VGPU_STORM_PODS` pods there (80) for `VGPU_STORM_SECONDS` (60), with room for half of them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, anyhow, ensure};
 use vgpu_e2e::install;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::shell;
 
-use crate::fleet::{Checker, Fleet, bound, create, many, the_checker_notices};
-use crate::manifests::template;
-use crate::shared::{self, LIMIT, Test};
+use crate::checker::the_checker_notices;
+use crate::fleet::{ALL_BOUND, ROOM, TAKEOVER, bound, create, delete, on_fleet, wait_full};
+use crate::shared::{Installed, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("checker_of_storms_notices_what_is_given_twice", the_checker_notices),
@@ -18,43 +20,11 @@ pub(crate) const TESTS: &[Test] = &[
     ("controllers_that_are_killed_in_a_storm_give_nothing_twice", storm),
 ];
 
-/// Claims are made from templates at 20 a second.
-const ALL_BOUND: Duration = Duration::from_secs(240);
-
-fn quarter() -> String {
-    template("quarter", "vgpu", json!({"memory": "20Gi", "cores": "25"}), &[])
-}
-
-fn wait_bound(kube: &Kube<'_>, count: usize) -> Result<()> {
-    wait(ALL_BOUND, &format!("{count} pods to be bound"), || {
-        let bound = bound(kube)?.len();
-        match bound == count {
-            true => Ok(Some(())),
-            false => Err(anyhow!("{bound} are bound")),
-        }
-    })
-}
-
-/// Nothing of the namespace is left, and every claim with it.
-fn clear(kube: &Kube<'_>) -> Result<()> {
-    kube.run(&["delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"])?;
-    wait(2 * LIMIT, "every claim to be freed", || {
-        let claims = kube.get(&["resourceclaims"])?;
-        match claims["items"].as_array().map_or(0, Vec::len) {
-            0 => Ok(Some(())),
-            left => Err(anyhow!("{left} claims are left")),
-        }
-    })
-}
-
 fn packs() -> Result<()> {
-    shared::in_namespace_of(shared::controlled()?, "packs", |installed, kube| {
-        let fleet = Fleet::new(Kube::new(&installed.cluster, "packs"), "packing", 100)?;
-        let checker = Checker::begin(kube)?;
-        kube.apply(&quarter())?;
-        let pods = (0..200).map(|number| fleet.pod(&format!("quarter-{number:03}"), "quarter", "100m"));
-        create(kube, &many(pods.collect()))?;
-        wait_bound(kube, 200)?;
+    let seen = on_fleet("packs", 100, |_, kube, fleet| {
+        let names: Vec<String> = (0..200).map(|number| format!("quarter-{number:03}")).collect();
+        create(kube, &fleet.pods(names.iter().map(String::as_str)))?;
+        wait_full(kube, 200, ALL_BOUND)?;
         let claims = kube.get(&["resourceclaims"])?;
         let claims = claims["items"].as_array().context("no list of claims")?.iter();
         let gpus: BTreeSet<String> = claims
@@ -63,19 +33,17 @@ fn packs() -> Result<()> {
                 format!("{}/{}", result["pool"], result["device"])
             })
             .collect();
-        let outcome = match gpus.len() {
+        match gpus.len() {
             50 => Ok(()),
             many => Err(anyhow!("200 quarters are on {many} GPUs instead of 50")),
-        };
-        let cleared = clear(kube);
-        let changes = checker.end()?;
-        println!("{changes} versions of claims, and no GPU over-committed at any");
-        outcome.and(cleared)
-    })
+        }
+    })?;
+    println!("{} versions of claims, and no GPU over-committed at any", seen.versions);
+    Ok(())
 }
 
 /// Ends the replica that leads, or both, in one of the ways in which processes end.
-fn end_one(installed: &shared::Installed, project: &Kube<'_>, round: usize) -> Result<()> {
+fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<()> {
     match round % 3 {
         // Told to go, and a new pod comes.
         0 => {
@@ -89,8 +57,7 @@ fn end_one(installed: &shared::Installed, project: &Kube<'_>, round: usize) -> R
             }
         }
         // Both at once, without a word.
-        1 => vgpu_e2e::shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"]))
-            .map(drop),
+        1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"])).map(drop),
         // New pods for both: the old ones were told to wait longer with each restart.
         _ => {
             let pods = [
@@ -105,64 +72,63 @@ fn end_one(installed: &shared::Installed, project: &Kube<'_>, round: usize) -> R
     }
 }
 
-fn storm() -> Result<()> {
-    shared::in_namespace_of(shared::controlled()?, "storm", |installed, kube| {
-        let project = Kube::new(&installed.cluster, install::NAME);
-        // Five nodes: forty quarters at a time.
-        let fleet = Fleet::new(Kube::new(&installed.cluster, "storm"), "storming", 5)?;
-        let checker = Checker::begin(kube)?;
-        kube.apply(&quarter())?;
-        let first = (0..4).map(|number| fleet.pod(&format!("first-{number}"), "quarter", "100m"));
-        create(kube, &many(first.collect()))?;
-        wait_bound(kube, 4)?;
-        let begun = Instant::now();
-        let mut made = 0;
-        let mut ended = 0;
-        while begun.elapsed() < Duration::from_secs(seconds()) {
-            let pods: Vec<Value> = (made..made + 12)
-                .map(|number| fleet.pod(&format!("quarter-{number:04}"), "quarter", "100m"))
-                .collect();
-            made += pods.len();
-            create(kube, &many(pods))?;
-            end_one(installed, &project, ended)?;
-            ended += 1;
-            std::thread::sleep(Duration::from_secs(3 + (ended as u64 * 5) % 11));
-            // The older half of what is bound goes.
-            let there = bound(kube)?;
-            let going: Vec<&str> = there.iter().take(there.len() / 2).map(String::as_str).collect();
-            if !going.is_empty() {
-                let delete = [
-                    "delete",
-                    "pod",
-                    "--ignore-not-found",
-                    "--force",
-                    "--grace-period=0",
-                    "--wait=false",
-                ];
-                kube.run(&[&delete[..], &going].concat())?;
-            }
-        }
-        project.run(&["rollout", "status", "deployment", "--timeout=120s"])?;
-        let left = wait(ALL_BOUND, "as many pods to be bound as there is room for", || {
-            let pods = kube.get(&["pods"])?;
-            let all = pods["items"].as_array().map_or(0, Vec::len);
-            let bound = bound(kube)?.len();
-            match bound == all.min(40) {
-                true => Ok(Some(all)),
-                false => Err(anyhow!("{bound} of {all} are bound")),
-            }
-        })?;
-        let cleared = clear(kube);
-        let changes = checker.end()?;
-        println!("{made} pods, {ended} times a controller ended, {left} pods at the end, {changes} versions of claims");
-        if ended < 3 {
-            bail!("controllers ended only {ended} times");
-        }
-        cleared
-    })
+/// Between two ends of a controller: 5 to 40 s.
+fn pause(round: usize) -> Duration {
+    Duration::from_secs(5 + (round as u64 * 7) % 36)
 }
 
-fn seconds() -> u64 {
-    let longer = std::env::var("VGPU_STORM_SECONDS").ok();
-    longer.and_then(|text| text.parse().ok()).unwrap_or(60)
+/// How often pods go and others come.
+const TICK: Duration = Duration::from_secs(3);
+
+fn storm() -> Result<()> {
+    let pods = usize::try_from(number("VGPU_STORM_PODS", 80)?)?;
+    let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", 60)?);
+    let nodes = pods.div_ceil(2 * ROOM);
+    let room = nodes * ROOM;
+    let (mut made, mut ended, mut left) = (0, 0, 0);
+    let seen = on_fleet("storm", nodes, |installed, kube, fleet| {
+        let project = Kube::new(&installed.cluster, install::NAME);
+        let mut come = |count: usize| -> Result<()> {
+            let names: Vec<String> = (made..made + count).map(|number| format!("p{number:06}")).collect();
+            made += count;
+            create(kube, &fleet.pods(names.iter().map(String::as_str)))
+        };
+        come(1)?;
+        wait_full(kube, 1, TAKEOVER)?;
+        come(pods - 1)?;
+        let begun = Instant::now();
+        let mut due = begun;
+        while begun.elapsed() < limit {
+            if Instant::now() >= due {
+                end_one(installed, &project, ended)?;
+                due = Instant::now() + pause(ended);
+                ended += 1;
+            }
+            std::thread::sleep(TICK);
+            // The oldest go, at most as many as come in that time: claims are made at 20 a second.
+            let bound = bound(kube)?;
+            let going = (bound.len() / 4).min(40);
+            delete(kube, bound.iter().take(going).map(String::as_str))?;
+            come(going)?;
+        }
+        project.run(&["rollout", "status", "deployment", "--timeout=120s"])?;
+        left = wait_full(kube, room, ALL_BOUND)?;
+        Ok(())
+    })?;
+    println!(
+        "{made} pods, {left} at a time, room for {room}; {ended} times a controller ended; {} versions of claims in {} s",
+        seen.versions,
+        limit.as_secs()
+    );
+    ensure!(ended >= 3, "controllers ended only {ended} times");
+    Ok(())
+}
+
+fn number(variable: &str, default: u64) -> Result<u64> {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .with_context(|| format!("{variable}={text}: write a number")),
+        Err(_) => Ok(default),
+    }
 }

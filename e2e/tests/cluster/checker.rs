@@ -1,0 +1,251 @@
+//! Adds up each GPU of hand-made nodes at every version of every claim, by one watch that never breaks: a watch that
+//! ends, or that the server cannot go on with, fails the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::shell;
+
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
+
+/// What one claim holds of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    device: (String, String),
+    /// `None`: all of it.
+    share: Option<(u64, u64)>,
+    by_controller: bool,
+}
+
+/// A device that was given to a claim.
+#[derive(Debug, Clone)]
+pub(crate) struct Given {
+    /// When the watch brought it.
+    pub(crate) at: Instant,
+    pub(crate) pool: String,
+    pub(crate) claim: String,
+    /// By its toleration in the result.
+    pub(crate) by_controller: bool,
+}
+
+/// All that a checker saw, and none of it gave anything twice.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) versions: usize,
+    pub(crate) given: Vec<Given>,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
+    value.pointer(path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn held(claim: &Value) -> Result<Vec<Held>> {
+    let results = list(claim, "/status/allocation/devices/results").iter();
+    let ours = results.filter(|result| result["driver"] == "dra.vgpu" && result["adminAccess"] != true);
+    ours.map(|result| {
+        let consumed = |name: &str| {
+            let amount = result["consumedCapacity"][name].as_str();
+            let amount = amount.and_then(install::bytes);
+            amount.with_context(|| format!("no consumed {name} in {result}"))
+        };
+        let share = match result["shareID"].is_string() {
+            true => Some((consumed("memory")?, consumed("cores")?)),
+            false => None,
+        };
+        let mut tolerations = list(result, "/tolerations").iter();
+        Ok(Held {
+            device: (text(&result["pool"]), text(&result["device"])),
+            share,
+            by_controller: tolerations.any(|toleration| toleration["key"] == "dra.vgpu/allocator"),
+        })
+    })
+    .collect()
+}
+
+fn key(claim: &Value) -> String {
+    let meta = &claim["metadata"];
+    format!("{}/{}", text(&meta["namespace"]), text(&meta["name"]))
+}
+
+/// All claims as of one version.
+#[derive(Debug, Default)]
+struct Sums {
+    claims: BTreeMap<String, Vec<Held>>,
+    capacity: BTreeMap<(String, String), u64>,
+}
+
+impl Sums {
+    /// What the claim has now and had not before.
+    fn set(&mut self, claim: &Value) -> Result<Vec<Held>> {
+        let key = key(claim);
+        let held = held(claim)?;
+        let devices: BTreeSet<_> = held.iter().map(|held| held.device.clone()).collect();
+        let before = self.claims.insert(key.clone(), held.clone()).unwrap_or_default();
+        for device in devices {
+            self.check(&device).with_context(|| format!("after {key} changed"))?;
+        }
+        Ok(held.into_iter().filter(|held| !before.contains(held)).collect())
+    }
+
+    fn check(&self, device: &(String, String)) -> Result<()> {
+        let of_device = self.claims.iter().flat_map(|(key, held)| {
+            let held = held.iter().filter(|held| held.device == *device);
+            held.map(move |held| (key, held))
+        });
+        let all: Vec<_> = of_device.collect();
+        let total = *self.capacity.get(device).unwrap_or(&u64::MAX);
+        let sum = |part: fn((u64, u64)) -> u64| all.iter().filter_map(|(_, held)| held.share).map(part).sum::<u64>();
+        let (memory, cores) = (sum(|share| share.0), sum(|share| share.1));
+        let is_whole = all.iter().any(|(_, held)| held.share.is_none());
+        if memory > total || cores > 100 || is_whole && all.len() > 1 {
+            bail!("{device:?} gives {memory} of {total} memory and {cores} cores: {all:?}");
+        }
+        Ok(())
+    }
+}
+
+/// One watch of all claims that never breaks, added up at every version.
+pub(crate) struct Checker {
+    child: Child,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Seen>>>,
+}
+
+impl Checker {
+    /// By the API server that everybody uses.
+    pub(crate) fn begin(kube: &Kube<'_>) -> Result<Self> {
+        Self::begin_by(|path| kube.command(["get", "--raw", path]))
+    }
+
+    /// By commands that print what a path of an API server answers.
+    pub(crate) fn begin_by(raw: impl Fn(&str) -> Result<Command>) -> Result<Self> {
+        let read = |path: &str| -> Result<Value> {
+            serde_json::from_str(&shell::output(&mut raw(path)?)?).with_context(|| format!("{path} is no JSON"))
+        };
+        let mut sums = Sums::default();
+        for slice in list(&read(SLICES)?, "/items") {
+            for device in list(slice, "/spec/devices") {
+                let memory = device["capacity"]["memory"]["value"].as_str().and_then(install::bytes);
+                let key = (text(&slice["spec"]["pool"]["name"]), text(&device["name"]));
+                sums.capacity.extend(memory.map(|memory| (key, memory)));
+            }
+        }
+        let claims = read(CLAIMS)?;
+        for claim in list(&claims, "/items") {
+            sums.set(claim)?;
+        }
+        let version = claims["metadata"]["resourceVersion"]
+            .as_str()
+            .context("a list without version")?;
+        let mut command = raw(&format!("{CLAIMS}?watch=true&resourceVersion={version}"))?;
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?;
+        let output = child.stdout.take().context("kubectl has no standard output")?;
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = ends.clone();
+        let thread = std::thread::spawn(move || {
+            let seen = follow(sums, BufReader::new(output))?;
+            match told.load(Ordering::SeqCst) {
+                true => Ok(seen),
+                false => bail!("the watch ended by itself after {} changes", seen.versions),
+            }
+        });
+        Ok(Self {
+            child,
+            ends,
+            thread: Some(thread),
+        })
+    }
+
+    /// What there was, if none of it gave anything twice.
+    pub(crate) fn end(mut self) -> Result<Seen> {
+        self.stop();
+        let thread = self.thread.take().context("it has ended")?;
+        thread.join().map_err(|_| anyhow!("the checker panicked"))?
+    }
+
+    fn stop(&mut self) {
+        self.ends.store(true, Ordering::SeqCst);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Checker {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn follow(mut sums: Sums, watch: impl BufRead) -> Result<Seen> {
+    let mut seen = Seen::default();
+    for line in watch.lines() {
+        let Ok(line) = line else { break };
+        let event: Value = serde_json::from_str(&line).context("the watch brought no JSON")?;
+        let claim = &event["object"];
+        match event["type"].as_str() {
+            Some("ADDED" | "MODIFIED") => {
+                let at = Instant::now();
+                seen.given.extend(sums.set(claim)?.into_iter().map(|held| Given {
+                    at,
+                    pool: held.device.0,
+                    claim: key(claim),
+                    by_controller: held.by_controller,
+                }));
+            }
+            Some("DELETED") => {
+                sums.claims.remove(&key(claim));
+            }
+            _ => bail!("the watch broke: {line}"),
+        }
+        seen.versions += 1;
+    }
+    Ok(seen)
+}
+
+/// That the checker would notice.
+pub(crate) fn the_checker_notices() -> Result<()> {
+    let claim = |name: &str, share: Option<&str>, memory: &str, cores: &str| {
+        json!({"metadata": {"namespace": "ns", "name": name}, "status": {"allocation": {"devices": {"results": [
+            {"driver": "dra.vgpu", "pool": "p", "device": "d", "shareID": share,
+                "consumedCapacity": {"memory": memory, "cores": cores}}]}}}})
+    };
+    let after = |claims: &[Value]| -> Result<()> {
+        let mut sums = Sums::default();
+        sums.capacity.insert(("p".into(), "d".into()), 80 << 30);
+        claims.iter().try_for_each(|claim| sums.set(claim).map(drop))
+    };
+    let first = claim("a", Some("1"), "60Gi", "50");
+    after(&[first.clone(), claim("b", Some("2"), "20Gi", "50")])?;
+    after(&[first.clone(), claim("a", Some("3"), "80Gi", "50")])?;
+    for (name, second) in [
+        ("memory", claim("b", Some("2"), "21Gi", "0")),
+        ("cores", claim("b", Some("2"), "1Gi", "51")),
+        ("a whole device", claim("b", None, "1Gi", "0")),
+    ] {
+        if after(&[first.clone(), second]).is_ok() {
+            bail!("too much of {name} goes unnoticed");
+        }
+    }
+    let gone = json!({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}).to_string();
+    if follow(Sums::default(), gone.as_bytes()).is_ok() {
+        bail!("a watch that cannot go on goes unnoticed");
+    }
+    Ok(())
+}

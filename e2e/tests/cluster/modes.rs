@@ -1,0 +1,177 @@
+//! Nodes that change hands while pods come and go: from the controller to kube-scheduler and back, as the plugin does it.
+//!
+//! ```text
+//! settled ─► released (30 s, nobody's) ─► no taint, kube-scheduler's ─► controller (30 s, nobody's yet) ─► the controller's
+//! ```
+//! Two groups of nodes do so, one after the other, and one node stays the controller's. There are always more pods than
+//! room, so whoever may give something does. Each allocation tells by its toleration whose it is, and must have come
+//! while its device was theirs.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::checker::{Given, Seen};
+use crate::fleet::{ALL_BOUND, Fleet, Mode, ROOM, bound, create, delete, on_fleet, pool, wait_full};
+use crate::shared::Test;
+
+pub(crate) const TESTS: &[Test] = &[("modes_that_change_under_load_give_nothing_twice", modes)];
+
+const NODES: usize = 4;
+/// More pods than room.
+const PODS: usize = NODES * ROOM + 8;
+/// How often pods go and others come.
+const TICK: Duration = Duration::from_secs(2);
+
+/// How long a device is nobody's when it changes hands.
+const HANDOVER: Duration = Duration::from_secs(30);
+/// For kube-scheduler to be seen with a device of its own, and for the controller after that.
+const THEIRS: Duration = Duration::from_secs(14);
+/// The API server's times have whole seconds.
+const SECOND: Duration = Duration::from_secs(1);
+/// The controller drops what it decided longer than 10 s ago; and the watch lags.
+const DECIDED: Duration = Duration::from_secs(15);
+
+/// Nodes that turn together.
+struct Group {
+    nodes: Vec<String>,
+    steps: VecDeque<(Duration, Mode)>,
+    done: Vec<Step>,
+}
+
+/// A mode that was written.
+struct Step {
+    mode: Mode,
+    asked: Instant,
+    answered: Instant,
+}
+
+impl Group {
+    fn new(nodes: &[String], first: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            nodes: nodes.to_vec(),
+            steps: VecDeque::from([
+                (first, Mode::Released),
+                (HANDOVER, Mode::Scheduler),
+                (THEIRS, Mode::Controller),
+            ]),
+            done: vec![Step {
+                mode: Mode::Settled,
+                asked: now,
+                answered: now,
+            }],
+        }
+    }
+
+    fn since(&self) -> Duration {
+        self.done.last().map_or(Duration::ZERO, |step| step.answered.elapsed())
+    }
+
+    /// Whether it has come to rest: the controller's again, for a while.
+    fn turn(&mut self, fleet: &Fleet<'_>) -> Result<bool> {
+        let Some(&(after, mode)) = self.steps.front() else {
+            return Ok(self.since() >= HANDOVER + THEIRS);
+        };
+        if self.since() >= after {
+            let asked = Instant::now();
+            fleet.turn(&self.nodes, mode)?;
+            self.done.push(Step {
+                mode,
+                asked,
+                answered: Instant::now(),
+            });
+            self.steps.pop_front();
+        }
+        Ok(false)
+    }
+
+    /// When the mode ends: nobody can say more exactly than from asking to answer, and the later is meant.
+    fn end_of(&self, step: usize) -> Option<Instant> {
+        self.done.get(step + 1).map(|next| next.answered)
+    }
+
+    /// In which step a device was given, by the rules of whoever gave it.
+    fn step_of(&self, given: &Given) -> Option<usize> {
+        (0..self.done.len()).find(|&number| {
+            let step = &self.done[number];
+            let (from, late) = match (step.mode, given.by_controller) {
+                (Mode::Settled, true) => (step.asked, DECIDED),
+                (Mode::Controller, true) => (step.asked + HANDOVER - SECOND, DECIDED),
+                (Mode::Scheduler, false) => (step.asked, HANDOVER),
+                _ => return false,
+            };
+            given.at >= from && self.end_of(number).is_none_or(|end| given.at <= end + late)
+        })
+    }
+
+    fn check(&self, seen: &Seen) -> Result<()> {
+        let mut counts = vec![0; self.done.len()];
+        let begun = self.done[0].asked;
+        for given in seen.given.iter().filter(|given| self.has(&given.pool)) {
+            match self.step_of(given) {
+                Some(step) => counts[step] += 1,
+                None => {
+                    let modes: Vec<_> = self.done.iter().map(|step| (step.mode, step.asked - begun)).collect();
+                    let who = if given.by_controller {
+                        "the controller"
+                    } else {
+                        "kube-scheduler"
+                    };
+                    bail!(
+                        "{who} gave {} a device of {} after {:?}, which was not its own then: {modes:?}",
+                        given.claim,
+                        given.pool,
+                        given.at - begun
+                    )
+                }
+            }
+        }
+        println!(
+            "{:?}: given as settled, released, none, controller: {counts:?}",
+            self.nodes
+        );
+        ensure!(
+            matches!(counts[..], [settled, 0, theirs, again] if settled * theirs * again > 0),
+            "each was to give something in its time: {counts:?}"
+        );
+        Ok(())
+    }
+
+    fn has(&self, given: &str) -> bool {
+        self.nodes.iter().any(|node| pool(node) == given)
+    }
+}
+
+fn modes() -> Result<()> {
+    let mut groups = Vec::new();
+    let seen = on_fleet("modes", NODES, |_, kube, fleet| {
+        let nodes: Vec<String> = fleet.nodes().collect();
+        groups.push(Group::new(&nodes[1..3], Duration::from_secs(8)));
+        groups.push(Group::new(&nodes[3..], Duration::from_secs(16)));
+        let (mut made, mut there) = (0, 0);
+        loop {
+            let names: Vec<String> = (made..made + PODS - there)
+                .map(|number| format!("p{number:05}"))
+                .collect();
+            create(kube, &fleet.pods(names.iter().map(String::as_str)))?;
+            made += names.len();
+            std::thread::sleep(TICK);
+            let mut is_over = true;
+            for group in &mut groups {
+                is_over &= group.turn(fleet)?;
+            }
+            if is_over {
+                break;
+            }
+            // The oldest go: a third of what runs.
+            let bound = bound(kube)?;
+            let going = bound.len() / 3;
+            delete(kube, bound.iter().take(going).map(String::as_str))?;
+            there = PODS - going;
+        }
+        wait_full(kube, NODES * ROOM, ALL_BOUND).map(drop)
+    })?;
+    groups.iter().try_for_each(|group| group.check(&seen))
+}

@@ -1,0 +1,109 @@
+//! Processes of the cluster that tests stop, wake, and run beside its own.
+
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::kube::wait;
+use vgpu_e2e::shell;
+
+use crate::shared::{Installed, LIMIT};
+
+/// A process that stands still (SIGSTOP) until this is dropped.
+pub(crate) struct Stopped<'a> {
+    cluster: &'a Cluster,
+    pid: String,
+}
+
+impl<'a> Stopped<'a> {
+    /// By its number as the cluster sees it.
+    pub(crate) fn stop(cluster: &'a Cluster, pid: String) -> Result<Self> {
+        signal(cluster, &pid, "STOP")?;
+        Ok(Self { cluster, pid })
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        // Somebody may have ended it meanwhile, for it did not answer.
+        let _ = signal(self.cluster, &self.pid, "CONT");
+    }
+}
+
+fn signal(cluster: &Cluster, pid: &str, signal: &str) -> Result<()> {
+    shell::run(&mut cluster.inside(&["kill", &format!("-{signal}"), pid]))
+}
+
+/// The process of vgpu-controller in that pod, as the cluster numbers it.
+pub(crate) fn controller_in(installed: &Installed, pod: &str) -> Result<String> {
+    let find = format!(
+        "for pid in $(pgrep -x vgpu-controller); do tr '\\0' '\\n' </proc/$pid/environ | grep -qx POD_NAME={pod} && echo $pid; done; true"
+    );
+    let found = shell::output(&mut installed.cluster.inside(&["sh", "-c", &find]))?;
+    let pid = found.trim().to_owned();
+    ensure!(
+        !pid.is_empty() && !pid.contains('\n'),
+        "the processes of {pod}: {found:?}"
+    );
+    Ok(pid)
+}
+
+const FIRST_PORT: &str = "--secure-port=443";
+const SECOND_PORT: &str = "--secure-port=6444";
+const SECOND_SERVER: &str = "https://10.96.0.1:6444";
+
+/// A second kube-apiserver over the same etcd, for a watch that goes on when the first one dies. One that is taken up again
+/// at the first may be told 410 Gone: what that one has to tell begins at its start.
+pub(crate) struct SecondServer<'a> {
+    cluster: &'a Cluster,
+    child: Child,
+}
+
+impl<'a> SecondServer<'a> {
+    /// With the command line of the first. It is in the cluster's PID namespace, so it ends with the cluster at the latest.
+    pub(crate) fn start(cluster: &'a Cluster) -> Result<Self> {
+        let pid = cluster.pid_of("kube-apiserver")?;
+        let line = shell::output(&mut cluster.inside(&["cat", &format!("/proc/{pid}/cmdline")]))?;
+        let arguments: Vec<&str> = line
+            .trim_end_matches('\0')
+            .split('\0')
+            .map(|argument| if argument == FIRST_PORT { SECOND_PORT } else { argument })
+            .collect();
+        ensure!(
+            arguments.contains(&SECOND_PORT),
+            "kube-apiserver runs without {FIRST_PORT}: {arguments:?}"
+        );
+        let child = cluster
+            .inside(&arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run nsenter")?;
+        let server = Self { cluster, child };
+        wait(LIMIT, "the second API server to answer", || {
+            shell::run(&mut server.raw("/readyz")?).map(Some)
+        })?;
+        Ok(server)
+    }
+
+    /// kubectl that prints what a path answers. In the cluster's network alone: so ending it ends kubectl itself.
+    pub(crate) fn raw(&self, path: &str) -> Result<Command> {
+        let state = self.cluster.state();
+        let init = std::fs::read_to_string(state.init()).context("cannot read init.pid")?;
+        let mut command = shell::command("nsenter", ["--target", init.trim(), "--net", "--"]);
+        command
+            .arg(self.cluster.toolchain().program("kubectl")?)
+            .arg("--kubeconfig")
+            .arg(state.component_kubeconfig("admin"))
+            .args(["--server", SECOND_SERVER, "get", "--raw", path])
+            .env("KUBECACHEDIR", state.0.join("tmp/kubecachedir"));
+        Ok(command)
+    }
+}
+
+impl Drop for SecondServer<'_> {
+    fn drop(&mut self) {
+        let _ = shell::run(&mut self.cluster.inside(&["pkill", "-KILL", "-f", "--", SECOND_PORT]));
+        let _ = self.child.wait();
+    }
+}
