@@ -6,6 +6,7 @@
 //! it is the one that ran meanwhile, and when it was started anew and has listed it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -58,7 +59,9 @@ fn figures(cluster: &Cluster, prepared: &Prepared, size: Size) -> Result<()> {
         "scheduler mode, nothing but the cluster's own node",
         &deployed.memory_at_rest()?,
     );
+    let begun = Instant::now();
     fill(&kube, size)?;
+    eprintln!("written after {:.0} s", begun.elapsed().as_secs_f64());
     report("scheduler mode, when all had come", &deployed.memory_at_rest()?);
     deployed.start_anew(1)?;
     report("scheduler mode, started anew", &deployed.memory_at_rest()?);
@@ -97,18 +100,21 @@ fn fill(kube: &Kube<'_>, size: Size) -> Result<()> {
     fleet::write(kube, &["create"], &numbers().map(claim).collect::<Vec<_>>())?;
     let pods: Vec<Value> = numbers().map(|number| pod(number, size.nodes)).collect();
     fleet::write(kube, &["create"], &pods)?;
-    let uids = uids(kube)?;
+    let (pods, versions) = (
+        of_each(kube, "pods", "uid")?,
+        of_each(kube, "resourceclaims", "resourceVersion")?,
+    );
     let allocated = numbers().map(|number| {
-        let uid = uids
-            .get(&name(number))
-            .with_context(|| format!("pod {} is gone", name(number)))?;
-        Ok(allocated(number, size.nodes, uid))
+        let name = name(number);
+        let uid = pods.get(&name).with_context(|| format!("pod {name} is gone"))?;
+        let mut claim = allocated(number, size.nodes, uid);
+        // With its version, kubectl need not ask for it.
+        let version = versions.get(&name).with_context(|| format!("claim {name} is gone"))?;
+        claim["metadata"]["resourceVersion"] = json!(version);
+        Ok(claim)
     });
-    fleet::write(
-        kube,
-        &["replace", "--subresource=status"],
-        &allocated.collect::<Result<Vec<_>>>()?,
-    )?;
+    let allocated = allocated.collect::<Result<Vec<_>>>()?;
+    fleet::write(kube, &["replace", "--subresource=status"], &allocated)?;
     // So that no figure is one of less.
     let template = r#"{{range .items}}{{if .status.allocation}}x{{"\n"}}{{end}}{{end}}"#;
     let there = kube.run(&["get", "resourceclaims", "-o", "go-template", "--template", template])?;
@@ -122,11 +128,13 @@ fn fill(kube: &Kube<'_>, size: Size) -> Result<()> {
     Ok(())
 }
 
-fn uids(kube: &Kube<'_>) -> Result<BTreeMap<String, String>> {
-    let template = r#"{{range .items}}{{.metadata.name}} {{.metadata.uid}}{{"\n"}}{{end}}"#;
-    let lines = kube.run(&["get", "pods", "-o", "go-template", "--template", template])?;
+/// A field of the metadata of each, by name.
+fn of_each(kube: &Kube<'_>, kind: &str, field: &str) -> Result<BTreeMap<String, String>> {
+    let template =
+        format!(r#"{{{{range .items}}}}{{{{.metadata.name}}}} {{{{.metadata.{field}}}}}{{{{"\n"}}}}{{{{end}}}}"#);
+    let lines = kube.run(&["get", kind, "-o", "go-template", "--template", &template])?;
     let pairs = lines.lines().filter_map(|line| line.split_once(' '));
-    Ok(pairs.map(|(name, uid)| (name.to_owned(), uid.to_owned())).collect())
+    Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
 fn name(number: usize) -> String {
