@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, then the cluster's.
-# `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator` or `run.sh cluster` prints one part alone.
+# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, and the
+# controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh cluster` or
+# `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The last two bring clusters up and take
+# them down, however they end.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
@@ -9,7 +11,10 @@ part=${1:-all}
 runs() { # whether PART is to be run
   [ "$part" = all ] || [ "$part" = "$1" ]
 }
-case $part in library | allocator | cluster | all) ;; *) fail "$part: not a part; there are library, allocator and cluster" ;; esac
+case $part in
+  library | allocator | cluster | controller | all) ;;
+  *) fail "$part: not a part; there are library, allocator, cluster and controller" ;;
+esac
 if runs library; then
   python3 bench/run.py "$@"
 fi
@@ -29,9 +34,19 @@ if runs allocator; then
     "$CARGO_TARGET_DIR/programs/examples/figures" 1000 10000 "$policy"
   done
 fi
-if runs cluster; then
+if runs cluster || runs controller; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e
+fi
+if runs cluster; then
   cargo build --quiet --profile programs -p vgpu-kubelet-plugin --example prepare_bench
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench --prepare-bench "$CARGO_TARGET_DIR/programs/examples/prepare_bench"
+  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench node --prepare-bench "$CARGO_TARGET_DIR/programs/examples/prepare_bench"
+fi
+if runs controller; then
+  # As it is released.
+  cargo build --quiet --profile programs -p vgpu-controller --example explain_figures
+  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench burst "$@"
+  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench memory
+  echo "explanations:"
+  "$CARGO_TARGET_DIR/programs/examples/explain_figures"
 fi

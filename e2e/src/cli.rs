@@ -54,11 +54,10 @@ enum Verb {
     Tools,
     /// Build the images of this project, and name their archives.
     Images,
-    /// Print how long nodes, pods and Prepare calls take here.
+    /// Print how long things take here, and how much memory.
     Bench {
-        /// The kubelet plugin's example program of that name.
-        #[arg(long)]
-        prepare_bench: PathBuf,
+        #[command(subcommand)]
+        part: bench::Part,
     },
     #[command(hide = true)]
     Keeper { state: PathBuf },
@@ -85,10 +84,10 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 println!("{}", archive.display());
             }
         }
-        Verb::Bench { prepare_bench } => {
+        Verb::Bench { part } => {
             let prepared = build(&mut |text| eprintln!("{text}"))?;
             interrupt::handle()?;
-            bench::run(&arguments.cluster, &prepared, &prepare_bench)?;
+            bench::run(&arguments.cluster, &prepared, &part)?;
         }
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
         Verb::Up { hold } => up(&arguments.cluster, hold)?,

@@ -1,0 +1,141 @@
+//! How long a node, a pod and a Prepare take.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{NAMESPACE, make_namespace, median};
+use crate::cluster::Cluster;
+use crate::install;
+use crate::kube::Kube;
+use crate::prepared::Prepared;
+
+const PODS: usize = 20;
+const ROUNDS: &str = "1000";
+/// For a pod to run.
+const LIMIT: Duration = Duration::from_secs(60);
+const SETTLE: Duration = Duration::from_secs(2);
+const COLUMNS: &str = "custom-columns=NAME:.metadata.name,RUNNING:.status.containerStatuses[0].state.running.startedAt";
+
+/// `prepare_bench` is the kubelet plugin's example program.
+pub(super) fn run(name: &str, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
+    let start = Instant::now();
+    let cluster = Cluster::up(prepared.config(name))?;
+    println!("node Ready after {:.1} s", start.elapsed().as_secs_f64());
+    let outcome = figures(&cluster, prepared, prepare_bench);
+    cluster.down()?;
+    outcome
+}
+
+fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
+    install::install(cluster, prepared, &[])?;
+    let kube = Kube::new(cluster, NAMESPACE);
+    make_namespace(&kube)?;
+    kube.apply(TEMPLATE)?;
+    pods(&kube)?;
+    let program = prepare_bench
+        .to_str()
+        .context("the path of prepare_bench is not UTF-8")?;
+    let status = cluster
+        .inside(&[
+            program,
+            "--node",
+            crate::cluster::NODE,
+            "--namespace",
+            NAMESPACE,
+            "--rounds",
+            ROUNDS,
+        ])
+        .status()
+        .context("cannot run nsenter")?;
+    anyhow::ensure!(status.success(), "{program}: {status}");
+    Ok(())
+}
+
+/// With a claim and without, in turns, so that a machine that changes its pace meets both alike. One
+/// watch sees all of them: a kubectl that starts beside a pod would take the CPU that the pod needs.
+fn pods(kube: &Kube<'_>) -> Result<()> {
+    let mut watch = kube
+        .command(["get", "pods", "--watch", "--no-headers", "--output", COLUMNS])?
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run kubectl")?;
+    let running = seen(watch.stdout.take().context("kubectl has no stdout")?);
+    let measured = in_turns(kube, &running);
+    // It watches until it is told to end.
+    let _ = watch.kill();
+    watch.wait().context("kubectl get --watch")?;
+    let (plain, claimed) = measured?;
+    println!("kubectl create to running, median of {PODS}: plain pod {plain:.0} ms, pod with a claim {claimed:.0} ms");
+    println!("difference {:+.0} ms, ratio {:.2}", claimed - plain, claimed / plain);
+    Ok(())
+}
+
+fn in_turns(kube: &Kube<'_>, running: &Receiver<(String, Instant)>) -> Result<(f64, f64)> {
+    let (mut plain, mut claimed) = (Vec::new(), Vec::new());
+    for round in 0..PODS {
+        plain.push(start(kube, running, &format!("plain-{round}"), false)?);
+        claimed.push(start(kube, running, &format!("claim-{round}"), true)?);
+    }
+    Ok((median(plain), median(claimed)))
+}
+
+/// Names of pods whose container runs, and when the watch said so.
+fn seen(output: impl std::io::Read + Send + 'static) -> Receiver<(String, Instant)> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if let [name, since] = line.split_whitespace().collect::<Vec<_>>()[..]
+                && since != "<none>"
+                && sender.send((name.to_owned(), Instant::now())).is_err()
+            {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Milliseconds from `kubectl create` until the watch shows the container running; the pod is gone afterwards.
+fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, claim: bool) -> Result<f64> {
+    let manifest = manifest(name, claim);
+    let start = Instant::now();
+    let said = kube.try_run_with_input(&["create", "-f", "-"], &manifest)?;
+    anyhow::ensure!(said.status.success(), "kubectl create {name}: {}", said.stderr.trim());
+    let at = loop {
+        let left = LIMIT.saturating_sub(start.elapsed());
+        match running.recv_timeout(left) {
+            Ok((pod, at)) if pod == name => break at,
+            Ok(_) => {}
+            Err(_) => anyhow::bail!(
+                "pod {name} does not run after {} s\n{}",
+                LIMIT.as_secs(),
+                kube.describe(name)
+            ),
+        }
+    };
+    kube.run(&["delete", "pod", name, "--timeout=60s"])?;
+    // Its claim goes after it, which is work for the controllers and the node.
+    std::thread::sleep(SETTLE);
+    Ok(at.duration_since(start).as_secs_f64() * 1000.0)
+}
+
+fn manifest(name: &str, claim: bool) -> String {
+    let mut pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "dnsPolicy": "Default", "terminationGracePeriodSeconds": 0, "containers": [{
+            "name": "main", "image": "dra-driver-vgpu/client:dev", "command": ["sleep", "600"]}]}});
+    if claim {
+        pod["spec"]["resourceClaims"] = serde_json::json!([{"name": "gpu", "resourceClaimTemplateName": "bench"}]);
+        pod["spec"]["containers"][0]["resources"] = serde_json::json!({"claims": [{"name": "gpu"}]});
+    }
+    pod.to_string()
+}
+
+const TEMPLATE: &str = r#"{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "bench"}, "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly":
+    {"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "1Gi", "cores": "5"}}}}]}}}}"#;
