@@ -81,13 +81,6 @@ impl Claims {
         !is_gone && self.accept(claim, now)
     }
 
-    /// A write has landed: the next one that does not is the first.
-    pub(crate) fn succeed(&mut self, key: &str) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.failures = 0;
-        }
-    }
-
     fn accept(&mut self, claim: Claim, now: Time) -> bool {
         let key = claim.key();
         let Some(known) = self.known.get_mut(&key) else {
@@ -102,10 +95,14 @@ impl Claims {
             return true;
         }
         // Moved on: whatever was decided on an older version has landed in this one, or never will.
-        known.flight = known.flight.take().filter(|flight| flight.version >= claim.version);
+        let flown = known.flight.take_if(|flight| flight.version < claim.version);
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
             known.since = now;
+        }
+        // A mark that settles what was refused is no success: the same may be refused again.
+        let is_marked = claim.epoch != known.claim.epoch && flown.is_some_and(|flight| !flight.was_doubtful);
+        if !same || is_marked {
             known.failures = 0;
         }
         known.claim = claim;

@@ -187,7 +187,6 @@ impl Planner {
                 if self.claims.answer(*claim, now) {
                     self.recount(&key);
                 }
-                self.claims.succeed(&key);
             }
             (_, None) => {} // a newer version has settled it
             (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),

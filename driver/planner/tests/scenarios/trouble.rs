@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use vgpu_allocator::Features;
-use vgpu_planner::{Ask, Change, Outcome, Planner, Settings, Term};
+use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Settings, Term};
 
 use crate::desk::{Desk, kinds, read, said, share_ids};
 
@@ -247,4 +247,37 @@ fn whoever_changes_a_claim_all_the_time_stops_no_new_leader() {
     desk.pod("d", &["d"], json!({}));
     desk.settle();
     assert!(desk.node_of("d").is_some());
+}
+
+#[test]
+fn allocations_that_are_refused_are_tried_ever_more_rarely() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    let mut refused = Vec::new();
+    while refused.len() < 10 {
+        let plan = desk.plan();
+        for write in &plan.writes {
+            if matches!(write.intent, Intent::Allocate { .. }) {
+                refused.push(desk.now);
+                let why = Outcome::Refused("admission webhook denied the request".to_owned());
+                desk.planner.report(write.id, why, desk.time());
+            } else {
+                desk.perform(write);
+            }
+        }
+        plan.asks.iter().for_each(|ask| match ask {
+            Ask::Claims => desk.list(),
+            Ask::Slice(name) => desk.answer(name),
+        });
+        if plan.writes.is_empty() && plan.asks.is_empty() {
+            desk.now = plan.wake.expect("it is tried again").millis().max(desk.now + 1);
+        }
+    }
+    let pauses: Vec<i64> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let grows = |pair: &[i64]| pair[1] >= (2 * pair[0]).min(60_000);
+    assert!(pauses.windows(2).all(grows), "{pauses:?}");
+    desk.now += 60_000;
+    desk.settle();
+    assert!(desk.node_of("c").is_some());
 }
