@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
 
-use crate::allocation::is_hold;
+use crate::allocation::hold_of;
 use crate::model::{Claim, Consumer, Version};
 use crate::time::Time;
 use crate::write::{Intent, Write, WriteId};
@@ -261,8 +261,7 @@ impl Known {
     /// The hold that it has, or may have.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
-        let held = self.claim.reserved_for.iter().find(|consumer| is_hold(consumer));
-        held.or(given.map(|(_, hold)| hold))
+        hold_of(&self.claim).or(given.map(|(_, hold)| hold))
     }
 
     /// As the allocator is to count it.

@@ -281,3 +281,24 @@ fn allocations_that_are_refused_are_tried_ever_more_rarely() {
     desk.settle();
     assert!(desk.node_of("c").is_some());
 }
+
+#[test]
+fn a_hold_that_somebody_else_adds_keeps_nothing_allocated() {
+    for first in [false, true] {
+        let mut desk = Desk::new(1);
+        desk.fraction("c", 3);
+        desk.pod("p", &["c"], json!({}));
+        desk.settle();
+        let forged = read(json!({"apiGroup": "dra.vgpu", "resource": "holds", "name": "q", "uid": "forged"}));
+        desk.edit("c", |claim| {
+            let at = if first { 0 } else { 1 };
+            claim.reserved_for.insert(at, forged);
+        });
+        desk.settle();
+        let claim = &desk.claims[0];
+        let holds: Vec<&str> = claim.reserved_for.iter().map(|entry| entry.uid.as_str()).collect();
+        assert_eq!(holds, ["hold-uid-c"], "the pod's place is kept");
+        desk.now += 30_000;
+        assert_eq!(kinds(&desk.settle().0)[0], "clear", "{first}");
+    }
+}
