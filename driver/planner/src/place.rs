@@ -49,6 +49,13 @@ pub(crate) enum Waits {
     For(Box<Verdict>),
 }
 
+impl Waits {
+    /// Whether there was no answer in the steps that there were.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::For(why) if **why == Verdict::Unanswered)
+    }
+}
+
 impl From<Verdict> for Waits {
     fn from(verdict: Verdict) -> Self {
         Self::For(Box::new(verdict))

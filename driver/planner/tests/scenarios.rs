@@ -2,6 +2,8 @@
 
 #[path = "scenarios/bad_input.rs"]
 mod bad_input;
+#[path = "scenarios/costly.rs"]
+mod costly;
 #[path = "scenarios/desk.rs"]
 mod desk;
 #[path = "scenarios/gangs.rs"]

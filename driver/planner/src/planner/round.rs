@@ -3,11 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::gangs::effort_of;
+use vgpu_allocator::Budget;
+
+use super::gangs::{effort_of, search_of};
 use super::{Plan, Planner, soonest};
 use crate::allocation::is_ours;
 use crate::change::Ask;
 use crate::devices::Who;
+use crate::effort::{Answer, Asked};
 use crate::gang::{self, Gangs};
 use crate::model::{Claim, Pod};
 use crate::names::{DRIVER, IMPLICIT_RESOURCE};
@@ -105,7 +108,8 @@ impl Planner {
                 None => units.push((None, vec![key.clone()])),
             }
         }
-        self.efforts.forget_gangs(&together.keys().map(effort_of).collect());
+        let keys = together.keys().flat_map(|name| [effort_of(name), search_of(name)]);
+        self.efforts.forget_gangs(&keys.collect());
         units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
         // A gang stands where the first of its pods does.
         units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
@@ -151,8 +155,9 @@ impl Planner {
     /// Those that came when they had a place come first; then by priority, age and name.
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.cluster.pod(key)?;
+        let of_gang = gang::of(pod).map_or(0, |name| self.efforts.failures(&effort_of(&name)));
         Some((
-            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid),
+            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid) + of_gang,
             Reverse(pod.priority),
             pod.created,
             key.to_owned(),
@@ -160,10 +165,48 @@ impl Planner {
     }
 
     fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
-        match self.place(term, key, &BTreeSet::new(), now) {
+        let Some(pod) = self.cluster.pod(key) else {
+            return;
+        };
+        let who = pod.uid.clone();
+        let asked = Asked { who: &who, pods: 1 };
+        let mut budget = match self.budget(asked, now) {
+            Ok(budget) => budget,
+            Err(waits) => return self.wait(key, waits, now, plan),
+        };
+        let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
+        let answer = match &placed {
+            Ok(placed) if !placed.stale.is_empty() => Answer::IfRead(placed.stale.clone()),
+            Err(waits) if waits.is_unanswered() => Answer::None,
+            _ => Answer::Some,
+        };
+        self.spend(asked, budget.spent(), answer, now, plan);
+        match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
             Ok(placed) => self.take_place(term, placed, plan),
             Err(waits) => self.wait(key, waits, now, plan),
+        }
+    }
+
+    /// What may be spent on a pod or gang, once the slices have been read that it waits for.
+    pub(super) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Waits> {
+        let reads = self.efforts.reads(asked.who).iter();
+        let unread = reads.filter(|slice| self.asked.contains_key(&Ask::Slice((*slice).clone())));
+        let unread: Vec<String> = unread.cloned().collect();
+        match unread.is_empty() {
+            true => self.efforts.budget(asked, now).map_err(Waits::Until),
+            false => Err(Waits::ForSlices(unread)),
+        }
+    }
+
+    /// Counts a question. One without an answer is asked again, whether anything changes or not.
+    pub(super) fn spend(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time, plan: &mut Plan) {
+        let is_over = answer == Answer::Some;
+        self.efforts.spent(asked, steps, answer, now);
+        if let Err(until) = self.efforts.budget(asked, now)
+            && !is_over
+        {
+            soonest(&mut plan.wake, until, now);
         }
     }
 
@@ -172,19 +215,19 @@ impl Planner {
         term: &Term,
         key: &str,
         without: &BTreeSet<String>,
+        budget: &mut Budget,
         now: Time,
     ) -> Result<Placed, Waits> {
         let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
-        let mut budget = self.efforts.budget(&pod.uid, now).map_err(Waits::Until)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
-        let placed = Placing {
+        Placing {
             cluster: &self.cluster,
             claims: &self.claims,
             supply: &self.supply,
             avoided: &self.avoided,
             without,
             index: &mut self.index,
-            budget: &mut budget,
+            budget,
             cache: &mut self.cache,
             share_id: &mut self.share_id,
             policy: self.settings.policy,
@@ -192,10 +235,7 @@ impl Planner {
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
         }
-        .place(pod);
-        let is_answered = !matches!(&placed, Err(Waits::For(why)) if **why == Verdict::Unanswered);
-        self.efforts.spent(&pod.uid, budget.spent(), is_answered, now);
-        placed
+        .place(pod)
     }
 
     pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {

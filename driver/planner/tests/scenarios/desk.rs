@@ -25,6 +25,8 @@ pub(crate) struct Desk {
     pub(crate) unmarkable: Option<&'static str>,
     /// Slices besides those of the nodes' GPUs, by name.
     pub(crate) published: BTreeMap<String, Value>,
+    /// When the planner wanted to be asked again.
+    pub(crate) wake: Option<Time>,
 }
 
 pub(crate) fn slice(at: usize) -> Value {
@@ -51,6 +53,7 @@ impl Desk {
             nodes,
             unmarkable: None,
             published: BTreeMap::new(),
+            wake: None,
         };
         desk.lead("1.a");
         desk
@@ -201,6 +204,7 @@ impl Desk {
                 self.perform(write);
             }
             verdicts.extend(plan.verdicts);
+            self.wake = plan.wake;
             let is_over = plan.writes.is_empty() && plan.asks.is_empty();
             writes.extend(plan.writes);
             if is_over {
@@ -241,6 +245,19 @@ impl Desk {
         let same = same.map(|at| format!("r{at}"));
         let constraint = json!([{"requests": same, "matchAttribute": "dra.vgpu/own"}]);
         self.edit(name, |claim| claim.asked.spec.devices.constraints = read(constraint));
+    }
+
+    /// Lets time go by until all of these are allocated; what was said meanwhile.
+    pub(crate) fn wait_for(&mut self, names: &[&str], most: i64) -> Vec<(About, Verdict)> {
+        let begin = self.now;
+        let mut said = Vec::new();
+        while names.iter().any(|name| self.node_of(name).is_none()) {
+            assert!(self.now - begin < most, "{names:?} are waited for in vain: {said:?}");
+            said.extend(self.settle().1);
+            let wake = self.wake.expect("it is tried again").millis();
+            self.now = self.now.max(wake);
+        }
+        said
     }
 
     pub(crate) fn node_of(&self, name: &str) -> Option<String> {

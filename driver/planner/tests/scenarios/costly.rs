@@ -1,0 +1,51 @@
+//! Places that take long to find.
+
+use serde_json::{Value, json};
+
+use crate::desk::{Desk, said};
+
+/// Of these GPUs the last two are alike, and nobody knows before all else is tried.
+fn owns(gpus: i64) -> impl Iterator<Item = i64> {
+    (0..gpus).map(move |at| at.min(gpus - 2))
+}
+
+#[test]
+fn a_place_that_takes_long_to_find_is_taken() {
+    let mut desk = Desk::new(1);
+    desk.publish("hard", 0, owns(28));
+    desk.pair("c", 4, [0, 3]);
+    desk.pod("p", &["c"], json!({}));
+    let begin = desk.now;
+    let verdicts = desk.wait_for(&["c"], 300_000);
+    assert_eq!(said(&verdicts), ["NoAnswerInTime"]);
+    let paused = desk.now - begin;
+    assert!(
+        paused >= 7_000,
+        "after {paused} ms, it takes less than 250,000 steps and tests little"
+    );
+}
+
+/// The member of a gang of two for which there is a place on this node alone.
+fn member(node: usize) -> Value {
+    let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [format!("n{node}")]}]});
+    json!({"metadata": {"annotations": {"dra.vgpu/gang": "g", "dra.vgpu/gang-size": "2"}},
+        "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+            {"nodeSelectorTerms": [term]}}}}})
+}
+
+#[test]
+fn a_gang_of_which_two_take_long_gets_its_places() {
+    let mut desk = Desk::new(2);
+    for (node, name) in ["a", "b"].into_iter().enumerate() {
+        desk.publish(&format!("hard-{name}"), node, owns(16));
+        desk.pair(name, 4, [0, 3]);
+        desk.pod(name, &[name], member(node));
+    }
+    for _ in 0..60 {
+        // Something changes all the time.
+        desk.list();
+        desk.settle();
+        desk.now += 500;
+    }
+    assert!(desk.node_of("a").is_some() && desk.node_of("b").is_some());
+}
