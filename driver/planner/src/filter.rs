@@ -31,6 +31,7 @@ use spread::Spreads;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
     Unknown,
+    Unreadable,
     Unschedulable,
     /// `spec.nodeSelector` or required node affinity.
     Affinity,
@@ -49,6 +50,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not known any more"),
+            Self::Unreadable => f.write_str("not readable"),
             Self::Unschedulable => f.write_str("unschedulable"),
             Self::Affinity => f.write_str("node selector or affinity does not match"),
             Self::Taint(key) => write!(f, "taint {key} is not tolerated"),

@@ -198,6 +198,9 @@ impl<'a> Placing<'a, '_> {
             let key = format!("{}/{name}", pod.namespace);
             let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
             let claim = || name.clone();
+            if known.claim.is_unreadable && known.allocation().is_none() {
+                return Err(Verdict::Unreadable { claim: claim() }.into());
+            }
             let kind = self.supply.kind(&known.claim.asked);
             if kind == Kind::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);

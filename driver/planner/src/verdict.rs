@@ -49,6 +49,8 @@ pub enum Verdict {
     PlacedByHand { node: String, claim: String },
     #[error("claim {claim} is being deleted; delete the pod too, or wait for a new claim")]
     ClaimDeleted { claim: String },
+    #[error("the spec of claim {claim} cannot be read, so nothing of the pod is allocated; make the claim anew")]
+    Unreadable { claim: String },
     #[error("claim {claim} was not made for this pod; another object has the name")]
     NotOwned { claim: String },
     #[error(
@@ -122,6 +124,7 @@ impl Verdict {
             Self::ExtendedResource { .. } => "ExtendedResource",
             Self::PlacedByHand { .. } => "PlacedByHand",
             Self::ClaimDeleted { .. } | Self::HeldClaimDeleted => "ClaimDeleted",
+            Self::Unreadable { .. } => "ClaimUnreadable",
             Self::NotOwned { .. } => "ClaimNotOwned",
             Self::Elsewhere { .. } => "AllocatedElsewhere",
             Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",
