@@ -22,7 +22,7 @@ const FIRST: u64 = 50_000;
 const MOST: u64 = FIRST << 6;
 /// What takes more is expensive.
 const CHEAP: u64 = 20_000;
-/// Expensive questions of one round: a decision must be young when it is sent.
+/// All questions of one round, with what was looked at for them: a decision must be young when it is sent.
 const ROUND: u64 = 1_000_000;
 /// A pod's pause, for each step that it took.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -94,6 +94,11 @@ impl Efforts {
         self.this_round >= ROUND
     }
 
+    /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
+    pub(crate) fn works(&mut self, work: u64) {
+        self.this_round = self.this_round.saturating_add(work);
+    }
+
     /// What may be spent now, or when to come again.
     pub(crate) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Time> {
         let effort = self.known.get(asked.who).copied().unwrap_or_default();
@@ -118,9 +123,9 @@ impl Efforts {
         let is_back = before.is_some();
         let mut owed = before.unwrap_or_default().owed;
         let is_cheap = steps <= asked.cheap() && answer != Answer::None;
+        self.works(steps);
         if !is_cheap {
             owed = owed.saturating_add(steps);
-            self.this_round = self.this_round.saturating_add(steps);
             self.rest_until = now.after(times(REST, steps));
         }
         let is_answered = answer != Answer::None;

@@ -69,7 +69,7 @@ impl fmt::Display for Refusal {
 pub(crate) struct Work(Cell<u64>);
 
 impl Work {
-    fn add(&self, count: usize) {
+    pub(crate) fn add(&self, count: usize) {
         self.0.set(self.0.get().saturating_add(count as u64));
     }
 

@@ -22,6 +22,9 @@ use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
 
+/// What a question takes besides its steps and what is looked at: in steps.
+const QUESTION: usize = 100;
+
 /// A place for a pod.
 #[derive(Debug)]
 pub(crate) struct Placed {
@@ -80,6 +83,8 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) now: Time,
     /// Slices must have been read since then.
     pub(crate) slices_since: Time,
+    /// What was looked at besides the allocator's steps is added to it.
+    pub(crate) work: &'a mut u64,
 }
 
 /// A pod's claims, sorted.
@@ -95,8 +100,14 @@ struct Sorted<'a> {
 
 impl<'a> Placing<'a, '_> {
     pub(crate) fn place(&mut self, pod: &Pod) -> Result<Placed, Waits> {
-        let sorted = self.sort(pod)?;
         let filters = Filters::new(self.cluster, pod);
+        let placed = self.place_by(&filters, pod);
+        *self.work += filters.work.done();
+        placed
+    }
+
+    fn place_by(&mut self, filters: &Filters<'_>, pod: &Pod) -> Result<Placed, Waits> {
+        let sorted = self.sort(pod)?;
         if sorted.ours.is_empty() {
             return Err(match sorted.shared {
                 Some(node) => match filters.check(node) {
@@ -110,6 +121,7 @@ impl<'a> Placing<'a, '_> {
                 None => Waits::Done,
             });
         }
+        filters.work.add(QUESTION);
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
         let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();

@@ -1,7 +1,11 @@
 //! One round of a leader: upkeep of holds, marks, and places for pods that wait.
+//!
+//! A round asks about so many pods as it may, by what they take to think about, and then its decisions go out. The next
+//! one goes on with those that were not asked about, until all had their turn: a pass. Who only waited for slices comes
+//! first when they are read, before they are too old again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use vgpu_allocator::Budget;
 
@@ -23,8 +27,27 @@ use crate::upkeep::Upkeep;
 use crate::verdict::{About, Verdict};
 use crate::write::{Intent, Write};
 
+/// A pass over all that wait, while it takes more than one round.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    /// Who had a turn.
+    asked: HashSet<String>,
+    /// Something has changed since it began.
+    again: bool,
+    /// What the rounds before wanted to be asked again for.
+    wake: Option<Time>,
+}
+
+/// A pod, or a gang: what is asked about at once.
+struct Unit {
+    /// By which its effort is known.
+    who: String,
+    gang: Option<gang::Name>,
+    pods: Vec<String>,
+}
+
 impl Planner {
-    pub(super) fn lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         let synced = self.synced;
         if !(synced.pods && synced.nodes && synced.slices && synced.classes && synced.rules) {
             return;
@@ -44,7 +67,7 @@ impl Planner {
         }
         self.keep_up(term, now, plan);
         self.mark_all(term, now, plan);
-        self.place_all(term, now, plan);
+        self.place_all(term, changed, now, plan);
         self.tell();
     }
 
@@ -95,9 +118,9 @@ impl Planner {
         }
     }
 
-    fn place_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    fn place_all(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         let gangs = Gangs::new(&self.cluster);
-        let mut units: Vec<(Option<gang::Name>, Vec<String>)> = Vec::new();
+        let mut units: Vec<Unit> = Vec::new();
         let mut together: BTreeMap<gang::Name, Vec<String>> = BTreeMap::new();
         for (key, pod) in self.cluster.pods() {
             if !pod.is_waiting() || pod.is_gated || pod.claims.is_empty() {
@@ -105,31 +128,45 @@ impl Planner {
             }
             match gang::of(pod) {
                 Some(name) => together.entry(name).or_default().push(key.clone()),
-                None => units.push((None, vec![key.clone()])),
+                None => units.push(Unit {
+                    who: pod.uid.clone(),
+                    gang: None,
+                    pods: vec![key.clone()],
+                }),
             }
         }
         let keys = together.keys().flat_map(|name| [effort_of(name), search_of(name)]);
         self.efforts.forget_gangs(&keys.collect());
-        units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
+        units.extend(together.into_iter().map(|(name, pods)| Unit {
+            who: effort_of(&name),
+            gang: Some(name),
+            pods,
+        }));
         // A gang stands where the first of its pods does.
-        units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
+        units.sort_by_cached_key(|unit| {
+            let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
+            (self.efforts.reads(&unit.who).is_empty(), rank)
+        });
         self.efforts.begin_round();
-        let waiting: Vec<String> = units.iter().flat_map(|(_, pods)| pods).cloned().collect();
-        for (gang, pods) in units {
-            if self.efforts.is_round_over() {
-                // What is decided goes out first.
-                for key in &pods {
+        let waiting: Vec<String> = units.iter().flat_map(|unit| &unit.pods).cloned().collect();
+        self.pass.again |= changed && !self.pass.asked.is_empty();
+        let mut is_cut = false;
+        for unit in units {
+            let had_turn = self.pass.asked.contains(&unit.who) && self.efforts.reads(&unit.who).is_empty();
+            if had_turn || self.efforts.is_round_over() {
+                is_cut |= !had_turn;
+                for key in &unit.pods {
                     self.wait(key, Waits::Until(now), now, plan);
                 }
-                self.is_dirty = true;
-                plan.wake = Some(now);
                 continue;
             }
-            match gang {
-                None => self.place_one(term, &pods[0], now, plan),
-                Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
+            self.pass.asked.insert(unit.who);
+            match unit.gang {
+                None => self.place_one(term, &unit.pods[0], now, plan),
+                Some(gang) => self.place_gang(term, &gang, &gangs, &unit.pods, now, plan),
             }
         }
+        self.end_round(is_cut, now, plan);
         self.queue = self.still_waiting(&waiting);
     }
 
@@ -150,6 +187,21 @@ impl Planner {
         }
         queue.claims = counted.len();
         queue
+    }
+
+    /// What is decided goes out first; then the next round goes on, or the next pass begins if there is a reason.
+    fn end_round(&mut self, is_cut: bool, now: Time, plan: &mut Plan) {
+        let wakes = [self.pass.wake, plan.wake].into_iter().flatten();
+        let wake = wakes.min();
+        if is_cut {
+            self.pass.wake = wake;
+            plan.wake = Some(now);
+            return;
+        }
+        let again = self.pass.again || wake.is_some_and(|wake| wake <= now);
+        self.pass = Pass::default();
+        self.is_dirty |= again;
+        plan.wake = if again { Some(now) } else { wake };
     }
 
     /// Those that came when they had a place come first; then by priority, age and name.
@@ -220,7 +272,8 @@ impl Planner {
     ) -> Result<Placed, Waits> {
         let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
-        Placing {
+        let mut work = 0;
+        let placed = Placing {
             cluster: &self.cluster,
             claims: &self.claims,
             supply: &self.supply,
@@ -234,8 +287,11 @@ impl Planner {
             term,
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
+            work: &mut work,
         }
-        .place(pod)
+        .place(pod);
+        self.efforts.works(work);
+        placed
     }
 
     pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
@@ -277,7 +333,6 @@ impl Planner {
             }
             Waits::For(verdict) => *verdict,
         };
-        // Avoided nodes come back by time alone.
         if let Some(pod) = self.cluster.pod(key) {
             self.told.is(about_pod(pod), verdict);
         }
@@ -285,9 +340,9 @@ impl Planner {
 
     /// What lasts, besides why pods wait.
     fn tell(&mut self) {
-        for (_, known) in self.claims.iter() {
+        for (key, known) in self.claims.iter() {
             let claim = &known.claim;
-            if let Some(message) = self.refusals.get(&claim.key()) {
+            if let Some(message) = self.refusals.get(key) {
                 self.told.is(about_claim(claim), Verdict::Refused(message.clone()));
             }
             let Some(allocation) = claim.allocation().filter(|allocation| !is_ours(allocation)) else {
