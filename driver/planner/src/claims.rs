@@ -3,7 +3,7 @@
 //! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
 //! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
@@ -21,6 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     known: BTreeMap<String, Known>,
+    /// Which claim a write was for, until it is reported on.
+    written: HashMap<WriteId, String>,
     /// The newest version that a list or watch brought: what is older and not known is gone.
     seen: Version,
 }
@@ -132,6 +134,7 @@ impl Claims {
     /// Counts a write as under way. What an earlier one gave without an answer stays given.
     pub(crate) fn fly(&mut self, key: &str, write: &Write) {
         if let Some(known) = self.known.get_mut(key) {
+            self.written.insert(write.id, key.to_owned());
             let before = known.flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
@@ -150,16 +153,17 @@ impl Claims {
 
     /// The write is not sent after all.
     pub(crate) fn ground(&mut self, key: &str) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.flight = None;
+        let flight = self.known.get_mut(key).and_then(|known| known.flight.take());
+        if let Some(flight) = flight {
+            self.written.remove(&flight.id);
         }
     }
 
-    /// The claim that waits for this write's outcome.
-    pub(crate) fn of_write(&self, id: WriteId) -> Option<String> {
-        let mut flying = self.known.iter();
-        let found = flying.find(|(_, known)| known.flight.as_ref().is_some_and(|flight| flight.id == id));
-        found.map(|(key, _)| key.clone())
+    /// The claim that waits for this write's outcome. That comes once.
+    pub(crate) fn of_write(&mut self, id: WriteId) -> Option<String> {
+        let key = self.written.remove(&id)?;
+        let flight = self.known.get(&key)?.flight.as_ref()?;
+        (flight.id == id).then_some(key)
     }
 
     pub(crate) fn set_state(&mut self, key: &str, state: State, now: Time) {
@@ -269,5 +273,41 @@ impl Known {
         let mut counted = self.claim.asked.clone();
         counted.status.allocation = self.allocation().cloned();
         counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(id: u64) -> Write {
+        Write {
+            id: WriteId(id),
+            namespace: "ns".into(),
+            name: "c".into(),
+            uid: "u".into(),
+            version: Version(1),
+            decided: Time::default(),
+            epoch: "e".into(),
+            intent: Intent::Mark { epoch: "e#1".into() },
+        }
+    }
+
+    #[test]
+    fn a_write_is_known_by_its_id_until_it_is_reported_on() {
+        let mut claims = Claims::default();
+        let mut claim = Claim::default();
+        claim.asked.metadata.namespace = "ns".into();
+        claim.asked.metadata.name = "c".into();
+        claim.version = Version(1);
+        claims.observe(claim, Time::default());
+        claims.fly("ns/c", &write(1));
+        assert_eq!(claims.of_write(WriteId(1)).as_deref(), Some("ns/c"));
+        claims.fly("ns/c", &write(2));
+        claims.fly("ns/c", &write(3));
+        assert_eq!(claims.of_write(WriteId(2)), None, "another is under way");
+        claims.ground("ns/c");
+        assert_eq!(claims.of_write(WriteId(3)), None, "it was not sent");
+        assert!(claims.written.is_empty(), "nothing is left over");
     }
 }

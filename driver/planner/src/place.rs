@@ -177,7 +177,9 @@ impl<'a> Placing<'a, '_> {
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
                 if result.driver != DRIVER {
-                    return Err(Waits::Quietly); // a class that has begun to match another driver's devices
+                    // Its classes have begun to match another driver's devices.
+                    let (claim, other) = (known.claim.asked.metadata.name.clone(), result.driver.clone());
+                    return Err(Verdict::OtherDriver { claim, other }.into());
                 }
                 for (slice, read) in self.supply.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {

@@ -34,6 +34,10 @@ pub enum Verdict {
     )]
     Mixed { claim: String, ours: String, other: String },
     #[error(
+        "claim {claim} would get a device of driver {other}, which the controller does not allocate; use a class that matches devices of one driver alone"
+    )]
+    OtherDriver { claim: String, other: String },
+    #[error(
         "claim {claim} tolerates the taint dra.vgpu/allocator, so kube-scheduler might allocate it too; remove the toleration"
     )]
     Tolerates { claim: String },
@@ -119,7 +123,7 @@ impl Verdict {
             Self::NoFit(_) => "NoNodeFits",
             Self::Mistake(_) => "ClaimMistake",
             Self::Unanswered => "NoAnswerInTime",
-            Self::Mixed { .. } => "ClaimMixesDrivers",
+            Self::Mixed { .. } | Self::OtherDriver { .. } => "ClaimMixesDrivers",
             Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
             Self::ExtendedResource { .. } => "ExtendedResource",
             Self::PlacedByHand { .. } => "PlacedByHand",
