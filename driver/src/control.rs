@@ -216,7 +216,9 @@ impl Control {
         } = self.planner.plan(now);
         self.planned = (begun, begun.elapsed());
         self.metrics.planned(self.planned.1);
-        self.plan_at = wake.map(|wake| begun + wake.since(now));
+        // What was cut short goes on at once, but for the rest that others have.
+        let rested = begun + self.planned.1 * 2;
+        self.plan_at = wake.map(|wake| (begun + wake.since(now)).max(rested));
         for write in writes {
             self.write(write);
         }

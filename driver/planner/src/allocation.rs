@@ -87,6 +87,13 @@ pub(crate) fn is_hold(consumer: &Consumer) -> bool {
     consumer.api_group == HOLD_GROUP && consumer.resource == HOLD_RESOURCE
 }
 
+/// The hold of a claim: the one that a controller wrote, before any that somebody else added.
+pub(crate) fn hold_of(claim: &Claim) -> Option<&Consumer> {
+    let holds = || claim.reserved_for.iter().filter(|consumer| is_hold(consumer));
+    let is_own = |hold: &&Consumer| hold.uid.strip_prefix("hold-") == Some(claim.uid());
+    holds().find(is_own).or_else(|| holds().next())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

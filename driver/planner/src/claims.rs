@@ -3,12 +3,12 @@
 //! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
 //! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
 
-use crate::allocation::is_hold;
+use crate::allocation::hold_of;
 use crate::model::{Claim, Consumer, Version};
 use crate::time::Time;
 use crate::write::{Intent, Write, WriteId};
@@ -21,6 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     known: BTreeMap<String, Known>,
+    /// Which claim a write was for, until it is reported on.
+    written: HashMap<WriteId, String>,
     /// The newest version that a list or watch brought: what is older and not known is gone.
     seen: Version,
 }
@@ -81,13 +83,6 @@ impl Claims {
         !is_gone && self.accept(claim, now)
     }
 
-    /// A write has landed: the next one that does not is the first.
-    pub(crate) fn succeed(&mut self, key: &str) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.failures = 0;
-        }
-    }
-
     fn accept(&mut self, claim: Claim, now: Time) -> bool {
         let key = claim.key();
         let Some(known) = self.known.get_mut(&key) else {
@@ -102,10 +97,14 @@ impl Claims {
             return true;
         }
         // Moved on: whatever was decided on an older version has landed in this one, or never will.
-        known.flight = known.flight.take().filter(|flight| flight.version >= claim.version);
+        let flown = known.flight.take_if(|flight| flight.version < claim.version);
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
             known.since = now;
+        }
+        // A mark that settles what was refused is no success: the same may be refused again.
+        let is_marked = claim.epoch != known.claim.epoch && flown.is_some_and(|flight| !flight.was_doubtful);
+        if !same || is_marked {
             known.failures = 0;
         }
         known.claim = claim;
@@ -135,6 +134,7 @@ impl Claims {
     /// Counts a write as under way. What an earlier one gave without an answer stays given.
     pub(crate) fn fly(&mut self, key: &str, write: &Write) {
         if let Some(known) = self.known.get_mut(key) {
+            self.written.insert(write.id, key.to_owned());
             let before = known.flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
@@ -153,16 +153,17 @@ impl Claims {
 
     /// The write is not sent after all.
     pub(crate) fn ground(&mut self, key: &str) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.flight = None;
+        let flight = self.known.get_mut(key).and_then(|known| known.flight.take());
+        if let Some(flight) = flight {
+            self.written.remove(&flight.id);
         }
     }
 
-    /// The claim that waits for this write's outcome.
-    pub(crate) fn of_write(&self, id: WriteId) -> Option<String> {
-        let mut flying = self.known.iter();
-        let found = flying.find(|(_, known)| known.flight.as_ref().is_some_and(|flight| flight.id == id));
-        found.map(|(key, _)| key.clone())
+    /// The claim that waits for this write's outcome. That comes once.
+    pub(crate) fn of_write(&mut self, id: WriteId) -> Option<String> {
+        let key = self.written.remove(&id)?;
+        let flight = self.known.get(&key)?.flight.as_ref()?;
+        (flight.id == id).then_some(key)
     }
 
     pub(crate) fn set_state(&mut self, key: &str, state: State, now: Time) {
@@ -264,8 +265,7 @@ impl Known {
     /// The hold that it has, or may have.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
-        let held = self.claim.reserved_for.iter().find(|consumer| is_hold(consumer));
-        held.or(given.map(|(_, hold)| hold))
+        hold_of(&self.claim).or(given.map(|(_, hold)| hold))
     }
 
     /// As the allocator is to count it.
@@ -273,5 +273,41 @@ impl Known {
         let mut counted = self.claim.asked.clone();
         counted.status.allocation = self.allocation().cloned();
         counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(id: u64) -> Write {
+        Write {
+            id: WriteId(id),
+            namespace: "ns".into(),
+            name: "c".into(),
+            uid: "u".into(),
+            version: Version(1),
+            decided: Time::default(),
+            epoch: "e".into(),
+            intent: Intent::Mark { epoch: "e#1".into() },
+        }
+    }
+
+    #[test]
+    fn a_write_is_known_by_its_id_until_it_is_reported_on() {
+        let mut claims = Claims::default();
+        let mut claim = Claim::default();
+        claim.asked.metadata.namespace = "ns".into();
+        claim.asked.metadata.name = "c".into();
+        claim.version = Version(1);
+        claims.observe(claim, Time::default());
+        claims.fly("ns/c", &write(1));
+        assert_eq!(claims.of_write(WriteId(1)).as_deref(), Some("ns/c"));
+        claims.fly("ns/c", &write(2));
+        claims.fly("ns/c", &write(3));
+        assert_eq!(claims.of_write(WriteId(2)), None, "another is under way");
+        claims.ground("ns/c");
+        assert_eq!(claims.of_write(WriteId(3)), None, "it was not sent");
+        assert!(claims.written.is_empty(), "nothing is left over");
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Cluster {
     seats: HashMap<String, String>,
     /// Where each pod counts now.
     counted: HashMap<String, String>,
+    /// Those of them with required anti-affinity.
+    repelling: BTreeSet<String>,
 }
 
 /// What sits on a node.
@@ -52,6 +54,12 @@ impl Cluster {
     pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let counted = self.counted.iter();
         counted.filter_map(|(key, node)| Some((self.pods.get(key)?, node.as_str())))
+    }
+
+    /// Those of them that have required anti-affinity themselves: few, in most clusters.
+    pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
+        let repelling = self.repelling.iter();
+        repelling.filter_map(|key| Some((self.pods.get(key)?, self.counted.get(key)?.as_str())))
     }
 
     /// Whether it is something new: heartbeats are not.
@@ -108,6 +116,9 @@ impl Cluster {
         let load = self.loads.entry(node.clone()).or_default();
         load.used.add(&pod.requests);
         load.pods.insert(key.to_owned());
+        if !pod.anti_affinity.is_empty() {
+            self.repelling.insert(key.to_owned());
+        }
         self.counted.insert(key.to_owned(), node);
     }
 
@@ -115,6 +126,7 @@ impl Cluster {
         let Some(node) = self.counted.remove(key) else {
             return;
         };
+        self.repelling.remove(key);
         if let (Some(load), Some(pod)) = (self.loads.get_mut(&node), self.pods.get(key)) {
             load.used.subtract(&pod.requests);
             load.pods.remove(key);
@@ -164,6 +176,26 @@ mod tests {
         cluster.remove_pod("ns/a");
         assert!(cluster.load("n").is_none() && cluster.load("m").is_none());
         assert_eq!(cluster.seated().count(), 0);
+    }
+
+    #[test]
+    fn who_repels_others_is_known_while_it_sits_somewhere() {
+        let mut cluster = Cluster::default();
+        let mut loud = pod("a", Some("n"), "1");
+        loud.anti_affinity.push(crate::model::PodTerm::default());
+        cluster.set_pod(loud.clone());
+        cluster.set_pod(pod("b", Some("n"), "1"));
+        let repelling = |cluster: &Cluster| cluster.repelling().map(|(pod, _)| pod.name.clone()).collect::<Vec<_>>();
+        assert_eq!(repelling(&cluster), ["a"]);
+        cluster.set_pod(pod("a", Some("n"), "1"));
+        assert!(repelling(&cluster).is_empty(), "it gave that up");
+        loud.is_finished = true;
+        cluster.set_pod(loud.clone());
+        assert!(repelling(&cluster).is_empty(), "it is over");
+        loud.is_finished = false;
+        cluster.set_pod(loud);
+        cluster.remove_pod("ns/a");
+        assert!(repelling(&cluster).is_empty() && cluster.repelling.is_empty());
     }
 
     #[test]

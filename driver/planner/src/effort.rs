@@ -4,6 +4,10 @@
 //! pod has a small budget at first. If that brings no answer, the pod is asked about again with twice as much, after a
 //! pause that grows alike, so that what it takes of the time does not; and among all pods that were expensive one at a
 //! time is thought about, with a rest after each. Pods that are cheap, as nearly all are, wait for none of this.
+//!
+//! A place that was found may need slices to be read before it is taken. Then the same is asked once more when they are,
+//! without a pause: what was read would be too old after it. The pause that follows is for both. A gang is asked about
+//! as one: its members share a budget, a pause and a rest, or one would keep the next from its turn for ever.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,7 +22,7 @@ const FIRST: u64 = 50_000;
 const MOST: u64 = FIRST << 6;
 /// What takes more is expensive.
 const CHEAP: u64 = 20_000;
-/// Expensive questions of one round: a decision must be young when it is sent.
+/// All questions of one round, with what was looked at for them: a decision must be young when it is sent.
 const ROUND: u64 = 1_000_000;
 /// A pod's pause, for each step that it took.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -31,6 +35,8 @@ const REST: Duration = Duration::from_micros(2);
 pub(crate) struct Efforts {
     /// By the pod's uid, or the gang; of those that were expensive.
     known: HashMap<String, Effort>,
+    /// Those that have a place once these slices are read.
+    returns: HashMap<String, Return>,
     rest_until: Time,
     this_round: u64,
 }
@@ -40,6 +46,42 @@ struct Effort {
     /// How often there was no answer.
     failures: u32,
     until: Time,
+}
+
+#[derive(Debug, Default)]
+struct Return {
+    slices: Vec<String>,
+    /// Steps for which there was no pause yet.
+    owed: u64,
+}
+
+/// Who is asked about: a pod by its uid, or a gang, and how many pods that is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) who: &'a str,
+    pub(crate) pods: usize,
+}
+
+/// What came of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// A place, or none, and why.
+    Some,
+    /// A place, if these slices are still as they were.
+    IfRead(Vec<String>),
+    /// None in the steps that there were.
+    None,
+}
+
+impl Asked<'_> {
+    fn times(self, steps: u64) -> u64 {
+        steps.saturating_mul(self.pods as u64)
+    }
+
+    /// What is cheap for so many pods.
+    fn cheap(self) -> u64 {
+        self.times(CHEAP).min(ROUND / 4)
+    }
 }
 
 impl Efforts {
@@ -52,28 +94,50 @@ impl Efforts {
         self.this_round >= ROUND
     }
 
-    /// What may be spent on the pod now, or when to come again.
-    pub(crate) fn budget(&self, pod: &str, now: Time) -> Result<Budget, Time> {
-        let Some(effort) = self.known.get(pod) else {
-            return Ok(Budget::new(FIRST));
-        };
+    /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
+    pub(crate) fn works(&mut self, work: u64) {
+        self.this_round = self.this_round.saturating_add(work);
+    }
+
+    /// What may be spent now, or when to come again.
+    pub(crate) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Time> {
+        let effort = self.known.get(asked.who).copied().unwrap_or_default();
+        let is_known = self.known.contains_key(asked.who) && !self.returns.contains_key(asked.who);
         let until = effort.until.max(self.rest_until);
-        match now < until {
+        match is_known && now < until {
             true => Err(until),
-            false => Ok(Budget::new((FIRST << effort.failures.min(6)).min(MOST))),
+            false => {
+                let first = asked.times(FIRST).min(MOST);
+                Ok(Budget::new((first << effort.failures.min(6)).min(MOST)))
+            }
         }
     }
 
-    pub(crate) fn spent(&mut self, pod: &str, steps: u64, is_answered: bool, now: Time) {
-        if steps <= CHEAP && is_answered {
-            return;
+    /// The slices that it waits for.
+    pub(crate) fn reads(&self, who: &str) -> &[String] {
+        self.returns.get(who).map_or(&[], |back| &back.slices)
+    }
+
+    pub(crate) fn spent(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time) {
+        let before = self.returns.remove(asked.who);
+        let is_back = before.is_some();
+        let mut owed = before.unwrap_or_default().owed;
+        let is_cheap = steps <= asked.cheap() && answer != Answer::None;
+        self.works(steps);
+        if !is_cheap {
+            owed = owed.saturating_add(steps);
+            self.rest_until = now.after(times(REST, steps));
         }
-        let times = |pause: Duration| pause.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
-        let effort = self.known.entry(pod.to_owned()).or_default();
-        effort.failures = effort.failures.saturating_add(u32::from(!is_answered));
-        effort.until = now.after(times(PAUSE));
-        self.rest_until = now.after(times(REST));
-        self.this_round = self.this_round.saturating_add(steps);
+        let is_answered = answer != Answer::None;
+        if let Answer::IfRead(slices) = answer
+            && (is_cheap || !is_back)
+        {
+            self.returns.insert(asked.who.to_owned(), Return { slices, owed });
+        } else if owed > 0 {
+            let effort = self.known.entry(asked.who.to_owned()).or_default();
+            effort.failures = effort.failures.saturating_add(u32::from(!is_answered));
+            effort.until = now.after(times(PAUSE, owed));
+        }
     }
 
     /// How often a pod was too much: others are served first.
@@ -83,49 +147,97 @@ impl Efforts {
 
     pub(crate) fn forget(&mut self, pod: &str) {
         self.known.remove(pod);
+        self.returns.remove(pod);
     }
 
     /// All but these.
     pub(crate) fn forget_gangs(&mut self, but: &BTreeSet<String>) {
-        self.known.retain(|key, _| !key.starts_with(GANG) || but.contains(key));
+        let stays = |key: &String| !key.starts_with(GANG) || but.contains(key);
+        self.known.retain(|key, _| stays(key));
+        self.returns.retain(|key, _| stays(key));
     }
+}
+
+fn times(pause: Duration, steps: u64) -> Duration {
+    pause.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn pod(who: &str) -> Asked<'_> {
+        Asked { who, pods: 1 }
+    }
+
+    fn at(millis: i64) -> Time {
+        Time::from_millis(millis)
+    }
+
     #[test]
     fn who_is_expensive_gets_more_each_time_and_later() {
         let mut efforts = Efforts::default();
-        let mut now = Time::from_millis(0);
+        let mut now = at(0);
         let mut budgets = Vec::new();
         for _ in 0..8 {
-            let budget = efforts.budget("p", now).unwrap();
+            let budget = efforts.budget(pod("p"), now).unwrap();
             let steps = budget.left();
             budgets.push(steps);
-            efforts.spent("p", steps, false, now);
-            let until = efforts.budget("p", now).unwrap_err();
+            efforts.spent(pod("p"), steps, Answer::None, now);
+            let until = efforts.budget(pod("p"), now).unwrap_err();
             assert_eq!(until.since(now), PAUSE * steps as u32, "the same part of the time");
             now = until;
         }
         assert_eq!((budgets[0], budgets[1], budgets[7]), (FIRST, 2 * FIRST, MOST));
         assert_eq!(efforts.failures("p"), 8);
         efforts.forget("p");
-        assert!(efforts.budget("p", Time::from_millis(0)).is_ok());
+        assert!(efforts.budget(pod("p"), at(0)).is_ok());
     }
 
     #[test]
     fn the_expensive_rest_together_and_the_cheap_do_not() {
         let mut efforts = Efforts::default();
-        let at = |millis: i64| Time::from_millis(millis);
-        efforts.spent("p", 30_000, true, at(0));
-        efforts.spent("q", MOST, false, at(1_000));
-        assert_eq!(efforts.budget("p", at(1_000)).unwrap_err(), at(1_000 + 6_400));
-        efforts.spent("r", CHEAP, true, at(1_000));
-        assert!(efforts.budget("r", at(1_000)).is_ok());
+        efforts.spent(pod("p"), 30_000, Answer::Some, at(0));
+        efforts.spent(pod("q"), MOST, Answer::None, at(1_000));
+        assert_eq!(efforts.budget(pod("p"), at(1_000)).unwrap_err(), at(1_000 + 6_400));
+        efforts.spent(pod("r"), CHEAP, Answer::Some, at(1_000));
+        assert!(efforts.budget(pod("r"), at(1_000)).is_ok());
         assert!(efforts.is_round_over());
         efforts.begin_round();
         assert!(!efforts.is_round_over());
+    }
+
+    #[test]
+    fn what_has_a_place_comes_back_once_without_a_pause() {
+        let mut efforts = Efforts::default();
+        let reads = || Answer::IfRead(vec!["s".into()]);
+        efforts.spent(pod("p"), MOST, reads(), at(0));
+        assert_eq!(efforts.reads("p"), ["s"]);
+        assert!(efforts.budget(pod("p"), at(1)).is_ok());
+        efforts.spent(pod("p"), MOST, reads(), at(1));
+        assert!(efforts.reads("p").is_empty(), "not twice");
+        let until = efforts.budget(pod("p"), at(1)).unwrap_err();
+        assert_eq!(until.since(at(1)), 2 * PAUSE * MOST as u32, "a pause for both");
+        for _ in 0..3 {
+            efforts.spent(pod("q"), CHEAP, reads(), at(1));
+            assert!(
+                efforts.budget(pod("q"), at(1)).is_ok(),
+                "the cheap as often as they like"
+            );
+        }
+    }
+
+    #[test]
+    fn a_gang_has_a_budget_for_each_of_its_pods_up_to_the_most() {
+        let mut efforts = Efforts::default();
+        let gang = |pods| Asked { who: "gang g", pods };
+        let left = |efforts: &Efforts, pods| efforts.budget(gang(pods), at(0)).unwrap().left();
+        assert_eq!((left(&efforts, 3), left(&efforts, 1_000)), (3 * FIRST, MOST));
+        efforts.spent(gang(3), 3 * CHEAP, Answer::Some, at(0));
+        assert!(efforts.budget(gang(3), at(0)).is_ok());
+        efforts.spent(gang(1_000), MOST, Answer::Some, at(0));
+        assert!(efforts.budget(gang(1_000), at(0)).is_err());
+        efforts.forget_gangs(&BTreeSet::new());
+        assert!(efforts.budget(gang(3), at(0)).is_ok());
     }
 }

@@ -1,7 +1,8 @@
 //! Which nodes kube-scheduler would take, claims aside.
 //!
 //! ```text
-//!  pod ─► Filters::new: what is the same for all nodes (topologies of matching pods) ─► check(node) ─► Refusal
+//!  pod ─► check(node): by pod and node alone ─► by what is the same for all nodes (topologies of other ─► Refusal
+//!                                               pods), found out when the first node comes so far
 //! ```
 //!
 //! Each plugin of kube-scheduler that filters has a file here. What is looked at is what is bound, and what holds have a
@@ -18,6 +19,7 @@ mod resources;
 mod spread;
 mod taints;
 
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 
 use crate::cluster::Cluster;
@@ -29,6 +31,7 @@ use spread::Spreads;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
     Unknown,
+    Unreadable,
     Unschedulable,
     /// `spec.nodeSelector` or required node affinity.
     Affinity,
@@ -47,6 +50,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not known any more"),
+            Self::Unreadable => f.write_str("not readable"),
             Self::Unschedulable => f.write_str("unschedulable"),
             Self::Affinity => f.write_str("node selector or affinity does not match"),
             Self::Taint(key) => write!(f, "taint {key} is not tolerated"),
@@ -60,13 +64,28 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// What was looked at: a node or a pod is one. About as much as a step of the allocator.
+#[derive(Debug, Default)]
+pub(crate) struct Work(Cell<u64>);
+
+impl Work {
+    pub(crate) fn add(&self, count: usize) {
+        self.0.set(self.0.get().saturating_add(count as u64));
+    }
+
+    pub(crate) fn done(&self) -> u64 {
+        self.0.get()
+    }
+}
+
 /// One pod against all nodes.
 pub(crate) struct Filters<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
     key: String,
-    neighbours: Neighbours<'a>,
-    spreads: Spreads<'a>,
+    neighbours: OnceCell<Neighbours<'a>>,
+    spreads: OnceCell<Spreads<'a>>,
+    pub(crate) work: Work,
 }
 
 impl<'a> Filters<'a> {
@@ -75,22 +94,30 @@ impl<'a> Filters<'a> {
             cluster,
             pod,
             key: pod.key(),
-            neighbours: Neighbours::new(cluster, pod),
-            spreads: Spreads::new(cluster, pod),
+            neighbours: OnceCell::new(),
+            spreads: OnceCell::new(),
+            work: Work::default(),
         }
     }
 
     /// The cheap ones first.
     pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
+        self.work.add(1);
         let node = self.cluster.node(name).ok_or(Refusal::Unknown)?;
         node::check(self.pod, node)?;
         affinity::check(self.pod, node)?;
         taints::check(self.pod, node)?;
         let load = self.cluster.load(name);
         resources::check(self.pod, &self.key, node, load)?;
+        if !self.pod.ports.is_empty() {
+            self.work.add(load.map_or(0, |load| load.pods.len()));
+        }
         ports::check(self.pod, &self.key, load, self.cluster)?;
-        self.neighbours.check(node)?;
-        self.spreads.check(node)
+        let (cluster, pod, work) = (self.cluster, self.pod, &self.work);
+        let neighbours = self.neighbours.get_or_init(|| Neighbours::new(cluster, pod, work));
+        neighbours.check(node)?;
+        let spreads = self.spreads.get_or_init(|| Spreads::new(cluster, pod, work));
+        spreads.check(node)
     }
 }
 

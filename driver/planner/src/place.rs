@@ -22,6 +22,9 @@ use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
 
+/// What a question takes besides its steps and what is looked at: in steps.
+const QUESTION: usize = 100;
+
 /// A place for a pod.
 #[derive(Debug)]
 pub(crate) struct Placed {
@@ -49,6 +52,13 @@ pub(crate) enum Waits {
     For(Box<Verdict>),
 }
 
+impl Waits {
+    /// Whether there was no answer in the steps that there were.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::For(why) if **why == Verdict::Unanswered)
+    }
+}
+
 impl From<Verdict> for Waits {
     fn from(verdict: Verdict) -> Self {
         Self::For(Box::new(verdict))
@@ -73,6 +83,8 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) now: Time,
     /// Slices must have been read since then.
     pub(crate) slices_since: Time,
+    /// What was looked at besides the allocator's steps is added to it.
+    pub(crate) work: &'a mut u64,
 }
 
 /// A pod's claims, sorted.
@@ -88,8 +100,14 @@ struct Sorted<'a> {
 
 impl<'a> Placing<'a, '_> {
     pub(crate) fn place(&mut self, pod: &Pod) -> Result<Placed, Waits> {
-        let sorted = self.sort(pod)?;
         let filters = Filters::new(self.cluster, pod);
+        let placed = self.place_by(&filters, pod);
+        *self.work += filters.work.done();
+        placed
+    }
+
+    fn place_by(&mut self, filters: &Filters<'_>, pod: &Pod) -> Result<Placed, Waits> {
+        let sorted = self.sort(pod)?;
         if sorted.ours.is_empty() {
             return Err(match sorted.shared {
                 Some(node) => match filters.check(node) {
@@ -103,6 +121,7 @@ impl<'a> Placing<'a, '_> {
                 None => Waits::Done,
             });
         }
+        filters.work.add(QUESTION);
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
         let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
@@ -158,7 +177,9 @@ impl<'a> Placing<'a, '_> {
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
                 if result.driver != DRIVER {
-                    return Err(Waits::Quietly); // a class that has begun to match another driver's devices
+                    // Its classes have begun to match another driver's devices.
+                    let (claim, other) = (known.claim.asked.metadata.name.clone(), result.driver.clone());
+                    return Err(Verdict::OtherDriver { claim, other }.into());
                 }
                 for (slice, read) in self.supply.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {
@@ -191,6 +212,9 @@ impl<'a> Placing<'a, '_> {
             let key = format!("{}/{name}", pod.namespace);
             let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
             let claim = || name.clone();
+            if known.claim.is_unreadable && known.allocation().is_none() {
+                return Err(Verdict::Unreadable { claim: claim() }.into());
+            }
             let kind = self.supply.kind(&known.claim.asked);
             if kind == Kind::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);

@@ -79,6 +79,7 @@ pub struct Planner {
     avoided: Avoided,
     efforts: Efforts,
     queue: Queue,
+    pass: round::Pass,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -127,6 +128,7 @@ impl Planner {
             avoided: Avoided::default(),
             efforts: Efforts::default(),
             queue: Queue::default(),
+            pass: round::Pass::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
@@ -187,7 +189,6 @@ impl Planner {
                 if self.claims.answer(*claim, now) {
                     self.recount(&key);
                 }
-                self.claims.succeed(&key);
             }
             (_, None) => {} // a newer version has settled it
             (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
@@ -212,15 +213,15 @@ impl Planner {
                 ..Plan::default()
             };
         }
-        self.is_dirty = false;
         self.queue = Queue::default();
+        let changed = std::mem::take(&mut self.is_dirty);
         let mut plan = Plan::default();
         if let Some(lost) = self.claims.lose(now) {
             soonest(&mut plan.wake, lost, now);
         }
         if let Some(term) = self.term.clone() {
             if now < term.until {
-                self.lead(&term, now, &mut plan);
+                self.lead(&term, changed, now, &mut plan);
                 plan.verdicts = self.told.finish();
             }
             soonest(&mut plan.wake, term.until, now);

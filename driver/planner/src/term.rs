@@ -10,12 +10,17 @@
 //! mark is in the mark's own answer, or in the second list. A claim that is being deleted needs none: it was given its
 //! newest version by that, and nobody decides to allocate it then.
 //!
+//! Any other newer version is as good as the mark's, whoever made it: all that the predecessor may still send was decided
+//! before the first list, on that list's version of the claim or an older one. So a claim that its user changes all the
+//! time, and on which no mark ever lands, keeps nobody from leading.
+//!
 //! Where the API server takes no mark (a webhook refuses it) the leader waits as long as a device does that changes
 //! hands, and then leads without: one claim must not end all allocation. What the predecessor decided on it lands by
 //! then, unless that is stopped between its check and its write for all that time.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
+use crate::model::Version;
 use crate::time::Time;
 
 /// A hold of the lease. No two holds ever have the same epoch, not even of one process.
@@ -34,9 +39,9 @@ pub(crate) enum Stage {
     First {
         since: Time,
     },
-    /// Claims, by key and uid, that are to be marked, and since when.
+    /// Claims, by key and uid, that are to be marked, each with the version known after the first list, and since when.
     Marking {
-        claims: BTreeSet<(String, String)>,
+        claims: BTreeMap<(String, String), Version>,
         since: Time,
     },
     Second {
@@ -47,7 +52,7 @@ pub(crate) enum Stage {
 
 impl Term {
     /// The mark of this term on a claim of that version. Each is new, so that writing it changes the claim.
-    pub(crate) fn mark(&self, version: crate::model::Version) -> String {
+    pub(crate) fn mark(&self, version: Version) -> String {
         format!("{}#{version}", self.epoch)
     }
 
@@ -59,7 +64,6 @@ impl Term {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Version;
 
     #[test]
     fn marks_are_of_their_term() {

@@ -12,13 +12,15 @@
 //!                 stayed so for the time of a hold ──────────────► clear the allocation
 //! ```
 //!
+//! A claim has one hold. Any other of that kind was added by somebody else, and is released first.
+//!
 //! Nothing is cleared that a pod has reserved, for it may be bound at any moment: each clear lands only on the version of
 //! the claim that it was decided on, and a reservation makes a new one. Where kube-scheduler reserved and then forgot
 //! (it was restarted), the hold goes, and with it what keeps kube-scheduler from taking the allocation away.
 
 use std::time::Duration;
 
-use crate::allocation::{is_hold, is_ours, node_of};
+use crate::allocation::{hold_of, is_hold, is_ours, node_of};
 use crate::claims::Known;
 use crate::cluster::Cluster;
 use crate::model::{Claim, Consumer, Pod};
@@ -53,12 +55,7 @@ impl<'a> Upkeep<'a> {
     pub(crate) fn held(&self, known: &Known) -> Option<Held<'a>> {
         let claim = &known.claim;
         let allocation = claim.allocation().filter(|allocation| is_ours(allocation))?;
-        let [hold] = &claim.reserved_for[..] else {
-            return None;
-        };
-        if !is_hold(hold) {
-            return None;
-        }
+        let hold = hold_of(claim).filter(|_| claim.reserved_for.iter().all(is_hold))?;
         let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
         let since = written.map_or(known.since, |written| written.min(known.since));
         Some(Held {
@@ -70,13 +67,17 @@ impl<'a> Upkeep<'a> {
     /// What is to be done about the claim. `lapsed`: a hold of its gang ran out.
     pub(crate) fn duty(&self, known: &Known, lapsed: bool, users: &mut dyn Iterator<Item = &'a Pod>) -> Option<Duty> {
         let claim = &known.claim;
-        let hold = claim.reserved_for.iter().find(|consumer| is_hold(consumer));
+        let hold = hold_of(claim);
         let Some(allocation) = claim.allocation() else {
             // Not a state that the controller makes.
             return hold.map(|hold| release(hold, None));
         };
         if !is_ours(allocation) {
             return None;
+        }
+        let mut forged = claim.reserved_for.iter().filter(|consumer| is_hold(consumer));
+        if let Some(forged) = forged.find(|entry| Some(*entry) != hold) {
+            return Some(release(forged, None));
         }
         let node = node_of(allocation).unwrap_or_default();
         let mut others = claim

@@ -34,6 +34,10 @@ pub enum Verdict {
     )]
     Mixed { claim: String, ours: String, other: String },
     #[error(
+        "claim {claim} would get a device of driver {other}, which the controller does not allocate; use a class that matches devices of one driver alone"
+    )]
+    OtherDriver { claim: String, other: String },
+    #[error(
         "claim {claim} tolerates the taint dra.vgpu/allocator, so kube-scheduler might allocate it too; remove the toleration"
     )]
     Tolerates { claim: String },
@@ -49,6 +53,8 @@ pub enum Verdict {
     PlacedByHand { node: String, claim: String },
     #[error("claim {claim} is being deleted; delete the pod too, or wait for a new claim")]
     ClaimDeleted { claim: String },
+    #[error("the spec of claim {claim} cannot be read, so nothing of the pod is allocated; make the claim anew")]
+    Unreadable { claim: String },
     #[error("claim {claim} was not made for this pod; another object has the name")]
     NotOwned { claim: String },
     #[error(
@@ -117,11 +123,12 @@ impl Verdict {
             Self::NoFit(_) => "NoNodeFits",
             Self::Mistake(_) => "ClaimMistake",
             Self::Unanswered => "NoAnswerInTime",
-            Self::Mixed { .. } => "ClaimMixesDrivers",
+            Self::Mixed { .. } | Self::OtherDriver { .. } => "ClaimMixesDrivers",
             Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
             Self::ExtendedResource { .. } => "ExtendedResource",
             Self::PlacedByHand { .. } => "PlacedByHand",
             Self::ClaimDeleted { .. } | Self::HeldClaimDeleted => "ClaimDeleted",
+            Self::Unreadable { .. } => "ClaimUnreadable",
             Self::NotOwned { .. } => "ClaimNotOwned",
             Self::Elsewhere { .. } => "AllocatedElsewhere",
             Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",

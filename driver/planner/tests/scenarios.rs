@@ -2,6 +2,8 @@
 
 #[path = "scenarios/bad_input.rs"]
 mod bad_input;
+#[path = "scenarios/costly.rs"]
+mod costly;
 #[path = "scenarios/desk.rs"]
 mod desk;
 #[path = "scenarios/gangs.rs"]
@@ -149,6 +151,24 @@ fn what_can_never_be_says_why() {
             "PlacedByHand"
         ]
     );
+}
+
+#[test]
+fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
+    let mut desk = Desk::new(2);
+    desk.fraction("c", 3);
+    desk.claim("deep", json!([]));
+    desk.edit("deep", |claim| claim.is_unreadable = true);
+    desk.pod("p", &["c", "deep"], json!({}));
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark"], "nothing is held for a pod that cannot come");
+    assert_eq!(said(&verdicts), ["ClaimUnreadable"]);
+    // What it was allocated by somebody who could read it counts, and says where the pod can go.
+    let allocation = json!({"devices": {}, "nodeSelector": {"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}});
+    desk.edit("deep", |claim| claim.asked.status.allocation = Some(read(allocation)));
+    desk.settle();
+    assert_eq!(desk.node_of("c").as_deref(), Some("n1"));
 }
 
 #[test]

@@ -115,11 +115,18 @@ fn until_noticed(sabotage: Sabotage, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn a_leader_that_was_stopped_gives_nothing_twice() {
-    assert_eq!(duel::fight(None), Ok(()));
+    assert_eq!(duel::fight(None, false), Ok(()));
     for sabotage in [Sabotage::Fence, Sabotage::Versions] {
-        let wrong = duel::fight(Some(sabotage)).expect_err("a broken rule shows");
+        let wrong = duel::fight(Some(sabotage), false).expect_err("a broken rule shows");
         assert!(wrong.contains("gives 10 memory"), "{sabotage:?}: {wrong}");
     }
+}
+
+#[test]
+fn a_user_who_changes_a_claim_before_each_mark_keeps_no_leader_from_leading() {
+    assert_eq!(duel::fight(None, true), Ok(()));
+    let wrong = duel::fight(Some(Sabotage::Versions), true).expect_err("a broken rule shows");
+    assert!(wrong.contains("gives 10 memory"), "{wrong}");
 }
 
 #[test]

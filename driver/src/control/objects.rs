@@ -74,7 +74,11 @@ impl Readable for model::Node {
 
     /// A node that nothing fits on.
     fn salvage(parts: &Parts) -> Option<Self> {
-        parts.whole(false, None).ok()
+        let node: Self = parts.whole(false, None).ok()?;
+        Some(Self {
+            is_unreadable: true,
+            ..node
+        })
     }
 }
 
@@ -98,7 +102,11 @@ impl Readable for model::Claim {
         let bare = || without_config(parts.status()?);
         let by_status = parts.whole(false, parts.status());
         let by_status = by_status.or_else(|_| parts.whole(false, bare().as_deref()));
-        by_status.or_else(|_| parts.whole(false, None)).ok()
+        let claim: Self = by_status.or_else(|_| parts.whole(false, None)).ok()?;
+        Some(Self {
+            is_unreadable: true,
+            ..claim
+        })
     }
 }
 
@@ -197,10 +205,19 @@ mod tests {
         let config = format!(r#"{{"opaque":{{"driver":"theirs","parameters":{{"x":{deep}}}}}}}"#);
         let spec = SPEC.replace("}}]}}", &format!("}}}}],\"config\":[{config}]}}}}"));
         let claim = claim(&spec, &status(&config)).unwrap();
-        assert!(claim.asked.spec.devices.requests.is_empty(), "never allocated");
+        assert!(claim.is_unreadable, "never allocated, nor any claim of its pod");
         let results = &claim.allocation().unwrap().devices.results;
         assert_eq!(results[0].device, "d");
         assert_eq!(claim.reserved_for.len(), 1);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_known_to_be_such() {
+        let text = r#"{"metadata":{"name":"n"},"spec":{"taints":"none"},"status":{"allocatable":{"cpu":"8"}}}"#;
+        let node = serde_json::from_str::<Node>(text).unwrap().object.unwrap();
+        assert!(node.is_unreadable && node.name() == "n");
+        let node = serde_json::from_str::<Node>(&text.replace("\"none\"", "[]")).unwrap();
+        assert!(!node.object.unwrap().is_unreadable);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Nodes that are cordoned.
+//! Nodes that are cordoned, or that nobody can read.
 
 use super::Refusal;
 use crate::model::{Node, Pod};
@@ -7,6 +7,9 @@ const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// A pod that tolerates the taint which stands for it may go there all the same.
 pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    if node.is_unreadable {
+        return Err(Refusal::Unreadable);
+    }
     let tolerates = || super::taints::tolerates(pod, UNSCHEDULABLE, "", "NoSchedule");
     match node.unschedulable && !tolerates() {
         true => Err(Refusal::Unschedulable),
@@ -18,6 +21,14 @@ pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
 mod tests {
     use super::*;
     use crate::filter::tests::{node, pod};
+
+    #[test]
+    fn a_node_that_cannot_be_read_takes_nobody() {
+        let mut node = node("a1", "");
+        node.is_unreadable = true;
+        let open = pod("p", "", r#""tolerations":[{"operator":"Exists"}]"#);
+        assert_eq!(check(&open, &node), Err(Refusal::Unreadable));
+    }
 
     #[test]
     fn a_cordoned_node_takes_only_those_that_tolerate_it() {

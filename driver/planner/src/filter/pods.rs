@@ -1,8 +1,8 @@
 //! Required affinity and anti-affinity to pods, by any topology key.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use super::Refusal;
+use super::{Refusal, Work};
 use crate::cluster::Cluster;
 use crate::model::{Node, Pod, PodTerm};
 
@@ -12,18 +12,26 @@ pub(super) struct Neighbours<'a> {
     wanted: Vec<(&'a PodTerm, Option<HashSet<&'a str>>)>,
     /// Each term of anti-affinity: topologies to stay away from.
     shunned: Vec<(&'a PodTerm, HashSet<&'a str>)>,
-    /// Key and value of topologies that pods there will not share.
-    closed: HashSet<(&'a str, &'a str)>,
+    /// By key, topologies that pods there will not share.
+    closed: HashMap<&'a str, HashSet<&'a str>>,
 }
 
 impl<'a> Neighbours<'a> {
-    pub(super) fn new(cluster: &'a Cluster, pod: &'a Pod) -> Self {
-        let others: Vec<(&Pod, &Node)> = cluster
-            .seated()
-            .filter(|(other, _)| (&other.namespace, &other.name) != (&pod.namespace, &pod.name))
-            .filter_map(|(other, node)| Some((other, cluster.node(node)?)))
-            .collect();
+    pub(super) fn new(cluster: &'a Cluster, pod: &'a Pod, work: &Work) -> Self {
+        let is_other = |other: &Pod| (&other.namespace, &other.name) != (&pod.namespace, &pod.name);
+        let placed = |(other, node): (&'a Pod, &str)| {
+            work.add(1);
+            let node = cluster.node(node).filter(|_| is_other(other))?;
+            Some((other, node))
+        };
+        // All pods of the cluster, if this one has a word on where they are; else those that have one on it.
+        let minds = !pod.affinity.is_empty() || !pod.anti_affinity.is_empty();
+        let others: Vec<(&Pod, &Node)> = match minds {
+            true => cluster.seated().filter_map(placed).collect(),
+            false => Vec::new(),
+        };
         let topologies = |term: &PodTerm, against: bool| -> HashSet<&'a str> {
+            work.add(others.len());
             let matching = others.iter().filter(|(other, _)| matches(term, pod, other, against));
             matching
                 .filter_map(|(_, node)| node.label(&term.topology_key))
@@ -41,13 +49,21 @@ impl<'a> Neighbours<'a> {
         if nowhere && pod.affinity.iter().all(|term| matches(term, pod, pod, false)) {
             wanted.iter_mut().for_each(|(_, found)| *found = None);
         }
-        let closed = others.iter().flat_map(|(other, node)| {
-            let terms = other.anti_affinity.iter();
-            let terms = terms.filter(|term| matches(term, other, pod, true));
-            terms.filter_map(|term| Some((term.topology_key.as_str(), node.label(&term.topology_key)?)))
-        });
+        let mut closed: HashMap<&str, HashSet<&str>> = HashMap::new();
+        for (other, node) in cluster.repelling().filter_map(placed) {
+            work.add(other.anti_affinity.len());
+            for term in other
+                .anti_affinity
+                .iter()
+                .filter(|term| matches(term, other, pod, true))
+            {
+                if let Some(value) = node.label(&term.topology_key) {
+                    closed.entry(&term.topology_key).or_default().insert(value);
+                }
+            }
+        }
         Self {
-            closed: closed.collect(),
+            closed,
             shunned: pod
                 .anti_affinity
                 .iter()
@@ -73,7 +89,8 @@ impl<'a> Neighbours<'a> {
         if let Some((term, _)) = shunned.next() {
             return Err(Refusal::PodAntiAffinity(term.topology_key.clone()));
         }
-        match self.closed.iter().find(|(key, value)| node.label(key) == Some(value)) {
+        let mut closed = self.closed.iter();
+        match closed.find(|(key, values)| node.label(key).is_some_and(|value| values.contains(value))) {
             Some((key, _)) => Err(Refusal::PodAntiAffinity((*key).to_owned())),
             None => Ok(()),
         }
@@ -132,6 +149,30 @@ mod tests {
             Some(Refusal::PodAffinity("rack".into())),
             "a node without the label is in no topology"
         );
+    }
+
+    #[test]
+    fn other_pods_are_looked_at_only_if_somebody_minds() {
+        let mut many = cluster(&[]);
+        for at in 0..1_000 {
+            let mut other = pod(&format!("other-{at}"), X, "");
+            other.node = Some("a1".into());
+            many.set_pod(other);
+        }
+        let visited = |cluster: &crate::cluster::Cluster, pod: &Pod| {
+            let work = Work::default();
+            Neighbours::new(cluster, pod, &work);
+            work.done()
+        };
+        assert_eq!(visited(&many, &pod("p", X, "")), 0);
+        let host = term("podAntiAffinity", "kubernetes.io/hostname", "");
+        let mut loud = pod("loud", "", &host);
+        loud.node = Some("a2".into());
+        many.set_pod(loud);
+        assert_eq!(visited(&many, &pod("p", X, "")), 2, "the one that minds, and its term");
+        assert!(visited(&many, &pod("p", X, &host)) > 1_000);
+        let loud_one = Some(Refusal::PodAntiAffinity("kubernetes.io/hostname".into()));
+        assert_eq!(refusals(&many, &pod("p", X, ""))[1..], [loud_one, None]);
     }
 
     #[test]

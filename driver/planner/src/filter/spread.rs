@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Refusal;
+use super::{Refusal, Work};
 use crate::cluster::Cluster;
 use crate::model::{Node, Pod, Spread};
 
@@ -19,7 +19,7 @@ struct Counted<'a> {
 }
 
 impl<'a> Spreads<'a> {
-    pub(super) fn new(cluster: &'a Cluster, pod: &'a Pod) -> Self {
+    pub(super) fn new(cluster: &'a Cluster, pod: &'a Pod, work: &Work) -> Self {
         let hard: Vec<&Spread> = pod
             .spread
             .iter()
@@ -30,12 +30,17 @@ impl<'a> Spreads<'a> {
                 hard.iter().all(|spread| node.label(&spread.topology_key).is_some()) && is_eligible(spread, pod, node)
             };
             let mut matching = HashMap::new();
-            for node in cluster.nodes().filter(|node| counts(node)) {
+            for node in cluster.nodes() {
+                work.add(1);
+                if !counts(node) {
+                    continue;
+                }
                 let Some(topology) = node.label(&spread.topology_key) else {
                     continue;
                 };
                 let neighbours = cluster.load(node.name()).into_iter().flat_map(|load| &load.pods);
                 let found = neighbours.filter_map(|key| cluster.pod(key)).filter(|other| {
+                    work.add(1);
                     other.namespace == pod.namespace
                         && !other.is_deleted
                         && other.name != pod.name

@@ -15,6 +15,8 @@ pub struct Node {
     pub allocatable: Requests,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
+    /// It cannot be read: nobody knows what it has, and whom it keeps away.
+    pub is_unreadable: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -46,6 +48,7 @@ impl From<Object<Spec, Status>> for Node {
             allocatable: raw.status.allocatable,
             taints: raw.spec.taints,
             unschedulable: raw.spec.unschedulable,
+            is_unreadable: false,
         }
     }
 }

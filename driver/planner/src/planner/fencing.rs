@@ -1,6 +1,6 @@
 //! The steps of a new leader, and marks. See [`crate::term`].
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::{Plan, Planner, soonest};
 use crate::change::Ask;
@@ -22,8 +22,8 @@ impl Planner {
                     return;
                 };
                 let of_others = self.claims.iter().filter(|(_, known)| self.is_of_others(known, &term));
-                let of_others: BTreeSet<_> = of_others
-                    .map(|(key, known)| (key.clone(), known.claim.uid().to_owned()))
+                let of_others: BTreeMap<_, _> = of_others
+                    .map(|(key, known)| ((key.clone(), known.claim.uid().to_owned()), known.claim.version))
                     .collect();
                 self.stage = match of_others.is_empty() {
                     true => Stage::Leading,
@@ -55,12 +55,14 @@ impl Planner {
         if let Stage::Marking { claims, since } = &self.stage {
             let since = *since;
             let patience = since.after(self.settings.settle);
-            let still = claims.iter().filter(|(key, uid)| {
+            let still = claims.iter().filter(|((key, uid), version)| {
+                // By a newer version, whoever made it, what was decided on older ones has landed or never will.
                 let known = self.claims.get(key).filter(|known| known.claim.uid() == uid);
+                let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| self.is_of_others(known, term) && !(known.has_failed() && patience <= now))
             });
-            let claims: BTreeSet<_> = still.cloned().collect();
-            for (key, _) in &claims {
+            let claims: BTreeMap<_, _> = still.map(|(claim, version)| (claim.clone(), *version)).collect();
+            for (key, _) in claims.keys() {
                 self.mark(term, key, now, plan);
             }
             soonest(&mut plan.wake, patience, now);

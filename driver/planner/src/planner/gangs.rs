@@ -17,8 +17,10 @@
 
 use std::collections::BTreeSet;
 
+use vgpu_allocator::Budget;
+
 use super::{Plan, Planner, soonest};
-use crate::effort::GANG;
+use crate::effort::{Answer, Asked, GANG};
 use crate::gang::{self, Gangs};
 use crate::model::Pod;
 use crate::place::{Placed, Waits};
@@ -63,29 +65,55 @@ impl Planner {
             }
             return;
         }
+        let (key, search_key) = (effort_of(name), search_of(name));
+        let asked = |who| Asked { who, pods: pods.len() };
+        let mut budget = match self.budget(asked(&key), now) {
+            Ok(budget) => budget,
+            Err(Waits::Until(until)) => {
+                return pods
+                    .iter()
+                    .for_each(|pod| self.wait(pod, Waits::Until(until), now, plan));
+            }
+            Err(waits) => return self.wait(&pods[0], waits, now, plan),
+        };
         let mut order = pods.to_vec();
         let mut left = pods.len();
-        let first = match self.one_by_one(term, &order, false, &mut left, now) {
-            Ok(steps) => return self.take_gang(pods, steps, now, plan),
-            Err(failed) => failed,
-        };
-        let key = effort_of(name);
-        if self.is_worth_a_search(&order, &first) {
-            match self.efforts.budget(&key, now) {
+        let mut found = self.one_by_one(term, &order, false, &mut left, &mut budget, now);
+        // Steps of a search, if one is made.
+        let mut searched = None;
+        if let Err(first) = &found
+            && self.is_worth_a_search(&order, first)
+        {
+            match self.efforts.budget(asked(&search_key), now) {
                 Err(until) => soonest(&mut plan.wake, until, now),
-                Ok(_) => {
+                Ok(mut budget) => {
                     let most = pods.len() * MOST_OF_EACH + MOST;
                     let mut left = most;
-                    let found = self.search(term, &mut order, first.at, &mut left, now);
-                    if let Some(steps) = found {
-                        self.efforts.forget(&key);
-                        return self.take_gang(pods, steps, now, plan);
-                    }
-                    let steps = STEPS.saturating_mul((most - left) as u64);
-                    self.efforts.spent(&key, steps, false, now);
+                    let steps = self.search(term, &mut order, first.at, &mut left, &mut budget, now);
+                    searched = Some(STEPS.saturating_mul((most - left) as u64).max(budget.spent()));
+                    found = steps.map_or(found, Ok);
                 }
             }
         }
+        let answer = match &found {
+            Ok(steps) => match stale(steps) {
+                slices if slices.is_empty() => Answer::Some,
+                slices => Answer::IfRead(slices),
+            },
+            Err(failed) if failed.waits.is_unanswered() => Answer::None,
+            Err(_) => Answer::Some,
+        };
+        match (searched, &answer) {
+            (None, _) => {}
+            (Some(_), Answer::Some) if found.is_ok() => self.efforts.forget(&search_key),
+            (Some(steps), Answer::IfRead(_)) => self.spend(asked(&search_key), steps, answer.clone(), now, plan),
+            (Some(steps), _) => self.spend(asked(&search_key), steps, Answer::None, now, plan),
+        }
+        self.spend(asked(&key), budget.spent(), answer, now, plan);
+        let first = match found {
+            Ok(steps) => return self.take_gang(pods, steps, now, plan),
+            Err(failed) => failed,
+        };
         let waits = match first.waits {
             Waits::For(why) => {
                 let gang = name.1.clone();
@@ -103,18 +131,19 @@ impl Planner {
         order: &mut [String],
         mut failed: usize,
         left: &mut usize,
+        budget: &mut Budget,
         now: Time,
     ) -> Option<Vec<Step>> {
         let mut were_first = BTreeSet::new();
         while were_first.insert(order[failed].clone()) {
             order[..=failed].rotate_right(1);
-            match self.one_by_one(term, order, false, left, now) {
+            match self.one_by_one(term, order, false, left, budget, now) {
                 Ok(steps) => return Some(steps),
                 Err(next) if !is_no_fit(&next.waits) || next.at == 0 => return None,
                 Err(next) => failed = next.at,
             }
         }
-        self.one_by_one(term, order, true, left, now).ok()
+        self.one_by_one(term, order, true, left, budget, now).ok()
     }
 
     /// A place for each, in this order, as if all before were taken; nothing is taken when one has none.
@@ -124,6 +153,7 @@ impl Planner {
         order: &[String],
         goes_back: bool,
         left: &mut usize,
+        budget: &mut Budget,
         now: Time,
     ) -> Result<Vec<Step>, Failed> {
         let mut steps: Vec<Step> = Vec::new();
@@ -132,7 +162,7 @@ impl Planner {
             let placed = match left.checked_sub(1) {
                 Some(less) => {
                     *left = less;
-                    self.place(term, key, &without, now)
+                    self.place(term, key, &without, budget, now)
                 }
                 None => Err(Waits::Quietly),
             };
@@ -172,11 +202,10 @@ impl Planner {
 
     /// All at once; or all slices at once that are to be read first, for what is read of one grows old meanwhile.
     fn take_gang(&mut self, pods: &[String], steps: Vec<Step>, now: Time, plan: &mut Plan) {
-        let stale: BTreeSet<&String> = steps.iter().flat_map(|step| &step.stale).collect();
+        let stale = stale(&steps);
         if stale.is_empty() {
             return plan.writes.extend(steps.into_iter().flat_map(|step| step.writes));
         }
-        let stale: Vec<String> = stale.into_iter().cloned().collect();
         for step in steps.iter().rev() {
             self.take_back(&step.writes);
         }
@@ -214,7 +243,18 @@ fn is_no_fit(waits: &Waits) -> bool {
     matches!(waits, Waits::For(why) if matches!(**why, Verdict::NoFit(_)))
 }
 
-/// The name by which a gang's searches are counted; no pod's uid is like it.
+/// Slices that are to be read before any of it is written.
+fn stale(steps: &[Step]) -> Vec<String> {
+    let stale: BTreeSet<&String> = steps.iter().flat_map(|step| &step.stale).collect();
+    stale.into_iter().cloned().collect()
+}
+
+/// The name by which questions about a gang are counted; no pod's uid is like it.
 pub(super) fn effort_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
+}
+
+/// As [`effort_of`], for its searches; no namespace is like it.
+pub(super) fn search_of((namespace, name): &gang::Name) -> String {
+    format!("{GANG}search {namespace}/{name}")
 }

@@ -1,13 +1,20 @@
 //! One round of a leader: upkeep of holds, marks, and places for pods that wait.
+//!
+//! A round asks about so many pods as it may, by what they take to think about, and then its decisions go out. The next
+//! one goes on with those that were not asked about, until all had their turn: a pass. Who only waited for slices comes
+//! first when they are read, before they are too old again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::gangs::effort_of;
+use vgpu_allocator::Budget;
+
+use super::gangs::{effort_of, search_of};
 use super::{Plan, Planner, soonest};
 use crate::allocation::is_ours;
 use crate::change::Ask;
 use crate::devices::Who;
+use crate::effort::{Answer, Asked};
 use crate::gang::{self, Gangs};
 use crate::model::{Claim, Pod};
 use crate::names::{DRIVER, IMPLICIT_RESOURCE};
@@ -20,8 +27,27 @@ use crate::upkeep::Upkeep;
 use crate::verdict::{About, Verdict};
 use crate::write::{Intent, Write};
 
+/// A pass over all that wait, while it takes more than one round.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    /// Who had a turn.
+    asked: HashSet<String>,
+    /// Something has changed since it began.
+    again: bool,
+    /// What the rounds before wanted to be asked again for.
+    wake: Option<Time>,
+}
+
+/// A pod, or a gang: what is asked about at once.
+struct Unit {
+    /// By which its effort is known.
+    who: String,
+    gang: Option<gang::Name>,
+    pods: Vec<String>,
+}
+
 impl Planner {
-    pub(super) fn lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         let synced = self.synced;
         if !(synced.pods && synced.nodes && synced.slices && synced.classes && synced.rules) {
             return;
@@ -41,7 +67,7 @@ impl Planner {
         }
         self.keep_up(term, now, plan);
         self.mark_all(term, now, plan);
-        self.place_all(term, now, plan);
+        self.place_all(term, changed, now, plan);
         self.tell();
     }
 
@@ -92,9 +118,9 @@ impl Planner {
         }
     }
 
-    fn place_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    fn place_all(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         let gangs = Gangs::new(&self.cluster);
-        let mut units: Vec<(Option<gang::Name>, Vec<String>)> = Vec::new();
+        let mut units: Vec<Unit> = Vec::new();
         let mut together: BTreeMap<gang::Name, Vec<String>> = BTreeMap::new();
         for (key, pod) in self.cluster.pods() {
             if !pod.is_waiting() || pod.is_gated || pod.claims.is_empty() {
@@ -102,30 +128,45 @@ impl Planner {
             }
             match gang::of(pod) {
                 Some(name) => together.entry(name).or_default().push(key.clone()),
-                None => units.push((None, vec![key.clone()])),
+                None => units.push(Unit {
+                    who: pod.uid.clone(),
+                    gang: None,
+                    pods: vec![key.clone()],
+                }),
             }
         }
-        self.efforts.forget_gangs(&together.keys().map(effort_of).collect());
-        units.extend(together.into_iter().map(|(name, pods)| (Some(name), pods)));
+        let keys = together.keys().flat_map(|name| [effort_of(name), search_of(name)]);
+        self.efforts.forget_gangs(&keys.collect());
+        units.extend(together.into_iter().map(|(name, pods)| Unit {
+            who: effort_of(&name),
+            gang: Some(name),
+            pods,
+        }));
         // A gang stands where the first of its pods does.
-        units.sort_by_cached_key(|(_, pods)| pods.iter().filter_map(|key| self.rank(key)).min());
+        units.sort_by_cached_key(|unit| {
+            let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
+            (self.efforts.reads(&unit.who).is_empty(), rank)
+        });
         self.efforts.begin_round();
-        let waiting: Vec<String> = units.iter().flat_map(|(_, pods)| pods).cloned().collect();
-        for (gang, pods) in units {
-            if self.efforts.is_round_over() {
-                // What is decided goes out first.
-                for key in &pods {
+        let waiting: Vec<String> = units.iter().flat_map(|unit| &unit.pods).cloned().collect();
+        self.pass.again |= changed && !self.pass.asked.is_empty();
+        let mut is_cut = false;
+        for unit in units {
+            let had_turn = self.pass.asked.contains(&unit.who) && self.efforts.reads(&unit.who).is_empty();
+            if had_turn || self.efforts.is_round_over() {
+                is_cut |= !had_turn;
+                for key in &unit.pods {
                     self.wait(key, Waits::Until(now), now, plan);
                 }
-                self.is_dirty = true;
-                plan.wake = Some(now);
                 continue;
             }
-            match gang {
-                None => self.place_one(term, &pods[0], now, plan),
-                Some(gang) => self.place_gang(term, &gang, &gangs, &pods, now, plan),
+            self.pass.asked.insert(unit.who);
+            match unit.gang {
+                None => self.place_one(term, &unit.pods[0], now, plan),
+                Some(gang) => self.place_gang(term, &gang, &gangs, &unit.pods, now, plan),
             }
         }
+        self.end_round(is_cut, now, plan);
         self.queue = self.still_waiting(&waiting);
     }
 
@@ -148,11 +189,27 @@ impl Planner {
         queue
     }
 
+    /// What is decided goes out first; then the next round goes on, or the next pass begins if there is a reason.
+    fn end_round(&mut self, is_cut: bool, now: Time, plan: &mut Plan) {
+        let wakes = [self.pass.wake, plan.wake].into_iter().flatten();
+        let wake = wakes.min();
+        if is_cut {
+            self.pass.wake = wake;
+            plan.wake = Some(now);
+            return;
+        }
+        let again = self.pass.again || wake.is_some_and(|wake| wake <= now);
+        self.pass = Pass::default();
+        self.is_dirty |= again;
+        plan.wake = if again { Some(now) } else { wake };
+    }
+
     /// Those that came when they had a place come first; then by priority, age and name.
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.cluster.pod(key)?;
+        let of_gang = gang::of(pod).map_or(0, |name| self.efforts.failures(&effort_of(&name)));
         Some((
-            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid),
+            self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid) + of_gang,
             Reverse(pod.priority),
             pod.created,
             key.to_owned(),
@@ -160,10 +217,48 @@ impl Planner {
     }
 
     fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
-        match self.place(term, key, &BTreeSet::new(), now) {
+        let Some(pod) = self.cluster.pod(key) else {
+            return;
+        };
+        let who = pod.uid.clone();
+        let asked = Asked { who: &who, pods: 1 };
+        let mut budget = match self.budget(asked, now) {
+            Ok(budget) => budget,
+            Err(waits) => return self.wait(key, waits, now, plan),
+        };
+        let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
+        let answer = match &placed {
+            Ok(placed) if !placed.stale.is_empty() => Answer::IfRead(placed.stale.clone()),
+            Err(waits) if waits.is_unanswered() => Answer::None,
+            _ => Answer::Some,
+        };
+        self.spend(asked, budget.spent(), answer, now, plan);
+        match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
             Ok(placed) => self.take_place(term, placed, plan),
             Err(waits) => self.wait(key, waits, now, plan),
+        }
+    }
+
+    /// What may be spent on a pod or gang, once the slices have been read that it waits for.
+    pub(super) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Waits> {
+        let reads = self.efforts.reads(asked.who).iter();
+        let unread = reads.filter(|slice| self.asked.contains_key(&Ask::Slice((*slice).clone())));
+        let unread: Vec<String> = unread.cloned().collect();
+        match unread.is_empty() {
+            true => self.efforts.budget(asked, now).map_err(Waits::Until),
+            false => Err(Waits::ForSlices(unread)),
+        }
+    }
+
+    /// Counts a question. One without an answer is asked again, whether anything changes or not.
+    pub(super) fn spend(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time, plan: &mut Plan) {
+        let is_over = answer == Answer::Some;
+        self.efforts.spent(asked, steps, answer, now);
+        if let Err(until) = self.efforts.budget(asked, now)
+            && !is_over
+        {
+            soonest(&mut plan.wake, until, now);
         }
     }
 
@@ -172,11 +267,12 @@ impl Planner {
         term: &Term,
         key: &str,
         without: &BTreeSet<String>,
+        budget: &mut Budget,
         now: Time,
     ) -> Result<Placed, Waits> {
         let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
-        let mut budget = self.efforts.budget(&pod.uid, now).map_err(Waits::Until)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
+        let mut work = 0;
         let placed = Placing {
             cluster: &self.cluster,
             claims: &self.claims,
@@ -184,17 +280,17 @@ impl Planner {
             avoided: &self.avoided,
             without,
             index: &mut self.index,
-            budget: &mut budget,
+            budget,
             cache: &mut self.cache,
             share_id: &mut self.share_id,
             policy: self.settings.policy,
             term,
             now,
             slices_since: Time::from_millis(now.millis().saturating_sub(age)),
+            work: &mut work,
         }
         .place(pod);
-        let is_answered = !matches!(&placed, Err(Waits::For(why)) if **why == Verdict::Unanswered);
-        self.efforts.spent(&pod.uid, budget.spent(), is_answered, now);
+        self.efforts.works(work);
         placed
     }
 
@@ -237,7 +333,6 @@ impl Planner {
             }
             Waits::For(verdict) => *verdict,
         };
-        // Avoided nodes come back by time alone.
         if let Some(pod) = self.cluster.pod(key) {
             self.told.is(about_pod(pod), verdict);
         }
@@ -245,9 +340,9 @@ impl Planner {
 
     /// What lasts, besides why pods wait.
     fn tell(&mut self) {
-        for (_, known) in self.claims.iter() {
+        for (key, known) in self.claims.iter() {
             let claim = &known.claim;
-            if let Some(message) = self.refusals.get(&claim.key()) {
+            if let Some(message) = self.refusals.get(key) {
                 self.told.is(about_claim(claim), Verdict::Refused(message.clone()));
             }
             let Some(allocation) = claim.allocation().filter(|allocation| !is_ours(allocation)) else {

@@ -96,6 +96,7 @@ impl Planner {
             self.is_dirty = true;
             // A list that was asked for in another term is no answer in this one.
             self.asked.clear();
+            self.pass = super::round::Pass::default();
             self.stage = match term {
                 Some(_) => Stage::First { since: now },
                 None => Stage::Standby,

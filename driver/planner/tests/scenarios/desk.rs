@@ -1,5 +1,6 @@
 //! A planner at a desk: what it is told, and what is done of what it plans.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -22,6 +23,10 @@ pub(crate) struct Desk {
     pub(crate) nodes: usize,
     /// A webhook refuses marks on this claim.
     pub(crate) unmarkable: Option<&'static str>,
+    /// Slices besides those of the nodes' GPUs, by name.
+    pub(crate) published: BTreeMap<String, Value>,
+    /// When the planner wanted to be asked again.
+    pub(crate) wake: Option<Time>,
 }
 
 pub(crate) fn slice(at: usize) -> Value {
@@ -47,6 +52,8 @@ impl Desk {
             claims: Vec::new(),
             nodes,
             unmarkable: None,
+            published: BTreeMap::new(),
+            wake: None,
         };
         desk.lead("1.a");
         desk
@@ -190,17 +197,14 @@ impl Desk {
             for ask in &plan.asks {
                 match ask {
                     Ask::Claims => self.list(),
-                    Ask::Slice(name) => {
-                        let slice = read(slice(name[1..].parse().unwrap()));
-                        let read = Some(self.time());
-                        self.tell(Change::Slice { slice, read });
-                    }
+                    Ask::Slice(name) => self.answer(name),
                 }
             }
             for write in &plan.writes {
                 self.perform(write);
             }
             verdicts.extend(plan.verdicts);
+            self.wake = plan.wake;
             let is_over = plan.writes.is_empty() && plan.asks.is_empty();
             writes.extend(plan.writes);
             if is_over {
@@ -208,6 +212,52 @@ impl Desk {
             }
         }
         (writes, verdicts)
+    }
+
+    /// A slice as it is read from the API server.
+    pub(crate) fn answer(&mut self, name: &str) {
+        let published = self.published.get(name).cloned();
+        let slice = read(published.unwrap_or_else(|| slice(name[1..].parse().unwrap())));
+        let read = Some(self.time());
+        self.tell(Change::Slice { slice, read });
+    }
+
+    /// A slice of whole GPUs of a node's, told apart by the attribute `own`; the watch brings it.
+    pub(crate) fn publish(&mut self, name: &str, node: usize, owns: impl IntoIterator<Item = i64>) {
+        let added = Time::from_millis(START - 60_000).to_string();
+        let gpu = |(at, own): (usize, i64)| {
+            json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": own}},
+                "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}]})
+        };
+        let devices: Vec<Value> = owns.into_iter().enumerate().map(gpu).collect();
+        let slice = json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": format!("n{node}"),
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}, "devices": devices}});
+        self.published.insert(name.to_owned(), slice.clone());
+        let slice = read(slice);
+        self.tell(Change::Slice { slice, read: None });
+        self.list();
+    }
+
+    /// A claim for so many GPUs, of which the first and the last of these requests must have the same `own`.
+    pub(crate) fn pair(&mut self, name: &str, gpus: usize, same: [usize; 2]) {
+        let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
+        self.claim(name, Value::Array((0..gpus).map(request).collect()));
+        let same = same.map(|at| format!("r{at}"));
+        let constraint = json!([{"requests": same, "matchAttribute": "dra.vgpu/own"}]);
+        self.edit(name, |claim| claim.asked.spec.devices.constraints = read(constraint));
+    }
+
+    /// Lets time go by until all of these are allocated; what was said meanwhile.
+    pub(crate) fn wait_for(&mut self, names: &[&str], most: i64) -> Vec<(About, Verdict)> {
+        let begin = self.now;
+        let mut said = Vec::new();
+        while names.iter().any(|name| self.node_of(name).is_none()) {
+            assert!(self.now - begin < most, "{names:?} are waited for in vain: {said:?}");
+            said.extend(self.settle().1);
+            let wake = self.wake.expect("it is tried again").millis();
+            self.now = self.now.max(wake);
+        }
+        said
     }
 
     pub(crate) fn node_of(&self, name: &str) -> Option<String> {

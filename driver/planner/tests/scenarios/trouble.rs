@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use vgpu_allocator::Features;
-use vgpu_planner::{Ask, Change, Outcome, Planner, Settings, Term, Time};
+use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Settings, Term};
 
-use crate::desk::{Desk, START, kinds, read, said, share_ids};
+use crate::desk::{Desk, kinds, read, said, share_ids};
 
 #[test]
 fn a_new_leader_goes_on_from_the_objects_alone() {
@@ -57,34 +57,14 @@ fn a_write_without_an_answer_keeps_its_devices() {
     assert_eq!(desk.node_of("d").as_deref(), Some("n0"));
 }
 
-/// Of node n0: 16 GPUs of which no two have the same `own`.
-fn hard_slice() -> Value {
-    let added = Time::from_millis(START - 60_000).to_string();
-    let gpu = |at: usize| {
-        json!({"name": format!("gpu-{at}"), "attributes": {"own": {"int": at}},
-            "taints": [{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule", "timeAdded": added}]})
-    };
-    json!({"metadata": {"name": "hard"}, "spec": {"driver": "dra.vgpu", "nodeName": "n0",
-        "pool": {"name": "hard", "generation": 1, "resourceSliceCount": 1},
-        "devices": (0..16).map(gpu).collect::<Vec<_>>()}})
-}
-
 #[test]
 fn claims_without_an_answer_do_not_stop_others() {
     let mut desk = Desk::new(2);
-    desk.tell(Change::Slice {
-        slice: read(hard_slice()),
-        read: None,
-    });
-    desk.list();
+    // No two GPUs have the same.
+    desk.publish("hard", 0, 0..16);
     for at in 0..30 {
         let name = format!("a{at}");
-        let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
-        desk.claim(&name, Value::Array((0..9).map(request).collect()));
-        let constraint = json!([{"requests": ["r7", "r8"], "matchAttribute": "dra.vgpu/own"}]);
-        desk.edit(&name, |claim| {
-            claim.asked.spec.devices.constraints = read(constraint);
-        });
+        desk.pair(&name, 9, [7, 8]);
         desk.pod(&name, &[&name], json!({}));
     }
     desk.fraction("c", 3);
@@ -234,4 +214,91 @@ fn a_clock_that_is_set_back_stops_nothing_and_vouches_for_nothing() {
         "clear",
         "thirty seconds after the clock was set"
     );
+}
+
+#[test]
+fn whoever_changes_a_claim_all_the_time_stops_no_new_leader() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.fraction("d", 3);
+    desk.settle();
+    desk.planner = Planner::new(Settings::default(), Features::default(), share_ids());
+    desk.lead("2.b");
+    for round in 0.. {
+        assert!(round < 10, "it waits for ever");
+        let plan = desk.plan();
+        if plan.asks.contains(&Ask::Claims) {
+            desk.list();
+        }
+        // Its user is faster each time: the mark finds another version, which the watch brings.
+        for write in &plan.writes {
+            if write.name == "c" {
+                desk.edit("c", |_| {});
+                desk.planner.report(write.id, Outcome::Conflict, desk.time());
+            } else {
+                desk.perform(write);
+            }
+        }
+        if desk.planner.is_leading() {
+            break;
+        }
+        desk.now += 1_000;
+    }
+    desk.pod("d", &["d"], json!({}));
+    desk.settle();
+    assert!(desk.node_of("d").is_some());
+}
+
+#[test]
+fn allocations_that_are_refused_are_tried_ever_more_rarely() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    let mut refused = Vec::new();
+    while refused.len() < 10 {
+        let plan = desk.plan();
+        for write in &plan.writes {
+            if matches!(write.intent, Intent::Allocate { .. }) {
+                refused.push(desk.now);
+                let why = Outcome::Refused("admission webhook denied the request".to_owned());
+                desk.planner.report(write.id, why, desk.time());
+            } else {
+                desk.perform(write);
+            }
+        }
+        plan.asks.iter().for_each(|ask| match ask {
+            Ask::Claims => desk.list(),
+            Ask::Slice(name) => desk.answer(name),
+        });
+        if plan.writes.is_empty() && plan.asks.is_empty() {
+            desk.now = plan.wake.expect("it is tried again").millis().max(desk.now + 1);
+        }
+    }
+    let pauses: Vec<i64> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let grows = |pair: &[i64]| pair[1] >= (2 * pair[0]).min(60_000);
+    assert!(pauses.windows(2).all(grows), "{pauses:?}");
+    desk.now += 60_000;
+    desk.settle();
+    assert!(desk.node_of("c").is_some());
+}
+
+#[test]
+fn a_hold_that_somebody_else_adds_keeps_nothing_allocated() {
+    for first in [false, true] {
+        let mut desk = Desk::new(1);
+        desk.fraction("c", 3);
+        desk.pod("p", &["c"], json!({}));
+        desk.settle();
+        let forged = read(json!({"apiGroup": "dra.vgpu", "resource": "holds", "name": "q", "uid": "forged"}));
+        desk.edit("c", |claim| {
+            let at = if first { 0 } else { 1 };
+            claim.reserved_for.insert(at, forged);
+        });
+        desk.settle();
+        let claim = &desk.claims[0];
+        let holds: Vec<&str> = claim.reserved_for.iter().map(|entry| entry.uid.as_str()).collect();
+        assert_eq!(holds, ["hold-uid-c"], "the pod's place is kept");
+        desk.now += 30_000;
+        assert_eq!(kinds(&desk.settle().0)[0], "clear", "{first}");
+    }
 }

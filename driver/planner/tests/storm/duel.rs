@@ -7,8 +7,8 @@ use super::replica::Replica;
 use super::users;
 use super::world::World;
 
-/// Whether any device was given twice.
-pub(crate) fn fight(sabotage: Option<Sabotage>) -> Result<(), String> {
+/// Whether any device was given twice. `restless`: the user of the first claim changes it before each mark lands.
+pub(crate) fn fight(sabotage: Option<Sabotage>, restless: bool) -> Result<(), String> {
     let World { mut api, replicas, .. } = World::new(sabotage);
     let [mut first, mut second] = replicas;
     let random = &mut Random::new(1);
@@ -17,7 +17,7 @@ pub(crate) fn fight(sabotage: Option<Sabotage>) -> Result<(), String> {
     api.remove_node("n2");
     users::pod_that_wants(&mut api, "early", 5);
     for _ in 0..20 {
-        first.turn_in_order(&mut api);
+        first.turn_in_order(&mut api, None);
         if first.holds_an_allocation() {
             break;
         }
@@ -27,10 +27,11 @@ pub(crate) fn fight(sabotage: Option<Sabotage>) -> Result<(), String> {
     api.now += 16_000;
     // Its claim stays, and would be the second leader's to give if anybody wanted it.
     api.remove_pod("ns/early");
-    settle(&mut second, &mut api);
+    let changed = restless.then_some("ns/early");
+    settle(&mut second, &mut api, changed);
     users::pod_that_wants(&mut api, "late", 5);
     users::pod_that_wants(&mut api, "later", 5);
-    settle(&mut second, &mut api);
+    settle(&mut second, &mut api, changed);
     let given = api.claims.values().filter(|claim| claim.allocation().is_some());
     assert_eq!(given.count(), 2, "the second leader allocates");
     first.land(&mut api, random);
@@ -41,10 +42,10 @@ pub(crate) fn fight(sabotage: Option<Sabotage>) -> Result<(), String> {
     }
 }
 
-fn settle(replica: &mut Replica, api: &mut Api) {
+fn settle(replica: &mut Replica, api: &mut Api, changed: Option<&str>) {
     let random = &mut Random::new(2);
     for _ in 0..20 {
-        replica.turn_in_order(api);
+        replica.turn_in_order(api, changed);
         while replica.has_writes() {
             replica.send(api, random);
             replica.land(api, random);

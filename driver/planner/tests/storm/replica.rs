@@ -273,8 +273,8 @@ impl Replica {
         }
     }
 
-    /// Sees all, plans, and sends and lands marks, but nothing else.
-    pub(crate) fn turn_in_order(&mut self, api: &mut Api) {
+    /// Sees all, plans, and sends and lands marks, but nothing else. Somebody changes a claim before anything lands.
+    pub(crate) fn turn_in_order(&mut self, api: &mut Api, changed: Option<&str>) {
         let random = &mut Random::new(0);
         self.lease(api);
         for kind in 0..KINDS {
@@ -282,6 +282,9 @@ impl Replica {
         }
         self.answer_all(api);
         self.plan(api);
+        if let Some(key) = changed {
+            api.update(key, None, |_| {}).expect("whoever made it may change it");
+        }
         while !self.holds_an_allocation() && self.has_writes() {
             self.send(api, random);
             self.land(api, random);
