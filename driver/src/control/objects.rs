@@ -214,10 +214,10 @@ mod tests {
     #[test]
     fn a_node_that_cannot_be_read_is_known_to_be_such() {
         let text = r#"{"metadata":{"name":"n"},"spec":{"taints":"none"},"status":{"allocatable":{"cpu":"8"}}}"#;
-        let node = serde_json::from_str::<Node>(text).unwrap().object.unwrap();
+        let node = serde_json::from_str::<Node>(text).unwrap().body.unwrap();
         assert!(node.is_unreadable && node.name() == "n");
         let node = serde_json::from_str::<Node>(&text.replace("\"none\"", "[]")).unwrap();
-        assert!(!node.object.unwrap().is_unreadable);
+        assert!(!node.body.unwrap().is_unreadable);
     }
 
     #[test]
