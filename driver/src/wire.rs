@@ -206,8 +206,19 @@ impl From<Class> for model::DeviceClass {
     fn from(class: Class) -> Self {
         Self {
             metadata: metadata(class.metadata),
-            spec: class.body.spec.unwrap_or_default(),
+            spec: class.body.spec.unwrap_or_else(nothing),
         }
+    }
+}
+
+/// Of a class that cannot be read: it must not be given what its selectors would have left out.
+fn nothing() -> model::ClassSpec {
+    let never = model::CelSelector {
+        expression: "false".into(),
+    };
+    model::ClassSpec {
+        selectors: vec![model::Selector { cel: Some(never) }],
+        ..model::ClassSpec::default()
     }
 }
 
@@ -279,6 +290,20 @@ mod tests {
             let rule = model::DeviceTaintRule::from(serde_json::from_str::<Rule>(text).unwrap());
             assert_eq!(rule.spec, model::RuleSpec::default());
         }
+    }
+
+    #[test]
+    fn a_class_that_cannot_be_read_selects_nothing() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let class = |parameters: &str| {
+            let text = format!(
+                r#"{{"metadata": {{"name": "c"}}, "spec": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {parameters}}}}}]}}}}"#
+            );
+            model::DeviceClass::from(serde_json::from_str::<Class>(&text).unwrap())
+        };
+        assert_eq!(class("{}").spec.selectors, [], "all devices, as it says");
+        let selectors = class(&format!(r#"{{"x": {deep}}}"#)).spec.selectors;
+        assert_eq!(selectors[0].cel.as_ref().unwrap().expression, "false");
     }
 
     /// As lists and watches bring them.

@@ -38,12 +38,14 @@ fn stands_still() -> Result<()> {
         // It has seen some of them by now, and is deciding or writing.
         std::thread::sleep(Duration::from_millis(400));
         let asleep = Stopped::stop(&installed.cluster, pid)?;
+        let done = bound(kube)?.len();
+        ensure!(done <= all.len(), "all was bound before the leader stood still");
         wait(TAKEOVER, "the other to lead", || {
             let now = leader(&project)?;
             Ok((now != first).then_some(()))
         })?;
         wait_bound(kube, &all)?;
-        drop(asleep);
+        asleep.wake()?;
         create(kube, &fleet.pods(["last"]))?;
         wait_bound(kube, &["last"])
     });

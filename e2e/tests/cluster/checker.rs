@@ -107,7 +107,8 @@ impl Sums {
             held.map(move |held| (key, held))
         });
         let all: Vec<_> = of_device.collect();
-        let total = *self.capacity.get(device).unwrap_or(&u64::MAX);
+        let total = self.capacity.get(device).copied();
+        let total = total.with_context(|| format!("{device:?} was in no slice when this began"))?;
         let sum = |part: fn((u64, u64)) -> u64| all.iter().filter_map(|(_, held)| held.share).map(part).sum::<u64>();
         let (memory, cores) = (sum(|share| share.0), sum(|share| share.1));
         let is_whole = all.iter().any(|(_, held)| held.share.is_none());

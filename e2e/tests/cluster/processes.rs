@@ -21,11 +21,20 @@ impl<'a> Stopped<'a> {
         signal(cluster, &pid, "STOP")?;
         Ok(Self { cluster, pid })
     }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// It is not there any more: somebody has ended it meanwhile, for it did not answer.
+    pub(crate) fn wake(self) -> Result<()> {
+        let woken = signal(self.cluster, &self.pid, "CONT");
+        woken.with_context(|| format!("process {} was ended while it stood still", self.pid))
+    }
 }
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        // Somebody may have ended it meanwhile, for it did not answer.
+        // It may be gone, or awake already.
         let _ = signal(self.cluster, &self.pid, "CONT");
     }
 }

@@ -42,22 +42,24 @@ fn packs() -> Result<()> {
     Ok(())
 }
 
-/// Ends the replica that leads, or both, in one of the ways in which processes end.
-fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<()> {
-    match round % 3 {
+/// Ends the replica that leads, or both, in one of the ways in which processes end. Whether there was one.
+fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
+    Ok(match round % 3 {
         // Told to go, and a new pod comes.
         0 => {
             let lease = project.get(&["lease", "dra-driver-vgpu-controller"])?;
             let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
             match holder.split('_').next().filter(|pod| !pod.is_empty()) {
                 Some(pod) => project
-                    .run(&["delete", "pod", pod, "--ignore-not-found", "--wait=false"])
-                    .map(drop),
-                None => Ok(()),
+                    .run(&["delete", "pod", pod, "--ignore-not-found", "--wait=false"])?
+                    .contains("deleted"),
+                None => false,
             }
         }
         // Both at once, without a word.
-        1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"])).map(drop),
+        1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"]))?
+            .status
+            .success(),
         // New pods for both: the old ones were told to wait longer with each restart.
         _ => {
             let pods = [
@@ -67,9 +69,9 @@ fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<()
                 "app.kubernetes.io/component=controller",
                 "--wait=false",
             ];
-            project.run(&pods).map(drop)
+            project.run(&pods)?.contains("deleted")
         }
-    }
+    })
 }
 
 /// Between two ends of a controller: 5 to 40 s.
@@ -85,7 +87,7 @@ fn storm() -> Result<()> {
     let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", 60)?);
     let nodes = pods.div_ceil(2 * ROOM);
     let room = nodes * ROOM;
-    let (mut made, mut ended, mut left) = (0, 0, 0);
+    let (mut made, mut round, mut ended, mut left) = (0, 0, 0, 0);
     let seen = on_fleet("storm", nodes, |installed, kube, fleet| {
         let project = Kube::new(&installed.cluster, install::NAME);
         let mut come = |count: usize| -> Result<()> {
@@ -100,9 +102,9 @@ fn storm() -> Result<()> {
         let mut due = begun;
         while begun.elapsed() < limit {
             if Instant::now() >= due {
-                end_one(installed, &project, ended)?;
-                due = Instant::now() + pause(ended);
-                ended += 1;
+                ended += usize::from(end_one(installed, &project, round)?);
+                due = Instant::now() + pause(round);
+                round += 1;
             }
             std::thread::sleep(TICK);
             // The oldest go, at most as many as come in that time: claims are made at 20 a second.
