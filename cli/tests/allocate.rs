@@ -241,3 +241,22 @@ fn a_question_without_end_ends_with_no_answer_and_exit_1() {
         format!("vgpu allocate: claim ns/c: Constraint: {said}\n")
     );
 }
+
+#[test]
+fn an_object_given_twice_and_no_claim_at_all_are_told() {
+    let files = Files::new();
+    let objects = files.write("objects.yaml", OBJECTS);
+    let again = files.write("again.yaml", OBJECTS);
+    let output = allocate(["-f".as_ref(), objects.as_os_str(), "-f".as_ref(), again.as_os_str()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    for words in ["Node n1 is given twice", "objects.yaml", "again.yaml"] {
+        assert!(said.contains(words), "{said}");
+    }
+    let output = allocate(["-f".as_ref(), objects.as_os_str()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("no claim in the input waits"),
+        "{output:?}"
+    );
+}

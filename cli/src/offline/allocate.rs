@@ -95,6 +95,12 @@ fn say(objects: &Objects, report: &offline::Report) {
             "vgpu allocate: {object}: objects of this kind are not looked at"
         );
     }
+    if !objects.has_waiting() {
+        let _ = writeln!(
+            stderr,
+            "vgpu allocate: no claim in the input waits for devices; of a ResourceClaimTemplate write spec.spec as the spec of a ResourceClaim"
+        );
+    }
     for reason in report.reasons().iter().take(REASONS_IN_WORDS) {
         let _ = writeln!(stderr, "vgpu allocate: {reason}");
     }

@@ -1,5 +1,7 @@
 //! From documents to objects.
 
+use std::collections::HashMap;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -16,6 +18,8 @@ pub struct Objects {
     /// As they are: only the one that is asked about is read.
     pods: Vec<Value>,
     ignored: Vec<String>,
+    /// Where each came from, by kind and name.
+    known: HashMap<(String, String), String>,
 }
 
 /// A claim, and the document that it is written back into.
@@ -37,6 +41,13 @@ pub enum InputError {
         name: String,
         found: String,
         wanted: &'static str,
+    },
+    #[error("{kind} {name} is given twice, in {first} and in {origin}; leave one of them out")]
+    Twice {
+        origin: String,
+        first: String,
+        kind: String,
+        name: String,
     },
     #[error("{origin}: a List has no items; write items: [...]")]
     NoItems { origin: String },
@@ -85,6 +96,12 @@ impl Objects {
         claims.filter(|claim| claim.status.allocation.is_none())
     }
 
+    /// Whether there is any claim to allocate.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        self.waiting().next().is_some()
+    }
+
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Given> {
         self.claims
             .iter()
@@ -114,6 +131,12 @@ impl Objects {
                 found,
             });
         };
+        if matches!(
+            kind.as_str(),
+            "Node" | "DeviceClass" | "ResourceSlice" | "DeviceTaintRule" | "ResourceClaim" | "Pod"
+        ) {
+            self.note(&kind, name_of(&document), origin)?;
+        }
         match kind.as_str() {
             "Node" => self.nodes.push(read(&kind, "v1", document, origin)?),
             "DeviceClass" => self.classes.push(read(&kind, RESOURCE, document, origin)?),
@@ -131,6 +154,22 @@ impl Objects {
             kind => self.ignored.push(format!("{kind} {}", name_of(&document))),
         }
         Ok(())
+    }
+
+    /// Which of two of one name is meant, nobody can tell.
+    fn note(&mut self, kind: &str, name: String, origin: &str) -> Result<(), InputError> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        match self.known.insert((kind.to_owned(), name.clone()), origin.to_owned()) {
+            None => Ok(()),
+            Some(first) => Err(InputError::Twice {
+                origin: origin.to_owned(),
+                first,
+                kind: kind.to_owned(),
+                name,
+            }),
+        }
     }
 
     fn add_list(&mut self, mut document: Value, origin: &str, depth: usize) -> Result<(), InputError> {

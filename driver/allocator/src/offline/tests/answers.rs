@@ -57,6 +57,7 @@ fn a_claim_may_mix_drivers() {
     let mut other = slice("n", [gpu("b", "80Gi")]);
     other["spec"]["driver"] = "other".into();
     other["spec"]["pool"]["name"] = "others".into();
+    other["metadata"]["name"] = "others-slice".into();
     let any = json!({"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": [
         {"cel": {"expression": "device.driver == \"other\""}}]}});
     let mut claim = claim("c", json!({}));

@@ -68,7 +68,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
     };
     let many = |count: i64| {
         vec![claim(
-            "c",
+            &format!("c{count}"),
             json!({"count": count, "capacity": {"requests": {"memory": "10Gi"}}}),
         )]
     };
