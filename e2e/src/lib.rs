@@ -28,6 +28,7 @@ pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod demo;
+pub mod hand_made;
 pub mod image;
 pub mod install;
 pub mod interrupt;

@@ -1,13 +1,12 @@
-//! Hand-made nodes with GPUs: objects as a kubelet and our plugin write them, and nothing behind them.
-//!
-//! A pod's way ends there at being bound. Nobody keeps the nodes ready, so after a minute they count as unreachable,
-//! which pods that tolerate every taint do not mind. The writes of that time are over before anything is measured.
+//! Many hand-made nodes with GPUs. Nobody keeps them ready, so after a minute they count as unreachable, which pods that
+//! tolerate every taint do not mind. The writes of that time are over before anything is measured.
 
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 
+use crate::hand_made;
 use crate::kube::{Kube, wait};
 
 /// kube-controller-manager gives a node 50 s.
@@ -15,7 +14,8 @@ const UNREACHABLE: Duration = Duration::from_secs(180);
 /// Objects for one call of kubectl, and calls at once.
 const CHUNK: usize = 250;
 const SIDE_BY_SIDE: usize = 4;
-const GIB: u32 = 80;
+const MEMORY: &str = "80Gi";
+const FLEET: &str = "bench";
 
 /// So many nodes with so many GPUs each.
 #[derive(Debug, Clone, Copy)]
@@ -70,42 +70,22 @@ impl Fleet {
 }
 
 fn node(number: usize) -> Value {
-    let name = Fleet::node(number);
-    let room = json!({"cpu": "64", "memory": "512Gi", "pods": "110"});
-    json!({"apiVersion": "v1", "kind": "Node",
-        // Without a system's name, which keeps the pods of our chart away.
-        "metadata": {"name": name, "labels": {"fleet": "bench", "kubernetes.io/hostname": name}},
-        "status": {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True",
-            "reason": "HandMade", "lastHeartbeatTime": null, "lastTransitionTime": null}]}})
+    hand_made::node(FLEET, &Fleet::node(number), "64")
 }
 
-/// As `kubelet-plugin/src/slice.rs` makes it.
 fn slice(number: usize, gpus: usize, owner: Owner) -> Value {
-    let node = Fleet::node(number);
     let devices: Vec<Value> = (0..gpus)
         .flat_map(|gpu| [shared(number, gpu, owner), monitor(number, gpu)])
         .collect();
-    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
-        "metadata": {"name": format!("{node}-vgpu"), "labels": {"fleet": "bench"}},
-        "spec": {"driver": "dra.vgpu", "nodeName": node,
-            "pool": {"name": format!("{node}/vgpu"), "generation": 1, "resourceSliceCount": 1},
-            "devices": devices}})
+    hand_made::slice(FLEET, &Fleet::node(number), &devices)
 }
 
 fn shared(number: usize, gpu: usize, owner: Owner) -> Value {
-    let memory = format!("{GIB}Gi");
     let mut device = json!({"name": device(gpu), "allowMultipleAllocations": true,
-        "attributes": attributes("gpu", number, gpu),
-        "capacity": {
-            "memory": {"value": memory,
-                "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
-            "cores": {"value": "100",
-                "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}},
-            "shares": {"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}}}});
+        "attributes": attributes("gpu", number, gpu), "capacity": hand_made::capacity(MEMORY)});
+    device["capacity"]["shares"] = json!({"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}});
     if owner == Owner::Controller {
-        // Long ago: nobody needs to wait until they may be given out.
-        device["taints"] = json!([{"key": "dra.vgpu/allocator", "value": "controller", "effect": "NoSchedule",
-            "timeAdded": "2026-01-01T00:00:00Z"}]);
+        device["taints"] = json!([hand_made::settled()]);
     }
     device
 }

@@ -106,7 +106,7 @@ fn third_party() -> Result<()> {
                 "capacity": {"requests": {"memory": "70Gi", "cores": "10"}}}}]}}});
         kube.apply(&claim.to_string())?;
         let share = "11111111-1111-4111-8111-111111111111";
-        let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": crate::fleet::pool(&node),
+        let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": vgpu_e2e::hand_made::pool(&node),
             "device": "gpu-0", "shareID": share, "consumedCapacity": {"memory": "70Gi", "cores": "10"}});
         patch_status(
             kube,

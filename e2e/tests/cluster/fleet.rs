@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
+use vgpu_e2e::hand_made;
 use vgpu_e2e::kube::{Kube, wait};
 
 use crate::checker::{Checker, Seen};
@@ -28,6 +29,7 @@ pub(crate) const ROOM: usize = 4 * GPUS;
 
 const GPU_MEMORY: &str = "80Gi";
 const GPUS: usize = 2;
+const CPU: &str = "32";
 
 /// So many nodes with two GPUs each; gone when it is dropped.
 pub(crate) struct Fleet<'a> {
@@ -50,49 +52,22 @@ pub(crate) enum Mode {
 impl Mode {
     /// As the plugin publishes it: the server adds the time where none is said.
     pub(crate) fn taints(self) -> Value {
-        let taint = |value: &str| json!({"key": "dra.vgpu/allocator", "value": value, "effect": "NoSchedule"});
         match self {
-            Self::Settled => {
-                let mut taint = taint("controller");
-                taint["timeAdded"] = json!("2026-01-01T00:00:00Z");
-                json!([taint])
-            }
-            Self::Controller => json!([taint("controller")]),
-            Self::Released => json!([taint("released")]),
+            Self::Settled => json!([hand_made::settled()]),
+            Self::Controller => json!([hand_made::taint("controller")]),
+            Self::Released => json!([hand_made::taint("released")]),
             Self::Scheduler => json!([]),
         }
     }
 }
 
-fn node(fleet: &str, name: &str) -> Value {
-    let room = json!({"cpu": "32", "memory": "128Gi", "pods": "110"});
-    json!({"apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "labels": {"fleet": fleet, "kubernetes.io/hostname": name}},
-        "status": {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True",
-            "reason": "HandMade", "lastHeartbeatTime": null, "lastTransitionTime": null}]}})
-}
-
 fn slice(fleet: &str, node: &str, mode: Mode) -> Value {
     let gpu = |number: usize| {
         json!({"name": format!("gpu-{number}"), "allowMultipleAllocations": true,
-            "attributes": {"type": {"string": "gpu"}},
-            "capacity": {
-                "memory": {"value": GPU_MEMORY,
-                    "requestPolicy": {"default": GPU_MEMORY, "validRange": {"min": "64Mi", "step": "1Mi"}}},
-                "cores": {"value": "100",
-                    "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}},
+            "attributes": {"type": {"string": "gpu"}}, "capacity": hand_made::capacity(GPU_MEMORY),
             "taints": mode.taints()})
     };
-    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
-        "metadata": {"name": format!("{node}-vgpu"), "labels": {"fleet": fleet}},
-        "spec": {"driver": "dra.vgpu", "nodeName": node,
-            "pool": {"name": pool(node), "generation": 1, "resourceSliceCount": 1},
-            "devices": (0..GPUS).map(gpu).collect::<Vec<_>>()}})
-}
-
-/// The pool of a hand-made node.
-pub(crate) fn pool(node: &str) -> String {
-    format!("{node}/vgpu")
+    hand_made::slice(fleet, node, &(0..GPUS).map(gpu).collect::<Vec<_>>())
 }
 
 /// Many objects for one call of kubectl.
@@ -116,7 +91,7 @@ fn write(kube: &Kube<'_>, verb: &str, manifests: &str) -> Result<()> {
 impl<'a> Fleet<'a> {
     pub(crate) fn new(kube: Kube<'a>, name: &'static str, size: usize) -> Result<Self> {
         let fleet = Self { kube, name, size };
-        let nodes = fleet.nodes().map(|node_name| node(name, &node_name));
+        let nodes = fleet.nodes().map(|node| hand_made::node(name, &node, CPU));
         let slices = fleet.nodes().map(|node| slice(name, &node, Mode::Settled));
         create(&fleet.kube, &many(nodes.chain(slices).collect()))?;
         Ok(fleet)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use crate::checker::{Given, Seen};
-use crate::fleet::{ALL_BOUND, Fleet, Mode, ROOM, bound, create, delete, on_fleet, pool, wait_full};
+use crate::fleet::{ALL_BOUND, Fleet, Mode, ROOM, bound, create, delete, on_fleet, wait_full};
 use crate::shared::Test;
 
 pub(crate) const TESTS: &[Test] = &[("modes_that_change_under_load_give_nothing_twice", modes)];
@@ -140,7 +140,7 @@ impl Group {
     }
 
     fn has(&self, given: &str) -> bool {
-        self.nodes.iter().any(|node| pool(node) == given)
+        self.nodes.iter().any(|node| vgpu_e2e::hand_made::pool(node) == given)
     }
 }
 

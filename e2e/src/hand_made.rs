@@ -1,0 +1,57 @@
+//! Objects of hand-made nodes with GPUs: as a kubelet and our plugin write them, and nothing behind them. A pod's way
+//! ends there at being bound.
+
+use serde_json::{Value, json};
+
+/// A taint's time so long ago that nobody waits for its age.
+pub const LONG_AGO: &str = "2026-01-01T00:00:00Z";
+
+/// Without a system's name, which keeps the pods of our chart away.
+#[must_use]
+pub fn node(fleet: &str, name: &str, cpu: &str) -> Value {
+    let room = json!({"cpu": cpu, "memory": "512Gi", "pods": "110"});
+    json!({"apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"fleet": fleet, "kubernetes.io/hostname": name}},
+        "status": {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True",
+            "reason": "HandMade", "lastHeartbeatTime": null, "lastTransitionTime": null}]}})
+}
+
+/// The pool of a node.
+#[must_use]
+pub fn pool(node: &str) -> String {
+    format!("{node}/vgpu")
+}
+
+/// All that a node publishes, of which one slice is enough.
+#[must_use]
+pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+        "metadata": {"name": format!("{node}-vgpu"), "labels": {"fleet": fleet}},
+        "spec": {"driver": "dra.vgpu", "nodeName": node,
+            "pool": {"name": pool(node), "generation": 1, "resourceSliceCount": 1},
+            "devices": devices}})
+}
+
+/// What a shared GPU has to give, `memory` and 100 cores, as `kubelet-plugin/src/slice.rs` says it.
+#[must_use]
+pub fn capacity(memory: &str) -> Value {
+    json!({
+        "memory": {"value": memory,
+            "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
+        "cores": {"value": "100",
+            "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}})
+}
+
+/// Who allocates the device. The server adds the time.
+#[must_use]
+pub fn taint(value: &str) -> Value {
+    json!({"key": "dra.vgpu/allocator", "value": value, "effect": "NoSchedule"})
+}
+
+/// The controller's, as it was long ago.
+#[must_use]
+pub fn settled() -> Value {
+    let mut taint = taint("controller");
+    taint["timeAdded"] = LONG_AGO.into();
+    taint
+}
