@@ -32,12 +32,18 @@ fn stands_still() -> Result<()> {
         wait_bound(kube, &["first"])?;
         let first = wait(LIMIT, "a leader", || leader(&project).map(Some))?;
         let pid = controller_in(installed, &first)?;
-        let names: Vec<String> = (0..12).map(|number| format!("p{number:02}")).collect();
+        // All that there is room for, but for the last one below.
+        let names: Vec<String> = (0..22).map(|number| format!("p{number:02}")).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
-        create(kube, &fleet.pods(all.iter().copied()))?;
-        // It has seen some of them by now, and is deciding or writing.
-        std::thread::sleep(Duration::from_millis(400));
-        let asleep = Stopped::stop(&installed.cluster, pid)?;
+        let pods = fleet.pods(all.iter().copied());
+        let asleep = std::thread::scope(|scope| {
+            let creating = scope.spawn(|| create(kube, &pods));
+            // It is deciding and writing as soon as one more than the first is bound.
+            while bound(kube)?.len() < 2 && !creating.is_finished() {}
+            let asleep = Stopped::stop(&installed.cluster, pid)?;
+            creating.join().map_err(|_| anyhow!("a thread panicked"))??;
+            Ok::<_, anyhow::Error>(asleep)
+        })?;
         let done = bound(kube)?.len();
         ensure!(done <= all.len(), "all was bound before the leader stood still");
         wait(TAKEOVER, "the other to lead", || {
