@@ -72,7 +72,7 @@ enum Command {
     /// Run a local command under GPU limits. An ordinary user's run does not hold setuid and static programs, nor a cleared environment
     #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
     Run(RunFlags),
-    /// Allocate the claims in files to a node, as the controller would, without a cluster
+    /// Allocate the claims in files to a node, by the controller's allocator, without a cluster
     #[command(long_about = offline::ALLOCATE_LONG, after_help = offline::ALLOCATE_AFTER)]
     Allocate(AllocateFlags),
     /// Say why a pod or a claim waits: what stands in the way on every GPU, and what would fit
