@@ -12,7 +12,8 @@ runs() { # whether PART is to be run
   [ "$part" = all ] || [ "$part" = "$1" ]
 }
 case $part in
-  library | allocator | cluster | controller | all) ;;
+  library | controller) ;;
+  allocator | cluster | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;
   *) fail "$part: not a part; there are library, allocator, cluster and controller" ;;
 esac
 if runs library; then

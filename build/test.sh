@@ -99,6 +99,7 @@ begin_tools() {
 }
 built_tools() {
   tail -n +1 -f --pid="$tools" "$logs/building"
+  [ -s "$logs/built" ] || fail "the build of the tools was killed before it ended: there may be too little memory; build/e2e.sh tools runs it alone"
   return "$(cat "$logs/built")"
 }
 stage_tools() {

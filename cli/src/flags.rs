@@ -5,7 +5,7 @@
 mod offline;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -111,7 +111,8 @@ pub struct RunFlags {
 /// One line that names the flag and what is wrong with it.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let command = args.get(1).map(|command| command.to_string_lossy().into_owned());
+    let typed = args.get(1).map(|command| command.to_string_lossy().into_owned());
+    let command = typed.filter(|typed| Cli::command().find_subcommand(typed).is_some());
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
@@ -176,7 +177,8 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
                 .to_owned()
         }
     };
-    format!("{what} (see vgpu --help)")
+    let of = command.map_or_else(String::new, |command| format!(" {command}"));
+    format!("{what} (see vgpu{of} --help)")
 }
 
 #[cfg(test)]
@@ -194,7 +196,7 @@ mod tests {
     fn a_mistake_is_one_line_that_names_the_flag() {
         for (args, start) in [
             (&["vgpu"][..], "a command is missing"),
-            (&["vgpu", "walk"], "\"walk\": unknown command"),
+            (&["vgpu", "walk"], "\"walk\": unknown command (see vgpu --help)"),
             (&["vgpu", "--loud"], "--loud: unknown flag"),
             (&["vgpu", "run"], "COMMAND is missing"),
             (&["vgpu", "run", "--"], "COMMAND is missing"),
@@ -237,7 +239,10 @@ mod tests {
                 &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
                 "--nodes: unknown flag",
             ),
-            (&["vgpu", "explain"], "what to explain is missing"),
+            (
+                &["vgpu", "explain"],
+                "what to explain is missing: pod/NAME or claim/NAME (see vgpu explain --help)",
+            ),
             (
                 &["vgpu", "explain", "pod/a", "pod/b"],
                 "\"pod/b\": unexpected argument; one pod",

@@ -83,7 +83,8 @@ pub(crate) fn class(class: &DeviceClass) -> Class {
         .find(|value| selects(value));
     Class {
         name: class.metadata.name.clone(),
-        ours: selects(DRIVER_NAME),
+        // One that cannot be read is told by its name alone.
+        ours: selects(DRIVER_NAME) || class.unreadable.is_some() && vgpu_api::class::is_ours(&class.metadata.name),
         device_type: device_type.unwrap_or(device_type::GPU),
         extended_resource: class.spec.extended_resource_name.clone(),
         config: class.spec.config.clone(),

@@ -60,7 +60,7 @@ impl Metrics {
             events: register(
                 &mut registry,
                 "events",
-                "Events by outcome: said, refused, failed",
+                "Events by outcome: said, refused, failed, too many (of decisions: never tried)",
                 Family::default(),
             ),
             watch_errors: register(
@@ -236,8 +236,30 @@ impl Decisions {
 
     pub(crate) fn decided(&self, verdict: &Verdict) {
         self.verdicts.get_or_create(&[("reason", verdict.reason())]).inc();
-        if matches!(verdict, Verdict::TooSlow { .. }) {
+        if matches!(verdict, Verdict::TooSlow { .. } | Verdict::NotBound { .. }) {
             self.holds_timed_out.inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hold_runs_out_whether_its_pod_was_reserved_for_or_not() {
+        let metrics = Metrics::new();
+        let (pod, node) = ("p".to_owned(), "n".to_owned());
+        let (other, there) = (pod.clone(), node.clone());
+        metrics.decisions.decided(&Verdict::TooSlow { pod, node });
+        metrics.decisions.decided(&Verdict::NotBound {
+            pod: other,
+            node: there,
+        });
+        let text = metrics.text();
+        for line in ["holds_timed_out_total 2", "verdicts_total{reason=\"HoldTimeout\"} 2"] {
+            let line = format!("vgpu_controller_{line}");
+            assert!(text.lines().any(|is| is == line), "{line}: {text}");
         }
     }
 }

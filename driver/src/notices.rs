@@ -5,11 +5,15 @@
 //! what is free changes with every pod; the same text after `repeat_after`. What the controller decided is told once
 //! ([`Notices::tell`]). Over all of it a token bucket holds.
 
+mod decided;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::model::Key;
 use crate::pending::{Kind, Verdict};
+use decided::Decided;
+pub use decided::MOST_TOLD;
 
 /// How long a pod must seem to have room before that is said: as long as scheduling may take.
 pub const ROOM_HOLD: Duration = Duration::from_secs(10);
@@ -20,9 +24,6 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Time since the controller's start.
 pub type Now = Duration;
-
-/// Decisions that wait to be told; of more some are lost.
-pub const MOST_TOLD: usize = 1_000;
 
 /// What a notice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,8 +37,8 @@ pub struct About {
     pub object: Object,
     pub key: Key,
     pub uid: String,
-    /// It is a decision, and stands beside an explanation of the same pod.
-    pub decided: bool,
+    /// Of a decision its reason. It stands beside an explanation of the same pod, and beside other decisions about it.
+    pub decided: Option<&'static str>,
 }
 
 /// What to say, for the `count`th time.
@@ -54,8 +55,9 @@ pub struct Notices {
     per_second: u32,
     tokens: f64,
     refilled: Now,
-    /// Pods that wait, and what else there is to tell of.
-    subjects: HashMap<About, Subject>,
+    /// Pods that wait.
+    explained: HashMap<About, Subject>,
+    decided: Decided,
 }
 
 #[derive(Debug)]
@@ -115,19 +117,20 @@ impl Notices {
             per_second,
             tokens,
             refilled: Now::ZERO,
-            subjects: HashMap::new(),
+            explained: HashMap::new(),
+            decided: Decided::default(),
         }
     }
 
     /// Takes in the present verdicts of all pods; a pod that is not among them is forgotten.
     pub fn observe(&mut self, verdicts: Vec<(Key, String, Verdict)>, now: Now) {
-        let mut before: HashMap<About, Subject> = self.subjects.extract_if(|about, _| !about.decided).collect();
+        let mut before = std::mem::take(&mut self.explained);
         for (key, uid, verdict) in verdicts {
             let about = About {
                 object: Object::Pod,
                 key,
                 uid,
-                decided: false,
+                decided: None,
             };
             let pod = match before.remove(&about) {
                 Some(mut pod) => {
@@ -142,42 +145,17 @@ impl Notices {
                 }
                 None => Subject::new(verdict, now),
             };
-            self.subjects.insert(about, pod);
+            self.explained.insert(about, pod);
         }
     }
 
-    /// Takes in a decision, to be told once. Whether none was lost for want of room: then one of the namespace that
-    /// has most of them is, so that nobody's flood silences others.
+    /// Takes in a decision, to be told once. Whether none was lost for want of room.
     pub fn tell(&mut self, about: About, verdict: Verdict, now: Now) -> bool {
-        if let Some(known) = self.subjects.get_mut(&about) {
+        if let Some(known) = self.decided.get_mut(&about) {
             known.wanted = verdict;
             return true;
         }
-        let mut of_namespaces: HashMap<&str, usize> = HashMap::new();
-        for known in self.subjects.keys().filter(|about| about.decided) {
-            *of_namespaces.entry(&known.key.namespace).or_default() += 1;
-        }
-        let mut none_lost = true;
-        if of_namespaces.values().sum::<usize>() >= MOST_TOLD {
-            let own = of_namespaces.get(about.key.namespace.as_str()).copied().unwrap_or(0);
-            let fullest = of_namespaces.into_iter().max_by_key(|(name, count)| (*count, *name));
-            let Some((fullest, _)) = fullest.filter(|(_, count)| *count > own) else {
-                return false;
-            };
-            let of_it = self
-                .subjects
-                .iter()
-                .filter(|(known, _)| known.decided && known.key.namespace == fullest);
-            // What was said already stands here only so that it is not said again.
-            let gives_way = of_it.max_by_key(|(known, subject)| (subject.said.is_some(), subject.since, *known));
-            if let Some((known, subject)) = gives_way {
-                none_lost = subject.said.is_some();
-                let known = known.clone();
-                self.subjects.remove(&known);
-            }
-        }
-        self.subjects.insert(about, Subject::new(verdict, now));
-        none_lost
+        self.decided.insert(about, Subject::new(verdict, now))
     }
 
     /// What is to be said now. It counts as said, until [`Notices::failed`].
@@ -186,10 +164,9 @@ impl Notices {
         self.refilled = now;
         self.tokens = (self.tokens + elapsed * f64::from(self.per_second)).min(f64::from(self.per_second));
         let repeat_after = self.repeat_after;
-        self.subjects.retain(|_, subject| !subject.is_over(now));
-        let mut due: Vec<_> = self
-            .subjects
-            .iter_mut()
+        self.decided.remove_over(now);
+        let subjects = self.explained.iter_mut().chain(self.decided.iter_mut());
+        let mut due: Vec<_> = subjects
             .filter(|(_, subject)| subject.due_at(repeat_after).is_some_and(|at| at <= now))
             .collect();
         // Who has waited longest goes first; the name makes it definite.
@@ -218,7 +195,11 @@ impl Notices {
 
     /// A notice could not be delivered, and may be later.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
-        if let Some(pod) = self.subjects.get_mut(&notice.about) {
+        let subject = match notice.about.decided {
+            Some(_) => self.decided.get_mut(&notice.about),
+            None => self.explained.get_mut(&notice.about),
+        };
+        if let Some(pod) = subject {
             pod.not_before = now + RETRY_AFTER;
             match &mut pod.said {
                 Some(said) if notice.count > 1 => said.count = notice.count - 1,
@@ -232,7 +213,7 @@ impl Notices {
 
     /// When [`Notices::due`] will next have something to say.
     pub fn next(&self) -> Option<Now> {
-        let subjects = self.subjects.values();
+        let subjects = self.explained.values().chain(self.decided.values());
         let next = subjects.filter_map(|subject| subject.due_at(self.repeat_after)).min()?;
         // With an empty bucket there is nothing to say before the next token.
         let missing = (1.0 - self.tokens).max(0.0) / f64::from(self.per_second);
@@ -241,7 +222,7 @@ impl Notices {
 
     /// How many pods wait.
     pub fn len(&self) -> usize {
-        self.subjects.keys().filter(|about| !about.decided).count()
+        self.explained.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -376,7 +357,7 @@ mod tests {
             object,
             key: key(name),
             uid: format!("uid-{name}"),
-            decided: true,
+            decided: Some("HoldTimeout"),
         }
     }
 
@@ -452,9 +433,36 @@ mod tests {
             !notices.tell(of_others("k"), decision("theirs"), seconds(1)),
             "one of the flood is lost"
         );
-        assert_eq!(notices.subjects.len(), MOST_TOLD);
-        let theirs = notices.subjects.keys().filter(|known| known.key.namespace == "others");
+        assert_eq!(notices.decided.values().count(), MOST_TOLD);
+        let theirs = notices
+            .decided
+            .iter_mut()
+            .filter(|(known, _)| known.key.namespace == "others");
         assert_eq!(theirs.count(), 11);
         assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(1)));
+        // What the flood has said makes room for what it has not.
+        let of_flood = |notice: &&Notice| notice.about.key.namespace != "others";
+        let said = notices.due(seconds(2)).iter().filter(of_flood).count();
+        assert!(said > 0, "nothing of the flood was said");
+        for number in 0..said {
+            let more = about(&format!("more-{number}"), Object::Claim);
+            assert!(notices.tell(more, decision("x"), seconds(2)), "{number}");
+        }
+        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(2)));
+        assert_eq!(notices.decided.values().count(), MOST_TOLD);
+    }
+
+    #[test]
+    fn decisions_for_several_reasons_stand_beside_each_other() {
+        let mut notices = notices();
+        let refused = About {
+            decided: Some("WriteRefused"),
+            ..about("a", Object::Claim)
+        };
+        notices.tell(about("a", Object::Claim), decision("too slow"), seconds(0));
+        notices.tell(refused, decision("refused"), seconds(0));
+        let mut said = texts(notices.due(seconds(0)));
+        said.sort();
+        assert_eq!(said, ["refused", "too slow"]);
     }
 }

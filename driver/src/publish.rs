@@ -148,7 +148,7 @@ mod tests {
                     name: pod.into(),
                 },
                 uid: "1234".into(),
-                decided: false,
+                decided: None,
             },
             verdict: Verdict {
                 kind: Kind::Waiting,

@@ -162,7 +162,7 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
                 .pods
                 .get(&about.key)
                 .is_some_and(|pod| pod.uid == about.uid);
-            if waits || about.decided {
+            if waits || about.decided.is_some() {
                 tracing::info!(object = %about.key, "{}", notice.verdict.text);
                 deliveries.push(async move {
                     let delivery = deliver(client, &config.instance, &notice).await;
@@ -208,7 +208,7 @@ fn told(about: vgpu_planner::About, verdict: &vgpu_planner::Verdict) -> (About, 
         object,
         key: Key { namespace, name },
         uid,
-        decided: true,
+        decided: Some(verdict.reason()),
     };
     let verdict = Verdict {
         kind: Kind::Decided(verdict.reason()),

@@ -10,7 +10,7 @@
 //!
 //! How it fails: the API server keeps what this cannot read (parameters nested a thousand deep, quantities beyond any
 //! number), and a list is decoded as a whole. So a part of an object is decoded by itself, and one that cannot be is
-//! left out with a line in the log: its tenant's claim is not explained, and everybody else's is.
+//! left out with a line in the log that says what follows: its tenant's claim is not explained, and everybody else's is.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,6 +25,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use vgpu_allocator::model;
+
+use crate::words;
 
 /// An object of kind `K`, of which `B` is what is read besides its metadata.
 pub struct Object<K, B> {
@@ -120,35 +122,47 @@ impl<K: Resource<DynamicType = ()>, B> Resource for Object<K, B> {
 pub struct Halves<Spec, Status> {
     spec: Option<Spec>,
     status: Option<Status>,
+    /// Why the spec is not to be read.
+    unread: Option<String>,
 }
 
-impl<Spec: DeserializeOwned, Status: DeserializeOwned> Body for Halves<Spec, Status> {
+/// A spec or a status.
+pub trait Half: DeserializeOwned {
+    /// What follows where it cannot be read, for the log.
+    const UNREAD: &'static str;
+}
+
+impl<Spec: Half, Status: Half> Body for Halves<Spec, Status> {
     fn read(parts: &Parts, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Self {
+        let mut why = None;
+        let spec = half(parts.spec.as_deref(), &mut |what, error| {
+            why = Some(in_short(&error));
+            unread(what, error);
+        });
         Self {
-            spec: half(
-                parts.spec.as_deref(),
-                "its spec cannot be read and counts as empty",
-                unread,
-            ),
-            status: half(
-                parts.status.as_deref(),
-                "its status cannot be read and counts as empty",
-                unread,
-            ),
+            spec,
+            status: half(parts.status.as_deref(), unread),
+            unread: why,
         }
     }
 }
 
-fn half<T: DeserializeOwned>(
-    part: Option<&RawValue>,
-    what: &str,
-    unread: &mut dyn FnMut(&str, serde_json::Error),
-) -> Option<T> {
+fn half<T: Half>(part: Option<&RawValue>, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Option<T> {
     let read = serde_json::from_str(part?.get());
     read.unwrap_or_else(|error| {
-        unread(what, error);
+        unread(T::UNREAD, error);
         None
     })
+}
+
+/// The most that is told of why something cannot be read: the error may have a text of somebody's in it.
+const ERROR_MAX: usize = 200;
+
+/// What is wrong with an object, without the place in a text that its owner never sees.
+pub(crate) fn in_short(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    words::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
 }
 
 pub type Watched<K, Spec, Status = Unread> = Object<K, Halves<Spec, Status>>;
@@ -156,6 +170,31 @@ pub type Watched<K, Spec, Status = Unread> = Object<K, Halves<Spec, Status>>;
 /// A part of an object that nobody reads.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Unread {}
+
+impl Half for Unread {
+    const UNREAD: &'static str = "a part of it that nobody needs is no object";
+}
+
+impl Half for model::ClassSpec {
+    const UNREAD: &'static str =
+        "its spec cannot be read, so it selects no device and claims that name it are not allocated";
+}
+
+impl Half for model::SliceSpec {
+    const UNREAD: &'static str = "its spec cannot be read, so it counts as without devices";
+}
+
+impl Half for model::ClaimSpec {
+    const UNREAD: &'static str = "its spec cannot be read, so nothing that it asks for is explained";
+}
+
+impl Half for model::ClaimStatus {
+    const UNREAD: &'static str = "its status cannot be read, so what it holds counts as free";
+}
+
+impl Half for model::RuleSpec {
+    const UNREAD: &'static str = "its spec cannot be read, so it taints no device";
+}
 
 pub type Node = Watched<core::Node, Unread>;
 pub type Class = Watched<resource::DeviceClass, model::ClassSpec>;
@@ -207,6 +246,7 @@ impl From<Class> for model::DeviceClass {
         Self {
             metadata: metadata(class.metadata),
             spec: class.body.spec.unwrap_or_else(nothing),
+            unreadable: class.body.unread,
         }
     }
 }
@@ -301,9 +341,26 @@ mod tests {
             );
             model::DeviceClass::from(serde_json::from_str::<Class>(&text).unwrap())
         };
-        assert_eq!(class("{}").spec.selectors, [], "all devices, as it says");
-        let selectors = class(&format!(r#"{{"x": {deep}}}"#)).spec.selectors;
-        assert_eq!(selectors[0].cel.as_ref().unwrap().expression, "false");
+        let sound = class("{}");
+        assert_eq!(
+            (sound.spec.selectors, sound.unreadable),
+            (vec![], None),
+            "all devices, as it says"
+        );
+        let class = class(&format!(r#"{{"x": {deep}}}"#));
+        assert_eq!(class.spec.selectors[0].cel.as_ref().unwrap().expression, "false");
+        assert_eq!(class.unreadable.as_deref(), Some("recursion limit exceeded"));
+    }
+
+    #[test]
+    fn why_something_cannot_be_read_is_short() {
+        let long = format!("{:?}", "x".repeat(1_000));
+        let error = serde_json::from_str::<model::RuleSpec>(&long).unwrap_err();
+        let text = in_short(&error);
+        assert!(
+            text.starts_with("invalid type: string") && text.ends_with("...") && text.len() == 200,
+            "{text}"
+        );
     }
 
     /// As lists and watches bring them.

@@ -65,7 +65,7 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("controller.holdTimeout=4s", "/controller/holdTimeout"),
         ("controller.holdTimeout=601s", "/controller/holdTimeout"),
         ("controller.holdTimeout=11m", "/controller/holdTimeout"),
-        ("allocator=null", "allocator"),
+        ("allocator=null", "missing property 'allocator'"),
         ("allocator=controller,controller.replicas=0", "/controller/replicas"),
         ("allocator=to-scheduler,controller.replicas=0", "/controller/replicas"),
         (
@@ -292,7 +292,7 @@ fn plugin_and_controller_change_modes_together() {
     assert!(without_policy.expect_err("refused").contains("admission.claims: false"));
 }
 
-/// Every policy that there is, and binpack if none is named.
+/// Every policy that there is, and binpack if none is named, or the values are those of a release without policies.
 #[test]
 fn the_controller_is_started_with_the_policy_that_the_values_name() {
     let Some(helm) = helm("the_controller_is_started_with_the_policy_that_the_values_name") else {
@@ -305,6 +305,9 @@ fn the_controller_is_started_with_the_policy_that_the_values_name() {
         flags.filter(|flag| flag.starts_with("--policy=")).collect::<Vec<_>>()
     };
     assert_eq!(flags(&[]), ["--policy=binpack"]);
+    assert_eq!(flags(&["controller.policy=null"]), ["--policy=binpack"]);
+    let without_hold = render(&helm, &["allocator=controller", "controller.holdTimeout=null"]).expect("rendered");
+    assert!(arguments(&without_hold, "Deployment").contains(&"--hold-timeout=30s".to_owned()));
     for policy in Policy::ALL {
         let value = format!("controller.policy={}", policy.name());
         assert_eq!(flags(&[&value]), [format!("--policy={}", policy.name())]);

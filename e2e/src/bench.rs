@@ -23,7 +23,9 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Subcommand;
 
+use crate::cluster::Cluster;
 use crate::kube::{Kube, wait};
+use crate::outcome::after;
 use crate::prepared::Prepared;
 
 const NAMESPACE: &str = "bench";
@@ -50,6 +52,13 @@ pub fn run(name: &str, prepared: &Prepared, part: &Part) -> Result<()> {
         Part::Burst(size) => burst::run(name, prepared, size),
         Part::Memory(size) => memory::run(name, prepared, size),
     }
+}
+
+/// Measures on a cluster that is gone afterwards.
+fn on_cluster<T>(name: &str, prepared: &Prepared, measure: impl FnOnce(&Cluster) -> Result<T>) -> Result<T> {
+    let cluster = Cluster::up(prepared.config(name))?;
+    let outcome = measure(&cluster);
+    after(outcome, cluster.down())
 }
 
 fn make_namespace(kube: &Kube<'_>) -> Result<()> {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 /// A taint's time so long ago that nobody waits for its age.
-pub const LONG_AGO: &str = "2026-01-01T00:00:00Z";
+const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
 /// Without a system's name, which keeps the pods of our chart away.
 #[must_use]
@@ -32,14 +32,23 @@ pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
             "devices": devices}})
 }
 
-/// What a shared GPU has to give, `memory` and 100 cores, as `kubelet-plugin/src/slice.rs` says it.
+/// The memory of each GPU.
+const MEMORY: &str = "80Gi";
+
+/// What a shared GPU has to give, its memory and 100 cores, as `kubelet-plugin/src/slice.rs` says it.
 #[must_use]
-pub fn capacity(memory: &str) -> Value {
+pub fn capacity() -> Value {
     json!({
-        "memory": {"value": memory,
-            "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
+        "memory": {"value": MEMORY,
+            "requestPolicy": {"default": MEMORY, "validRange": {"min": "64Mi", "step": "1Mi"}}},
         "cores": {"value": "100",
             "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}})
+}
+
+/// A quarter of that, as requests ask for it and allocations consume it.
+#[must_use]
+pub fn quarter() -> Value {
+    json!({"memory": "20Gi", "cores": "25"})
 }
 
 /// Who allocates the device. The server adds the time.
@@ -54,4 +63,19 @@ pub fn settled() -> Value {
     let mut taint = taint("controller");
     taint["timeAdded"] = LONG_AGO.into();
     taint
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::install::bytes;
+
+    #[test]
+    fn four_quarters_are_a_gpu() {
+        let (all, quarter) = (capacity(), quarter());
+        for name in ["memory", "cores"] {
+            let number = |value: &Value| value.as_str().and_then(bytes).unwrap();
+            assert_eq!(number(&all[name]["value"]), 4 * number(&quarter[name]), "{name}");
+        }
+    }
 }

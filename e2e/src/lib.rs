@@ -36,6 +36,7 @@ pub mod kube;
 pub mod layout;
 pub mod lock;
 pub mod node;
+pub mod outcome;
 pub mod prepared;
 pub mod progress;
 pub mod shell;

@@ -89,6 +89,30 @@ fn an_nvml_that_could_not_be_opened_is_opened_later() {
     until(|| client.ask("memory") == memory);
 }
 
+#[test]
+fn an_nvml_that_comes_while_a_context_is_made_is_not_opened_under_its_locks() {
+    let _guard = guard("an NVML that comes meanwhile");
+    // Longer than the time between two attempts to open it.
+    let bench = Bench::with_profile("context_cost = 64MiB\ncontext_time = 3s\n");
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    limits.context_reserve = 256 << 20;
+    let there = std::mem::replace(&mut limits.libnvidia_ml, bench.lib().join("late.so"));
+    bench.put(&limits);
+    let mut client = bench.serving(&[]);
+    client.tell("init");
+    // Charged ahead, after the first attempt.
+    until(|| bench.usage("share").charged == limits.context_reserve);
+    std::os::unix::fs::symlink(there, &limits.libnvidia_ml).expect("a link");
+    assert_eq!(client.line(), "init 0");
+    assert!(!has_nvml(client.pid()));
+    assert_eq!(bench.usage("share").charged, limits.context_reserve);
+    assert_eq!(
+        client.ask("memory"),
+        format!("0 1 {} {GIB} {}", bench.gpu(0), limits.context_reserve)
+    );
+    assert!(has_nvml(client.pid()));
+}
+
 /// Whether that process has the driver's NVML mapped.
 fn has_nvml(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");

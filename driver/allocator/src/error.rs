@@ -25,6 +25,13 @@ pub enum AllocateError {
         request: String,
         class: String,
     },
+    #[error("claim {claim}, request {request}: class {class} cannot be read: {error}; write it anew")]
+    UnreadableClass {
+        claim: String,
+        request: String,
+        class: String,
+        error: String,
+    },
     #[error(
         "claim {claim}, request {request}: selectors[{index}] is of a kind that is not known here; write cel.expression"
     )]

@@ -161,6 +161,15 @@ impl<'a> Planner<'a, '_, '_> {
                 class: exactly.class.clone(),
             }
         })?;
+        if let Some(error) = &class.unreadable {
+            let (claim, request) = named();
+            return Err(AllocateError::UnreadableClass {
+                claim,
+                request,
+                class: exactly.class.clone(),
+                error: error.clone(),
+            });
+        }
         let mut ask = Ask {
             request,
             alternative,

@@ -38,10 +38,9 @@ pub enum Change {
         slice: Slice,
         read: Option<Time>,
     },
-    /// With the version that the watch gave the deletion; none when a consistent read did not find it.
     SliceGone {
         name: String,
-        version: Option<Version>,
+        last: Last,
     },
     /// All slices, as of `version`.
     Slices {
@@ -58,6 +57,15 @@ pub enum Change {
     Rules(Vec<DeviceTaintRule>),
     /// The lease, as it is held now; `None` when it is not. A renewal has the same epoch and another end.
     Lease(Option<Term>),
+}
+
+/// What says that a slice is gone.
+#[derive(Debug, Clone, Copy)]
+pub enum Last {
+    /// A watch or list, as of that version.
+    Version(Version),
+    /// A consistent read that was begun then, and did not find it.
+    Read(Time),
 }
 
 /// What a planner asks for besides writes; answered by a [`Change`].

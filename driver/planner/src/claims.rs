@@ -34,8 +34,12 @@ pub(crate) struct Known {
     /// Since when this process knows of the hold, or of the allocation that nobody uses.
     pub(crate) since: Time,
     failures: u32,
+    /// When a mark was refused last, or had no answer.
+    unmarked: Option<Time>,
     /// Nothing is written before.
     pub(crate) quiet_until: Option<Time>,
+    /// What became of its hold was told. That is done once, however often the write is decided that it takes.
+    pub(crate) is_told: bool,
 }
 
 /// A write under way.
@@ -44,6 +48,7 @@ pub(crate) struct Flight {
     id: WriteId,
     version: Version,
     given: Option<(Allocation, Consumer)>,
+    is_mark: bool,
     /// It is a mark that settles an earlier write.
     was_doubtful: bool,
     pub(crate) state: State,
@@ -101,11 +106,13 @@ impl Claims {
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
             known.since = now;
+            known.is_told = false;
         }
         // A mark that settles what was refused is no success: the same may be refused again.
         let is_marked = claim.epoch != known.claim.epoch && flown.is_some_and(|flight| !flight.was_doubtful);
         if !same || is_marked {
             known.failures = 0;
+            known.unmarked = None;
         }
         known.claim = claim;
         true
@@ -145,6 +152,7 @@ impl Claims {
                 id: write.id,
                 version: write.version,
                 given,
+                is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
                 state: State::Sent { at: write.decided },
             });
@@ -175,6 +183,9 @@ impl Claims {
         }
         if state == State::Doubtful {
             known.pause(now);
+            if known.flight.as_ref().is_some_and(|flight| flight.is_mark) {
+                known.unmarked = Some(now);
+            }
             // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
             known.flight.take_if(|flight| flight.given.is_none());
         }
@@ -205,11 +216,26 @@ impl Claims {
         for known in self.known.values_mut() {
             known.since = known.since.min(now);
             known.quiet_until = None;
+            known.unmarked = known.unmarked.map(|at| at.min(now));
             if let Some(flight) = &mut known.flight
                 && let State::Sent { at } | State::Moved { at } = &mut flight.state
             {
                 *at = now.min(*at);
             }
+        }
+    }
+
+    /// Of writes that failed in an earlier term nothing follows for this one, as nothing would in a new process.
+    pub(crate) fn end_pauses(&mut self) {
+        for known in self.known.values_mut() {
+            known.failures = 0;
+            known.quiet_until = None;
+        }
+    }
+
+    pub(crate) fn set_told(&mut self, key: &str) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.is_told = true;
         }
     }
 
@@ -237,7 +263,9 @@ impl Known {
             flight: None,
             since: now,
             failures: 0,
+            unmarked: None,
             quiet_until: None,
+            is_told: false,
         }
     }
 
@@ -247,9 +275,9 @@ impl Known {
         self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
     }
 
-    /// Whether the last write that anything was heard of was refused, or had no answer.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failures > 0
+    /// Whether a mark was tried since then, and was refused or had no answer.
+    pub(crate) fn takes_no_mark(&self, since: Time) -> bool {
+        self.unmarked.is_some_and(|at| at >= since)
     }
 
     pub(crate) fn is_quiet(&self, now: Time) -> bool {

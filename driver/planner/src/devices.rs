@@ -23,7 +23,9 @@ const SETTLING: &str = "settling";
 /// What these taints mean.
 const IS_SCHEDULERS: &str =
     "it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not vgpu-controller";
-const IS_SETTLING: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before";
+const IS_YOUNG: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before";
+const IS_SETTLING: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, or all claims have not been \
+                           listed since it was; nobody allocates it before";
 const IS_AGELESS: &str =
     "its taint dra.vgpu/allocator=controller has no timeAdded that can be read, so nobody allocates it";
 const IS_RELEASED: &str = "its taint dra.vgpu/allocator says that it is on its way back to kube-scheduler, and nobody \
@@ -51,6 +53,8 @@ pub(crate) struct Settling {
     pub(crate) after: std::time::Duration,
     /// When the last full list of the claims was asked for: all that landed before is known.
     pub(crate) listed: Option<Time>,
+    /// That list is of this moment, so only the taint's age can be missing.
+    pub(crate) is_listed_now: bool,
 }
 
 /// Rewrites the taints of a slice for the allocator, and says whose each device is.
@@ -65,9 +69,14 @@ pub(crate) fn take_over(slice: &mut ResourceSlice, settling: Settling) -> Vec<Wh
             match who {
                 Who::Scheduler => device.taints.push(schedulers()),
                 Who::Settling { until } => {
+                    let means = match (until, settling.is_listed_now) {
+                        (None, _) => IS_AGELESS,
+                        (Some(_), true) => IS_YOUNG,
+                        (Some(_), false) => IS_SETTLING,
+                    };
                     for taint in device.taints.iter_mut().filter(|taint| is_controller(taint)) {
                         SETTLING.clone_into(&mut taint.value);
-                        taint.means = Some(until.map_or(IS_AGELESS, |_| IS_SETTLING));
+                        taint.means = Some(means);
                     }
                 }
                 Who::Released => {
@@ -129,6 +138,7 @@ mod tests {
         let settling = Settling {
             after: Duration::from_secs(30),
             listed: listed.map(Time::from_millis),
+            is_listed_now: false,
         };
         let who = take_over(&mut slice, settling)[0];
         let taints = slice.spec.devices[0].taints.iter();

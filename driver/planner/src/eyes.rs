@@ -77,6 +77,7 @@ pub fn explain(
         after: Settings::default().settle,
         // Whoever asks sees all claims that there are.
         listed: Some(now),
+        is_listed_now: true,
     };
     let mut index = Index::new(options.features);
     let mut supply = Supply::new(settling.after);

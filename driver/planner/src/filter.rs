@@ -50,7 +50,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not known any more"),
-            Self::Unreadable => f.write_str("not readable"),
+            Self::Unreadable => f.write_str("cannot be read (the log of vgpu-controller says why)"),
             Self::Unschedulable => f.write_str("unschedulable"),
             Self::Affinity => f.write_str("node selector or affinity does not match"),
             Self::Taint(key) => write!(f, "taint {key} is not tolerated"),

@@ -176,11 +176,8 @@ impl<'a> Placing<'a, '_> {
         let mut as_of = now;
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
-                if result.driver != DRIVER {
-                    // Its classes have begun to match another driver's devices.
-                    let (claim, other) = (known.claim.asked.metadata.name.clone(), result.driver.clone());
-                    return Err(Verdict::OtherDriver { claim, other }.into());
-                }
+                // A claim is the controller's only if its classes match no device of another driver.
+                debug_assert_eq!(result.driver, DRIVER);
                 for (slice, read) in self.supply.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {
                         Some(read) => as_of = as_of.min(read),
@@ -212,8 +209,9 @@ impl<'a> Placing<'a, '_> {
             let key = format!("{}/{name}", pod.namespace);
             let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
             let claim = || name.clone();
-            if known.claim.is_unreadable && known.allocation().is_none() {
-                return Err(Verdict::Unreadable { claim: claim() }.into());
+            if let Some(error) = known.claim.unreadable.clone().filter(|_| known.allocation().is_none()) {
+                let claim = claim();
+                return Err(Verdict::Unreadable { claim, error }.into());
             }
             let kind = self.supply.kind(&known.claim.asked);
             if kind == Kind::Scheduler && known.allocation().is_none() {

@@ -85,13 +85,20 @@ pub struct Planner {
     stage: Stage,
     /// Kinds that were listed once.
     synced: Synced,
-    asked: HashMap<Ask, Time>,
+    asked: HashMap<Ask, Asking>,
     last_write: u64,
     /// What the API server said to a refused write, by claim.
     refusals: HashMap<String, String>,
     is_dirty: bool,
     wake: Option<Time>,
     latest: Latest,
+}
+
+/// Since when something is asked for in vain, and when it was last.
+#[derive(Debug, Clone, Copy)]
+struct Asking {
+    first: Time,
+    last: Time,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -267,11 +274,15 @@ impl Planner {
     }
 
     fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
-        let again = self.asked.get(&ask).map(|asked| asked.after(ANSWER));
+        let known = self.asked.get(&ask).copied();
+        let again = known.map(|known| known.last.after(ANSWER));
+        // Nobody asked for a while: that was another time.
+        let goes_on = known.filter(|known| now.since(known.last) < ANSWER * 2);
+        let first = goes_on.map_or(now, |known| known.first);
         match again.filter(|again| now < *again) {
             Some(again) => soonest(&mut plan.wake, again, now),
             None => {
-                self.asked.insert(ask.clone(), now);
+                self.asked.insert(ask.clone(), Asking { first, last: now });
                 soonest(&mut plan.wake, now.after(ANSWER), now);
                 plan.asks.push(ask);
             }

@@ -7,6 +7,7 @@ use vgpu_allocator::model::{DeviceClass, ResourceClaim};
 use vgpu_allocator::{Event, Index, SelectorCache};
 
 use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
+use crate::change::Last;
 use crate::devices::{Settling, Who, take_over};
 use crate::model::{self, Version};
 use crate::names::{DRIVER, TAINT_KEY};
@@ -73,15 +74,6 @@ pub(crate) struct Sighting {
     pub(crate) read: Option<Time>,
 }
 
-/// What says that a slice is gone.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Last {
-    /// A watch or list, as of that version.
-    Version(Version),
-    /// A read that was begun then.
-    Read(Time),
-}
-
 #[derive(Debug)]
 struct Class {
     object: DeviceClass,
@@ -125,6 +117,7 @@ impl Supply {
         let settling = Settling {
             after: self.settle,
             listed: self.listed,
+            is_listed_now: false,
         };
         let mut told = slice.facts.clone();
         let whose = take_over(&mut told, settling);

@@ -34,10 +34,6 @@ pub enum Verdict {
     )]
     Mixed { claim: String, ours: String, other: String },
     #[error(
-        "claim {claim} would get a device of driver {other}, which the controller does not allocate; use a class that matches devices of one driver alone"
-    )]
-    OtherDriver { claim: String, other: String },
-    #[error(
         "claim {claim} tolerates the taint dra.vgpu/allocator, so kube-scheduler might allocate it too; remove the toleration"
     )]
     Tolerates { claim: String },
@@ -53,8 +49,8 @@ pub enum Verdict {
     PlacedByHand { node: String, claim: String },
     #[error("claim {claim} is being deleted; delete the pod too, or wait for a new claim")]
     ClaimDeleted { claim: String },
-    #[error("the spec of claim {claim} cannot be read, so nothing of the pod is allocated; make the claim anew")]
-    Unreadable { claim: String },
+    #[error("claim {claim} cannot be read, so nothing of the pod is allocated: {error}; make the claim anew")]
+    Unreadable { claim: String, error: String },
     #[error("claim {claim} was not made for this pod; another object has the name")]
     NotOwned { claim: String },
     #[error(
@@ -88,9 +84,17 @@ pub enum Verdict {
     #[error("the claim is being deleted; its devices are given back")]
     HeldClaimDeleted,
     #[error(
-        "device {device} of pool {pool} is the controller's, and somebody else allocated it to this claim; it counts as in use"
+        "somebody else allocated devices of the controller's to this claim, and they count as in use; delete the claim, or the pods that use it: {}",
+        named(.devices)
     )]
-    ThirdParty { pool: String, device: String },
+    ThirdParty {
+        /// Pool and device.
+        devices: Vec<(String, String)>,
+    },
+    #[error(
+        "slice {slice} could not be read from the API server for a while, and nothing is decided on its devices before; see the log of vgpu-controller"
+    )]
+    SliceUnread { slice: String },
     #[error("the API server refuses a write to the claim: {0}")]
     Refused(String),
 }
@@ -108,6 +112,14 @@ fn refused(nodes: &BTreeMap<Refusal, usize>) -> String {
     }
 }
 
+fn named(devices: &[(String, String)]) -> String {
+    let devices: Vec<String> = devices
+        .iter()
+        .map(|(pool, device)| format!("{device} of pool {pool}"))
+        .collect();
+    devices.join(", ")
+}
+
 fn gated_words(gated: usize) -> String {
     match gated {
         0 => String::new(),
@@ -123,7 +135,7 @@ impl Verdict {
             Self::NoFit(_) => "NoNodeFits",
             Self::Mistake(_) => "ClaimMistake",
             Self::Unanswered => "NoAnswerInTime",
-            Self::Mixed { .. } | Self::OtherDriver { .. } => "ClaimMixesDrivers",
+            Self::Mixed { .. } => "ClaimMixesDrivers",
             Self::Tolerates { .. } | Self::TooManyTolerations { .. } => "ClaimTolerations",
             Self::ExtendedResource { .. } => "ExtendedResource",
             Self::PlacedByHand { .. } => "PlacedByHand",
@@ -137,40 +149,48 @@ impl Verdict {
             Self::NodeGone { .. } => "NodeGone",
             Self::PodGone { .. } => "PodGone",
             Self::ThirdParty { .. } => "AllocatedByOthers",
+            Self::SliceUnread { .. } => "SliceUnread",
             Self::Refused(_) => "WriteRefused",
         }
     }
 }
 
-/// What was said last, so that it is not said again.
+/// What was said last, so that it is not said again: of each object one verdict a reason.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    last: HashMap<About, Verdict>,
-    now: HashMap<About, Verdict>,
+    last: Said,
+    now: Said,
 }
+
+type Said = HashMap<About, BTreeMap<&'static str, Verdict>>;
 
 impl Told {
     /// A state that lasts; said when it begins or changes.
     pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
-        self.now.insert(about, verdict);
+        self.now.entry(about).or_default().insert(verdict.reason(), verdict);
     }
 
-    /// Whatever was said last holds still.
+    /// Whatever was said last holds still, where nothing newer is said.
     pub(crate) fn stays(&mut self, about: About) {
-        if let Some(verdict) = self.last.get(&about) {
-            self.now.insert(about, verdict.clone());
+        if let Some(last) = self.last.get(&about) {
+            let now = self.now.entry(about).or_default();
+            for (reason, verdict) in last {
+                now.entry(reason).or_insert_with(|| verdict.clone());
+            }
         }
     }
 
     /// What is new since the last round. What was not said in this round has ended.
     pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
         let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
-        let news = self
-            .last
-            .iter()
-            .filter(|(about, verdict)| before.get(*about) != Some(*verdict));
-        let mut news: Vec<_> = news.map(|(about, verdict)| (about.clone(), verdict.clone())).collect();
-        news.sort_by(|one, other| one.0.cmp(&other.0));
+        let mut news = Vec::new();
+        for (about, verdicts) in &self.last {
+            let before = before.get(about);
+            let is_new = |reason: &str, verdict| before.and_then(|before| before.get(reason)) != Some(verdict);
+            let of_it = verdicts.iter().filter(|(reason, verdict)| is_new(reason, verdict));
+            news.extend(of_it.map(|(_, verdict)| (about.clone(), verdict.clone())));
+        }
+        news.sort_by(|one, other| (&one.0, one.1.reason()).cmp(&(&other.0, other.1.reason())));
         news
     }
 }
@@ -210,5 +230,57 @@ mod tests {
         assert!(told.finish().is_empty());
         told.is(about(), no_fit(4));
         assert!(told.finish().is_empty(), "it had not ended");
+    }
+
+    #[test]
+    fn an_object_is_told_each_reason() {
+        let claim = || About::Claim {
+            namespace: "ns".into(),
+            name: "c".into(),
+            uid: "u".into(),
+        };
+        let others = |devices: &[&str]| Verdict::ThirdParty {
+            devices: devices.iter().map(|name| ("n1/vgpu".into(), (*name).into())).collect(),
+        };
+        let mut told = Told::default();
+        told.is(claim(), Verdict::Refused("a webhook says no".into()));
+        told.is(claim(), others(&["gpu-0", "gpu-1"]));
+        let news: Vec<String> = told.finish().iter().map(|(_, verdict)| verdict.to_string()).collect();
+        assert_eq!(
+            news,
+            [
+                "somebody else allocated devices of the controller's to this claim, and they count as in use; delete \
+                 the claim, or the pods that use it: gpu-0 of pool n1/vgpu, gpu-1 of pool n1/vgpu",
+                "the API server refuses a write to the claim: a webhook says no"
+            ]
+        );
+        // The one ends, the other does not, and a third begins.
+        told.is(claim(), Verdict::HeldClaimDeleted);
+        told.is(claim(), others(&["gpu-0", "gpu-1"]));
+        assert_eq!(told.finish(), [(claim(), Verdict::HeldClaimDeleted)]);
+        told.is(claim(), others(&["gpu-0"]));
+        told.stays(claim());
+        assert_eq!(told.finish(), [(claim(), others(&["gpu-0"]))], "what is newer counts");
+    }
+
+    #[test]
+    fn pods_that_the_controller_cannot_serve_are_told_what_to_do() {
+        let resource = Verdict::ExtendedResource {
+            resource: "nvidia.com/gpu".into(),
+            class: "gpu".into(),
+        };
+        assert_eq!(
+            resource.to_string(),
+            "the pod asks for nvidia.com/gpu, whose devices the controller allocates, and only kube-scheduler can \
+             serve such pods; use a ResourceClaim of class gpu"
+        );
+        let placed = Verdict::PlacedByHand {
+            node: "n1".into(),
+            claim: "c".into(),
+        };
+        assert_eq!(
+            placed.to_string(),
+            "the pod is on node n1 without kube-scheduler, and claim c is not allocated; remove spec.nodeName"
+        );
     }
 }

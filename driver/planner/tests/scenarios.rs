@@ -108,6 +108,26 @@ fn what_nobody_can_use_any_more_is_cleared() {
 }
 
 #[test]
+fn an_allocation_that_is_wiped_is_made_again() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.edit("c", |claim| {
+        claim.asked.status.allocation = None;
+        claim.reserved_for.clear();
+    });
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+    desk.edit("c", |claim| claim.asked.status.allocation = None);
+    assert_eq!(
+        kinds(&desk.settle().0),
+        ["release", "allocate"],
+        "a hold of nothing is no hold"
+    );
+    assert_eq!(desk.node_of("c").as_deref(), Some("n0"));
+}
+
+#[test]
 fn another_drivers_claim_decides_on_the_node() {
     let mut desk = Desk::new(2);
     desk.fraction("c", 3);
@@ -158,11 +178,18 @@ fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
     let mut desk = Desk::new(2);
     desk.fraction("c", 3);
     desk.claim("deep", json!([]));
-    desk.edit("deep", |claim| claim.is_unreadable = true);
+    desk.edit("deep", |claim| {
+        claim.unreadable = Some("spec: recursion limit exceeded".into())
+    });
     desk.pod("p", &["c", "deep"], json!({}));
     let (writes, verdicts) = desk.settle();
     assert_eq!(kinds(&writes), ["mark"], "nothing is held for a pod that cannot come");
     assert_eq!(said(&verdicts), ["ClaimUnreadable"]);
+    assert_eq!(
+        verdicts[0].1.to_string(),
+        "claim deep cannot be read, so nothing of the pod is allocated: spec: recursion limit exceeded; make the claim \
+         anew"
+    );
     // What it was allocated by somebody who could read it counts, and says where the pod can go.
     let allocation = json!({"devices": {}, "nodeSelector": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}});

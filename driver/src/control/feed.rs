@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use vgpu_allocator::model::{self, DeviceClass, DeviceTaintRule};
 use vgpu_planner::model::{Claim, Node, Pod, Slice, Version};
-use vgpu_planner::{Ask, Change};
+use vgpu_planner::{Ask, Change, Last};
 
 use super::objects;
 use crate::cluster::{self, Step};
@@ -173,7 +173,7 @@ impl Feed {
                     |slice| {
                         Some(Change::SliceGone {
                             name: metadata(slice.meta()).name,
-                            version: Some(version(slice.meta())?),
+                            last: Last::Version(version(slice.meta())?),
                         })
                     },
                 )

@@ -9,10 +9,11 @@ use k8s_openapi::api::resource::v1 as resource;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
+use vgpu_allocator::model::{Allocation, DeviceResult, DeviceResults};
 use vgpu_planner::model;
 
 use crate::convert;
-use crate::wire::{Body, Object, Parts};
+use crate::wire::{Body, Object, Parts, in_short};
 
 /// An object of kind `K`, as a `T` if it can be read.
 pub type Planned<K, T> = Object<K, Option<T>>;
@@ -33,18 +34,22 @@ pub struct PodObject {
 pub trait Readable: Sized {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
 
-    /// Without what keeps it from being read.
-    fn salvage(parts: &Parts) -> Option<Self>;
+    /// What is left without what keeps it from being read, and what follows from that, for the log.
+    fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str);
 }
 
 impl<T: Readable> Body for Option<T> {
     fn read(parts: &Parts, unread: &mut dyn FnMut(&str, serde_json::Error)) -> Self {
         T::read(parts).map(Some).unwrap_or_else(|error| {
-            unread("it cannot be read as a whole and counts for what is left of it", error);
-            T::salvage(parts)
+            let (left, follows) = T::salvage(parts, &error);
+            unread(follows, error);
+            left
         })
     }
 }
+
+/// Of an object without a name or a version nothing is made.
+const NOTHING: &str = "its metadata cannot be read, so what was known of it stays";
 
 impl Parts {
     fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
@@ -73,12 +78,15 @@ impl Readable for model::Node {
     }
 
     /// A node that nothing fits on.
-    fn salvage(parts: &Parts) -> Option<Self> {
-        let node: Self = parts.whole(false, None).ok()?;
-        Some(Self {
-            is_unreadable: true,
-            ..node
-        })
+    fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        match parts.whole::<Self>(false, None) {
+            Ok(node) => {
+                let is_unreadable = true;
+                let node = Self { is_unreadable, ..node };
+                (Some(node), "it cannot be read, so nothing is placed there")
+            }
+            Err(_) => (None, NOTHING),
+        }
     }
 }
 
@@ -88,8 +96,11 @@ impl Readable for model::Slice {
     }
 
     /// A slice without devices.
-    fn salvage(parts: &Parts) -> Option<Self> {
-        parts.whole(false, None).ok()
+    fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        match parts.whole(false, None) {
+            Ok(slice) => (Some(slice), "its spec cannot be read, so it counts as without devices"),
+            Err(_) => (None, NOTHING),
+        }
     }
 }
 
@@ -98,15 +109,41 @@ impl Readable for model::Claim {
         parts.whole(true, parts.status())
     }
 
-    fn salvage(parts: &Parts) -> Option<Self> {
-        let bare = || without_config(parts.status()?);
-        let by_status = parts.whole(false, parts.status());
-        let by_status = by_status.or_else(|_| parts.whole(false, bare().as_deref()));
-        let claim: Self = by_status.or_else(|_| parts.whole(false, None)).ok()?;
-        Some(Self {
-            is_unreadable: true,
-            ..claim
-        })
+    fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
+        let Ok(bare) = parts.whole::<Self>(false, None) else {
+            return (None, NOTHING);
+        };
+        let without_config = || without_config(parts.status()?);
+        let by_status = parts.whole::<Self>(false, parts.status());
+        let by_status = by_status.or_else(|error| match without_config() {
+            Some(status) => parts.whole(false, Some(&status)),
+            None => Err(error),
+        });
+        let of_spec = parts.whole::<Self>(true, None).err();
+        let unreadable = Some(match &of_spec {
+            Some(error) => format!("spec: {}", in_short(error)),
+            None => format!("status: {}", in_short(error)),
+        });
+        match by_status {
+            Ok(claim) => {
+                let claim = Self { unreadable, ..claim };
+                (
+                    Some(claim),
+                    "it cannot be read as a whole, so it is not allocated; what it holds counts",
+                )
+            }
+            Err(_) => {
+                let held = parts.status().and_then(Held::of).unwrap_or_default();
+                let follows = match held.allocation {
+                    Some(_) => "its allocation cannot be read, so each of its devices counts as held whole",
+                    None => "its status cannot be read, so what it holds counts as free; delete the claim and its pods",
+                };
+                let mut claim = Self { unreadable, ..bare };
+                claim.asked.status.allocation = held.allocation;
+                claim.reserved_for = held.reserved_for;
+                (Some(claim), follows)
+            }
+        }
     }
 }
 
@@ -137,6 +174,65 @@ fn without_config(status: &str) -> Option<String> {
     serde_json::to_string(&serde_json::from_str::<Status>(status).ok()?).ok()
 }
 
+/// What is left of a claim's status when more than the parameters cannot be read.
+#[derive(Default)]
+struct Held {
+    allocation: Option<Allocation>,
+    reserved_for: Vec<model::Consumer>,
+}
+
+impl Held {
+    /// Each device without a share, so it counts as held whole; and without tolerations, by which the allocation would
+    /// count as the controller's, to be taken back by what else the status says.
+    fn of(status: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Status {
+            allocation: Option<Given>,
+            reserved_for: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Given {
+            devices: Devices,
+            node_selector: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Devices {
+            results: Vec<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Place {
+            driver: String,
+            pool: String,
+            device: String,
+        }
+        let status: Status = serde_json::from_str(status).ok()?;
+        let result = |raw: Box<RawValue>| {
+            let place: Place = serde_json::from_str(raw.get()).ok()?;
+            Some(DeviceResult {
+                driver: place.driver,
+                pool: place.pool,
+                device: place.device,
+                ..DeviceResult::default()
+            })
+        };
+        let allocation = status.allocation.map(|given| Allocation {
+            devices: DeviceResults {
+                results: given.devices.results.into_iter().filter_map(result).collect(),
+                config: Vec::new(),
+            },
+            node_selector: given.node_selector.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            allocation_timestamp: None,
+        });
+        let reserved_for = status.reserved_for.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        Some(Self {
+            allocation,
+            reserved_for: reserved_for.unwrap_or_default(),
+        })
+    }
+}
+
 impl Readable for PodObject {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
         #[derive(Deserialize, Default)]
@@ -161,8 +257,8 @@ impl Readable for PodObject {
     }
 
     /// A pod whose needs are not known gets nothing.
-    fn salvage(_: &Parts) -> Option<Self> {
-        None
+    fn salvage(_: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        (None, "it cannot be read, so it gets nothing")
     }
 }
 
@@ -205,10 +301,39 @@ mod tests {
         let config = format!(r#"{{"opaque":{{"driver":"theirs","parameters":{{"x":{deep}}}}}}}"#);
         let spec = SPEC.replace("}}]}}", &format!("}}}}],\"config\":[{config}]}}}}"));
         let claim = claim(&spec, &status(&config)).unwrap();
-        assert!(claim.is_unreadable, "never allocated, nor any claim of its pod");
+        let why = claim.unreadable.as_deref();
+        assert_eq!(
+            why,
+            Some("spec: recursion limit exceeded"),
+            "never allocated, nor any claim of its pod"
+        );
         let results = &claim.allocation().unwrap().devices.results;
         assert_eq!(results[0].device, "d");
         assert_eq!(claim.reserved_for.len(), 1);
+    }
+
+    #[test]
+    fn devices_of_an_allocation_that_cannot_be_read_count_as_held_whole() {
+        let tolerations = r#""tolerations":[{"key":"dra.vgpu/allocator","value":"controller"}],"consumedCapacity""#;
+        let status = status("")
+            .replace("1Gi", "1e1005")
+            .replace("\"consumedCapacity\"", tolerations);
+        let status = status.replace("[{\"request\"", "[{\"device\":7},{\"shareID\":\"s\",\"request\"");
+        let claim = claim(SPEC, &status).unwrap();
+        assert!(claim.unreadable.unwrap().starts_with("status: "));
+        let results = &claim.asked.status.allocation.unwrap().devices.results;
+        let held = DeviceResult {
+            driver: "dra.vgpu".into(),
+            pool: "n".into(),
+            device: "d".into(),
+            ..DeviceResult::default()
+        };
+        assert_eq!(
+            results,
+            &[held],
+            "without a share, and as nobody's that could take it back"
+        );
+        assert_eq!(claim.reserved_for[0].name, "p");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use vgpu_planner::model::{Claim, Version, VersionError};
-use vgpu_planner::{Ask, Change};
+use vgpu_planner::{Ask, Change, Last};
 
 use super::clock::Clock;
 use super::objects;
@@ -69,19 +69,22 @@ async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
 
 async fn slice(client: &Client, clock: &Clock, name: &str) -> Result<Change, ReadError> {
     let api: Api<objects::Slice> = Api::all(client.clone());
-    let read = Some(clock.now());
+    let begun = clock.now();
     let slice = tokio::time::timeout(TIMEOUT, api.get_opt(name)).await;
     let slice = slice.map_err(|_| ReadError::TooSlow {
         what: format!("resourceslice {name}"),
     })?;
     match slice {
         Ok(Some(slice)) => match slice.body {
-            Some(slice) => Ok(Change::Slice { slice, read }),
+            Some(slice) => Ok(Change::Slice {
+                slice,
+                read: Some(begun),
+            }),
             None => Err(ReadError::Unreadable(name.to_owned())),
         },
         Ok(None) => Ok(Change::SliceGone {
             name: name.to_owned(),
-            version: None,
+            last: Last::Read(begun),
         }),
         Err(source) => Err(ReadError::Slice {
             name: name.to_owned(),

@@ -163,7 +163,8 @@ fn what_nobody_may_allocate_yet_stands_in_the_way_by_its_name() {
     let mut both = Both::new(&taints, fraction());
     let text = both.text();
     for words in [
-        "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before (node1 gpu-0)",
+        "its taint dra.vgpu/allocator=controller is not yet 30 s old, or all claims have not been listed since it was; \
+         nobody allocates it before (node1 gpu-0)",
         "it is on its way back to kube-scheduler, and nobody allocates it before that taint is gone (node1 gpu-1)",
     ] {
         assert!(text.contains(words), "{text}");

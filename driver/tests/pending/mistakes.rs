@@ -1,7 +1,7 @@
 //! What is wrong with claims, classes and slices: each is named, and stops no other claim.
 
 use serde_json::{Value, json};
-use vgpu_controller::cluster::Change;
+use vgpu_controller::cluster::{Change, Step};
 use vgpu_controller::pending::Kind;
 use vgpu_controller::wire;
 
@@ -132,6 +132,70 @@ fn a_selector_that_fails_is_named_and_stops_no_other_claim() {
         world.claim("train", fraction(), Value::Null);
         assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
     }
+}
+
+#[test]
+fn a_selector_that_costs_too_much_is_told_so() {
+    let ten = |name: &str, of: &str| format!("[1,2,3,4,5,6,7,8,9,10].all({name}, {of})");
+    let expression = ["a", "b", "c", "d", "e"]
+        .iter()
+        .rfold("a + b + c + d + e > 0".to_owned(), |of, name| ten(name, &of));
+    let mut devices = fraction();
+    devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    let text = World::new().words(devices);
+    assert!(
+        text.contains("CELError: selectors[0] on device dra.vgpu/node1/vgpu/gpu-"),
+        "{text}"
+    );
+    assert!(text.contains("cost"), "{text}");
+}
+
+#[test]
+fn a_class_that_cannot_be_read_is_named_with_what_to_do() {
+    let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+    let class = format!(
+        r#"{{"metadata": {{"name": "vgpu"}}, "spec": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {{"x": {deep}}}}}}}]}}}}"#
+    );
+    let class: wire::Class = serde_json::from_str(&class).unwrap();
+    let mut world = World::new();
+    world.cluster.apply(Change::Class(Step::Changed(class.into())));
+    let text = world.words(fraction());
+    assert!(
+        text.starts_with(
+            "claim default/train, request gpu: class vgpu cannot be read: recursion limit exceeded; write it anew"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_capacity_that_makes_no_sense_is_named() {
+    let published = |value: &str| {
+        let mut world = World::bare();
+        let mut wrong = gpu("gpu-0000000a");
+        wrong["capacity"]["memory"] = json!({"value": value});
+        world.slice("node1", 1, 1, json!([wrong]));
+        world
+    };
+    let text = published("-5").words(fraction());
+    assert!(
+        text.contains("Capacity: memory: 20Gi wanted, -5 of -5 free (node1 gpu-0000000a)"),
+        "{text}"
+    );
+    // What is not asked for is all of it.
+    let text = published("-5").words(exactly("vgpu", json!({})));
+    assert!(
+        text.contains(
+            "device dra.vgpu/node1/vgpu/gpu-0000000a: capacity \"memory\": -5 would be consumed, which is below zero; ask \
+             for more, or have the driver publish another value"
+        ),
+        "{text}"
+    );
+    // As much as nobody has is no mistake of a claim's.
+    let mut world = published("9223372036854775807E");
+    world.claim("train", fraction(), Value::Null);
+    let verdict = world.why(&["train"]).unwrap();
+    assert_eq!(verdict.kind, Kind::Room, "{}", verdict.text);
 }
 
 #[test]

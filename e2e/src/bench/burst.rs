@@ -19,8 +19,9 @@ use serde_json::{Value, json};
 use super::bound::{Bound, Missing, Watch};
 use super::deployed::{self, Deployed};
 use super::fleet::{self, Fleet, Owner};
-use super::{NAMESPACE, machine, make_namespace, median};
+use super::{NAMESPACE, machine, make_namespace, median, on_cluster};
 use crate::cluster::Cluster;
+use crate::hand_made;
 use crate::install;
 use crate::kube::{Kube, wait};
 use crate::prepared::Prepared;
@@ -71,10 +72,8 @@ pub(super) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
         bail!("--rounds, --pods and --nodes must be 1 or more");
     }
     println!("machine: {}", machine());
-    let cluster = Cluster::up(prepared.config(name))?;
-    let outcome = Bench::new(&cluster, *size).and_then(|bench| bench.all(prepared));
-    cluster.down()?;
-    print(size, &prepared.toolchain.kubernetes, &outcome?);
+    let runs = on_cluster(name, prepared, |cluster| Bench::new(cluster, *size)?.all(prepared))?;
+    print(size, &prepared.toolchain.kubernetes, &runs);
     Ok(())
 }
 
@@ -251,7 +250,7 @@ impl<'a> Bench<'a> {
 
 fn request() -> Value {
     json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
-        "capacity": {"requests": {"memory": "20Gi", "cores": "25"}}}}]}})
+        "capacity": {"requests": hand_made::quarter()}}}]}})
 }
 
 fn claim(name: &str) -> Value {

@@ -14,7 +14,6 @@ const UNREACHABLE: Duration = Duration::from_secs(180);
 /// Objects for one call of kubectl, and calls at once.
 const CHUNK: usize = 250;
 const SIDE_BY_SIDE: usize = 4;
-const MEMORY: &str = "80Gi";
 const FLEET: &str = "bench";
 
 /// So many nodes with so many GPUs each.
@@ -82,7 +81,7 @@ fn slice(number: usize, gpus: usize, owner: Owner) -> Value {
 
 fn shared(number: usize, gpu: usize, owner: Owner) -> Value {
     let mut device = json!({"name": device(gpu), "allowMultipleAllocations": true,
-        "attributes": attributes("gpu", number, gpu), "capacity": hand_made::capacity(MEMORY)});
+        "attributes": attributes("gpu", number, gpu), "capacity": hand_made::capacity()});
     device["capacity"]["shares"] = json!({"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}});
     if owner == Owner::Controller {
         device["taints"] = json!([hand_made::settled()]);

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 
 use super::deployed::{Deployed, Memory};
 use super::fleet::{self, Fleet, Owner};
-use super::{NAMESPACE, machine, make_namespace};
+use super::{NAMESPACE, machine, make_namespace, on_cluster};
 use crate::cluster::Cluster;
+use crate::hand_made;
 use crate::install;
 use crate::kube::Kube;
 use crate::prepared::Prepared;
@@ -44,10 +45,7 @@ pub(super) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
         "{} hand-made nodes with {GPUS} GPUs, {} pods with a quarter of one; VmRSS (highest so far) of each replica, MiB",
         size.nodes, size.claims
     );
-    let cluster = Cluster::up(prepared.config(name))?;
-    let outcome = figures(&cluster, prepared, *size);
-    cluster.down()?;
-    outcome
+    on_cluster(name, prepared, |cluster| figures(cluster, prepared, *size))
 }
 
 fn figures(cluster: &Cluster, prepared: &Prepared, size: Size) -> Result<()> {
@@ -71,7 +69,7 @@ fn figures(cluster: &Cluster, prepared: &Prepared, size: Size) -> Result<()> {
         "upgrade",
         install::NAME,
         chart,
-        "--reuse-values",
+        "--reset-then-reuse-values",
         "--set",
         "allocator=controller",
     ])?;
@@ -147,7 +145,7 @@ fn claim(number: usize) -> Value {
             "finalizers": ["resource.kubernetes.io/delete-protection"],
             "annotations": {"dra.vgpu/epoch": "made-by-hand#1"}},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
-            "capacity": {"requests": {"memory": "20Gi", "cores": "25"}}}}]}}})
+            "capacity": {"requests": hand_made::quarter()}}}]}}})
 }
 
 fn pod(number: usize, nodes: usize) -> Value {
@@ -163,9 +161,11 @@ fn pod(number: usize, nodes: usize) -> Value {
 /// As vgpu-controller allocates, after the release of its hold.
 fn allocated(number: usize, nodes: usize, pod: &str) -> Value {
     let (node, share) = (Fleet::node(number % nodes), number / nodes);
-    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": format!("{node}/vgpu"),
+    let mut consumed = hand_made::quarter();
+    consumed["shares"] = json!("1");
+    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": hand_made::pool(&node),
         "device": fleet::device(share % GPUS), "shareID": format!("00000000-0000-4000-8000-{number:012}"),
-        "consumedCapacity": {"memory": "20Gi", "cores": "25", "shares": "1"},
+        "consumedCapacity": consumed,
         "tolerations": [fleet::toleration()]});
     let mut claim = claim(number);
     claim["status"] = json!({

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{NAMESPACE, make_namespace, median};
+use super::{NAMESPACE, make_namespace, median, on_cluster};
 use crate::cluster::Cluster;
 use crate::install;
 use crate::kube::Kube;
@@ -24,11 +24,10 @@ const COLUMNS: &str = "custom-columns=NAME:.metadata.name,RUNNING:.status.contai
 /// `prepare_bench` is the kubelet plugin's example program.
 pub(super) fn run(name: &str, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
     let start = Instant::now();
-    let cluster = Cluster::up(prepared.config(name))?;
-    println!("node Ready after {:.1} s", start.elapsed().as_secs_f64());
-    let outcome = figures(&cluster, prepared, prepare_bench);
-    cluster.down()?;
-    outcome
+    on_cluster(name, prepared, |cluster| {
+        println!("node Ready after {:.1} s", start.elapsed().as_secs_f64());
+        figures(cluster, prepared, prepare_bench)
+    })
 }
 
 fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::outcome::after;
 use vgpu_e2e::{install, layout, node, workload};
 
 use crate::manifests::{HOLD, config, pod, template};
@@ -128,13 +129,13 @@ fn without_admission(kube: &Kube<'_>, test: impl FnOnce() -> Result<()>) -> Resu
         ])?;
     }
     let outcome = test();
-    for mut binding in ours {
+    let restored = ours.into_iter().map(|mut binding| {
         for key in ["resourceVersion", "uid", "creationTimestamp", "generation"] {
             binding["metadata"].as_object_mut().map(|metadata| metadata.remove(key));
         }
-        kube.apply(&binding.to_string())?;
-    }
-    outcome
+        kube.apply(&binding.to_string())
+    });
+    restored.fold(outcome, after)
 }
 
 fn prepare_refuses() -> Result<()> {

@@ -1,15 +1,16 @@
 //! Adds up each GPU of hand-made nodes at every version of every claim, by one watch that never breaks: a watch that
-//! ends, or that the server cannot go on with, fails the test.
+//! ends, or that the server cannot go on with, fails the test. At the end a last claim is made, and what came before it
+//! has been added up when the watch brings it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
@@ -17,6 +18,10 @@ use vgpu_e2e::shell;
 
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
+/// The claim that is made when all else is done.
+const LAST: &str = "the-checker-ends";
+/// For the watch to bring it.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What one claim holds of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub(crate) struct Given {
     pub(crate) claim: String,
     /// By its toleration in the result.
     pub(crate) by_controller: bool,
+    /// The term whose mark the claim had.
+    pub(crate) epoch: String,
 }
 
 /// All that a checker saw, and none of it gave anything twice.
@@ -43,6 +50,39 @@ pub(crate) struct Given {
 pub(crate) struct Seen {
     pub(crate) versions: usize,
     pub(crate) given: Vec<Given>,
+}
+
+impl Seen {
+    /// That so many claims were given a device, each once: no hold ran out on a node where its pod could not go.
+    pub(crate) fn each_once(&self, claims: usize) -> Result<()> {
+        let names: BTreeSet<&str> = self.given.iter().map(|given| given.claim.as_str()).collect();
+        ensure!(
+            (names.len(), self.given.len()) == (claims, claims),
+            "{claims} claims were to be given a device once each: {:?}",
+            self.given
+        );
+        Ok(())
+    }
+}
+
+/// What a checker and those who ask it share.
+#[derive(Debug, Default)]
+struct Shared {
+    given: Mutex<Vec<Given>>,
+    /// The watch brought the last claim.
+    is_through: AtomicBool,
+    /// The watch is about to be ended.
+    ends: AtomicBool,
+}
+
+/// What a checker saw so far, while it goes on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SoFar(Arc<Shared>);
+
+impl SoFar {
+    pub(crate) fn given(&self) -> Vec<Given> {
+        self.0.given.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 fn text(value: &Value) -> String {
@@ -74,6 +114,14 @@ fn held(claim: &Value) -> Result<Vec<Held>> {
         })
     })
     .collect()
+}
+
+/// The term of a leader whose mark the claim has.
+pub(crate) fn epoch(claim: &Value) -> String {
+    let mark = claim["metadata"]["annotations"]["dra.vgpu/epoch"]
+        .as_str()
+        .unwrap_or_default();
+    mark.rsplit_once('#').map_or(mark, |(epoch, _)| epoch).to_owned()
 }
 
 fn key(claim: &Value) -> String {
@@ -122,8 +170,8 @@ impl Sums {
 /// One watch of all claims that never breaks, added up at every version.
 pub(crate) struct Checker {
     child: Child,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Seen>>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<usize>>>,
 }
 
 impl Checker {
@@ -155,31 +203,52 @@ impl Checker {
         let mut command = raw(&format!("{CLAIMS}?watch=true&resourceVersion={version}"))?;
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?;
         let output = child.stdout.take().context("kubectl has no standard output")?;
-        let ends = Arc::new(AtomicBool::new(false));
-        let told = ends.clone();
-        let thread = std::thread::spawn(move || {
-            let seen = follow(sums, BufReader::new(output))?;
-            match told.load(Ordering::SeqCst) {
-                true => Ok(seen),
-                false => bail!("the watch ended by itself after {} changes", seen.versions),
-            }
-        });
+        let shared = Arc::new(Shared::default());
+        let told = shared.clone();
+        let thread = std::thread::spawn(move || follow(sums, BufReader::new(output), &told));
         Ok(Self {
             child,
-            ends,
+            shared,
             thread: Some(thread),
         })
     }
 
-    /// What there was, if none of it gave anything twice.
-    pub(crate) fn end(mut self) -> Result<Seen> {
+    pub(crate) fn so_far(&self) -> SoFar {
+        SoFar(self.shared.clone())
+    }
+
+    /// What there was, if none of it gave anything twice. The namespace of `kube` is about to go.
+    pub(crate) fn end(mut self, kube: &Kube<'_>) -> Result<Seen> {
+        let through = self.wait_for_all(kube);
         self.stop();
         let thread = self.thread.take().context("it has ended")?;
-        thread.join().map_err(|_| anyhow!("the checker panicked"))?
+        let versions = thread.join().map_err(|_| anyhow!("the checker panicked"))??;
+        through?;
+        let given = self.so_far().given();
+        Ok(Seen { versions, given })
+    }
+
+    /// Until the watch has brought all that there was to bring, or has ended and says why.
+    fn wait_for_all(&self, kube: &Kube<'_>) -> Result<()> {
+        let last = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": LAST},
+            "spec": {"devices": {"requests": [{"name": "none", "exactly": {"deviceClassName": "of-nobody"}}]}}});
+        kube.apply(&last.to_string())
+            .context("the claim after which the watch of claims may end")?;
+        let begun = Instant::now();
+        let is_over = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        while !self.shared.is_through.load(Ordering::SeqCst) && !is_over() {
+            ensure!(
+                begun.elapsed() < LIMIT,
+                "the watch of claims does not bring claim {LAST} within {} s",
+                LIMIT.as_secs()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     fn stop(&mut self) {
-        self.ends.store(true, Ordering::SeqCst);
+        self.shared.ends.store(true, Ordering::SeqCst);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -194,30 +263,45 @@ impl Drop for Checker {
     }
 }
 
-fn follow(mut sums: Sums, watch: impl BufRead) -> Result<Seen> {
-    let mut seen = Seen::default();
-    for line in watch.lines() {
-        let Ok(line) = line else { break };
-        let event: Value = serde_json::from_str(&line).context("the watch brought no JSON")?;
+/// Until the watch is ended. How many versions it brought.
+fn follow(mut sums: Sums, mut watch: impl BufRead, shared: &Shared) -> Result<usize> {
+    let mut versions = 0;
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // A pipe that cannot be read is at its end, too.
+        let _ = watch.read_until(b'\n', &mut line);
+        if line.last() != Some(&b'\n') {
+            match shared.ends.load(Ordering::SeqCst) {
+                // Who is killed may be in the middle of a line.
+                true => return Ok(versions),
+                false => bail!("the watch ended by itself after {versions} changes"),
+            }
+        }
+        let event: Value = serde_json::from_slice(&line).context("the watch brought no JSON")?;
         let claim = &event["object"];
         match event["type"].as_str() {
             Some("ADDED" | "MODIFIED") => {
                 let at = Instant::now();
-                seen.given.extend(sums.set(claim)?.into_iter().map(|held| Given {
+                let new = sums.set(claim)?.into_iter().map(|held| Given {
                     at,
                     pool: held.device.0,
                     claim: key(claim),
                     by_controller: held.by_controller,
-                }));
+                    epoch: epoch(claim),
+                });
+                shared.given.lock().unwrap_or_else(PoisonError::into_inner).extend(new);
+                if claim["metadata"]["name"] == LAST {
+                    shared.is_through.store(true, Ordering::SeqCst);
+                }
             }
             Some("DELETED") => {
                 sums.claims.remove(&key(claim));
             }
-            _ => bail!("the watch broke: {line}"),
+            _ => bail!("the watch broke: {}", String::from_utf8_lossy(&line).trim_end()),
         }
-        seen.versions += 1;
+        versions += 1;
     }
-    Ok(seen)
 }
 
 /// That the checker would notice.
@@ -244,9 +328,23 @@ pub(crate) fn the_checker_notices() -> Result<()> {
             bail!("too much of {name} goes unnoticed");
         }
     }
-    let gone = json!({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}).to_string();
-    if follow(Sums::default(), gone.as_bytes()).is_ok() {
+    let watched = |text: &str, ends: bool| {
+        let shared = Shared::default();
+        shared.ends.store(ends, Ordering::SeqCst);
+        let versions = follow(Sums::default(), text.as_bytes(), &shared);
+        versions.map(|versions| (versions, shared.is_through.load(Ordering::SeqCst)))
+    };
+    let gone = json!({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}});
+    if watched(&format!("{gone}\n"), true).is_ok() {
         bail!("a watch that cannot go on goes unnoticed");
     }
-    Ok(())
+    let last = json!({"type": "ADDED", "object": {"metadata": {"namespace": "ns", "name": LAST}}});
+    let cut = format!("{last}\n{{\"type\": \"MODI");
+    if watched(&cut, false).is_ok() {
+        bail!("a watch that ends by itself goes unnoticed");
+    }
+    match watched(&cut, true) {
+        Ok((1, true)) => Ok(()),
+        other => bail!("a watch that is ended in the middle of a line: {other:?} instead of one version, the last"),
+    }
 }

@@ -1,16 +1,16 @@
 //! Controller mode and what a pod needs elsewhere: CPU, labels, taints, other pods, other drivers' devices; and a node
 //! that fills up under a hold.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::json;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::wait;
 
 use crate::fleet::{
-    Fleet, TAKEOVER, claim_of, create, delete, many, name_of, node_of_claim, node_of_pod, on_fleet, wait_bound,
+    Fleet, TAKEOVER, claim_of, create, delete, many, name_of, node_of_claim, node_of_pod, on_fleet, told, wait_bound,
 };
 use crate::manifests::template;
 use crate::processes::Stopped;
-use crate::shared::{LIMIT, Test};
+use crate::shared::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     ("controller_looks_at_what_a_pod_needs_elsewhere", needs_elsewhere),
@@ -52,19 +52,9 @@ fn needs_elsewhere() -> Result<()> {
         }
         create(kube, &intolerant.to_string())?;
         is_on("intolerant", second)
-    });
-    seen.map(drop)
-}
-
-/// An event on the object that says so.
-fn told(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) -> Result<()> {
-    wait(LIMIT, &format!("{object} to be told {reason} {words:?}"), || {
-        let events = kube.events(object, reason)?;
-        let says = events
-            .iter()
-            .any(|event| words.iter().all(|words| event.contains(words)));
-        says.then_some(Some(())).context(events.join(" | "))
-    })
+    })?;
+    // A controller that tries node after node until a pod is bound ends there, too.
+    seen.each_once(3)
 }
 
 /// Devices are held for two pods; before kube-scheduler can bind them their nodes have no CPU left. One may go to another
@@ -185,6 +175,7 @@ fn other_driver() -> Result<()> {
         let node = node_of_pod(kube, "too-many")?;
         ensure!(node == *third, "too-many is on {node} instead of {third}");
         Ok(())
-    });
-    seen.map(drop)
+    })?;
+    // packed, both, alone, too-many.
+    seen.each_once(4)
 }

@@ -13,10 +13,11 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vgpu_e2e::hand_made;
 use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::outcome::after;
 
-use crate::checker::{Checker, Seen};
+use crate::checker::{Checker, Given, Seen, SoFar};
 use crate::manifests::template;
-use crate::shared::{self, Installed};
+use crate::shared::{self, Installed, LIMIT};
 
 /// For what may need another leader first: it waits for the lease to run out, and for what its predecessor may have sent.
 pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
@@ -27,7 +28,6 @@ pub(crate) const QUARTER: &str = "quarter";
 /// Quarters that a node has room for.
 pub(crate) const ROOM: usize = 4 * GPUS;
 
-const GPU_MEMORY: &str = "80Gi";
 const GPUS: usize = 2;
 const CPU: &str = "32";
 
@@ -36,6 +36,7 @@ pub(crate) struct Fleet<'a> {
     kube: Kube<'a>,
     name: &'static str,
     size: usize,
+    so_far: SoFar,
 }
 
 /// Who allocates a node's GPUs.
@@ -64,7 +65,7 @@ impl Mode {
 fn slice(fleet: &str, node: &str, mode: Mode) -> Value {
     let gpu = |number: usize| {
         json!({"name": format!("gpu-{number}"), "allowMultipleAllocations": true,
-            "attributes": {"type": {"string": "gpu"}}, "capacity": hand_made::capacity(GPU_MEMORY),
+            "attributes": {"type": {"string": "gpu"}}, "capacity": hand_made::capacity(),
             "taints": mode.taints()})
     };
     hand_made::slice(fleet, node, &(0..GPUS).map(gpu).collect::<Vec<_>>())
@@ -90,7 +91,12 @@ fn write(kube: &Kube<'_>, verb: &str, manifests: &str) -> Result<()> {
 
 impl<'a> Fleet<'a> {
     pub(crate) fn new(kube: Kube<'a>, name: &'static str, size: usize) -> Result<Self> {
-        let fleet = Self { kube, name, size };
+        let fleet = Self {
+            kube,
+            name,
+            size,
+            so_far: SoFar::default(),
+        };
         let nodes = fleet.nodes().map(|node| hand_made::node(name, &node, CPU));
         let slices = fleet.nodes().map(|node| slice(name, &node, Mode::Settled));
         create(&fleet.kube, &many(nodes.chain(slices).collect()))?;
@@ -100,6 +106,11 @@ impl<'a> Fleet<'a> {
     pub(crate) fn nodes(&self) -> impl Iterator<Item = String> + use<> {
         let name = self.name;
         (0..self.size).map(move |number| format!("{name}-{number:03}"))
+    }
+
+    /// What was given out so far.
+    pub(crate) fn given(&self) -> Vec<Given> {
+        self.so_far.given()
     }
 
     /// Publishes the GPUs of these nodes anew.
@@ -124,6 +135,13 @@ impl<'a> Fleet<'a> {
             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": QUARTER}]}})
     }
 
+    /// A pod that cannot be bound, by what the controller does not look at: a volume that is not there.
+    pub(crate) fn stuck(&self, name: &str) -> Value {
+        let mut pod = self.pod(name, "100m");
+        pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "nobody-made-it"}}]);
+        pod
+    }
+
     /// Such pods, for one call of kubectl.
     pub(crate) fn pods<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> String {
         many(names.into_iter().map(|name| self.pod(name, "100m")).collect())
@@ -144,7 +162,12 @@ impl Drop for Fleet<'_> {
     fn drop(&mut self) {
         let selector = format!("fleet={}", self.name);
         for kind in ["resourceslices", "nodes", "deviceclasses"] {
-            let _ = self.kube.run(&["delete", kind, "-l", &selector, "--wait=false"]);
+            if let Err(error) = self.kube.run(&["delete", kind, "-l", &selector, "--wait=false"]) {
+                eprintln!(
+                    "{kind} of {} may be left for the tests that follow: {error:#}",
+                    self.name
+                );
+            }
         }
     }
 }
@@ -168,21 +191,13 @@ pub(crate) fn on_watched_fleet(
 ) -> Result<Seen> {
     let mut seen = None;
     shared::in_namespace_of(shared::controlled()?, name, |installed, kube| {
-        let fleet = Fleet::new(*kube, name, size)?;
+        let mut fleet = Fleet::new(*kube, name, size)?;
         let checker = watch(kube)?;
-        kube.apply(&template(
-            QUARTER,
-            "vgpu",
-            json!({"memory": "20Gi", "cores": "25"}),
-            &[],
-        ))?;
+        fleet.so_far = checker.so_far();
+        kube.apply(&template(QUARTER, "vgpu", hand_made::quarter(), &[]))?;
         let outcome = test(installed, kube, &fleet).and_then(|()| clear(kube));
-        seen = Some(match (checker.end(), outcome) {
-            (Ok(seen), Ok(())) => seen,
-            (Ok(_), Err(error)) | (Err(error), Ok(())) => return Err(error),
-            (Err(error), Err(other)) => return Err(error.context(format!("{other:#}; and"))),
-        });
-        Ok(())
+        let checked = checker.end(kube).map(|all| seen = Some(all));
+        after(outcome, checked)
     })?;
     seen.context("the checker ended")
 }
@@ -219,6 +234,17 @@ pub(crate) fn wait_full(kube: &Kube<'_>, room: usize, limit: Duration) -> Result
             true => Ok(Some(all)),
             false => Err(anyhow!("{bound} of {all} are bound, and there is room for {room}")),
         }
+    })
+}
+
+/// Until an event on the object has that reason and says all of these words.
+pub(crate) fn told(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) -> Result<()> {
+    wait(LIMIT, &format!("{object} to be told {reason} {words:?}"), || {
+        let events = kube.events(object, reason)?;
+        let says = events
+            .iter()
+            .any(|event| words.iter().all(|words| event.contains(words)));
+        says.then_some(Some(())).context(events.join(" | "))
     })
 }
 

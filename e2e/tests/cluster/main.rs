@@ -9,6 +9,7 @@
 //! storm.rs      controller mode with many pods, and controllers that are killed
 //! adversity.rs  controller mode when others misbehave: leaders, third parties, nodes, the API server
 //! elsewhere.rs  controller mode and what pods need elsewhere: CPU, labels, taints, other drivers
+//! mistakes.rs   what users get wrong in controller mode, and that nobody beside them is the worse for it
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
@@ -25,6 +26,7 @@ mod explain;
 mod fleet;
 mod machine;
 mod manifests;
+mod mistakes;
 mod modes;
 mod processes;
 mod restarts;
@@ -83,6 +85,7 @@ fn trials() -> Vec<Trial> {
         storm::TESTS,
         adversity::TESTS,
         elsewhere::TESTS,
+        mistakes::TESTS,
         modes::TESTS,
     ]
     .concat();

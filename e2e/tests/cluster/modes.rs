@@ -26,8 +26,8 @@ const TICK: Duration = Duration::from_secs(2);
 
 /// How long a device is nobody's when it changes hands.
 const HANDOVER: Duration = Duration::from_secs(30);
-/// For kube-scheduler to be seen with a device of its own, and for the controller after that.
-const THEIRS: Duration = Duration::from_secs(14);
+/// For whoever may give devices of a group to be seen doing it.
+const PATIENCE: Duration = Duration::from_secs(240);
 /// The API server's times have whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
 /// The controller drops what it decided longer than 10 s ago; and the watch lags.
@@ -36,6 +36,7 @@ const DECIDED: Duration = Duration::from_secs(15);
 /// Nodes that turn together.
 struct Group {
     nodes: Vec<String>,
+    /// Modes that follow, each with how long the one before it lasts at least.
     steps: VecDeque<(Duration, Mode)>,
     done: Vec<Step>,
 }
@@ -55,7 +56,7 @@ impl Group {
             steps: VecDeque::from([
                 (first, Mode::Released),
                 (HANDOVER, Mode::Scheduler),
-                (THEIRS, Mode::Controller),
+                (Duration::ZERO, Mode::Controller),
             ]),
             done: vec![Step {
                 mode: Mode::Settled,
@@ -65,16 +66,26 @@ impl Group {
         }
     }
 
-    fn since(&self) -> Duration {
-        self.done.last().map_or(Duration::ZERO, |step| step.answered.elapsed())
-    }
-
-    /// Whether it has come to rest: the controller's again, for a while.
+    /// Goes on to the next mode when this one has lasted and whoever may give something has. Whether there is none.
     fn turn(&mut self, fleet: &Fleet<'_>) -> Result<bool> {
-        let Some(&(after, mode)) = self.steps.front() else {
-            return Ok(self.since() >= HANDOVER + THEIRS);
+        let last = self.done.len() - 1;
+        let step = &self.done[last];
+        let lasted = step.answered.elapsed();
+        let is_its_own = |given: &Given| self.has(&given.pool) && self.step_of(given) == Some(last);
+        if step.mode != Mode::Released && !fleet.given().iter().any(is_its_own) {
+            ensure!(
+                lasted < PATIENCE,
+                "nothing of {:?} was given in mode {:?} within {} s",
+                self.nodes,
+                step.mode,
+                PATIENCE.as_secs()
+            );
+            return Ok(false);
+        }
+        let Some(&(least, mode)) = self.steps.front() else {
+            return Ok(true);
         };
-        if self.since() >= after {
+        if lasted >= least {
             let asked = Instant::now();
             fleet.turn(&self.nodes, mode)?;
             self.done.push(Step {

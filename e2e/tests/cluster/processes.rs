@@ -1,10 +1,12 @@
 //! Processes of the cluster that tests stop, wake, and run beside its own.
 
+use std::fs;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::kube::wait;
+use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell;
 
 use crate::shared::{Installed, LIMIT};
@@ -13,30 +15,61 @@ use crate::shared::{Installed, LIMIT};
 pub(crate) struct Stopped<'a> {
     cluster: &'a Cluster,
     pid: String,
+    /// When it was started: another process may have its number later.
+    started: String,
+    is_awake: bool,
 }
 
 impl<'a> Stopped<'a> {
     /// By its number as the cluster sees it.
     pub(crate) fn stop(cluster: &'a Cluster, pid: String) -> Result<Self> {
+        let started = started(cluster, &pid)?;
         signal(cluster, &pid, "STOP")?;
-        Ok(Self { cluster, pid })
+        Ok(Self {
+            cluster,
+            pid,
+            started,
+            is_awake: false,
+        })
     }
 
     /// Lets it go on.
     ///
     /// # Errors
     /// It is not there any more: somebody has ended it meanwhile, for it did not answer.
-    pub(crate) fn wake(self) -> Result<()> {
-        let woken = signal(self.cluster, &self.pid, "CONT");
+    pub(crate) fn wake(mut self) -> Result<()> {
+        self.is_awake = true;
+        let woken = self.go_on();
         woken.with_context(|| format!("process {} was ended while it stood still", self.pid))
+    }
+
+    fn go_on(&self) -> Result<()> {
+        let now = started(self.cluster, &self.pid)?;
+        ensure!(now == self.started, "its number is another process's by now");
+        signal(self.cluster, &self.pid, "CONT")
     }
 }
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        // It may be gone, or awake already.
-        let _ = signal(self.cluster, &self.pid, "CONT");
+        if !self.is_awake {
+            // Where somebody has ended it, there is nobody to wake.
+            let _ = self.go_on();
+        }
     }
+}
+
+/// When the process was started, in ticks since the machine was.
+fn started(cluster: &Cluster, pid: &str) -> Result<String> {
+    let file = cluster.path_inside(&format!("/proc/{pid}/stat"))?;
+    let stat = fs::read_to_string(&file).with_context(|| format!("process {pid} of the cluster is gone"))?;
+    started_of(&stat).with_context(|| format!("{} says {stat:?}", file.display()))
+}
+
+/// Field 22. The name before may hold anything.
+fn started_of(stat: &str) -> Option<String> {
+    let (_, after) = stat.rsplit_once(") ")?;
+    after.split(' ').nth(19).map(str::to_owned)
 }
 
 fn signal(cluster: &Cluster, pid: &str, signal: &str) -> Result<()> {
@@ -98,7 +131,7 @@ impl<'a> SecondServer<'a> {
     /// kubectl that prints what a path answers. In the cluster's network alone: so ending it ends kubectl itself.
     pub(crate) fn raw(&self, path: &str) -> Result<Command> {
         let state = self.cluster.state();
-        let init = std::fs::read_to_string(state.init()).context("cannot read init.pid")?;
+        let init = fs::read_to_string(state.init()).context("cannot read init.pid")?;
         let mut command = shell::command("nsenter", ["--target", init.trim(), "--net", "--"]);
         command
             .arg(self.cluster.toolchain().program("kubectl")?)
@@ -112,7 +145,14 @@ impl<'a> SecondServer<'a> {
 
 impl Drop for SecondServer<'_> {
     fn drop(&mut self) {
-        let _ = shell::run(&mut self.cluster.inside(&["pkill", "-KILL", "-f", "--", SECOND_PORT]));
-        let _ = self.child.wait();
+        let ended = shell::run(&mut self.cluster.inside(&["pkill", "-KILL", "-f", "--", SECOND_PORT]));
+        // nsenter, which is gone by itself where that has worked.
+        let _ = self.child.kill();
+        let waited = wait(LIMIT, "nsenter to end", || {
+            self.child.try_wait().context("cannot wait for nsenter")
+        });
+        if let Err(error) = after(ended, waited.map(drop)) {
+            eprintln!("the second API server may run on until its cluster ends: {error:#}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::install::{self, PublishedGpu};
 use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::outcome::after;
 use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::{node, workload};
 
@@ -66,8 +67,8 @@ fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed>
 
 /// Takes the shared clusters down.
 pub(crate) fn end() -> Result<()> {
-    let first = vgpu_e2e::cluster::down(&name("shared")).map(drop);
-    first.and(vgpu_e2e::cluster::down(&name("controlled")).map(drop))
+    let down = |of: &str| vgpu_e2e::cluster::down(&name(of)).map(drop);
+    after(down("shared"), down("controlled"))
 }
 
 /// Runs a test in a namespace of its own on the cluster of kube-scheduler.
@@ -88,12 +89,16 @@ pub(crate) fn in_namespace_of(
         kube.run(&["get", "serviceaccount", "default"]).map(Some)
     })?;
     let outcome = test(installed, &kube).map_err(|error| anyhow!("{error:#}\n{}", kube.dump()));
-    let uids: Vec<String> = workload::shares(&kube)?
-        .into_iter()
-        .map(|share| share.claim_uid)
-        .collect();
+    let (uids, read) = match workload::shares(&kube) {
+        Ok(shares) => (shares.into_iter().map(|share| share.claim_uid).collect(), Ok(())),
+        // Then nobody knows what to look for on the node; the namespace goes all the same.
+        Err(error) => (
+            Vec::new(),
+            Err(error.context(format!("the claims of namespace {name}"))),
+        ),
+    };
     let cleaned = clean(installed, &kube, name, &uids);
-    outcome.and(cleaned)
+    after(outcome, after(read, cleaned))
 }
 
 fn clean(installed: &Installed, kube: &Kube<'_>, name: &str, uids: &[String]) -> Result<()> {

@@ -11,6 +11,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::shell;
 
 use crate::checker::the_checker_notices;
+use crate::controller::leader;
 use crate::fleet::{ALL_BOUND, ROOM, TAKEOVER, bound, create, delete, on_fleet, wait_full};
 use crate::shared::{Installed, Test};
 
@@ -47,14 +48,11 @@ fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bo
     Ok(match round % 3 {
         // Told to go, and a new pod comes.
         0 => {
-            let lease = project.get(&["lease", "dra-driver-vgpu-controller"])?;
-            let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
-            match holder.split('_').next().filter(|pod| !pod.is_empty()) {
-                Some(pod) => project
-                    .run(&["delete", "pod", pod, "--ignore-not-found", "--wait=false"])?
-                    .contains("deleted"),
-                None => false,
-            }
+            let end = |pod: String| project.run(&["delete", "pod", &pod, "--ignore-not-found", "--wait=false"]);
+            leader(project)?
+                .map(end)
+                .transpose()?
+                .is_some_and(|said| said.contains("deleted"))
         }
         // Both at once, without a word.
         1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"]))?
@@ -84,6 +82,7 @@ const TICK: Duration = Duration::from_secs(3);
 
 fn storm() -> Result<()> {
     let pods = usize::try_from(number("VGPU_STORM_PODS", 80)?)?;
+    ensure!(pods > 0, "VGPU_STORM_PODS=0: write a number of at least 1");
     let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", 60)?);
     let nodes = pods.div_ceil(2 * ROOM);
     let room = nodes * ROOM;

@@ -263,11 +263,15 @@ pub async fn run<S: Slices>(
         let now = wanted.borrow_and_update().clone();
         let devices = match now {
             Wanted::Slices(devices) if publisher.synced() => devices,
-            Wanted::NoDriver if publisher.synced() => {
-                readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
+            idle => {
+                if idle == Wanted::NoDriver && publisher.synced() {
+                    readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
+                }
+                // Nothing to try again, and a time that is over would wake without end.
+                failures = 0;
+                wake = Instant::now() + ASK_AGAIN;
                 continue;
             }
-            _ => continue,
         };
         // While the server refuses, events alone do not make it try more often.
         if failures > 0 && Instant::now() < wake {

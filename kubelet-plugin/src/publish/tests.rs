@@ -279,6 +279,42 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     running.abort();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_without_anything_to_publish_rests() {
+    for is_synced in [true, false] {
+        let looks = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = looks.clone();
+        let listed = [Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)];
+        let events = futures::stream::iter(listed.into_iter().take(if is_synced { 2 } else { 1 }));
+        let events = events.chain(futures::stream::poll_fn(move |_| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            std::task::Poll::Pending
+        }));
+        let (_sender, receiver) = watch::channel(Wanted::NoDriver);
+        let readiness = Readiness::new(&[PART]);
+        let metrics = Metrics::default();
+        let running = tokio::spawn(run(
+            Memory::default(),
+            events,
+            no_taints(),
+            owner(),
+            receiver,
+            readiness,
+            metrics,
+        ));
+        for _ in 0..3 {
+            // Where tasks never rest, the clock does not go on by itself.
+            tokio::time::advance(ASK_AGAIN + Duration::from_secs(1)).await;
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let looks = looks.load(std::sync::atomic::Ordering::Relaxed);
+        assert!((3..20).contains(&looks), "{looks} looks, synced: {is_synced}");
+        running.abort();
+    }
+}
+
 #[test]
 fn delays_grow_and_scatter() {
     for failures in 0..40 {

@@ -7,8 +7,8 @@
 //!
 //! libcuda is opened with the process's state; NVML, which many programs never need, when the first of its
 //! functions is: by any thread, and by a fork child too, whose parent did not need it. Both names are asked for
-//! again then. Who needs it under a lock of ours asks for it before ([`need_nvml`]): a constructor that runs
-//! while it is opened may call the driver.
+//! again then. Who needs it under a lock of ours asks for it before ([`need_nvml`]), and does without where it was not
+//! to be had ([`has_nvml`]): a constructor that runs while it is opened may call the driver.
 //!
 //! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
 //! there for that, and leads what the loader binds to it to us. NVML is there and cannot be opened: one line,
@@ -70,6 +70,11 @@ fn library(index: usize) -> *mut c_void {
 /// Opens NVML now, if it can be opened.
 pub(crate) fn need_nvml() {
     library(CUDA);
+}
+
+/// Whether NVML is open. Who holds a lock of ours calls none of its functions before that: the call would open it.
+pub(crate) fn has_nvml() -> bool {
+    !HANDLES[1].load(Ordering::Acquire).is_null()
 }
 
 /// Two threads that come here at once get the same handle. What cannot be opened is tried again a while later: a

@@ -8,6 +8,7 @@
 //! | `reserved` | what the driver keeps; NVML's total is memory + reserved | `512MiB` |
 //! | `granularity` | a power of two from 4KiB to 1GiB; memory is a multiple of it | `2MiB` |
 //! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
+//! | `context_time` | how long it takes to make one (`ns`, `us`, `ms`, `s`) | `0ns` |
 //! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
@@ -61,6 +62,7 @@ pub struct Profile {
     pub reserved: u64,
     pub granularity: u64,
     pub context_cost: u64,
+    pub context_time_ns: u64,
     pub module_cost: u64,
     pub sms: u32,
     pub compute_capability: (u32, u32),
@@ -131,6 +133,7 @@ impl Default for Profile {
             reserved: 512 << 20,
             granularity: 2 << 20,
             context_cost: 0,
+            context_time_ns: 0,
             module_cost: 0,
             sms: 132,
             compute_capability: (9, 0),
@@ -163,7 +166,7 @@ fn duration_ns(text: &str) -> Option<u64> {
         .parse::<u64>()
         .ok()?
         .checked_mul(factor)
-        .filter(|ns| (1..=60_000_000_000).contains(ns))
+        .filter(|ns| *ns <= 60_000_000_000)
 }
 
 fn dotted(text: &str) -> Option<(u32, u32)> {
@@ -271,6 +274,7 @@ impl Profile {
                 (put(&mut self.granularity, good), "a power of two from 4KiB to 1GiB")
             }
             "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
+            "context_time" => (put(&mut self.context_time_ns, duration_ns(value)), "a time up to 60s"),
             "module_cost" => (put(&mut self.module_cost, size(value)), "a size such as 6MiB"),
             "sms" => {
                 let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
@@ -290,7 +294,7 @@ impl Profile {
                 "distinct addresses such as 0000:1b:00.0, 0000:43:00.0",
             ),
             "kernel_time" => (
-                put(&mut self.kernel_time_ns, duration_ns(value)),
+                put(&mut self.kernel_time_ns, duration_ns(value).filter(positive)),
                 "a time from 1ns to 60s",
             ),
             _ => match key
@@ -361,7 +365,7 @@ impl Profile {
     pub fn to_text(&self) -> String {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\nmodule_cost = {}\nsms = {}\n\
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n",
             self.name,
             self.gpus,
@@ -369,6 +373,7 @@ impl Profile {
             self.reserved,
             self.granularity,
             self.context_cost,
+            self.context_time_ns,
             self.module_cost,
             self.sms,
             self.compute_capability.0,

@@ -10,6 +10,9 @@ pub struct DeviceClass {
     pub metadata: Metadata,
     #[serde(default)]
     pub spec: ClassSpec,
+    /// Why whoever read it could not, if so: what it selects is not known, and a claim that names it is a mistake.
+    #[serde(skip)]
+    pub unreadable: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

@@ -17,8 +17,8 @@ pub struct Claim {
     pub is_protected: bool,
     /// kube-scheduler made it for an extended resource, and allocates it itself.
     pub is_extended: bool,
-    /// Its spec cannot be read: nobody knows what it asks for.
-    pub is_unreadable: bool,
+    /// Why it cannot be read as a whole, if it cannot: nobody knows what it asks for.
+    pub unreadable: Option<String>,
     pub epoch: Option<String>,
     /// The uid of the pod that it was made for.
     pub owner: Option<String>,
@@ -55,7 +55,7 @@ impl From<Object<ClaimSpec, Status>> for Claim {
             is_deleted: meta.deletion_timestamp.is_some(),
             is_protected: meta.finalizers.iter().any(|finalizer| finalizer == FINALIZER),
             is_extended: meta.annotations.get(EXTENDED).is_some_and(|value| value == "true"),
-            is_unreadable: false,
+            unreadable: None,
             epoch: meta.annotations.get(EPOCH).cloned(),
             owner: owner.map(|owner| owner.uid),
             reserved_for: raw.status.reserved_for,

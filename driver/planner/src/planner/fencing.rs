@@ -42,6 +42,10 @@ impl Planner {
     }
 
     /// Whether another leader may have decided on the claim as it is, or may be about to.
+    ///
+    /// The list of a new term may come before slices and classes do. Then a claim without any mark counts as nobody's
+    /// here. That is safe: a leader allocates a claim only by a mark of its own term, so nobody can have decided to
+    /// allocate that one; and this one marks it, once it knows that it is to allocate it.
     fn is_of_others(&self, known: &Known, term: &Term) -> bool {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
@@ -59,7 +63,10 @@ impl Planner {
                 // By a newer version, whoever made it, what was decided on older ones has landed or never will.
                 let known = self.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
-                known.is_some_and(|known| self.is_of_others(known, term) && !(known.has_failed() && patience <= now))
+                known.is_some_and(|known| {
+                    let is_given_up = patience <= now && known.takes_no_mark(since);
+                    self.is_of_others(known, term) && !is_given_up
+                })
             });
             let claims: BTreeMap<_, _> = still.map(|(claim, version)| (claim.clone(), *version)).collect();
             for (key, _) in claims.keys() {

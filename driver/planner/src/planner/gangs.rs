@@ -74,7 +74,7 @@ impl Planner {
                     .iter()
                     .for_each(|pod| self.wait(pod, Waits::Until(until), now, plan));
             }
-            Err(waits) => return self.wait(&pods[0], waits, now, plan),
+            Err(waits) => return self.wait_together(pods, waits, now, plan),
         };
         let mut order = pods.to_vec();
         let mut left = pods.len();
@@ -209,9 +209,16 @@ impl Planner {
         for step in steps.iter().rev() {
             self.take_back(&step.writes);
         }
-        if let Some(first) = pods.first() {
-            self.wait(first, Waits::ForSlices(stale), now, plan);
-        }
+        self.wait_together(pods, Waits::ForSlices(stale), now, plan);
+    }
+
+    /// For slices: whatever each was told holds still meanwhile.
+    fn wait_together(&mut self, pods: &[String], waits: Waits, now: Time, plan: &mut Plan) {
+        let Some((first, rest)) = pods.split_first() else {
+            return;
+        };
+        self.wait(first, waits, now, plan);
+        rest.iter().for_each(|pod| self.stays(pod));
     }
 
     /// Not if the first has no place, nor if all before ask for the same.

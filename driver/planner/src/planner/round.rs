@@ -6,11 +6,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use vgpu_allocator::Budget;
+use vgpu_allocator::model::DeviceResult;
 
 use super::gangs::{effort_of, search_of};
-use super::{Plan, Planner, soonest};
+use super::{ANSWER, Asking, Plan, Planner, soonest};
 use crate::allocation::is_ours;
 use crate::change::Ask;
 use crate::devices::Who;
@@ -26,6 +28,9 @@ use crate::time::Time;
 use crate::upkeep::Upkeep;
 use crate::verdict::{About, Verdict};
 use crate::write::{Intent, Write};
+
+/// For how long a slice is asked for in vain before pods are told that they wait for it.
+const UNREAD: Duration = Duration::from_secs(30);
 
 /// A pass over all that wait, while it takes more than one round.
 #[derive(Debug, Default)]
@@ -108,11 +113,14 @@ impl Planner {
             }
         }
         for (key, duty, about) in duties {
-            if let Some((pod, node)) = duty.slow {
+            // The same is decided again where a write did not land. It is no second hold that ran out.
+            let is_new = self.claims.get(&key).is_some_and(|known| !known.is_told);
+            if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
                 self.avoided.add(&pod, &node, now);
             }
-            if let Some(why) = duty.why {
+            if let Some(why) = duty.why.filter(|_| is_new) {
                 self.told.is(about, why);
+                self.claims.set_told(&key);
             }
             self.write(term, &key, duty.intent, now, plan);
         }
@@ -198,6 +206,8 @@ impl Planner {
             plan.wake = Some(now);
             return;
         }
+        // All that wait had their turn: what none of them has asked for again is not waited for any more.
+        self.asked.retain(|_, asking| now.since(asking.last) < ANSWER);
         let again = self.pass.again || wake.is_some_and(|wake| wake <= now);
         self.pass = Pass::default();
         self.is_dirty |= again;
@@ -319,22 +329,35 @@ impl Planner {
         let verdict = match waits {
             Waits::Quietly | Waits::Done => return,
             Waits::ForSlices(slices) => {
+                let mut unread = None;
                 for slice in slices {
-                    self.ask(Ask::Slice(slice), now, plan);
+                    let ask = Ask::Slice(slice.clone());
+                    self.ask(ask.clone(), now, plan);
+                    let is_late = |asking: &Asking| asking.first.after(UNREAD) <= now;
+                    if self.asked.get(&ask).is_some_and(is_late) {
+                        unread.get_or_insert(slice);
+                    }
                 }
-                return;
+                let Some(slice) = unread else {
+                    return self.stays(key);
+                };
+                Verdict::SliceUnread { slice }
             }
             Waits::Until(until) => {
                 soonest(&mut plan.wake, until, now);
-                if let Some(pod) = self.cluster.pod(key) {
-                    self.told.stays(about_pod(pod));
-                }
-                return;
+                return self.stays(key);
             }
             Waits::For(verdict) => *verdict,
         };
         if let Some(pod) = self.cluster.pod(key) {
             self.told.is(about_pod(pod), verdict);
+        }
+    }
+
+    /// What the pod was told last holds still.
+    pub(super) fn stays(&mut self, key: &str) {
+        if let Some(pod) = self.cluster.pod(key) {
+            self.told.stays(about_pod(pod));
         }
     }
 
@@ -349,21 +372,17 @@ impl Planner {
                 continue;
             };
             let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
-            for result in allocation
-                .devices
-                .results
-                .iter()
-                .filter(|result| result.driver == DRIVER)
-            {
-                if let Some(Who::Controller { since }) = self.supply.who(&result.pool, &result.device)
-                    && written.is_none_or(|written| written >= since)
-                {
-                    let verdict = Verdict::ThirdParty {
-                        pool: result.pool.clone(),
-                        device: result.device.clone(),
-                    };
-                    self.told.is(about_claim(claim), verdict);
-                }
+            let is_controllers = |result: &&DeviceResult| {
+                let who = self.supply.who(&result.pool, &result.device);
+                let is_since = |since| written.is_none_or(|written| written >= since);
+                result.driver == DRIVER && matches!(who, Some(Who::Controller { since }) if is_since(since))
+            };
+            let results = allocation.devices.results.iter().filter(is_controllers);
+            let devices: Vec<_> = results
+                .map(|result| (result.pool.clone(), result.device.clone()))
+                .collect();
+            if !devices.is_empty() {
+                self.told.is(about_claim(claim), Verdict::ThirdParty { devices });
             }
         }
         for (_, pod) in self

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use vgpu_allocator::Event;
 
 use super::Planner;
-use crate::change::{Ask, Change};
+use crate::change::{Ask, Change, Last};
 use crate::claims::State;
 use crate::model::{Claim, Node, Pod, Slice, Version};
-use crate::supply::{Last, Sighting};
+use crate::supply::Sighting;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 
@@ -46,13 +46,13 @@ impl Planner {
                 }
                 self.set_slice(slice, read, now);
             }
-            Change::SliceGone { name, version } => self.remove_slice(&name, version, now),
+            Change::SliceGone { name, last } => self.remove_slice(&name, last),
             Change::Slices { slices, version, read } => {
                 let listed: HashSet<&str> = slices.iter().map(Slice::name).collect();
                 let gone = self.supply.slices().filter(|name| !listed.contains(name.as_str()));
                 let gone: Vec<String> = gone.cloned().collect();
                 for name in gone {
-                    self.remove_slice(&name, Some(version), now);
+                    self.remove_slice(&name, Last::Version(version));
                 }
                 for slice in slices {
                     self.set_slice(slice, read, now);
@@ -92,8 +92,11 @@ impl Planner {
 
     pub(super) fn set_term(&mut self, term: Option<Term>, now: Time) {
         let same = |old: &Term| term.as_ref().is_some_and(|new| new.epoch == old.epoch);
+        // A plan that was made after its end has passed over what came before: a renewal that is late makes up for it.
+        self.is_dirty |= self.term.as_ref().is_some_and(|old| old.until <= now);
         if !self.term.as_ref().is_some_and(same) {
             self.is_dirty = true;
+            self.claims.end_pauses();
             // A list that was asked for in another term is no answer in this one.
             self.asked.clear();
             self.pass = super::round::Pass::default();
@@ -171,11 +174,8 @@ impl Planner {
         self.is_dirty = true;
     }
 
-    fn remove_slice(&mut self, name: &str, version: Option<Version>, now: Time) {
-        let last = match version {
-            Some(version) => Last::Version(version),
-            None => Last::Read(self.asked.remove(&Ask::Slice(name.to_owned())).unwrap_or(now)),
-        };
+    fn remove_slice(&mut self, name: &str, last: Last) {
+        self.asked.remove(&Ask::Slice(name.to_owned()));
         self.supply.remove_slice(name, last, &mut self.index);
         self.is_dirty = true;
     }

@@ -1,6 +1,7 @@
 //! Objects that are wrong, beside a pod that must get its devices all the same.
 
 use serde_json::{Value, json};
+use vgpu_planner::model::Node;
 use vgpu_planner::{About, Ask, Change};
 
 use crate::desk::{Desk, kinds, read, slice, wants};
@@ -150,4 +151,26 @@ fn a_class_that_changes_under_waiting_claims_counts_as_it_is_now() {
     desk.tell(class(ours));
     assert!(kinds(&desk.settle().0).contains(&"allocate"));
     assert_eq!(desk.node_of("c").as_deref(), Some("n0"));
+}
+
+#[test]
+fn a_node_that_cannot_be_read_gets_nobody_and_is_told_of() {
+    let mut desk = Desk::new(2);
+    let mut node: Node = read(json!({"metadata": {"name": "n0"}}));
+    node.is_unreadable = true;
+    desk.tell(Change::Node(node));
+    for (name, memory) in [("c", 3), ("d", 8)] {
+        desk.fraction(name, memory);
+        desk.pod(name, &[name], json!({}));
+    }
+    let (_, verdicts) = desk.settle();
+    assert_eq!((desk.node_of("c").as_deref(), desk.node_of("d")), (Some("n1"), None));
+    let words: Vec<String> = verdicts.iter().map(|(_, verdict)| verdict.to_string()).collect();
+    assert_eq!(
+        words,
+        [
+            "no node has both the devices and what else the pod needs; of those with devices: 1 cannot be read (the log of \
+          vgpu-controller says why)"
+        ]
+    );
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use vgpu_allocator::Features;
-use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Settings, Term};
+use vgpu_planner::{About, Ask, Change, Intent, Outcome, Planner, Settings, Term, Verdict};
 
 use crate::desk::{Desk, kinds, read, said, share_ids};
 
@@ -34,6 +34,158 @@ fn a_new_leader_goes_on_from_the_objects_alone() {
         ["clear", "mark", "allocate"],
         "thirty seconds after the allocation"
     );
+}
+
+fn term(desk: &Desk, epoch: &str, seconds: u64) -> Change {
+    let until = desk.time().after(Duration::from_secs(seconds));
+    let epoch = epoch.to_owned();
+    Change::Lease(Some(Term { epoch, until }))
+}
+
+#[test]
+fn a_lease_that_is_renewed_late_makes_up_for_what_was_passed_over() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.tell(term(&desk, "1.a", 10));
+    desk.plan();
+    desk.now += 10_000;
+    desk.pod("p", &["c"], json!({}));
+    assert!(desk.plan().writes.is_empty(), "its time is over");
+    desk.tell(term(&desk, "1.a", 10));
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+}
+
+#[test]
+fn what_was_refused_in_an_earlier_term_says_nothing_of_marks_in_this_one() {
+    let refused = || Outcome::Refused("admission webhook denied the request".to_owned());
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.pod("p", &["c"], json!({}));
+    let plan = desk.plan();
+    assert_eq!(kinds(&plan.writes), ["allocate"]);
+    desk.planner.report(plan.writes[0].id, refused(), desk.time());
+    desk.plan();
+    desk.tell(term(&desk, "2.a", 3_600));
+    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    desk.list();
+    let plan = desk.plan();
+    assert_eq!(kinds(&plan.writes), ["mark"], "at once, as a new process would");
+    desk.now += 31_000;
+    assert!(
+        desk.plan().asks.is_empty(),
+        "nobody knows yet whether it takes the mark"
+    );
+    desk.planner.report(plan.writes[0].id, refused(), desk.time());
+    assert_eq!(desk.plan().asks, [Ask::Claims], "now it leads without");
+}
+
+#[test]
+fn a_hold_that_runs_out_counts_once_however_often_its_end_is_decided() {
+    let mut desk = Desk::new(3);
+    desk.fraction("c", 3);
+    desk.pod("p", &["c"], json!({}));
+    desk.settle();
+    desk.now += 30_000;
+    let mut told = Vec::new();
+    for _ in 0..4 {
+        let plan = desk.plan();
+        assert_eq!(kinds(&plan.writes), ["clear"]);
+        told.extend(said(&plan.verdicts));
+        desk.planner.report(plan.writes[0].id, Outcome::Dropped, desk.time());
+    }
+    assert_eq!(told, ["HoldTimeout"]);
+    desk.settle();
+    assert_eq!(desk.node_of("c").as_deref(), Some("n1"));
+    desk.now += 30_000;
+    let (_, verdicts) = desk.settle();
+    assert_eq!(said(&verdicts), ["HoldTimeout"], "it is another hold");
+    assert_eq!(
+        desk.node_of("c").as_deref(),
+        Some("n0"),
+        "avoided for 30 s, not for minutes"
+    );
+}
+
+#[test]
+fn a_slice_that_cannot_be_read_is_named() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 3);
+    desk.settle();
+    desk.now += 10_000;
+    desk.pod("p", &["c"], json!({}));
+    let begin = desk.now;
+    let mut told = Vec::new();
+    while desk.now - begin < 60_000 {
+        let plan = desk.plan();
+        assert!(
+            plan.asks.iter().all(|ask| *ask == Ask::Slice("s0".into())),
+            "{:?}",
+            plan.asks
+        );
+        let after = desk.now - begin;
+        told.extend(plan.verdicts.into_iter().map(|(_, verdict)| (after, verdict)));
+        desk.now = plan.wake.expect("it is asked for again").millis();
+    }
+    let unread = Verdict::SliceUnread { slice: "s0".into() };
+    assert_eq!(told, [(30_000, unread)]);
+    // Nobody asks for it, and then another pod does: that has not waited yet.
+    desk.tell(Change::PodGone { key: "ns/p".into() });
+    desk.plan();
+    desk.now += 60_000;
+    desk.pod("p", &["c"], json!({}));
+    let plan = desk.plan();
+    assert_eq!((plan.asks.len(), plan.verdicts.len()), (1, 0));
+    assert_eq!(kinds(&desk.settle().0), Vec::<&str>::new(), "the answer is awaited");
+    desk.answer("s0");
+    assert_eq!(kinds(&desk.settle().0), ["allocate"]);
+}
+
+#[test]
+fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
+    for is_gang in [false, true] {
+        let mut desk = Desk::new(1);
+        // Beside it there is room for one of the gang, so it is the other one that is told.
+        let memory = if is_gang { 5 } else { 6 };
+        desk.fraction("theirs", memory);
+        let theirs = json!({"devices": {"results": [{"request": "r-vgpu", "driver": "dra.vgpu", "pool": "n0/vgpu",
+            "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": memory.to_string()}}]}});
+        let hold = |desk: &mut Desk, holds: bool| {
+            let allocation = holds.then(|| read(theirs.clone()));
+            desk.edit("theirs", |claim| claim.asked.status.allocation = allocation);
+        };
+        hold(&mut desk, true);
+        for name in ["a", "b"] {
+            let gang = json!({"metadata": {"annotations": {"dra.vgpu/gang": "g", "dra.vgpu/gang-size": "2"}}});
+            desk.fraction(name, 3);
+            desk.pod(name, &[name], if is_gang { gang } else { json!({}) });
+        }
+        let of_pods = |verdicts: &[(About, Verdict)]| {
+            let of_pods = verdicts.iter().filter(|(about, _)| matches!(about, About::Pod { .. }));
+            of_pods.map(|(_, verdict)| verdict.reason()).collect::<Vec<_>>()
+        };
+        let expected = if is_gang {
+            ["GangWaits"].as_slice()
+        } else {
+            &["NoNodeFits"; 2]
+        };
+        assert_eq!(of_pods(&desk.settle().1), expected);
+        for _ in 0..3 {
+            desk.now += 6_000;
+            hold(&mut desk, false);
+            let plan = desk.plan();
+            assert_eq!(plan.asks, [Ask::Slice("s0".into())], "there is a place");
+            hold(&mut desk, true);
+            desk.answer("s0");
+            let plan = desk.plan();
+            assert!(
+                plan.asks.is_empty() && plan.writes.is_empty(),
+                "and there is none: {plan:?}"
+            );
+            assert_eq!(of_pods(&plan.verdicts), Vec::<&str>::new());
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! One process of the controller: a planner, watches that lag, a lease, and writes that take their time.
 
 use vgpu_allocator::Features;
-use vgpu_planner::{Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Time, Write, WriteId};
+use vgpu_planner::{Ask, Change, Intent, Last, Outcome, Plan, Planner, Settings, Term, Time, Write, WriteId};
 
 use super::api::{Api, CLAIMS, KINDS, Refusal, Sabotage};
 use super::random::Random;
@@ -163,7 +163,7 @@ impl Replica {
                     },
                     None => Change::SliceGone {
                         name: name.clone(),
-                        version: None,
+                        last: Last::Read(asked.at),
                     },
                 },
             });

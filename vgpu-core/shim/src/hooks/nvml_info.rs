@@ -6,7 +6,7 @@
 use crate::detour::{
     self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
 };
-use crate::hooks::{info::put, level, nvml_devices, pools};
+use crate::hooks::{info::put, level, nvml_devices};
 use crate::names::slot;
 use crate::state::{Gpu, Ready};
 use crate::{real, state};
@@ -140,7 +140,7 @@ where
 pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
     let gpu = gpu(ready, device)?;
     gpu.account.look();
-    pools::refresh(gpu);
+    level::refresh(gpu);
     Some(gpu.account.processes())
 }
 

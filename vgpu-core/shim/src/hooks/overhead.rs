@@ -19,8 +19,9 @@
 //! ```
 //!
 //! A call that does not end soon (a free or the launch of a graph waits for the GPU; its thread is not running, or
-//! ended in it) is not waited for, nor are the locks that it holds: what it may have taken or given back is what is charged and lies in no table ([`at_rest`]). The
-//! overhead then lies between two bounds, the greater is charged, and the next look corrects it.
+//! ended in it) is not waited for, nor are the locks that it holds: what it may have taken or given back is what is
+//! charged and lies in no table ([`at_rest`]). The overhead then lies between two bounds, the greater is charged, and
+//! the next look corrects it.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
 //! is left, and no list is needed to know that.
@@ -277,9 +278,9 @@ impl Overhead {
     }
 }
 
-/// NVML's handle of a GPU, with NVML opened.
+/// NVML's handle of a GPU, if NVML was there before our locks were taken.
 fn device(ready: &'static Ready, gpu: &Gpu) -> Option<usize> {
-    nvml_devices::keep_open(ready).then_some(())?;
+    (real::has_nvml() && nvml_devices::keep_open(ready)).then_some(())?;
     let index = ready.gpus.iter().position(|one| core::ptr::eq(one, gpu))?;
     let devices = nvml_devices::list(ready).into_iter();
     devices

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::code::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED,
@@ -55,6 +56,7 @@ impl Context {
         let cost = profile.context_cost / profile.granularity;
         driver.memory.charge(driver, gpu, cost)?;
         driver.member().contexts(gpu, 1);
+        std::thread::sleep(Duration::from_nanos(profile.context_time_ns));
         let context: &'static Self = Box::leak(Box::new(Self {
             gpu,
             id: driver.handle(),

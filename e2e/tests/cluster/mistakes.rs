@@ -1,0 +1,88 @@
+//! Controller mode and what users get wrong: each is told by an event, gets nothing, and keeps nobody else from anything.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::hand_made;
+use vgpu_e2e::kube::{Kube, wait};
+
+use crate::fleet::{Fleet, TAKEOVER, create, delete, many, on_fleet, told, wait_bound};
+use crate::shared::{LIMIT, Test};
+
+pub(crate) const TESTS: &[Test] = &[("bad_input_is_named_and_keeps_nobody_else_waiting", bad_input)];
+
+const CLASS: &str = "quarters.bad-input";
+const RESOURCE: &str = "example.com/quarter";
+
+fn bad_input() -> Result<()> {
+    let seen = on_fleet("bad-input", 2, |_, kube, fleet| {
+        let node = fleet.nodes().next().context("no node")?;
+        let mut placed = fleet.pod("placed", "100m");
+        placed["spec"]["nodeName"] = json!(node);
+        let mut held = fleet.stuck("held");
+        held["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "deleted"}]);
+        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "deleted"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu", "capacity": {"requests": hand_made::quarter()}}}]}}});
+        create(kube, &many(vec![placed, claim, held]))?;
+        extended_resource(kube, fleet)?;
+        told(kube, "placed", "PlacedByHand", &[&node, "spec.nodeName"])?;
+        held_claim_is_deleted(kube)?;
+        create(kube, &fleet.pods(["beside"]))?;
+        wait_bound(kube, &["beside"])
+    })?;
+    let given: Vec<&str> = seen.given.iter().map(|given| given.claim.as_str()).collect();
+    ensure!(
+        given
+            .iter()
+            .all(|claim| *claim == "bad-input/deleted" || claim.starts_with("bad-input/beside-")),
+        "the other claims were to get nothing: {given:?}"
+    );
+    Ok(())
+}
+
+/// A pod that asks for our devices as one did before there were claims.
+fn extended_resource(kube: &Kube<'_>, fleet: &Fleet<'_>) -> Result<()> {
+    let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+        "metadata": {"name": CLASS, "labels": fleet.label()},
+        "spec": {"extendedResourceName": RESOURCE, "selectors": [{"cel": {"expression":
+            "device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'gpu'"}}]}});
+    create(kube, &class.to_string())?;
+    let class = kube.get(&["deviceclass", CLASS])?;
+    if class["spec"]["extendedResourceName"].is_null() {
+        let why = "this server knows no spec.extendedResourceName (Kubernetes 1.36)";
+        vgpu_skip::skip("extended_resource_of_our_class_is_named", why);
+        return Ok(());
+    }
+    let mut pod = fleet.pod("extended", "100m");
+    pod["spec"]["resourceClaims"] = json!([]);
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": {RESOURCE: "1"}});
+    create(kube, &pod.to_string())?;
+    told(kube, "extended", "ExtendedResource", &[RESOURCE, CLASS])
+}
+
+/// Its user deletes a claim that a device is held for: the device is given back, and the claim goes.
+fn held_claim_is_deleted(kube: &Kube<'_>) -> Result<()> {
+    let claim = || kube.get(&["resourceclaim", "deleted"]);
+    let list = |claim: &Value, path: &str| {
+        claim
+            .pointer(path)
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default()
+    };
+    wait(TAKEOVER, "a device to be held", || {
+        let claim = claim()?;
+        let is_held = list(&claim, "/status/reservedFor")
+            .iter()
+            .any(|entry| entry["resource"] == "holds");
+        let is_protected = !list(&claim, "/metadata/finalizers").is_empty();
+        Ok((is_held && is_protected && !claim["status"]["allocation"].is_null()).then_some(()))
+    })?;
+    kube.run(&["delete", "resourceclaim", "deleted", "--wait=false"])?;
+    told(kube, "deleted", "ClaimDeleted", &["given back"])?;
+    wait(LIMIT, "the claim to go", || {
+        let left = kube.run(&["get", "resourceclaim", "deleted", "--ignore-not-found", "-o", "yaml"])?;
+        left.trim().is_empty().then_some(Some(())).context(left)
+    })?;
+    delete(kube, ["held"])
+}
