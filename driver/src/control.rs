@@ -35,7 +35,7 @@ use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
 use vgpu_allocator::{Features, Policy};
-use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Verdict, Write, WriteId};
+use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, Term, Verdict, Write, WriteId};
 
 use self::clock::{Clock, SetBack};
 use self::feed::{Fed, Feed};
@@ -128,10 +128,11 @@ impl Control {
             return;
         };
         // A watch that lists cannot say as of when: a claim that is gone since may be left over.
-        if matches!(change, Change::Claims { .. }) {
+        let is_of_claims = matches!(change, Change::Claims { .. });
+        self.apply(change);
+        if is_of_claims {
             self.read(Ask::Claims);
         }
-        self.apply(change);
         for ask in self.feed.left_over() {
             self.read(ask);
         }
@@ -252,9 +253,13 @@ impl Control {
 
     fn read(&mut self, ask: Ask) {
         let (client, clock, turns) = (self.client.clone(), self.clock.clone(), self.reads.clone());
+        let seen = match ask {
+            Ask::Claims => self.planner.seen(),
+            Ask::Slice(_) => Seen::default(),
+        };
         self.under_way.push(Box::pin(async move {
             let _turn = turns.acquire().await;
-            let change = reads::read(&client, &clock, &ask).await;
+            let change = reads::read(&client, &clock, &ask, &seen).await;
             let change = change.inspect_err(|error| tracing::warn!(%error, "a read failed and is asked for again"));
             Done::Read(change.ok().map(Box::new))
         }));

@@ -4,13 +4,13 @@
 //! asked for is rounded up as the policy says. A number that the policy's arithmetic cannot hold ends the attempt
 //! instead of skipping the device, as in Kubernetes: other devices would only be tried in vain, one by one.
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 
 use crate::model::{Capacity, CapacityRequirements, Device, Range, RequestPolicy};
 use crate::quantity::Quantity;
 
 /// Amounts by capacity name.
-pub(crate) type Amounts = BTreeMap<String, Quantity>;
+pub(crate) type Amounts = LiteMap<String, Quantity>;
 
 /// A number with which no device can be judged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -239,7 +239,7 @@ mod tests {
             asked => serde_json::from_str(&format!(r#"{{"requests":{{"memory":"{asked}"}}}}"#)).unwrap(),
         };
         match consumed(Some(&request), &device(capacity), fractional) {
-            Ok(Ok(amounts)) => amounts["memory"].to_string(),
+            Ok(Ok(amounts)) => amounts.get("memory").unwrap().to_string(),
             Ok(Err(misfit)) => match misfit {
                 Misfit::UnknownName(_) => "unknown".into(),
                 Misfit::Policy { .. } => "policy".into(),
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn what_is_in_use_counts() {
         let device = device(r#"{"value":"80Gi"}"#);
-        let amounts = |text: &str| Amounts::from([("memory".to_owned(), text.parse().unwrap())]);
+        let amounts = |text: &str| Amounts::from_iter([("memory".to_owned(), text.parse().unwrap())]);
         let used = [amounts("30Gi"), amounts("30Gi")];
         assert_eq!(fits(&amounts("20Gi"), &device, used.iter()), Ok(()));
         assert!(matches!(

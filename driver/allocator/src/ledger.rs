@@ -159,12 +159,12 @@ mod tests {
         ledger.add(&one, &both, on);
         ledger.add(&two, &allocation(SHARE), on);
         let usage = ledger.usage("a", "p", "d").unwrap();
-        assert_eq!(usage.consumed()["memory"], "6Gi".parse().unwrap());
+        assert_eq!(*usage.consumed().get("memory").unwrap(), "6Gi".parse().unwrap());
         assert!(usage.is_shared() && !usage.is_dedicated() && usage.holders().len() == 3);
         ledger.remove(&one, &both, on);
         let usage = ledger.usage("a", "p", "d").unwrap();
         assert_eq!(
-            (usage.consumed()["memory"].to_string(), usage.holders()),
+            (usage.consumed().get("memory").unwrap().to_string(), usage.holders()),
             ("2Gi".to_owned(), &[two.clone()][..])
         );
         ledger.remove(&two, &allocation(SHARE), on);

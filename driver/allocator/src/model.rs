@@ -43,6 +43,20 @@ pub struct Metadata {
 }
 
 /// `null` is what Go writes for an empty list or map.
-pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
+///
+/// # Errors
+/// Those of the field's own type.
+pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a cluster
+/// has many lists.
+///
+/// # Errors
+/// Those of an entry.
+pub fn fitted<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Vec<T>, D::Error> {
+    let mut list: Vec<T> = or_default(d)?;
+    list.shrink_to_fit();
+    Ok(list)
 }

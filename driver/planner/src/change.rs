@@ -1,5 +1,7 @@
 //! What a planner is told.
 
+use std::collections::HashMap;
+
 use vgpu_allocator::model::{DeviceClass, DeviceTaintRule};
 
 use crate::model::{Claim, Node, Pod, Slice, Version};
@@ -30,6 +32,8 @@ pub enum Change {
     /// it. A list from a cache has none.
     Claims {
         claims: Vec<Claim>,
+        /// Keys of those that are known in the listed version already ([`Seen`]).
+        same: Vec<String>,
         version: Version,
         asked: Option<Time>,
     },
@@ -66,6 +70,17 @@ pub enum Last {
     Version(Version),
     /// A consistent read that was begun then, and did not find it.
     Read(Time),
+}
+
+/// The claims that a planner knew when a list was asked for, by key: what is listed in the same version is the same.
+#[derive(Debug, Clone, Default)]
+pub struct Seen(pub(crate) HashMap<String, Version>);
+
+impl Seen {
+    #[must_use]
+    pub fn has(&self, claim: &Claim) -> bool {
+        self.0.get(&claim.key()) == Some(&claim.version)
+    }
 }
 
 /// What a planner asks for besides writes; answered by a [`Change`].

@@ -8,7 +8,8 @@ use crate::model::{Node, Pod, Requests};
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<String, Node>,
-    pods: BTreeMap<String, Pod>,
+    /// Boxed: a map keeps room for about twice of what it has.
+    pods: BTreeMap<String, Box<Pod>>,
     /// Of nodes that are not known too: they may come later.
     loads: HashMap<String, Load>,
     /// Where holds have a place for pods that are not bound.
@@ -37,12 +38,12 @@ impl Cluster {
     }
 
     pub(crate) fn pods(&self) -> impl Iterator<Item = (&String, &Pod)> {
-        self.pods.iter()
+        self.pods.iter().map(|(key, pod)| (key, pod.as_ref()))
     }
 
     #[must_use]
     pub(crate) fn pod(&self, key: &str) -> Option<&Pod> {
-        self.pods.get(key)
+        self.pods.get(key).map(Box::as_ref)
     }
 
     #[must_use]
@@ -53,13 +54,13 @@ impl Cluster {
     /// The pods that sit on nodes, and where.
     pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let counted = self.counted.iter();
-        counted.filter_map(|(key, node)| Some((self.pods.get(key)?, node.as_str())))
+        counted.filter_map(|(key, node)| Some((self.pod(key)?, node.as_str())))
     }
 
     /// Those of them that have required anti-affinity themselves: few, in most clusters.
     pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let repelling = self.repelling.iter();
-        repelling.filter_map(|key| Some((self.pods.get(key)?, self.counted.get(key)?.as_str())))
+        repelling.filter_map(|key| Some((self.pod(key)?, self.counted.get(key)?.as_str())))
     }
 
     /// Whether it is something new: heartbeats are not.
@@ -78,11 +79,11 @@ impl Cluster {
     /// Whether it is something new.
     pub(crate) fn set_pod(&mut self, pod: Pod) -> bool {
         let key = pod.key();
-        if self.pods.get(&key) == Some(&pod) {
+        if self.pod(&key) == Some(&pod) {
             return false;
         }
         self.uncount(&key);
-        self.pods.insert(key.clone(), pod);
+        self.pods.insert(key.clone(), Box::new(pod));
         self.count(&key);
         true
     }
@@ -146,7 +147,7 @@ mod tests {
             namespace: "ns".into(),
             name: name.into(),
             node: node.map(str::to_owned),
-            requests: Requests(BTreeMap::from([("cpu".to_owned(), cpu.parse().unwrap())])),
+            requests: Requests([("cpu".to_owned(), cpu.parse().unwrap())].into_iter().collect()),
             ..Pod::default()
         }
     }
@@ -154,7 +155,7 @@ mod tests {
     fn cpu(cluster: &Cluster, node: &str) -> String {
         cluster
             .load(node)
-            .map_or_else(String::new, |load| load.used.0["cpu"].to_string())
+            .map_or_else(String::new, |load| load.used.0.get("cpu").unwrap().to_string())
     }
 
     #[test]

@@ -47,7 +47,7 @@ mod upkeep;
 mod verdict;
 mod write;
 
-pub use change::{Ask, Change, Last};
+pub use change::{Ask, Change, Last, Seen};
 pub use eyes::{Eyes, explain};
 pub use filter::Refusal;
 pub use planner::{Plan, Planner, Settings};

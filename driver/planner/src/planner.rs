@@ -11,7 +11,7 @@ use std::time::Duration;
 use vgpu_allocator::{Event, Features, Free, Index, Policy, SelectorCache};
 
 use crate::avoid::Avoided;
-use crate::change::Ask;
+use crate::change::{Ask, Seen};
 use crate::claims::{Claims, State};
 use crate::cluster::Cluster;
 use crate::effort::Efforts;
@@ -170,6 +170,16 @@ impl Planner {
     /// What explanations are asked of: what is decided by.
     pub fn eyes(&mut self) -> Eyes<'_> {
         Eyes::of_planner(&mut self.index, &self.supply)
+    }
+
+    /// The claims that it knows, for the next list of them.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        let versions = self
+            .claims
+            .iter()
+            .map(|(key, known)| (key.clone(), known.claim.version));
+        Seen(versions.collect())
     }
 
     /// Whether a claim has an allocation, or may have one by a write that is under way.

@@ -183,14 +183,17 @@ impl Supply {
             return;
         }
         self.listed = Some(asked);
-        let settled: Vec<(model::Slice, Time)> = self
-            .slices
-            .values()
-            .filter(|slice| slice.ready().any(|ready| ready <= asked))
-            .filter_map(|slice| Some((slice.original.clone()?, slice.seen)))
-            .collect();
-        for (slice, at) in settled {
-            self.set_slice(slice, Sighting { at, read: None }, index, cache);
+        let is_settled = |slice: &Slice| slice.ready().any(|ready| ready <= asked);
+        let settled = self.slices.iter().filter(|(_, slice)| is_settled(slice));
+        let settled: Vec<String> = settled.map(|(name, _)| name.clone()).collect();
+        for name in settled {
+            let Some(known) = self.slices.get_mut(&name) else {
+                continue;
+            };
+            let at = known.seen;
+            if let Some(slice) = known.original.take() {
+                self.set_slice(slice, Sighting { at, read: None }, index, cache);
+            }
         }
     }
 

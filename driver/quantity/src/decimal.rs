@@ -15,66 +15,61 @@ pub(crate) enum Number {
     Small {
         value: i64,
         scale: i32,
-        /// The value in billionths, where that fits: two of them compare in one step.
-        nano: Option<i128>,
     },
-    Big {
-        unscaled: BigInt,
-        scale: i32,
-    },
+    /// In a box, for few are big: a cluster has a dozen quantities for each device and claim.
+    Big(Box<Unscaled>),
+}
+
+#[derive(Clone)]
+pub(crate) struct Unscaled {
+    value: BigInt,
+    scale: i32,
 }
 
 impl Number {
     pub(crate) const fn small(value: i64, scale: i32) -> Self {
-        let nano = match scale.checked_sub(NANO) {
-            Some(places @ 0..=38) => match 10i128.checked_pow(places as u32) {
-                Some(factor) => (value as i128).checked_mul(factor),
-                None => None,
-            },
-            _ => None,
-        };
-        Self::Small { value, scale, nano }
+        Self::Small { value, scale }
     }
 
-    pub(crate) const fn big(unscaled: BigInt, scale: i32) -> Self {
-        Self::Big { unscaled, scale }
+    pub(crate) fn big(value: BigInt, scale: i32) -> Self {
+        Self::Big(Box::new(Unscaled { value, scale }))
     }
 
     pub(crate) fn as_i64(&self) -> Option<i64> {
         match self {
-            Self::Small { value, scale, .. } if *scale >= 0 => scale_up(*value, *scale),
+            Self::Small { value, scale } if *scale >= 0 => scale_up(*value, *scale),
             _ => None,
         }
     }
 
     pub(crate) fn to_f64(&self) -> f64 {
         let (base, scale) = match self {
-            Self::Small { value, scale, .. } => (*value as f64, *scale),
+            Self::Small { value, scale } => (*value as f64, *scale),
             // The decimal text of an integer always reads as a double: at worst as an infinite one.
-            Self::Big { unscaled, scale } => (unscaled.to_string().parse().unwrap_or(f64::NAN), *scale),
+            Self::Big(big) => (big.value.to_string().parse().unwrap_or(f64::NAN), big.scale),
         };
         if scale == 0 { base } else { base * power_of_ten(scale) }
     }
 
     pub(crate) fn parts(&self) -> (BigInt, i32) {
         match self {
-            Self::Small { value, scale, .. } => (BigInt::from(*value), *scale),
-            Self::Big { unscaled, scale } => (unscaled.clone(), *scale),
+            Self::Small { value, scale } => (BigInt::from(*value), *scale),
+            Self::Big(big) => (big.value.clone(), big.scale),
         }
     }
 
     pub(crate) fn negated(&self) -> Self {
         match self {
-            Self::Small { value, scale, .. } => match value.checked_neg() {
+            Self::Small { value, scale } => match value.checked_neg() {
                 Some(value) => Self::small(value, *scale),
                 None => Self::big(-BigInt::from(*value), *scale),
             },
-            Self::Big { unscaled, scale } => Self::big(-unscaled, *scale),
+            Self::Big(big) => Self::big(-&big.value, big.scale),
         }
     }
 
     pub(crate) fn add(&self, other: &Self) -> Self {
-        if let (Self::Small { value: a, scale: s, .. }, Self::Small { value: b, scale: t, .. }) = (self, other)
+        if let (Self::Small { value: a, scale: s }, Self::Small { value: b, scale: t }) = (self, other)
             && let Some((value, scale)) = add_small((*a, *s), (*b, *t))
         {
             return Self::small(value, scale);
@@ -86,8 +81,13 @@ impl Number {
     }
 
     pub(crate) fn cmp(&self, other: &Self) -> Ordering {
-        if let (Self::Small { nano: Some(a), .. }, Self::Small { nano: Some(b), .. }) = (self, other) {
-            return a.cmp(b);
+        if let (Self::Small { value: a, scale: s }, Self::Small { value: b, scale: t }) = (self, other) {
+            if s == t {
+                return a.cmp(b);
+            }
+            if let (Some(a), Some(b)) = (billionths(*a, *s), billionths(*b, *t)) {
+                return a.cmp(&b);
+            }
         }
         let (a, s) = self.parts();
         let (b, t) = other.parts();
@@ -97,6 +97,12 @@ impl Number {
         let scale = s.min(t);
         rescale(a, s - scale).cmp(&rescale(b, t - scale))
     }
+}
+
+/// In billionths, where that fits.
+fn billionths(value: i64, scale: i32) -> Option<i128> {
+    let places = u32::try_from(scale.checked_sub(NANO)?).ok()?;
+    i128::from(value).checked_mul(10i128.checked_pow(places)?)
 }
 
 fn add_small((a, s): (i64, i32), (b, t): (i64, i32)) -> Option<(i64, i32)> {

@@ -186,6 +186,7 @@ impl Feed {
                 |claims| Change::Claims {
                     version: claims.iter().map(|claim| claim.version).max().unwrap_or_default(),
                     claims,
+                    same: Vec::new(),
                     asked: None,
                 },
                 |claim| {
@@ -288,7 +289,10 @@ mod tests {
         assert!(feed.take(Fed::Claim(Step::Begin)).is_none());
         assert!(feed.take(Fed::Claim(Step::Listed(claim("a", 9)))).is_none());
         assert!(feed.take(Fed::Claim(Step::Listed(claim("b", 7)))).is_none());
-        let Some(Change::Claims { claims, version, asked }) = feed.take(Fed::Claim(Step::End)) else {
+        let Some(Change::Claims {
+            claims, version, asked, ..
+        }) = feed.take(Fed::Claim(Step::End))
+        else {
             panic!("no list");
         };
         assert_eq!((claims.len(), version, asked), (2, Version(9), None));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use vgpu_planner::model::{Claim, Version, VersionError};
-use vgpu_planner::{Ask, Change, Last};
+use vgpu_planner::{Ask, Change, Last, Seen};
 
 use super::clock::Clock;
 use super::objects;
@@ -34,18 +34,18 @@ pub(crate) enum ReadError {
     Moved(Version, Version),
 }
 
-/// What the planner asked for.
-pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask) -> Result<Change, ReadError> {
+/// What the planner asked for. `seen`: the claims that it knows; nobody keeps these a second time.
+pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask, seen: &Seen) -> Result<Change, ReadError> {
     match ask {
-        Ask::Claims => claims(client, clock).await,
+        Ask::Claims => claims(client, clock, seen).await,
         Ask::Slice(name) => slice(client, clock, name).await,
     }
 }
 
-async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
+async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, ReadError> {
     let api: Api<objects::Claim> = Api::all(client.clone());
     let asked = Some(clock.now());
-    let mut claims: Vec<Claim> = Vec::new();
+    let (mut claims, mut same): (Vec<Claim>, Vec<String>) = Default::default();
     let mut of_first: Option<Version> = None;
     let mut parameters = ListParams::default().limit(PAGE);
     loop {
@@ -59,10 +59,22 @@ async fn claims(client: &Client, clock: &Clock) -> Result<Change, ReadError> {
         if first != version {
             return Err(ReadError::Moved(first, version));
         }
-        claims.extend(page.items.into_iter().filter_map(|claim| claim.body));
+        for claim in page.items.into_iter().filter_map(|claim| claim.body) {
+            match seen.has(&claim) {
+                true => same.push(claim.key()),
+                false => claims.push(claim),
+            }
+        }
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(Change::Claims { claims, version, asked }),
+            None => {
+                return Ok(Change::Claims {
+                    claims,
+                    same,
+                    version,
+                    asked,
+                });
+            }
         }
     }
 }

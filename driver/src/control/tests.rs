@@ -10,13 +10,14 @@ use axum::http::{Request, Response};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
-use vgpu_allocator::Policy;
 use vgpu_allocator::model::Allocation;
+use vgpu_allocator::{Features, Policy};
 use vgpu_planner::model::{Consumer, Version};
-use vgpu_planner::{Ask, Change, Intent, Outcome, Term, Write, WriteId};
+use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Seen, Settings, Term, Write, WriteId};
 
 use super::clock::Clock;
 use super::elect::Election;
+use super::objects;
 use super::reads;
 use super::writer::{Fence, send};
 
@@ -217,16 +218,29 @@ async fn a_list_is_of_one_version() {
     let clock = Clock::start();
     let (server, client) = Server::answering([page(&["a", "b"], "9", "next"), page(&["c"], "9", "")]);
     let begun = clock.now();
-    let Ok(Change::Claims { claims, version, asked }) = reads::read(&client, &clock, &Ask::Claims).await else {
+    let known: objects::Claim = serde_json::from_value(claim("b", 3)).unwrap();
+    let mut planner = Planner::new(Settings::default(), Features::default(), Box::new(String::new));
+    planner.apply(Change::Claim(known.body.unwrap()), clock.now());
+    let listed = reads::read(&client, &clock, &Ask::Claims, &planner.seen()).await;
+    let Ok(Change::Claims {
+        claims,
+        same,
+        version,
+        asked,
+    }) = listed
+    else {
         panic!("no list");
     };
-    assert_eq!((claims.len(), version), (3, Version(9)));
+    assert_eq!(same, ["ns/b"], "not kept twice");
+    assert_eq!((claims.len(), version), (2, Version(9)));
     assert!(asked.is_some_and(|asked| asked >= begun));
     let paths: Vec<String> = server.sent().into_iter().map(|(_, path, _)| path).collect();
     assert!(paths.iter().all(|path| !path.contains("resourceVersion=")), "{paths:?}");
     assert!(paths[1].contains("continue=next"), "{paths:?}");
     let (_, client) = Server::answering([page(&["a"], "9", "next"), page(&["c"], "10", "")]);
-    let error = reads::read(&client, &clock, &Ask::Claims).await.unwrap_err();
+    let error = reads::read(&client, &clock, &Ask::Claims, &Seen::default())
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("9 and 10"), "{error}");
 }
 
@@ -235,11 +249,11 @@ async fn a_slice_that_is_not_there_is_gone() {
     let clock = Clock::start();
     let ask = Ask::Slice("s".into());
     let (_, client) = Server::answering([status(404)]);
-    let gone = reads::read(&client, &clock, &ask).await;
+    let gone = reads::read(&client, &clock, &ask, &Seen::default()).await;
     assert!(matches!(gone, Ok(Change::SliceGone { name, .. }) if name == "s"));
     let slice = json!({"metadata": {"name": "s", "resourceVersion": "4"}, "spec": {"driver": "dra.vgpu"}});
     let (_, client) = Server::answering([(200, slice)]);
-    let read = reads::read(&client, &clock, &ask).await;
+    let read = reads::read(&client, &clock, &ask, &Seen::default()).await;
     assert!(matches!(read, Ok(Change::Slice { .. })));
 }
 

@@ -76,6 +76,7 @@ impl Both {
     fn list(&mut self, now: Time) {
         let change = ToPlanner::Claims {
             claims: vec![self.claim.clone()],
+            same: Vec::new(),
             version: Version(1),
             asked: Some(now),
         };

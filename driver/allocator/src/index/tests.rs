@@ -101,7 +101,7 @@ fn is_sound(index: &Index) -> bool {
         slice.spec.devices.iter().all(|device| {
             let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
             let used = usage.and_then(|usage| usage.consumed().get("memory").cloned());
-            used.unwrap_or_default() <= device.capacity["memory"].value
+            used.unwrap_or_default() <= device.capacity.get("memory").unwrap().value
         })
     })
 }

@@ -1,10 +1,10 @@
 //! Claims: what is asked for.
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Allocation, Metadata, RequestedConfig, or_default};
+use super::{Allocation, Metadata, RequestedConfig, fitted, or_default};
 use crate::quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -32,11 +32,11 @@ pub struct ClaimStatus {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DeviceClaim {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub requests: Vec<Request>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub constraints: Vec<Constraint>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub config: Vec<RequestedConfig>,
 }
 
@@ -46,7 +46,7 @@ pub struct DeviceClaim {
 pub struct Request {
     pub name: String,
     pub exactly: Option<Exactly>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub first_available: Vec<Alternative>,
 }
 
@@ -82,7 +82,7 @@ pub enum Mode {
 #[serde(default)]
 pub struct CapacityRequirements {
     #[serde(deserialize_with = "or_default")]
-    pub requests: BTreeMap<String, Quantity>,
+    pub requests: LiteMap<String, Quantity>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -116,7 +116,7 @@ pub struct Toleration {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Constraint {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub requests: Vec<String>,
     pub match_attribute: Option<String>,
     pub distinct_attribute: Option<String>,
@@ -130,16 +130,16 @@ struct Raw {
     name: String,
     #[serde(deserialize_with = "or_default")]
     device_class_name: String,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     selectors: Vec<Selector>,
     #[serde(deserialize_with = "or_default")]
     allocation_mode: String,
     count: Option<i64>,
     admin_access: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     tolerations: Vec<Toleration>,
     capacity: Option<CapacityRequirements>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     derived_attributes: Vec<serde_json::Value>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Metadata, Selector, or_default};
+use super::{Metadata, Selector, fitted};
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct DeviceClass {
@@ -18,9 +18,9 @@ pub struct DeviceClass {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClassSpec {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub selectors: Vec<Selector>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub config: Vec<RequestedConfig>,
     /// The resource that containers may name in place of a claim. Allocation is done on the claim that stands for it.
     pub extended_resource_name: Option<String>,
@@ -30,7 +30,7 @@ pub struct ClassSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct RequestedConfig {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub requests: Vec<String>,
     pub opaque: Option<OpaqueConfig>,
 }

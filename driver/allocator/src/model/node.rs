@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Metadata, or_default};
+use super::{Metadata, fitted, or_default};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Node {
@@ -13,7 +13,7 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
@@ -37,9 +37,9 @@ impl NodeSelector {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<NodeSelectorRequirement>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub match_fields: Vec<NodeSelectorRequirement>,
 }
 
@@ -50,6 +50,6 @@ pub struct NodeSelectorRequirement {
     pub key: String,
     #[serde(deserialize_with = "or_default")]
     pub operator: String,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }

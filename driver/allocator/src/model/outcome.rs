@@ -1,10 +1,10 @@
 //! `status.allocation`: what was given.
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NodeSelector, OpaqueConfig, Toleration, or_default};
+use super::{NodeSelector, OpaqueConfig, Toleration, fitted, or_default};
 use crate::quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -21,9 +21,9 @@ pub struct Allocation {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceResults {
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub results: Vec<DeviceResult>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub config: Vec<AllocationConfig>,
 }
 
@@ -36,23 +36,23 @@ pub struct DeviceResult {
     pub device: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_access: Option<bool>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub binding_conditions: Vec<String>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub binding_failure_conditions: Vec<String>,
     #[serde(rename = "shareID", skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
-    pub consumed_capacity: BTreeMap<String, Quantity>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "LiteMap::is_empty")]
+    pub consumed_capacity: LiteMap<String, Quantity>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AllocationConfig {
     pub source: ConfigSource,
     /// Empty means every request.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "fitted", skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opaque: Option<OpaqueConfig>,

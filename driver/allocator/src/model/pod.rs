@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Metadata, or_default};
+use super::{Metadata, fitted, or_default};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -18,7 +18,7 @@ pub struct Pod {
 pub struct PodSpec {
     #[serde(deserialize_with = "or_default")]
     pub node_name: String,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub resource_claims: Vec<PodClaim>,
 }
 
@@ -33,7 +33,7 @@ pub struct PodClaim {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub resource_claim_statuses: Vec<PodClaim>,
     pub extended_resource_claim_status: Option<ExtendedClaim>,
 }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use litemap::LiteMap;
+
 use serde::Deserialize;
 
-use super::{Attribute, Metadata, NodeSelector, or_default};
+use super::{Attribute, Metadata, NodeSelector, fitted, or_default};
 use crate::quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -22,10 +24,10 @@ pub struct SliceSpec {
     pub node_name: Option<String>,
     pub node_selector: Option<NodeSelector>,
     pub all_nodes: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub devices: Vec<Device>,
     pub per_device_node_selection: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub shared_counters: Vec<CounterSet>,
 }
 
@@ -42,21 +44,21 @@ pub struct Pool {
 pub struct Device {
     pub name: String,
     #[serde(deserialize_with = "or_default")]
-    pub attributes: BTreeMap<String, Attribute>,
+    pub attributes: LiteMap<String, Attribute>,
     #[serde(deserialize_with = "or_default")]
-    pub capacity: BTreeMap<String, Capacity>,
-    #[serde(deserialize_with = "or_default")]
+    pub capacity: LiteMap<String, Capacity>,
+    #[serde(deserialize_with = "fitted")]
     pub consumes_counters: Vec<ConsumedCounters>,
     pub node_name: Option<String>,
     pub node_selector: Option<NodeSelector>,
     pub all_nodes: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub taints: Vec<Taint>,
     #[serde(deserialize_with = "or_default")]
     pub binds_to_node: bool,
     /// A present but empty list counts when pools are put in order, as in Kubernetes.
     pub binding_conditions: Option<Vec<String>>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub binding_failure_conditions: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub allow_multiple_allocations: bool,
@@ -108,7 +110,7 @@ pub struct ConsumedCounters {
     pub counter_set: String,
     #[serde(deserialize_with = "or_default")]
     pub counters: BTreeMap<String, Counter>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub compatibility_groups: Vec<String>,
 }
 

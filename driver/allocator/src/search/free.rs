@@ -59,7 +59,8 @@ impl<'a> Search<'a, '_, '_> {
 
 /// A device's capacity by name, and the name that it has there.
 pub(crate) fn capacity_of<'a>(device: &'a Device, driver: &str, name: &str) -> Option<(&'a str, &'a Capacity)> {
-    let entry = device.capacity.get_key_value(name).or_else(|| {
+    let found = device.capacity.find_index(name).ok();
+    let entry = found.and_then(|at| device.capacity.get_indexed(at)).or_else(|| {
         let mut all = device.capacity.iter();
         all.find(|(key, _)| key.split_once('/') == Some((driver, name)))
     });

@@ -1,10 +1,10 @@
 //! Claims.
 
 use serde::{Deserialize, Serialize};
-use vgpu_allocator::model::{Allocation, ClaimSpec, ClaimStatus, Metadata, ResourceClaim};
+use vgpu_allocator::model::{Allocation, ClaimSpec, ClaimStatus, Metadata, ResourceClaim, fitted, or_default};
 
 use super::Version;
-use super::meta::{Object, or_default};
+use super::meta::Object;
 use crate::names::{EPOCH, EXTENDED, FINALIZER};
 
 /// A claim, as far as anything is decided by it.
@@ -42,7 +42,7 @@ pub struct Consumer {
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     allocation: Option<Allocation>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     reserved_for: Vec<Consumer>,
 }
 

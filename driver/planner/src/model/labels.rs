@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use vgpu_allocator::model::NodeSelectorRequirement;
-
-use super::meta::or_default;
+use vgpu_allocator::model::{NodeSelectorRequirement, fitted, or_default};
 
 /// Everything in it must match; an empty one matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -13,7 +11,7 @@ use super::meta::or_default;
 pub struct LabelSelector {
     #[serde(deserialize_with = "or_default")]
     pub match_labels: BTreeMap<String, String>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub match_expressions: Vec<NodeSelectorRequirement>,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
+use vgpu_allocator::model::{fitted, or_default};
 
 use crate::time::Time;
 
@@ -47,9 +48,9 @@ pub struct Meta {
     pub labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub finalizers: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub owner_references: Vec<Owner>,
 }
 
@@ -80,11 +81,6 @@ impl Meta {
             namespace => format!("{namespace}/{}", self.name),
         }
     }
-}
-
-/// `null` is what Go writes for an empty list or map.
-pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(d)?.unwrap_or_default())
 }
 
 fn version<'de, D: Deserializer<'de>>(d: D) -> Result<Version, D::Error> {

@@ -1,10 +1,10 @@
 //! Nodes.
 
 use serde::Deserialize;
-use vgpu_allocator::model::{self, Metadata, Taint};
+use vgpu_allocator::model::{self, Metadata, Taint, fitted, or_default};
 
 use super::Requests;
-use super::meta::{Object, or_default};
+use super::meta::Object;
 
 /// A node, as far as it keeps pods away or has room for them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Node {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Spec {
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     taints: Vec<Taint>,
     #[serde(deserialize_with = "or_default")]
     unschedulable: bool,

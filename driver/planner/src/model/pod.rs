@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use vgpu_allocator::model::{NodeSelector, Toleration};
+use vgpu_allocator::model::{NodeSelector, Toleration, fitted, or_default};
 
-use super::meta::{Object, or_default};
+use super::meta::Object;
 use super::requests::{self, Container, Resources};
 use super::{LabelSelector, Requests};
 use crate::names::{GANG, GANG_SIZE};
@@ -67,7 +67,7 @@ pub struct PodTerm {
     /// Without one it matches no pod.
     pub label_selector: Option<LabelSelector>,
     pub topology_key: String,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     pub namespaces: Vec<String>,
     pub namespace_selector: Option<LabelSelector>,
 }
@@ -94,9 +94,9 @@ struct Spec {
     node_name: String,
     #[serde(deserialize_with = "or_default")]
     priority: i32,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     containers: Vec<Container>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     init_containers: Vec<Container>,
     #[serde(deserialize_with = "or_default")]
     overhead: Requests,
@@ -106,13 +106,13 @@ struct Spec {
     node_selector: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     affinity: Affinity,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     tolerations: Vec<Toleration>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     topology_spread_constraints: Vec<Spread>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     scheduling_gates: Vec<Gate>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     resource_claims: Vec<Reference>,
 }
 
@@ -152,7 +152,7 @@ struct Reference {
 struct Status {
     #[serde(deserialize_with = "or_default")]
     phase: String,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "fitted")]
     resource_claim_statuses: Vec<Reference>,
 }
 

@@ -1,16 +1,15 @@
 //! What a pod takes of a node: the sum that kube-scheduler makes.
 
-use std::collections::BTreeMap;
+use litemap::LiteMap;
 
 use serde::Deserialize;
+use vgpu_allocator::model::or_default;
 use vgpu_allocator::quantity::Quantity;
-
-use super::meta::or_default;
 
 /// Amounts by resource name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-pub struct Requests(pub BTreeMap<String, Quantity>);
+pub struct Requests(pub LiteMap<String, Quantity>);
 
 /// A container's part in the sum.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -105,17 +104,20 @@ mod tests {
         let none = Requests::default();
         let sum = of_pod(&main, &init, &none, &overhead);
         assert_eq!(
-            sum.0["cpu"],
+            *sum.0.get("cpu").unwrap(),
             "3200m".parse().unwrap(),
             "2.9 beside the sidecar, and overhead"
         );
-        assert_eq!(sum.0["memory"], "1Gi".parse().unwrap());
+        assert_eq!(*sum.0.get("memory").unwrap(), "1Gi".parse().unwrap());
         assert_eq!(
-            of_pod(&main, &init[1..2], &none, &none).0["cpu"],
+            *of_pod(&main, &init[1..2], &none, &none).0.get("cpu").unwrap(),
             "1700m".parse().unwrap()
         );
         let pod: Requests = serde_json::from_str(r#"{"cpu":"4"}"#).unwrap();
-        assert_eq!(of_pod(&main, &init, &pod, &overhead).0["cpu"], "4100m".parse().unwrap());
+        assert_eq!(
+            *of_pod(&main, &init, &pod, &overhead).0.get("cpu").unwrap(),
+            "4100m".parse().unwrap()
+        );
     }
 
     #[test]

@@ -39,7 +39,12 @@ impl Planner {
             }
             Change::Claim(claim) => self.set_claim(claim, now),
             Change::ClaimGone { key, version } => self.remove_claim(&key, version),
-            Change::Claims { claims, version, asked } => self.set_claims(claims, version, asked, now),
+            Change::Claims {
+                claims,
+                same,
+                version,
+                asked,
+            } => self.set_claims(claims, same, version, asked, now),
             Change::Slice { slice, read } => {
                 if read.is_some() {
                     self.asked.remove(&Ask::Slice(slice.name().to_owned()));
@@ -197,8 +202,8 @@ impl Planner {
         }
     }
 
-    fn set_claims(&mut self, claims: Vec<Claim>, version: Version, asked: Option<Time>, now: Time) {
-        let listed: HashSet<String> = claims.iter().map(Claim::key).collect();
+    fn set_claims(&mut self, claims: Vec<Claim>, same: Vec<String>, version: Version, asked: Option<Time>, now: Time) {
+        let listed: HashSet<String> = claims.iter().map(Claim::key).chain(same).collect();
         let gone: Vec<String> = self.claims.missing(&listed, version).collect();
         for key in gone {
             self.remove_claim(&key, version);

@@ -106,7 +106,12 @@ impl Desk {
 
     pub(crate) fn list(&mut self) {
         let (claims, version, asked) = (self.claims.clone(), Version(self.version), Some(self.time()));
-        self.tell(Change::Claims { claims, version, asked });
+        self.tell(Change::Claims {
+            claims,
+            same: Vec::new(),
+            version,
+            asked,
+        });
     }
 
     pub(crate) fn claim(&mut self, name: &str, requests: Value) {

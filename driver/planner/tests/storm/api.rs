@@ -125,6 +125,7 @@ impl Api {
             NODES => Change::Nodes(self.nodes.values().cloned().collect()),
             CLAIMS => Change::Claims {
                 claims: self.claims.values().cloned().collect(),
+                same: Vec::new(),
                 version: Version(self.version),
                 asked,
             },

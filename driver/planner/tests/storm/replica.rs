@@ -1,7 +1,8 @@
 //! One process of the controller: a planner, watches that lag, a lease, and writes that take their time.
 
 use vgpu_allocator::Features;
-use vgpu_planner::{Ask, Change, Intent, Last, Outcome, Plan, Planner, Settings, Term, Time, Write, WriteId};
+use vgpu_planner::model::Claim;
+use vgpu_planner::{Ask, Change, Intent, Last, Outcome, Plan, Planner, Seen, Settings, Term, Time, Write, WriteId};
 
 use super::api::{Api, CLAIMS, KINDS, Refusal, Sabotage};
 use super::random::Random;
@@ -36,6 +37,7 @@ pub(crate) struct Flying {
 
 struct Asked {
     ask: Ask,
+    seen: Seen,
     at: Time,
     answer: Option<Change>,
 }
@@ -51,6 +53,24 @@ fn planner(name: &'static str, life: u64, sabotage: Option<Sabotage>) -> Planner
         settings.settle = std::time::Duration::ZERO;
     }
     Planner::new(settings, Features::default(), Box::new(share))
+}
+
+/// As it is read: what is known comes as a key.
+fn without(seen: &Seen, list: Change) -> Change {
+    match list {
+        Change::Claims {
+            claims, version, asked, ..
+        } => {
+            let (same, claims): (Vec<_>, Vec<_>) = claims.into_iter().partition(|claim| seen.has(claim));
+            Change::Claims {
+                claims,
+                same: same.iter().map(Claim::key).collect(),
+                version,
+                asked,
+            }
+        }
+        list => list,
+    }
 }
 
 impl Replica {
@@ -137,8 +157,10 @@ impl Replica {
         let now = self.now(api);
         let plan = self.planner.plan(now);
         self.decided.extend(plan.writes.iter().cloned());
+        let seen = self.planner.seen();
         let asked = plan.asks.iter().map(|ask| Asked {
             ask: ask.clone(),
+            seen: seen.clone(),
             at: now,
             answer: None,
         });
@@ -155,7 +177,7 @@ impl Replica {
         let asked = &mut self.asked[at];
         if asked.answer.is_none() {
             asked.answer = Some(match &asked.ask {
-                Ask::Claims => api.list(CLAIMS, Some(asked.at)),
+                Ask::Claims => without(&asked.seen, api.list(CLAIMS, Some(asked.at))),
                 Ask::Slice(name) => match api.slice(name) {
                     Some(slice) => Change::Slice {
                         slice,
