@@ -27,7 +27,9 @@ use crate::error::AllocateError;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
 use crate::ledger::Ledger;
-use crate::model::{Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
+use crate::model::{
+    Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, ResourceClaim, ResourceSlice,
+};
 use crate::plan::Classes;
 use crate::policy::Policy;
 use crate::pools::NodeView;
@@ -199,6 +201,19 @@ impl Index {
     #[must_use]
     pub fn free(&self, driver: &str) -> Free {
         self.shelves.free(driver)
+    }
+
+    /// A slice as it was told.
+    #[must_use]
+    pub fn slice(&self, name: &str) -> Option<ResourceSlice> {
+        let slice = self.inventory.get(*self.slices.get(name)?)?;
+        Some(ResourceSlice {
+            metadata: Metadata {
+                name: slice.name.clone(),
+                ..Metadata::default()
+            },
+            spec: slice.spec.clone(),
+        })
     }
 
     /// All nodes that are known, by name.

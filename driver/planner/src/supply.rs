@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::{DeviceClass, ResourceClaim};
+use vgpu_allocator::model::{DeviceClass, ResourceClaim, Taint};
 use vgpu_allocator::{Event, Index, SelectorCache};
 
 use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
@@ -63,8 +63,8 @@ struct Slice {
     whose: Vec<(String, Who)>,
     /// When it was read last from the API server itself, not from a watch that may lag.
     read: Option<Time>,
-    /// As it was published, while a device of it settles.
-    original: Option<model::Slice>,
+    /// The taints of its devices as they were published, while one of them settles. The rest is in the index.
+    taints: Option<Vec<Vec<Taint>>>,
 }
 
 /// When a slice came in, and when a read of it was begun, if a read brought it.
@@ -119,10 +119,11 @@ impl Supply {
             listed: self.listed,
             is_listed_now: false,
         };
-        let mut told = slice.facts.clone();
+        let mut told = slice.facts;
+        let taints = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
         let whose = take_over(&mut told, settling);
         let is_settled = !whose.iter().any(|who| matches!(who, Who::Settling { .. }));
-        let spec = &slice.facts.spec;
+        let spec = &told.spec;
         let names = spec.devices.iter().map(|device| device.name.clone());
         self.forget(&name);
         let pool = (spec.driver == DRIVER).then(|| spec.pool.name.clone());
@@ -135,7 +136,7 @@ impl Supply {
             pool,
             whose: names.zip(whose).collect(),
             read,
-            original: (!is_settled).then_some(slice),
+            taints: (!is_settled).then_some(taints),
         };
         index.apply(Event::Slice(told));
         for (class, of_class) in &mut self.classes {
@@ -190,8 +191,12 @@ impl Supply {
             let Some(known) = self.slices.get_mut(&name) else {
                 continue;
             };
-            let at = known.seen;
-            if let Some(slice) = known.original.take() {
+            let (version, at) = (known.version, known.seen);
+            if let (Some(taints), Some(mut facts)) = (known.taints.take(), index.slice(&name)) {
+                for (device, taints) in facts.spec.devices.iter_mut().zip(taints) {
+                    device.taints = taints;
+                }
+                let slice = model::Slice { version, facts };
                 self.set_slice(slice, Sighting { at, read: None }, index, cache);
             }
         }
