@@ -49,7 +49,7 @@ fn extended_resource(kube: &Kube<'_>, fleet: &Fleet<'_>) -> Result<()> {
     create(kube, &class.to_string())?;
     let class = kube.get(&["deviceclass", CLASS])?;
     if class["spec"]["extendedResourceName"].is_null() {
-        let why = "this server knows no spec.extendedResourceName (Kubernetes 1.36)";
+        let why = "this server drops spec.extendedResourceName: its gate DRAExtendedResource is off";
         vgpu_skip::skip("extended_resource_of_our_class_is_named", why);
         return Ok(());
     }
