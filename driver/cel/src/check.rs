@@ -93,9 +93,10 @@ impl Checker<'_> {
         }
     }
 
-    fn ident(&self, id: u64, name: &str) -> Checked {
-        if let Some((_, t, slot)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
-            return Ok((path(Root::Slot(*slot)), t.clone()));
+    fn ident(&mut self, id: u64, name: &str) -> Checked {
+        if let Some((_, t, slot)) = self.scope.iter().rev().find(|(known, ..)| known == name).cloned() {
+            self.must_not_be_type(id, name, &t)?;
+            return Ok((path(Root::Slot(slot)), t));
         }
         let name = name.strip_prefix('.').unwrap_or(name);
         if name == "device" {
@@ -104,6 +105,14 @@ impl Checker<'_> {
         match type_name(name) {
             Some((name, t)) => Ok((Node::Const(Value::Type(name)), Type::Meta(t.into()))),
             None => Err(self.error(id, format!("undeclared reference to {name:?}"))),
+        }
+    }
+
+    /// cel-go looks a variable that is known to hold a type up among the names of types, and does not find it.
+    pub(crate) fn must_not_be_type(&mut self, id: u64, name: &str, t: &Type) -> Result<(), CompileError> {
+        match self.unifier.resolve(t) {
+            Type::Meta(_) => Err(self.error(id, format!("reference to undefined type: {name}"))),
+            _ => Ok(()),
         }
     }
 

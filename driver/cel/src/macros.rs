@@ -174,7 +174,10 @@ impl Checker<'_> {
 
     fn bind(&mut self, variable: &IdedExpr, init: &IdedExpr, body: &IdedExpr) -> Checked {
         let name = self.variable(variable)?;
+        let of = init.id;
         let (init, t) = self.check(init)?;
+        // What cel-go expands this to names the variable, whether the body does or not.
+        self.must_not_be_type(of, &name, &t)?;
         let depth = self.scope.len();
         let slot = self.enter(name, t);
         let (body, result) = self.check(body)?;
@@ -193,6 +196,7 @@ impl Checker<'_> {
             return Err(self.error(id, format!("optMap needs an optional, not {found}")));
         }
         let inner = self.unifier.resolve(&inner);
+        self.must_not_be_type(target.id, &name, &inner)?;
         let depth = self.scope.len();
         let slot = self.enter(name, inner);
         let (body_node, body_type) = self.check(body)?;

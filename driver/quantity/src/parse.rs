@@ -55,13 +55,7 @@ fn split(text: &str) -> Result<Text<'_>, QuantityError> {
     if !exponent.bytes().all(|b| b.is_ascii_digit()) {
         return Err(wrong());
     }
-    // Kubernetes takes a sign alone, and `.`, for 0 only where nothing was asked of a number's digits.
-    if whole.is_empty() && fraction.is_empty() && !suffix.is_empty() {
-        return Err(wrong());
-    }
-    if whole.is_empty() && fraction.is_empty() && rest.starts_with('.') {
-        return Err(wrong());
-    }
+    // A text without any digit (a sign, `.`, `Ki`) is 0 in Kubernetes.
     Ok(Text {
         positive,
         whole: whole.trim_start_matches('0'),

@@ -17,6 +17,15 @@ fn units_have_their_values() {
         ("2E3", 2000),
         ("5E", 5_000_000_000_000_000_000),
         ("007", 7),
+        ("+", 0),
+        (".", 0),
+        ("-.", 0),
+        ("Ki", 0),
+        ("+Ki", 0),
+        (".Ki", 0),
+        ("E", 0),
+        ("e3", 0),
+        (".e+3", 0),
     ] {
         assert_eq!(q(text).as_i64(), Some(value), "{text}");
     }
@@ -53,7 +62,7 @@ fn large_numbers_are_exact_and_binary_ones_are_held() {
 #[test]
 fn what_is_no_quantity_is_refused() {
     for text in [
-        "", "a", "Gi", "1Gib", "1 Gi", "--1", "1.2.3", "1e", "1ee3", "1K", "1e5000", "\u{663}",
+        "", "a", "Gib", "..", "e", "1Gib", "1 Gi", "--1", "1.2.3", "1e", "1ee3", "1K", "1e5000", "\u{663}",
     ] {
         assert!(Quantity::parse(text).is_err(), "{text:?}: {:?}", Quantity::parse(text));
     }
