@@ -112,7 +112,6 @@ pub struct RunFlags {
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let args: Vec<OsString> = args.into_iter().collect();
     let typed = args.get(1).map(|command| command.to_string_lossy().into_owned());
-    let command = typed.filter(|typed| Cli::command().find_subcommand(typed).is_some());
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
@@ -129,7 +128,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Parsed::Print(error.to_string()))
         }
-        Err(error) => Err(one_line(&error, command.as_deref())),
+        Err(error) => {
+            let command = typed.filter(|typed| Cli::command().find_subcommand(typed).is_some());
+            Err(one_line(&error, command.as_deref()))
+        }
     }
 }
 

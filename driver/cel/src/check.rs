@@ -94,7 +94,8 @@ impl Checker<'_> {
     }
 
     fn ident(&mut self, id: u64, name: &str) -> Checked {
-        if let Some((_, t, slot)) = self.scope.iter().rev().find(|(known, ..)| known == name).cloned() {
+        let variable = self.scope.iter().rev().find(|(known, ..)| known == name);
+        if let Some((t, slot)) = variable.map(|(_, t, slot)| (t.clone(), *slot)) {
             self.must_not_be_type(id, name, &t)?;
             return Ok((path(Root::Slot(slot)), t));
         }
