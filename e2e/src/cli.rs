@@ -6,7 +6,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
 use crate::{bench, demo, image, interrupt, layout};
@@ -14,7 +14,7 @@ use crate::{bench, demo, image, interrupt, layout};
 #[derive(Debug, Parser)]
 #[command(
     name = "vgpu-e2e",
-    about = "A real one-node Kubernetes on this machine, and dra-driver-vgpu on it"
+    about = "A real Kubernetes on this machine, and dra-driver-vgpu on it"
 )]
 pub struct Arguments {
     /// The cluster's name; two names are two clusters.
@@ -37,6 +37,9 @@ enum Verb {
         /// Stay, and take the cluster down again when this program ends, however it ends.
         #[arg(long)]
         hold: bool,
+        /// How many nodes it has.
+        #[arg(long, default_value = "1", value_parser = cluster::parse_nodes)]
+        nodes: u8,
     },
     /// End the cluster, and remove what earlier runs may have left.
     Down,
@@ -45,8 +48,11 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run a command inside of the cluster's namespaces, as root on the node.
+    /// Run a command as root on a node.
     Exec {
+        /// The node.
+        #[arg(long, default_value = "node1")]
+        node: Member,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
@@ -62,14 +68,14 @@ enum Verb {
     #[command(hide = true)]
     Keeper { state: PathBuf },
     #[command(hide = true)]
-    Init { state: PathBuf },
+    Init { state: PathBuf, member: Member },
 }
 
 /// Does what the command line says, and gives the exit status.
 pub fn run(arguments: Arguments) -> Result<u8> {
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
-        Verb::Init { state } => cluster::run_init(state)?,
+        Verb::Init { state, member } => cluster::run_init(state, member)?,
         Verb::Tools => {
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
@@ -90,7 +96,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             bench::run(&arguments.cluster, &prepared, &part)?;
         }
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
-        Verb::Up { hold } => up(&arguments.cluster, hold)?,
+        Verb::Up { hold, nodes } => up(&arguments.cluster, hold, nodes)?,
         Verb::Down => {
             prepared::rerun_as_root()?;
             let removed = cluster::down(&arguments.cluster)?;
@@ -105,11 +111,11 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             let status = command.args(words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run kubectl")?));
         }
-        Verb::Exec { command } => {
+        Verb::Exec { node, command } => {
             prepared::rerun_as_root()?;
             let cluster = Cluster::attach(&arguments.cluster)?;
             let words: Vec<&str> = command.iter().map(String::as_str).collect();
-            let status = cluster.inside(&words).stdin(Stdio::inherit()).status();
+            let status = cluster.inside_member(node, &words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run nsenter")?));
         }
     }
@@ -132,15 +138,19 @@ fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     }
 }
 
-fn up(name: &str, hold: bool) -> Result<()> {
+fn up(name: &str, hold: bool, nodes: u8) -> Result<()> {
     let prepared = build(&mut |text| println!("{text}"))?;
     interrupt::handle()?;
     println!(
-        "a one-node Kubernetes {} with {}",
+        "Kubernetes {} on {nodes} node{} with {}",
         prepared.toolchain.kubernetes,
+        if nodes == 1 { "" } else { "s" },
         prepared.gpu.describe()
     );
-    let cluster = Cluster::up(prepared.config(name))?;
+    let cluster = Cluster::up(Config {
+        nodes,
+        ..prepared.config(name)
+    })?;
     for archive in &prepared.images.archives {
         cluster.import(archive)?;
     }

@@ -1,14 +1,16 @@
-//! A one-node cluster: up, down, commands on it, images into it. See the crate's picture for the processes.
+//! A cluster: up, down, nodes that come and go, commands on it, images into it. See the crate's picture for the processes.
 //!
 //! ```text
 //! Cluster::up ─ lock over all clusters ─ sweep leftovers ─ state folder ─ spawn keeper ─► News::Ready
-//! drop, or the death of this process ─► the socket closes ─► keeper: end init, remove cgroups, remove the state
+//! drop, or the death of this process ─► the socket closes ─► keeper: end the inits, remove cgroups, remove the state
 //! ```
 
 mod certs;
-mod cgroup;
+pub(crate) mod cgroup;
 mod components;
 mod config;
+mod handle;
+mod host;
 mod init;
 mod keeper;
 mod mounts;
@@ -26,12 +28,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-pub use config::{Config, Gpu, NODE, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name};
+pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, parse_nodes};
+pub use handle::NodeHandle;
 
+use crate::kube::wait;
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
 use crate::{interrupt, layout, shell};
 use protocol::{News, Wish, messages, send};
+
+/// Within this a component that was told to end has ended.
+const RESTART: Duration = Duration::from_secs(60);
 
 /// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
 #[derive(Debug)]
@@ -55,6 +62,7 @@ impl Cluster {
                 config.name
             );
         }
+        host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
         fs::write(state.config(), json).context("cannot write the configuration")?;
@@ -101,7 +109,7 @@ impl Cluster {
     pub fn attach(name: &str) -> Result<Self> {
         check_name(name)?;
         let state = State::of(name);
-        if !state.init().exists() {
+        if !state.member(Member::ControlPlane).init().exists() {
             bail!("no cluster named {name} is running: `vgpu-e2e up` starts one");
         }
         let config = state.load()?;
@@ -132,52 +140,70 @@ impl Cluster {
         &self.config.toolchain
     }
 
-    /// A command inside of the cluster's namespaces, as root on the node.
+    /// A command inside of the control plane's namespaces, as root. It sees the processes of all nodes.
     #[must_use]
     pub fn inside(&self, command: &[&str]) -> Command {
-        inside(&self.state, &self.config, command)
+        self.inside_member(Member::ControlPlane, command)
     }
 
-    /// Imports an OCI archive into containerd.
+    /// A command inside of a member's namespaces, as root.
+    #[must_use]
+    pub fn inside_member(&self, member: Member, command: &[&str]) -> Command {
+        inside(&self.state, &self.config, member, command)
+    }
+
+    /// One of its nodes, running or not.
+    #[must_use]
+    pub fn node(&self, node: Node) -> NodeHandle<'_> {
+        NodeHandle::new(self, node)
+    }
+
+    /// The nodes that run.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeHandle<'_>> {
+        let all = Node::all().map(|node| self.node(node));
+        all.filter(NodeHandle::runs).collect()
+    }
+
+    /// Imports an OCI archive into containerd on every node.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let path = archive.display().to_string();
-        shell::run(&mut self.inside(&["ctr", "-n", "k8s.io", "images", "import", &path]))
-            .with_context(|| format!("cannot import {path}"))
+        self.nodes().iter().try_for_each(|node| node.import(archive))
     }
 
-    /// Where a path of the cluster can be seen from the host, as long as the cluster lives.
-    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
-        let file = self.state.init();
-        let pid = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        Ok(PathBuf::from(format!("/proc/{}/root{path}", pid.trim())))
-    }
-
-    /// The process id of a component, as the cluster sees it.
+    /// The process id of a component of the control plane, as that sees it.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
-        let file = self.state.0.join(format!("{component}.pid"));
-        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        text.trim()
-            .parse()
-            .with_context(|| format!("{} holds no number", file.display()))
+        pid_of(&self.state, Member::ControlPlane, component)
     }
 
-    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    /// Where a path of the control plane can be seen from the host. Its /proc has the processes of all nodes.
+    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
+        path_inside(&self.state, Member::ControlPlane, path)
+    }
+
+    /// Ends a component of the control plane (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
+        self.restart_in(Member::ControlPlane, component, kill)
+    }
+
+    fn restart_in(&self, member: Member, component: &str, kill: bool) -> Result<()> {
+        let before = pid_of(&self.state, member, component)?;
+        let name = component.to_owned();
+        self.wish(&if kill {
+            Wish::Kill(member, name)
+        } else {
+            Wish::Restart(member, name)
+        })?;
+        wait(RESTART, &format!("{component} to end"), || {
+            Ok((pid_of(&self.state, member, component)? != before).then_some(()))
+        })
+    }
+
+    fn wish(&self, wish: &Wish) -> Result<()> {
         let (_, keeper) = self
             .keeper
             .as_ref()
-            .context("only the program that started the cluster restarts its parts")?;
-        let before = self.pid_of(component)?;
-        let name = component.to_owned();
-        send(keeper, &if kill { Wish::Kill(name) } else { Wish::Restart(name) })?;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while self.pid_of(component).is_ok_and(|now| now == before) {
-            if Instant::now() > deadline {
-                bail!("{component} was told to end and did not within 60 s");
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+            .context("only the program that started the cluster changes its parts")?;
+        send(keeper, wish)
     }
 
     /// Lets the cluster outlive this program.
@@ -270,7 +296,7 @@ pub fn sweep() -> Result<Vec<String>> {
     }
     let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
     let removed = undo::sweep(&all)?;
-    let _ = fs::remove_dir(layout::STATE);
+    host::give_back(&all)?;
     Ok(removed)
 }
 
@@ -289,17 +315,43 @@ pub fn run_keeper(state: PathBuf) -> Result<()> {
     keeper::run(State(state))
 }
 
-/// The process that init's command line starts.
-pub fn run_init(state: PathBuf) -> Result<()> {
-    init::run(&State(state))
+/// The process that an init's command line starts.
+pub fn run_init(state: PathBuf, member: Member) -> Result<()> {
+    init::run(&State(state), member)
 }
 
-fn inside(state: &State, config: &Config, command: &[&str]) -> Command {
-    let pid = fs::read_to_string(state.init()).unwrap_or_default();
-    let mut nsenter = shell::command("nsenter", ["--target", pid.trim(), "--mount", "--net", "--pid", "--"]);
+/// The init of a member as the host sees it.
+fn init_of(state: &State, member: Member) -> Result<String> {
+    let file = state.member(member).init();
+    let pid = fs::read_to_string(&file).with_context(|| format!("{} does not run", member.name()))?;
+    Ok(pid.trim().to_owned())
+}
+
+fn inside(state: &State, config: &Config, member: Member, command: &[&str]) -> Command {
+    let pid = init_of(state, member).unwrap_or_default(); // nsenter says that it has no target
+    let mut nsenter = shell::command("nsenter", ["--target", &pid, "--mount", "--net", "--pid", "--"]);
     nsenter
         .args(command)
         .env("PATH", config.toolchain.search_path())
         .env("KUBECONFIG", state.component_kubeconfig("admin"));
     nsenter
+}
+
+fn import(state: &State, config: &Config, member: Member, archive: &Path) -> Result<()> {
+    let path = archive.display().to_string();
+    let ctr = ["ctr", "-n", "k8s.io", "images", "import", &path];
+    shell::run(&mut inside(state, config, member, &ctr))
+        .with_context(|| format!("cannot import {path} on {}", member.name()))
+}
+
+fn path_inside(state: &State, member: Member, path: &str) -> Result<PathBuf> {
+    Ok(PathBuf::from(format!("/proc/{}/root{path}", init_of(state, member)?)))
+}
+
+fn pid_of(state: &State, member: Member, component: &str) -> Result<i32> {
+    let file = state.member(member).pid(component);
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{} holds no number", file.display()))
 }

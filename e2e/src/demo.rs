@@ -45,11 +45,10 @@ fn first_half() -> Result<Prepared> {
 
 /// As root: the cluster.
 fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
-    let tools = layout::cache()?.join("tools");
     let (taken, elapsed) = prepared.so_far;
     let mut progress = Progress::resume(STEPS, taken, elapsed);
     cluster::sweep()?;
-    let before = Snapshot::take(&tools);
+    let before = Snapshot::take();
 
     progress.step(&format!(
         "a one-node Kubernetes {} in namespaces of its own",
@@ -75,8 +74,15 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     progress.step("the cluster goes, and the machine is as it was");
     cluster.down()?;
     // Other programs of the machine come and go meanwhile, so only what can be the cluster's counts here.
-    let signs = ["vgpu", "/proc/sys", "mount ", "network device", "apparmor"];
-    let mut ours = before.changes(&Snapshot::take(&tools));
+    let signs = [
+        "vgpu",
+        "/proc/sys",
+        "mount ",
+        "network device",
+        "apparmor",
+        "controller ",
+    ];
+    let mut ours = before.changes(&Snapshot::take());
     ours.retain(|change| signs.iter().any(|sign| change.contains(sign)));
     if !ours.is_empty() {
         bail!("something of the cluster is left:\n{}", ours.join("\n"));

@@ -31,6 +31,7 @@ pub fn example(name: &str) -> PathBuf {
 /// A shareable GPU as its ResourceSlice publishes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedGpu {
+    pub node: String,
     pub device: String,
     pub product: String,
     pub memory: u64,
@@ -89,20 +90,26 @@ fn gpus_of(slices: &Value) -> Vec<PublishedGpu> {
     let ours = of(slices, "items")
         .into_iter()
         .filter(|slice| slice["spec"]["driver"] == DRIVER);
-    ours.flat_map(|slice| of(&slice["spec"], "devices"))
-        .filter(|device| device["attributes"]["type"]["string"] == "gpu")
-        .map(|device| PublishedGpu {
-            device: device["name"].as_str().unwrap_or_default().to_owned(),
-            product: device["attributes"]["productName"]["string"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
-            memory: device["capacity"]["memory"]["value"]
-                .as_str()
-                .and_then(bytes)
-                .unwrap_or(0),
-        })
-        .collect()
+    ours.flat_map(|slice| {
+        let node = slice["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+        of(&slice["spec"], "devices")
+            .into_iter()
+            .map(move |device| (node.clone(), device))
+    })
+    .filter(|(_, device)| device["attributes"]["type"]["string"] == "gpu")
+    .map(|(node, device)| PublishedGpu {
+        node,
+        device: device["name"].as_str().unwrap_or_default().to_owned(),
+        product: device["attributes"]["productName"]["string"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
+        memory: device["capacity"]["memory"]["value"]
+            .as_str()
+            .and_then(bytes)
+            .unwrap_or(0),
+    })
+    .collect()
 }
 
 /// A whole quantity of bytes as Kubernetes prints it: digits and a binary suffix.
@@ -131,10 +138,11 @@ mod tests {
                 "capacity": {"memory": {"value": "80Gi"}}})
         };
         let slices = serde_json::json!({"items": [
-            {"spec": {"driver": "dra.vgpu", "devices": [device("gpu"), device("monitor")]}},
+            {"spec": {"driver": "dra.vgpu", "nodeName": "node1", "devices": [device("gpu"), device("monitor")]}},
             {"spec": {"driver": "other", "devices": [device("gpu")]}},
         ]});
         let gpu = PublishedGpu {
+            node: "node1".to_owned(),
             device: "gpu-1".to_owned(),
             product: "P".to_owned(),
             memory: 80 * GI,

@@ -111,6 +111,7 @@ impl Prepared {
             pause: self.pause.clone(),
             owner: self.owner,
             keep: false,
+            nodes: 1,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{NAMESPACE, make_namespace, median, on_cluster};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::install;
 use crate::kube::Kube;
 use crate::prepared::Prepared;
@@ -40,10 +40,11 @@ fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Resu
         .to_str()
         .context("the path of prepare_bench is not UTF-8")?;
     let status = cluster
+        .node(Node::FIRST)
         .inside(&[
             program,
             "--node",
-            crate::cluster::NODE,
+            &Node::FIRST.name(),
             "--namespace",
             NAMESPACE,
             "--rounds",

@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, NODE, State};
+use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Node, State};
 use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::prepared;
 use vgpu_e2e::snapshot::Snapshot;
-use vgpu_e2e::{layout, prepared};
 
 use crate::shared::{self, LIMIT, Test};
 
@@ -137,8 +137,7 @@ fn only_the_proxy_listens(before: &BTreeSet<String>) -> Result<()> {
 fn decoys_survive() -> Result<()> {
     let listening = listeners()?;
     let mut decoys = Decoys::place()?;
-    let tools = layout::cache()?.join("tools");
-    let before = Snapshot::take(&tools);
+    let before = Snapshot::take();
     let cluster = Cluster::up(plain(&shared::name("decoys")))?;
     let kube = Kube::new(&cluster, "default");
     let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
@@ -147,9 +146,10 @@ fn decoys_survive() -> Result<()> {
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
     only_the_proxy_listens(&listening)?;
-    cluster.restart("kubelet", true)?;
+    let node = cluster.node(Node::FIRST);
+    node.restart("kubelet", true)?;
     wait(LIMIT, "the restarted kubelet to clean up what it does not know", || {
-        let lines = cluster
+        let lines = node
             .path_inside("/var/lib/kubelet/device-plugins")?
             .join("kubelet.sock")
             .exists();
@@ -159,7 +159,7 @@ fn decoys_survive() -> Result<()> {
     decoys.check()?;
     cluster.down()?;
     decoys.check()?;
-    let changes = before.changes(&Snapshot::take(&tools));
+    let changes = before.changes(&Snapshot::take());
     if changes.is_empty() {
         Ok(())
     } else {
@@ -193,7 +193,7 @@ fn pid(child: &Child) -> Result<Pid> {
 
 /// Nothing of that cluster is on the machine: no process, folder or cgroup with its name.
 fn is_gone(name: &str) -> Result<()> {
-    let left = Snapshot::take(&layout::cache()?.join("tools")).lines_with(name);
+    let left = Snapshot::take().lines_with(name);
     if left.is_empty() {
         Ok(())
     } else {
@@ -250,7 +250,7 @@ fn name_in_use() -> Result<()> {
         bail!("the error does not say what to do: {error:#}");
     }
     Kube::new(&installed.cluster, "default")
-        .run(&["get", "node", NODE])
+        .run(&["get", "node", &Node::FIRST.name()])
         .map(drop)
 }
 
@@ -265,6 +265,6 @@ fn side_by_side() -> Result<()> {
     }
     second.down()?;
     Kube::new(&first.cluster, "default")
-        .run(&["get", "node", NODE])
+        .run(&["get", "node", &Node::FIRST.name()])
         .map(drop)
 }

@@ -11,6 +11,7 @@
 //! elsewhere.rs  controller mode and what pods need elsewhere: CPU, labels, taints, other drivers
 //! mistakes.rs   what users get wrong in controller mode, and that nobody beside them is the worse for it
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
+//! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -28,6 +29,7 @@ mod machine;
 mod manifests;
 mod mistakes;
 mod modes;
+mod nodes;
 mod processes;
 mod restarts;
 mod shared;
@@ -87,6 +89,7 @@ fn trials() -> Vec<Trial> {
         elsewhere::TESTS,
         mistakes::TESTS,
         modes::TESTS,
+        nodes::TESTS,
     ]
     .concat();
     all.into_iter()

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
+use vgpu_e2e::cluster::Node;
 use vgpu_e2e::install;
 use vgpu_e2e::kube::{Kube, wait};
 
@@ -57,7 +58,7 @@ fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
 fn kubelet() -> Result<()> {
     shared::in_namespace("kubelet-restart", |installed, kube| {
         holding(kube)?;
-        installed.cluster.restart("kubelet", false)?;
+        installed.cluster.node(Node::FIRST).restart("kubelet", false)?;
         // The kubelet wipes the node's slices when it starts; the plugin has to notice.
         goes_on(installed, kube)
     })
