@@ -9,6 +9,7 @@ mod certs;
 mod cgroup;
 mod components;
 mod config;
+mod containerd;
 mod init;
 mod keeper;
 mod mounts;

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::config::{API_ADDRESS, Config, NODE, NODE_ADDRESS, PAUSE_IMAGE, PODS, SERVICES, State};
+use super::config::{API_ADDRESS, Config, NODE, NODE_ADDRESS, PODS, SERVICES, State};
+use super::containerd::containerd_toml;
 
 /// One program that init runs, and starts again when it ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -88,35 +89,6 @@ pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
 
 fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// AppArmor profiles are kernel state that would outlive the cluster, so containers run without one.
-fn containerd_toml(config: &Config, state: &State) -> String {
-    format!(
-        r#"version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "{PAUSE_IMAGE}"
-[plugins."io.containerd.cri.v1.runtime"]
-restrict_oom_score_adj = true
-disable_apparmor = true
-enable_cdi = true
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = [{cni:?}]
-conf_dir = {conf:?}
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-BinaryName = {runc:?}
-"#,
-        cni = config.toolchain.cni,
-        conf = state.etc("cni"),
-        runc = config.toolchain.runc,
-    )
 }
 
 fn component(config: &Config, program: &str, flags: Vec<String>) -> Result<Component> {
