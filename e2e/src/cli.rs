@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{bench, demo, image, interrupt, layout};
+use crate::{bench, demo, image, interrupt, layout, patience};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -73,6 +73,7 @@ enum Verb {
 
 /// Does what the command line says, and gives the exit status.
 pub fn run(arguments: Arguments) -> Result<u8> {
+    patience::check()?;
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
         Verb::Init { state, member } => cluster::run_init(state, member)?,

@@ -9,6 +9,7 @@ mod certs;
 pub(crate) mod cgroup;
 mod components;
 mod config;
+mod containerd;
 mod handle;
 mod host;
 mod init;
@@ -34,7 +35,7 @@ pub use handle::NodeHandle;
 use crate::kube::wait;
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
-use crate::{interrupt, layout, shell};
+use crate::{interrupt, layout, patience, shell};
 use protocol::{News, Wish, messages, send};
 
 /// Within this a component that was told to end has ended.
@@ -73,6 +74,7 @@ impl Cluster {
         let child = Command::new(&config.program)
             .arg("keeper")
             .arg(&state.0)
+            .envs(patience::for_child())
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -271,7 +273,7 @@ pub fn down(name: &str) -> Result<Vec<String>> {
             .and_then(rustix::process::Pid::from_raw)
             .context("keeper.pid is damaged")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
         while Lock::is_held(&state.lock()) {
             if Instant::now() > deadline {
                 bail!(

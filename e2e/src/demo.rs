@@ -12,7 +12,7 @@ use crate::kube::Kube;
 use crate::prepared::Prepared;
 use crate::progress::Progress;
 use crate::snapshot::Snapshot;
-use crate::{install, layout};
+use crate::{install, layout, patience};
 use steps::Demo;
 
 const STEPS: u32 = 11;
@@ -33,6 +33,13 @@ pub fn run(name: &str, keep: bool) -> Result<()> {
 fn first_half() -> Result<Prepared> {
     interrupt::handle()?;
     let mut progress = Progress::new(STEPS);
+    let factor = patience::start()?;
+    if factor > 1.0 {
+        progress.note(&format!(
+            "waits may take {factor} times as long as on a quiet machine with two cores ({} sets the factor)",
+            patience::VARIABLE
+        ));
+    }
     progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
     steps::local_share(&layout::dist()?, &progress)?;
     progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");

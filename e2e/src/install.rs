@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu, SOFT_GPU_STATE};
 use crate::kube::{Kube, wait};
-use crate::layout;
 use crate::prepared::Prepared;
+use crate::{layout, patience};
 
 /// Namespace and release.
 pub const NAME: &str = "dra-driver-vgpu";
@@ -62,8 +62,7 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
         "--set",
         &values,
         "--wait",
-        "--timeout",
-        "90s",
+        &patience::timeout(Duration::from_secs(90)),
     ])
     .map_err(|error| {
         error.context(format!(
@@ -72,8 +71,13 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
         ))
     })?;
     // Helm calls a DaemonSet ready when all but the pods that an update may stop are: here, none.
-    kube.run(&["rollout", "status", "daemonset", "--timeout=60s"])
-        .with_context(|| kube.dump())?;
+    kube.run(&[
+        "rollout",
+        "status",
+        "daemonset",
+        &patience::timeout(Duration::from_secs(60)),
+    ])
+    .with_context(|| kube.dump())?;
     wait(Duration::from_secs(60), "GPUs in a ResourceSlice", || {
         let gpus = published(&kube)?;
         Ok((!gpus.is_empty()).then_some(gpus))

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::cluster::Cluster;
+use crate::patience;
 use crate::shell::{self, Said};
 
 /// How often a condition is looked at.
@@ -177,8 +178,13 @@ impl<'a> Kube<'a> {
     }
 }
 
-/// Looks at a condition until it gives something. Errors of single looks count only when the time is up.
-pub fn wait<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks at a condition until it gives something. Errors of single looks count only when the time is up. `limit` is for
+/// a machine of ordinary speed, and stretched on a slower one.
+pub fn wait<T>(limit: Duration, what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    wait_just(patience::stretched(limit), what, look)
+}
+
+fn wait_just<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + limit;
     loop {
         let seen = look();

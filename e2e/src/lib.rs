@@ -37,6 +37,7 @@ pub mod layout;
 pub mod lock;
 pub mod node;
 pub mod outcome;
+pub mod patience;
 pub mod prepared;
 pub mod progress;
 pub mod shell;

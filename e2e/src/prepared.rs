@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Config, Gpu};
 use crate::image::{self, Built};
-use crate::layout;
 use crate::toolchain::Toolchain;
+use crate::{layout, patience};
 
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
-const PASSED_ON: [&str; 11] = [
+const PASSED_ON: [&str; 12] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -30,6 +30,7 @@ const PASSED_ON: [&str; 11] = [
     "VGPU_STORM_PODS",
     "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
+    patience::VARIABLE,
     "CLUSTER",
     "KEEP",
 ];
@@ -44,6 +45,8 @@ pub struct Prepared {
     pause: PathBuf,
     pub images: Built,
     owner: Option<(u32, u32)>,
+    /// By how much the waits of this run are stretched.
+    time_factor: f64,
     /// How far the progress of the first half came.
     pub so_far: (u32, Duration),
 }
@@ -51,6 +54,7 @@ pub struct Prepared {
 impl Prepared {
     /// Builds everything. `program` is vgpu-e2e's own.
     pub fn make(program: PathBuf, say: &mut dyn FnMut(&str)) -> Result<Self> {
+        let time_factor = patience::start()?;
         let dist = layout::dist()?;
         let toolchain = Toolchain::build(say)?;
         let pause = image::pause()?;
@@ -66,6 +70,7 @@ impl Prepared {
             pause,
             images,
             owner,
+            time_factor,
             so_far: (0, Duration::ZERO),
         })
     }
@@ -77,9 +82,9 @@ impl Prepared {
         };
         let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let _ = fs::remove_file(&file);
-        serde_json::from_slice(&text)
-            .map(Some)
-            .with_context(|| format!("{} is damaged", file.display()))
+        let prepared: Self = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))?;
+        patience::inherit(prepared.time_factor);
+        Ok(Some(prepared))
     }
 
     /// Goes on as root: at once when this is root, else by running this program again through sudo.

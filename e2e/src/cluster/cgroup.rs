@@ -19,6 +19,8 @@ use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 
+use crate::patience;
+
 /// Where v2 is mounted, when it is the only version.
 const UNIFIED: &str = "/sys/fs/cgroup";
 /// What every cluster's folder begins with.
@@ -272,7 +274,7 @@ fn path_in<'a>(hierarchy: &Hierarchy, text: &'a str) -> Option<&'a str> {
 
 /// Removes the folders with all below them. The kernel takes a moment to let go of what processes have just left.
 pub(super) fn remove(cluster: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + patience::stretched(Duration::from_secs(10));
     for hierarchy in of_this_machine()? {
         let folder = hierarchy.root.join(name(cluster));
         while folder.exists() {

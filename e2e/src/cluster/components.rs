@@ -8,7 +8,10 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::config::{API_ADDRESS, Config, Member, MemberState, Node, PAUSE_IMAGE, SERVICES, State};
+use super::config::{API_ADDRESS, Config, Member, Node, SERVICES, State};
+use super::containerd::containerd_toml;
+
+use crate::patience;
 
 /// One program that init runs, and starts again when it ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -59,7 +62,7 @@ pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Re
         },
         "authorization": {"mode": "Webhook"},
         "featureGates": gates,
-        "nodeLeaseDurationSeconds": LEASE.as_secs(),
+        "nodeLeaseDurationSeconds": patience::stretched(LEASE).as_secs(),
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": super::cgroup::kubelet_root(&config.name, &node.name()),
         "failCgroupV1": false,
@@ -87,34 +90,6 @@ pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Re
 
 fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// containerd itself sees whether the machine has AppArmor, and then loads its profile ([`super::host`] unloads it).
-fn containerd_toml(config: &Config, own: &MemberState) -> String {
-    format!(
-        r#"version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "{PAUSE_IMAGE}"
-[plugins."io.containerd.cri.v1.runtime"]
-restrict_oom_score_adj = true
-enable_cdi = true
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = [{cni:?}]
-conf_dir = {conf:?}
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-BinaryName = {runc:?}
-"#,
-        cni = config.toolchain.cni,
-        conf = own.etc("cni"),
-        runc = config.toolchain.runc,
-    )
 }
 
 fn component(config: &Config, program: &str, flags: Vec<String>) -> Result<Component> {
@@ -203,7 +178,7 @@ fn controller_manager(config: &Config, state: &State) -> Result<Component> {
         ),
         format!("--root-ca-file={}", state.pki("ca.crt").display()),
         format!("--flex-volume-plugin-dir={}", state.0.join("volume-plugins").display()),
-        format!("--node-monitor-grace-period={}s", LEASE.as_secs()),
+        format!("--node-monitor-grace-period={}s", patience::stretched(LEASE).as_secs()),
     ];
     component(config, "kube-controller-manager", with_gates(config, flags))
 }

@@ -23,10 +23,12 @@ use super::config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, 
 use super::protocol::{Event, News, Order, Wish, messages, send};
 use super::{certs, cgroup, host, import, inside, mounts, network, undo};
 use crate::lock::Lock;
-use crate::{layout, shell};
+use crate::{layout, patience, shell};
 
 /// Nothing takes longer than this on two cores, and a machine that is this slow gets a clear line.
 const LIMIT: Duration = Duration::from_secs(120);
+/// For one look at the API server.
+const REQUEST: Duration = Duration::from_secs(5);
 /// A component that ended this often before the node was Ready will not come up.
 const PATIENCE: u32 = 10;
 
@@ -138,7 +140,7 @@ impl Init {
     /// Ends init, and with it all that lives in its namespaces. Returns when the last process is gone.
     fn end(mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        if !self.is_gone_within(Duration::from_secs(5)) {
+        if !self.is_gone_within(patience::stretched(Duration::from_secs(5))) {
             self.kill();
         }
     }
@@ -265,7 +267,12 @@ impl Keeper<'_> {
     fn start_kubelet(&mut self, node: Node, images: &[PathBuf]) -> Result<()> {
         let member = Member::Node(node);
         self.until("containerd to answer", member, "containerd", |keeper| {
-            let ask = ["ctr", "--timeout=2s", "version"];
+            let ask = [
+                "ctr",
+                "--timeout",
+                &patience::argument(Duration::from_secs(2)),
+                "version",
+            ];
             shell::run(&mut inside(keeper.state, &keeper.config, member, &ask)).is_ok()
         })?;
         for archive in [&self.config.pause].into_iter().chain(images) {
@@ -345,13 +352,14 @@ impl Keeper<'_> {
 
     /// Answers cues until `probe` holds.
     fn until(&mut self, what: &str, member: Member, component: &str, probe: impl Fn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
+        let limit = patience::stretched(LIMIT);
+        let deadline = Instant::now() + limit;
         while !probe(self) {
             self.attend(Duration::from_millis(100))?;
             if Instant::now() > deadline {
                 bail!(
                     "waited {} s for {what}: {}",
-                    LIMIT.as_secs(),
+                    limit.as_secs(),
                     self.end_of_log(member, component)
                 );
             }
@@ -434,7 +442,12 @@ impl Keeper<'_> {
     fn kubectl(&self, arguments: &[&str]) -> Option<String> {
         let program = self.config.toolchain.program("kubectl").ok()?;
         let mut command = self.state.client(program);
-        shell::output(command.arg("--request-timeout=5s").args(arguments)).ok()
+        shell::output(
+            command
+                .arg(format!("--request-timeout={}", patience::argument(REQUEST)))
+                .args(arguments),
+        )
+        .ok()
     }
 
     fn end_of_log(&self, member: Member, component: &str) -> String {

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use super::cgroup;
 use super::config::State;
-use crate::layout;
 use crate::lock::Lock;
+use crate::{layout, patience};
 
 /// Removes everything of one cluster, whose processes are gone or going.
 pub(super) fn remove(state: &State) -> Result<()> {
@@ -19,7 +19,7 @@ pub(super) fn remove(state: &State) -> Result<()> {
 
 /// Init ends by itself when its keeper does, and its namespaces go with it.
 fn await_processes(cluster: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + patience::stretched(Duration::from_secs(10));
     while let Some(pid) = cgroup::processes(cluster)?.first() {
         if Instant::now() > deadline {
             bail!("process {pid} of cluster {cluster} does not end: look at it with ps");

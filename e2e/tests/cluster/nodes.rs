@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::cluster::{Node, NodeHandle};
 use vgpu_e2e::kube::{Kube, wait};
-use vgpu_e2e::{install, node, shell, workload};
+use vgpu_e2e::{install, node, patience, shell, workload};
 
 use crate::fleet::{TAKEOVER, claim_of, name_of, node_of_claim, node_of_pod};
 use crate::manifests::{HOLD, config, pod, template};
@@ -274,7 +274,7 @@ fn upgrade() -> Result<()> {
         let chart = chart.to_str().context("the clone's path is not UTF-8")?;
         let value = "plugin.podAnnotations.upgraded=yes";
         project.helm(&["upgrade", install::NAME, chart, "--reuse-values", "--set-string", value])?;
-        project.run(&["rollout", "status", "daemonset", "--timeout=120s"])?;
+        project.run(&["rollout", "status", "daemonset", &patience::timeout(TAKEOVER)])?;
         let new = plugins()?;
         ensure!(
             new.len() == 2 && !new.iter().any(|name| old.contains(name)),
