@@ -32,9 +32,9 @@ use anyhow::{Context, Result, bail};
 pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, parse_nodes};
 pub use handle::NodeHandle;
 
-use crate::kube::wait;
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
+use crate::wait::wait;
 use crate::{interrupt, layout, patience, shell};
 use protocol::{News, Wish, messages, send};
 

@@ -7,8 +7,9 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu, SOFT_GPU_STATE};
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::prepared::Prepared;
+use crate::wait::wait;
 use crate::{layout, patience};
 
 /// Namespace and release.

@@ -48,4 +48,5 @@ pub mod progress;
 pub mod shell;
 pub mod snapshot;
 pub mod toolchain;
+pub mod wait;
 pub mod workload;

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::cluster::Cluster;
 use crate::install;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::patience;
+use crate::wait::wait;
 
 const DEPLOYMENT: &str = "deployment/dra-driver-vgpu-controller";
 const PODS: &str = "app.kubernetes.io/component=controller";

@@ -7,8 +7,9 @@ use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::hand_made;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::patience;
+use crate::wait::wait;
 
 /// kube-controller-manager gives a node 50 s.
 const UNREACHABLE: Duration = Duration::from_secs(180);

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use super::config::{Member, Node};
 use super::protocol::Wish;
 use super::{Cluster, import, init_of, path_inside, pid_of};
-use crate::kube::{Kube, wait};
+use crate::shell;
+use crate::wait::wait;
 
 const START: Duration = Duration::from_secs(60);
 
@@ -96,20 +97,21 @@ impl<'a> NodeHandle<'a> {
         })
     }
 
-    fn kube(&self) -> Kube<'a> {
-        Kube::new(self.cluster, "default")
-    }
-
     /// Whether the API server calls it Ready.
     pub fn is_ready(&self) -> Result<bool> {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        Ok(self.kube().run(&["get", "node", &self.name(), "-o", ready])? == "True")
+        Ok(self.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
     }
 
     /// When its kubelet last renewed its lease, if ever.
     fn last_heard(&self) -> Option<String> {
-        let renewed = "jsonpath={.spec.renewTime}";
-        let kube = Kube::new(self.cluster, "kube-node-lease");
-        kube.run(&["get", "lease", &self.name(), "-o", renewed]).ok()
+        let renewed = ["-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}"];
+        self.kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
+            .ok()
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let program = self.cluster.toolchain().program("kubectl")?;
+        shell::output(self.cluster.state.client(program).args(arguments))
     }
 }

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu};
 use crate::install::{self, PublishedGpu};
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::progress::Progress;
+use crate::wait::wait;
 use crate::{image, node, patience, shell, workload};
 
 pub(super) const NAMESPACE: &str = "demo";

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, layout, node, patience, workload};
 
 use crate::manifests::{HOLD, config, pod, template};

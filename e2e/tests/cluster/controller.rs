@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
 
 use crate::manifests::{HOLD, pod, template};

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::wait;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, node, patience, workload};
 
 use crate::manifests::{HOLD, pod};

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Node, State};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::prepared;
 use vgpu_e2e::snapshot::Snapshot;
+use vgpu_e2e::wait::wait;
 
 use crate::shared::{self, LIMIT, Test};
 

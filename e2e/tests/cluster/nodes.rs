@@ -6,7 +6,8 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::cluster::{Node, NodeHandle};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, node, patience, shell, workload};
 
 use crate::fleet::{TAKEOVER, claim_of, name_of, node_of_claim, node_of_pod};

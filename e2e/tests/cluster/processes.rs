@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use vgpu_e2e::cluster::{Cluster, Member};
-use vgpu_e2e::kube::wait;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell;
+use vgpu_e2e::wait::wait;
 
 use crate::shared::{Installed, LIMIT};
 

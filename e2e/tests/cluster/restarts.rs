@@ -3,7 +3,8 @@
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 use vgpu_e2e::cluster::Node;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
 
 use crate::manifests::{HOLD, pod, template};

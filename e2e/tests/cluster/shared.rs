@@ -6,9 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::install::{self, PublishedGpu};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::wait::wait;
 use vgpu_e2e::{node, patience, workload};
 
 /// A test: its name, and what it does.
