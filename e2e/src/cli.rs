@@ -80,8 +80,9 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Tools => {
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
-                "Kubernetes {} and the other tools are in {}",
+                "Kubernetes {}, containerd {} and the other tools are in {}",
                 tools.kubernetes,
+                tools.containerd,
                 layout::cache()?.join("tools").display()
             );
         }

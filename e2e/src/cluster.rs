@@ -5,6 +5,7 @@
 //! drop, or the death of this process ─► the socket closes ─► keeper: end the inits, remove cgroups, remove the state
 //! ```
 
+mod access;
 mod certs;
 pub(crate) mod cgroup;
 mod components;
@@ -29,17 +30,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, parse_nodes};
+pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, names, parse_nodes};
 pub use handle::NodeHandle;
+
+use access::Access;
 
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
-use crate::wait::wait;
-use crate::{interrupt, layout, patience, shell};
+use crate::{interrupt, layout, patience};
 use protocol::{News, Wish, messages, send};
-
-/// Within this a component that was told to end has ended.
-const RESTART: Duration = Duration::from_secs(60);
 
 /// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
 #[derive(Debug)]
@@ -68,7 +67,7 @@ impl Cluster {
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
         fs::write(state.config(), json).context("cannot write the configuration")?;
 
-        interrupt::started(&config.name);
+        interrupt::started(&config.name, |name| down(name).map(drop));
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
         let log = state.0.join("keeper.log");
         let child = Command::new(&config.program)
@@ -151,13 +150,13 @@ impl Cluster {
     /// A command inside of a member's namespaces, as root.
     #[must_use]
     pub fn inside_member(&self, member: Member, command: &[&str]) -> Command {
-        inside(&self.state, &self.config, member, command)
+        access::inside(&self.state, &self.config, member, command)
     }
 
     /// One of its nodes, running or not.
     #[must_use]
     pub fn node(&self, node: Node) -> NodeHandle<'_> {
-        NodeHandle::new(self, node)
+        NodeHandle::new(self.access(), node)
     }
 
     /// The nodes that run.
@@ -174,38 +173,25 @@ impl Cluster {
 
     /// The process id of a component of the control plane, as that sees it.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
-        pid_of(&self.state, Member::ControlPlane, component)
+        access::pid_of(&self.state, Member::ControlPlane, component)
     }
 
     /// Where a path of the control plane can be seen from the host. Its /proc has the processes of all nodes.
     pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
-        path_inside(&self.state, Member::ControlPlane, path)
+        access::path_inside(&self.state, Member::ControlPlane, path)
     }
 
     /// Ends a component of the control plane (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
-        self.restart_in(Member::ControlPlane, component, kill)
+        self.access().restart(Member::ControlPlane, component, kill)
     }
 
-    fn restart_in(&self, member: Member, component: &str, kill: bool) -> Result<()> {
-        let before = pid_of(&self.state, member, component)?;
-        let name = component.to_owned();
-        self.wish(&if kill {
-            Wish::Kill(member, name)
-        } else {
-            Wish::Restart(member, name)
-        })?;
-        wait(RESTART, &format!("{component} to end"), || {
-            Ok((pid_of(&self.state, member, component)? != before).then_some(()))
-        })
-    }
-
-    fn wish(&self, wish: &Wish) -> Result<()> {
-        let (_, keeper) = self
-            .keeper
-            .as_ref()
-            .context("only the program that started the cluster changes its parts")?;
-        send(keeper, wish)
+    fn access(&self) -> Access<'_> {
+        Access {
+            state: &self.state,
+            config: &self.config,
+            keeper: self.keeper.as_ref().map(|(_, socket)| socket),
+        }
     }
 
     /// Lets the cluster outlive this program.
@@ -302,16 +288,6 @@ pub fn sweep() -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// Every cluster that has a state folder.
-#[must_use]
-pub fn names() -> Vec<String> {
-    let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.path().is_dir())
-        .map(|entry| State(entry.path()).name())
-        .collect()
-}
-
 /// The process that the keeper's command line starts.
 pub fn run_keeper(state: PathBuf) -> Result<()> {
     keeper::run(State(state))
@@ -320,40 +296,4 @@ pub fn run_keeper(state: PathBuf) -> Result<()> {
 /// The process that an init's command line starts.
 pub fn run_init(state: PathBuf, member: Member) -> Result<()> {
     init::run(&State(state), member)
-}
-
-/// The init of a member as the host sees it.
-fn init_of(state: &State, member: Member) -> Result<String> {
-    let file = state.member(member).init();
-    let pid = fs::read_to_string(&file).with_context(|| format!("{} does not run", member.name()))?;
-    Ok(pid.trim().to_owned())
-}
-
-fn inside(state: &State, config: &Config, member: Member, command: &[&str]) -> Command {
-    let pid = init_of(state, member).unwrap_or_default(); // nsenter says that it has no target
-    let mut nsenter = shell::command("nsenter", ["--target", &pid, "--mount", "--net", "--pid", "--"]);
-    nsenter
-        .args(command)
-        .env("PATH", config.toolchain.search_path())
-        .env("KUBECONFIG", state.component_kubeconfig("admin"));
-    nsenter
-}
-
-fn import(state: &State, config: &Config, member: Member, archive: &Path) -> Result<()> {
-    let path = archive.display().to_string();
-    let ctr = ["ctr", "-n", "k8s.io", "images", "import", &path];
-    shell::run(&mut inside(state, config, member, &ctr))
-        .with_context(|| format!("cannot import {path} on {}", member.name()))
-}
-
-fn path_inside(state: &State, member: Member, path: &str) -> Result<PathBuf> {
-    Ok(PathBuf::from(format!("/proc/{}/root{path}", init_of(state, member)?)))
-}
-
-fn pid_of(state: &State, member: Member, component: &str) -> Result<i32> {
-    let file = state.member(member).pid(component);
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    text.trim()
-        .parse()
-        .with_context(|| format!("{} holds no number", file.display()))
 }

@@ -45,7 +45,10 @@ fn first_half() -> Result<Prepared> {
     progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
     let program = std::env::current_exe().context("this program has no path")?;
     let mut prepared = Prepared::make(program, &mut |text| progress.note(text))?;
-    progress.note(&format!("ready: Kubernetes {}", prepared.toolchain.kubernetes));
+    progress.note(&format!(
+        "ready: Kubernetes {}, containerd {}",
+        prepared.toolchain.kubernetes, prepared.toolchain.containerd
+    ));
     prepared.so_far = progress.so_far();
     Ok(prepared)
 }

@@ -20,7 +20,7 @@ use crate::{layout, patience};
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
-const PASSED_ON: [&str; 12] = [
+const PASSED_ON: [&str; 13] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -30,6 +30,7 @@ const PASSED_ON: [&str; 12] = [
     "VGPU_STORM_PODS",
     "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
+    "CONTAINERD_VERSION",
     patience::VARIABLE,
     "CLUSTER",
     "KEEP",

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::config::{API_ADDRESS, Config, Member, Node, SERVICES, State};
-use super::containerd::containerd_toml;
+use super::containerd::{SOCKET, containerd_toml};
 
 use crate::patience;
 
@@ -23,7 +23,6 @@ pub(super) struct Component {
 /// A node whose kubelet has been silent for so long counts as unreachable. Kubernetes' own 50 s would be waited for in
 /// every test of a node that dies.
 const LEASE: Duration = Duration::from_secs(20);
-pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// Fractions need this gate on every component of these versions; from 1.36 on it is on.
 fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
@@ -70,7 +69,7 @@ pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Re
         "oomScoreAdj": 0,
         "makeIPTablesUtilChains": false,
         "resolvConf": "",
-        "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         // A machine whose disk is nearly full is no reason to evict the pods that a person came to see.
         "evictionHard": {"nodefs.available": "200Mi", "imagefs.available": "200Mi", "memory.available": "100Mi"},

@@ -239,6 +239,16 @@ impl State {
     }
 }
 
+/// Every cluster that has a state folder.
+#[must_use]
+pub fn names() -> Vec<String> {
+    let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| State(entry.path()).name())
+        .collect()
+}
+
 /// The folder of one member's state, and the files in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberState(pub(super) PathBuf);

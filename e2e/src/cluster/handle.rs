@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::access::{Access, import, init_of, inside, path_inside, pid_of};
 use super::config::{Member, Node};
 use super::protocol::Wish;
-use super::{Cluster, import, init_of, path_inside, pid_of};
-use crate::shell;
 use crate::wait::wait;
 
 const START: Duration = Duration::from_secs(60);
@@ -18,12 +17,12 @@ const START: Duration = Duration::from_secs(60);
 /// A node of that cluster, running or not.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeHandle<'a> {
-    cluster: &'a Cluster,
+    cluster: Access<'a>,
     node: Node,
 }
 
 impl<'a> NodeHandle<'a> {
-    pub(super) fn new(cluster: &'a Cluster, node: Node) -> Self {
+    pub(super) fn new(cluster: Access<'a>, node: Node) -> Self {
         Self { cluster, node }
     }
 
@@ -44,33 +43,33 @@ impl<'a> NodeHandle<'a> {
     /// A command inside of the node's namespaces, as root.
     #[must_use]
     pub fn inside(&self, command: &[&str]) -> Command {
-        self.cluster.inside_member(self.member(), command)
+        inside(self.cluster.state, self.cluster.config, self.member(), command)
     }
 
     /// Where a path of the node can be seen from the host, as long as the node runs.
     pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
-        path_inside(&self.cluster.state, self.member(), path)
+        path_inside(self.cluster.state, self.member(), path)
     }
 
     /// The node's mounts, in the form of /proc/PID/mountinfo.
     pub fn mounts(&self) -> Result<String> {
-        let file = format!("/proc/{}/mountinfo", init_of(&self.cluster.state, self.member())?);
+        let file = format!("/proc/{}/mountinfo", init_of(self.cluster.state, self.member())?);
         fs::read_to_string(&file).with_context(|| format!("cannot read the mounts of {}", self.name()))
     }
 
     /// The process id of a component, as the node sees it.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
-        pid_of(&self.cluster.state, self.member(), component)
+        pid_of(self.cluster.state, self.member(), component)
     }
 
     /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
-        self.cluster.restart_in(self.member(), component, kill)
+        self.cluster.restart(self.member(), component, kill)
     }
 
     /// Imports an OCI archive into the node's containerd.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        import(&self.cluster.state, &self.cluster.config, self.member(), archive)
+        import(self.cluster.state, self.cluster.config, self.member(), archive)
     }
 
     /// Ends a component at once and leaves it so. The node's next start brings it back.
@@ -100,18 +99,14 @@ impl<'a> NodeHandle<'a> {
     /// Whether the API server calls it Ready.
     pub fn is_ready(&self) -> Result<bool> {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        Ok(self.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
+        Ok(self.cluster.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
     }
 
     /// When its kubelet last renewed its lease, if ever.
     fn last_heard(&self) -> Option<String> {
         let renewed = ["-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}"];
-        self.kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
+        self.cluster
+            .kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
             .ok()
-    }
-
-    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        let program = self.cluster.toolchain().program("kubectl")?;
-        shell::output(self.cluster.state.client(program).args(arguments))
     }
 }

@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup;
+use super::config::names;
 use crate::layout;
 use crate::lock::Lock;
 
@@ -57,7 +58,7 @@ pub(super) fn remember(_all: &Lock) -> Result<()> {
 
 /// Undoes the changes when no cluster is left.
 pub(super) fn give_back(_all: &Lock) -> Result<()> {
-    if !super::names().is_empty() {
+    if !names().is_empty() {
         return Ok(());
     }
     let file = file();

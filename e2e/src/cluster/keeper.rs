@@ -18,10 +18,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::access::{import, inside};
 use super::components;
 use super::config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State};
 use super::protocol::{Event, News, Order, Wish, messages, send};
-use super::{certs, cgroup, host, import, inside, mounts, network, undo};
+use super::{certs, cgroup, host, mounts, network, undo};
 use crate::lock::Lock;
 use crate::{layout, patience, shell};
 
