@@ -106,6 +106,37 @@ impl Drop for Decoys {
     }
 }
 
+/// A program that its user runs against the cluster: from the tool cache, with the cluster's folder on its command
+/// line, and still there when the cluster has gone. Nothing of that makes it the cluster's.
+struct Users(Child);
+
+impl Users {
+    fn begin(kube: &Kube<'_>) -> Result<Self> {
+        let mut proxy = kube.command(["proxy", "--port=0"])?;
+        let mut child = Self(proxy.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?);
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().context("kubectl has no standard output")?).read_line(&mut line)?;
+        if !line.starts_with("Starting to serve") {
+            bail!("kubectl proxy said {line:?}");
+        }
+        Ok(child)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.0.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("a user's kubectl was ended with the cluster: {status}"),
+        }
+    }
+}
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The addresses on which the host's network namespace listens, as /proc/net writes them.
 fn listeners() -> Result<BTreeSet<String>> {
     const LISTEN: &str = "0A";
@@ -158,8 +189,14 @@ fn decoys_survive() -> Result<()> {
     })?;
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
+    let mut own = Users::begin(&kube)?;
     cluster.down()?;
+    own.check()?;
     decoys.check()?;
+    is_as_before(&before)
+}
+
+fn is_as_before(before: &Snapshot) -> Result<()> {
     let changes = before.changes(&Snapshot::take());
     if changes.is_empty() {
         Ok(())
@@ -225,6 +262,7 @@ fn killed_program() -> Result<()> {
 
 fn killed_keeper() -> Result<()> {
     let name = shared::name("keeper");
+    let before = Snapshot::take();
     let cluster = Cluster::up(plain(&name))?;
     let keeper = fs::read_to_string(State::of(&name).keeper()).context("no keeper.pid")?;
     let keeper = keeper
@@ -239,7 +277,8 @@ fn killed_keeper() -> Result<()> {
     if !swept.contains(&name) {
         bail!("the leftovers were not swept: {swept:?}");
     }
-    is_gone(&name)
+    is_gone(&name)?;
+    is_as_before(&before)
 }
 
 fn name_in_use() -> Result<()> {
