@@ -15,12 +15,12 @@ use crate::manifests::{HOLD, config, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("two_nodes_fill_up_and_each_claim_is_prepared_on_its_own", fill),
-    ("two_nodes_pods_spread_and_pack_as_they_ask", spread_and_pack),
-    ("node_that_dies_keeps_its_shares_until_it_is_back", node_dies),
-    ("drained_node_keeps_nothing_and_is_used_again", drain),
-    ("upgrade_rolls_over_both_nodes_under_running_pods", upgrade),
-    ("two_nodes_controller_packs_and_spreads_by_policy", by_policy),
+    ("nodes_fill_up_and_each_claim_is_prepared_on_its_own", fill),
+    ("nodes_get_pods_that_spread_and_pack_as_they_ask", spread_and_pack),
+    ("nodes_that_die_keep_their_shares_until_they_are_back", node_dies),
+    ("nodes_that_are_drained_keep_nothing_and_are_used_again", drain),
+    ("nodes_are_upgraded_under_running_pods", upgrade),
+    ("nodes_are_packed_and_spread_over_by_the_controllers_policy", by_policy),
 ];
 
 /// What the tests ask for: a quarter of a GPU.
