@@ -92,7 +92,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
         Verb::Init { state } => cluster::run_init(state)?,
-        Verb::Preflight { without_asking } => preflight::check(!without_asking)?,
+        Verb::Preflight { without_asking } => preflight::check(&own_program()?, !without_asking)?,
         Verb::Probe { inside: false } => preflight::as_root()?,
         Verb::Probe { inside: true } => preflight::in_namespaces()?,
         Verb::Tools => {
@@ -155,7 +155,7 @@ fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     match Prepared::inherited()? {
         Some(prepared) => Ok(prepared),
         None => {
-            preflight::check(true)?;
+            preflight::check(&own_program()?, true)?;
             Prepared::make(own_program()?, say)?.as_root()
         }
     }

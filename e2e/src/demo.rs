@@ -38,7 +38,8 @@ fn first_half() -> Result<Prepared> {
     let factor = patience::start()?;
     progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
     steps::local_share(&layout::local()?, &progress)?;
-    preflight::check(true)?;
+    let program = std::env::current_exe().context("this program has no path")?;
+    preflight::check(&program, true)?;
     if factor > 1.0 {
         progress.note(&format!(
             "waits may take {factor} times as long as on a quiet machine with two cores ({} sets the factor)",
@@ -46,7 +47,6 @@ fn first_half() -> Result<Prepared> {
         ));
     }
     progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
-    let program = std::env::current_exe().context("this program has no path")?;
     let mut prepared = Prepared::make(program, &mut |text| progress.note(text))?;
     progress.note(&format!(
         "ready: Kubernetes {}, containerd {}",

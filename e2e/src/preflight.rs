@@ -13,7 +13,7 @@
 mod probe;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -44,9 +44,9 @@ impl fmt::Display for Nowhere {
 impl std::error::Error for Nowhere {}
 
 /// An error that is `Nowhere` if something is missing. Where sudo would ask for a password and `may_ask` is false, root's
-/// rights stay untried and count as given.
-pub fn check(may_ask: bool) -> Result<()> {
-    let missing = missing(&probe::facts(may_ask)?);
+/// rights stay untried and count as given. `program` is vgpu-e2e, which is run to try.
+pub fn check(program: &Path, may_ask: bool) -> Result<()> {
+    let missing = missing(&probe::facts(program, may_ask)?);
     if missing.is_empty() {
         return Ok(());
     }

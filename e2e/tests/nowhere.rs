@@ -210,7 +210,7 @@ fn a_disk_that_is_too_small() {
     }
     let place = Place::new();
     let small = "mount -t tmpfs -o size=64m x /mnt; XDG_CACHE_HOME=/mnt exec \"$@\"";
-    let wanted = ["0 GiB are free on the disk of /mnt/dra-driver-vgpu, and 5 GiB are needed"];
+    let wanted = ["0 GiB are free on the disk of /mnt/dra-driver-vgpu, and 6 GiB are needed"];
     is_told(&place.run(&after(small), &["preflight"]), &wanted);
 }
 

@@ -19,9 +19,9 @@ const PROBE: &str = "vgpu-e2e-probe-";
 /// What kubelet wants given on to its cgroups where the kernel has them.
 const CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
-pub(super) fn facts(may_ask: bool) -> Result<Facts> {
+pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
     Ok(Facts {
-        root: root(may_ask)?,
+        root: root(program, may_ask)?,
         memory: memory(Path::new("/"))?,
         disks: disks()?,
     })
@@ -29,12 +29,12 @@ pub(super) fn facts(may_ask: bool) -> Result<Facts> {
 
 // === root ===
 
-/// Tries as root, through sudo where this is not root.
-fn root(may_ask: bool) -> Result<Root> {
-    let own = env::current_exe().context("this program has no path")?;
+/// Tries as root, through sudo where this is not root. `program` is vgpu-e2e: another program that asks, such as a test,
+/// has no command `probe`, and would only ask again, without end.
+fn root(program: &Path, may_ask: bool) -> Result<Root> {
     let user = rustix::process::geteuid();
     if user.is_root() {
-        let tried = tried(&mut shell::command(own, ["probe"]))?;
+        let tried = tried(&mut shell::command(program, ["probe"]))?;
         return tried
             .map(Root::Tried)
             .map_err(|said| anyhow!("the probe of this machine gave no answer: {said}"));
@@ -66,7 +66,7 @@ fn root(may_ask: bool) -> Result<Root> {
         }
     }
     // sudoers may allow some commands and not this one.
-    let tried = tried(shell::command("sudo", [own]).arg("probe"))?;
+    let tried = tried(shell::command("sudo", [program]).arg("probe"))?;
     Ok(tried.map_or_else(|said| Root::Refused { user, said }, Root::Tried))
 }
 
@@ -279,9 +279,9 @@ fn disks() -> Result<Vec<Disk>> {
     let is_built = tools
         .map(|tool| tool.path().join("kubelet"))
         .any(|kubelet| kubelet.is_file());
-    let tools = if is_built { GI / 2 } else { 5 * GI };
+    let tools = if is_built { GI / 2 } else { 6 * GI };
     let needs = [
-        (PathBuf::from(layout::STATE), 2 * GI),
+        (PathBuf::from(layout::STATE), GI),
         (cache, tools),
         (layout::output(), GI),
     ];

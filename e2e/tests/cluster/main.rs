@@ -72,8 +72,8 @@ fn prepare() -> Result<Prepared> {
     let prepared = match Prepared::inherited()? {
         Some(prepared) => prepared,
         None => {
-            preflight::check(true)?;
             let program = PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e"));
+            preflight::check(&program, true)?;
             Prepared::make(program, &mut |text| println!("{text}"))?.as_root()?
         }
     };
