@@ -75,6 +75,16 @@ missing_prerequisites_are_named() {
   printf '#!/bin/sh\necho "error: no override and no default toolchain set" >&2\nexit 1\n' >"$work/bin/rustc"
   out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh demo 2>&1) || true
   expect 'rustc --version: error: no override and no default toolchain set' "$out"
+  # A share without a cluster needs neither Go nor Python nor sudo.
+  rm -f "$work/bin/python3" "$work/bin/go"
+  printf '#!/bin/sh\necho "rustc 1.89.0 (new)"\n' >"$work/bin/rustc"
+  if ! out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh local 2>&1); then
+    echo "scripts-test.sh: prerequisites.sh wants more than Rust and a C compiler for a local share: $out" >&2
+    bad=1
+  fi
+  rm -f "$work/bin/cc"
+  out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh local 2>&1) || true
+  expect 'missing: a C compiler (cc)' "$out"
 }
 
 cd "$root"

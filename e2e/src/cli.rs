@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{bench, demo, image, interrupt, layout, patience};
+use crate::{bench, demo, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -56,6 +56,12 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
+    /// Say if a cluster can be made on this machine, and what is missing: exit status 0 or 3.
+    Preflight {
+        /// Where sudo would ask for a password, take it that it will be given.
+        #[arg(long)]
+        without_asking: bool,
+    },
     /// Build the tools that are not in the cache.
     Tools,
     /// Build the images of this project, and name their archives.
@@ -66,9 +72,24 @@ enum Verb {
         part: bench::Part,
     },
     #[command(hide = true)]
+    Probe {
+        #[arg(long)]
+        inside: bool,
+    },
+    #[command(hide = true)]
     Keeper { state: PathBuf },
     #[command(hide = true)]
     Init { state: PathBuf, member: Member },
+}
+
+/// The exit status of a run that ended with this error.
+#[must_use]
+pub fn status(error: &anyhow::Error) -> u8 {
+    if error.is::<preflight::Nowhere>() {
+        preflight::STATUS
+    } else {
+        1
+    }
 }
 
 /// Does what the command line says, and gives the exit status.
@@ -77,6 +98,9 @@ pub fn run(arguments: Arguments) -> Result<u8> {
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
         Verb::Init { state, member } => cluster::run_init(state, member)?,
+        Verb::Preflight { without_asking } => preflight::check(&own_program()?, !without_asking)?,
+        Verb::Probe { inside: false } => preflight::as_root()?,
+        Verb::Probe { inside: true } => preflight::in_namespaces()?,
         Verb::Tools => {
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
@@ -136,7 +160,10 @@ fn own_program() -> Result<PathBuf> {
 fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     match Prepared::inherited()? {
         Some(prepared) => Ok(prepared),
-        None => Prepared::make(own_program()?, say)?.as_root(),
+        None => {
+            preflight::check(&own_program()?, true)?;
+            Prepared::make(own_program()?, say)?.as_root()
+        }
     }
 }
 

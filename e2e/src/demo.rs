@@ -12,7 +12,8 @@ use crate::kube::Kube;
 use crate::prepared::Prepared;
 use crate::progress::Progress;
 use crate::snapshot::Snapshot;
-use crate::{install, layout, patience};
+use crate::toolchain::Versions;
+use crate::{install, layout, patience, preflight};
 use steps::Demo;
 
 const STEPS: u32 = 11;
@@ -32,18 +33,20 @@ pub fn run(name: &str, keep: bool) -> Result<()> {
 /// As the caller: a local share at once, then everything that takes building.
 fn first_half() -> Result<Prepared> {
     interrupt::handle()?;
+    Versions::chosen()?;
     let mut progress = Progress::new(STEPS);
     let factor = patience::start()?;
+    progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
+    steps::local_share(&layout::local()?, &progress)?;
+    let program = std::env::current_exe().context("this program has no path")?;
+    preflight::check(&program, true)?;
     if factor > 1.0 {
         progress.note(&format!(
             "waits may take {factor} times as long as on a quiet machine with two cores ({} sets the factor)",
             patience::VARIABLE
         ));
     }
-    progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
-    steps::local_share(&layout::dist()?, &progress)?;
     progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
-    let program = std::env::current_exe().context("this program has no path")?;
     let mut prepared = Prepared::make(program, &mut |text| progress.note(text))?;
     progress.note(&format!(
         "ready: Kubernetes {}, containerd {}",

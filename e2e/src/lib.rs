@@ -43,6 +43,7 @@ pub mod lock;
 pub mod node;
 pub mod outcome;
 pub mod patience;
+pub mod preflight;
 pub mod prepared;
 pub mod progress;
 pub mod shell;

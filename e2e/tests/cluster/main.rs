@@ -40,8 +40,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Trial};
-use vgpu_e2e::interrupt;
+use vgpu_e2e::preflight::{self, Nowhere};
 use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::{interrupt, patience};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -51,6 +52,10 @@ fn main() -> ExitCode {
     }
     match prepare() {
         Ok(prepared) => shared::provide(prepared),
+        Err(error) if error.is::<Nowhere>() => {
+            let reason = error.to_string().replace('\n', "; ");
+            return libtest_mimic::run(&arguments, skipped(&reason)).exit_code();
+        }
         Err(error) => {
             eprintln!("the end-to-end tests cannot run: {error:#}");
             return ExitCode::FAILURE;
@@ -65,19 +70,39 @@ fn main() -> ExitCode {
 }
 
 fn prepare() -> Result<Prepared> {
+    patience::check()?;
     let prepared = match Prepared::inherited()? {
         Some(prepared) => prepared,
-        None => Prepared::make(PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e")), &mut |text| {
-            println!("{text}")
-        })?
-        .as_root()?,
+        None => {
+            let program = PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e"));
+            preflight::check(&program, true)?;
+            Prepared::make(program, &mut |text| println!("{text}"))?.as_root()?
+        }
     };
     interrupt::handle()?;
     Ok(prepared)
 }
 
 fn trials() -> Vec<Trial> {
-    let all: Vec<shared::Test> = [
+    let all = tests().into_iter();
+    all.map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
+        .collect()
+}
+
+/// The same tests where no cluster can be made: each is named and counted.
+fn skipped(reason: &str) -> Vec<Trial> {
+    let of = |(name, _): shared::Test| {
+        let reason = reason.to_owned();
+        Trial::test(name, move || {
+            vgpu_skip::skip(name, &reason);
+            Ok(())
+        })
+    };
+    tests().into_iter().map(of).collect()
+}
+
+fn tests() -> Vec<shared::Test> {
+    [
         machine::TESTS,
         example::TESTS,
         bad_input::TESTS,
@@ -91,8 +116,5 @@ fn trials() -> Vec<Trial> {
         modes::TESTS,
         nodes::TESTS,
     ]
-    .concat();
-    all.into_iter()
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
-        .collect()
+    .concat()
 }
