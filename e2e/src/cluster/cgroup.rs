@@ -22,11 +22,11 @@ use anyhow::{Context, Result, bail};
 use crate::patience;
 
 /// Where v2 is mounted, when it is the only version.
-const UNIFIED: &str = "/sys/fs/cgroup";
+pub(crate) const UNIFIED: &str = "/sys/fs/cgroup";
 /// What every cluster's folder begins with.
 pub(crate) const PREFIX: &str = "vgpu-e2e-";
 /// Controllers that the kubelet refuses to start without, as far as the kernel has them.
-const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
+pub(crate) const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
 const PROCESSES: &str = "processes";
 const SUBTREE: &str = "cgroup.subtree_control";
 
@@ -65,6 +65,13 @@ fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
         }
     }
     found
+}
+
+/// Where the hierarchies of this machine are mounted. One that is hidden by a mount over it is left out.
+pub(crate) fn roots() -> Result<Vec<PathBuf>> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
+    let all = hierarchies(&mountinfo).into_iter().map(|one| one.root);
+    Ok(all.filter(|root| root.exists()).collect())
 }
 
 fn of_this_machine() -> Result<Vec<Hierarchy>> {

@@ -12,12 +12,8 @@ use anyhow::{Context, Result, anyhow};
 use rustix::mount::{MountFlags, mount};
 
 use super::{Disk, Facts, Failure, GI, Memory, Root, Step, Tried};
+use crate::cluster::cgroup;
 use crate::{layout, shell};
-
-const CGROUPS: &str = "/sys/fs/cgroup";
-const PROBE: &str = "vgpu-e2e-probe-";
-/// What kubelet wants given on to its cgroups where the kernel has them.
-const CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
 pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
     Ok(Facts {
@@ -161,25 +157,13 @@ fn failure(step: Step, said: impl Into<String>) -> Option<Failure> {
 
 /// A folder in each hierarchy, made and removed.
 fn cgroups() -> Result<Option<Failure>> {
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-    let mut roots = hierarchies(&mountinfo);
-    roots.retain(|root| root.exists()); // others are hidden by a mount over them
+    let roots = cgroup::roots()?;
     if roots.is_empty() {
         return Ok(failure(Step::NoCgroups, ""));
     }
     Ok(roots
         .iter()
         .find_map(|root| make_and_remove(root).or_else(|| busy(root))))
-}
-
-fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
-    let of_line = |line: &str| {
-        let (left, right) = line.split_once(" - ")?;
-        let point = PathBuf::from(left.split(' ').nth(4)?);
-        let is_one = matches!(right.split(' ').next(), Some("cgroup" | "cgroup2"));
-        (is_one && point.starts_with(CGROUPS)).then_some(point)
-    };
-    mountinfo.lines().filter_map(of_line).collect()
 }
 
 fn make_and_remove(root: &Path) -> Option<Failure> {
@@ -215,7 +199,7 @@ fn busy(root: &Path) -> Option<Failure> {
     let is_machines_root = !root.join("cgroup.events").exists();
     let (has, gives) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
     let lacks = has.split_whitespace().any(|controller| {
-        CONTROLLERS.contains(&controller) && !gives.split_whitespace().any(|given| given == controller)
+        cgroup::NEEDED.contains(&controller) && !gives.split_whitespace().any(|given| given == controller)
     });
     if is_machines_root || !lacks || read("cgroup.procs").trim().is_empty() {
         return None;
@@ -263,7 +247,7 @@ fn limit_files(at: &Path, own: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         for root in roots {
-            let root = at.join(CGROUPS.trim_start_matches('/')).join(root);
+            let root = at.join(cgroup::UNIFIED.trim_start_matches('/')).join(root);
             let folder = root.join(path.trim_start_matches('/'));
             let above = folder.ancestors().take_while(|folder| folder.starts_with(&root));
             files.extend(above.map(|folder| folder.join(file)));
@@ -357,17 +341,6 @@ mod tests {
         assert!(disks[0].needed == 5 && disks[0].folders.len() == 2 && disks[0].free > 5);
         let other = by_file_system(&[(root.path().join("a"), 1), (PathBuf::from("/proc/a"), 1)]).unwrap();
         assert_eq!(other.len(), 2);
-    }
-
-    #[test]
-    fn hierarchies_of_v1_and_v2_are_found() {
-        let hybrid = "25 24 0:22 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
-            26 25 0:23 / /sys/fs/cgroup/cpu,cpuacct ro,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
-            27 25 0:24 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
-            28 25 0:25 / /mnt/other rw - cgroup2 cgroup2 rw\n";
-        let wanted = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/unified"].map(PathBuf::from);
-        assert_eq!(hierarchies(hybrid), wanted);
-        assert!(hierarchies("").is_empty());
     }
 
     #[test]
