@@ -163,14 +163,13 @@ stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
 
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(fmt circles clippy scripts dist tools unit conformance e2e)
+needs=demo
 if [ "${stages[*]}" = quick ]; then
+  needs=build
   stages=(fmt circles clippy scripts dist unit conformance)
   export VGPU_GO=cached
 fi
-case " ${stages[*]} " in
-  *" tools "* | *" e2e "*) build/prerequisites.sh demo ;;
-  *) build/prerequisites.sh build ;;
-esac
+build/prerequisites.sh $needs
 case " ${stages[*]} " in *" tools "*) begin_tools ;; esac
 for name in "${stages[@]}"; do
   declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles clippy scripts dist tools unit miri conformance e2e"
