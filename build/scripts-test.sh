@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
-# and prerequisites.sh must name what a machine lacks.
+# prerequisites.sh must name what a machine lacks, and check-docs.py the dead links of a document. It then checks the
+# documents of this repository.
 . "$(dirname "$0")/env.sh"
 
 work=$(mktemp -d)
@@ -87,7 +88,24 @@ missing_prerequisites_are_named() {
   expect 'missing: a C compiler (cc)' "$out"
 }
 
+dead_links_and_commands_are_named() {
+  local out tree=$work/tree
+  mkdir -p "$tree"
+  printf 'dist:\n' >"$tree/Makefile"
+  printf '# A heading, of two\n\n[a](gone.md) [b](README.md#a-heading-of-two) [c](#nowhere) `[d](code)` `make dist` `make tea`\n' >"$tree/README.md"
+  if out=$(python3 build/check-docs.py "$tree" 2>&1); then
+    echo "scripts-test.sh: check-docs.py passed a document with dead links" >&2
+    bad=1
+  fi
+  expect 'README.md: link to gone.md: no such file' "$out"
+  expect 'README.md: link to #nowhere: no such heading' "$out"
+  expect 'README.md: make tea: the Makefile has no such target' "$out"
+  [ "$(wc -l <<<"$out")" = 3 ] || { echo "scripts-test.sh: expected three lines of: $out" >&2 && bad=1; }
+  out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
+}
+
 cd "$root"
 broken_artefacts_are_named
 missing_prerequisites_are_named
+dead_links_and_commands_are_named
 [ $bad -eq 0 ] && echo "scripts-test.sh: ok"

@@ -15,6 +15,9 @@ use super::{Disk, Facts, Failure, GI, Memory, Root, Step, Tried};
 use crate::cluster::cgroup;
 use crate::{layout, shell};
 
+/// A folder of a probe, before its process id.
+const PROBE: &str = "vgpu-e2e-probe-";
+
 pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
     Ok(Facts {
         root: root(program, may_ask)?,
