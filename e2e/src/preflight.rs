@@ -10,17 +10,17 @@
 //! How it fails: a probe that is killed between making a cgroup folder and removing it leaves that empty folder, named
 //! by its process id; the next probe removes folders of processes that are gone.
 
+mod facts;
 mod probe;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 
+use facts::{Disk, Facts, Failure, GI, Memory, Root, Step};
 pub(crate) use probe::{as_root, in_namespaces};
 
-const GI: u64 = 1 << 30;
 /// Half of it is for the build of Kubernetes.
 const MEMORY: u64 = 4 * GI;
 
@@ -51,66 +51,6 @@ pub fn check(program: &Path, may_ask: bool) -> Result<()> {
         return Ok(());
     }
     Err(Nowhere(missing).into())
-}
-
-/// What a cluster needs of the machine, as it was found.
-#[derive(Debug)]
-struct Facts {
-    root: Root,
-    memory: Memory,
-    disks: Vec<Disk>,
-}
-
-/// If this user can become root.
-#[derive(Debug)]
-enum Root {
-    NoSudo { user: u32 },
-    Refused { user: u32, said: String },
-    Tried(Tried),
-}
-
-/// What root tried, up to the first failure of each kind.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tried {
-    namespaces: Option<Failure>,
-    cgroups: Option<Failure>,
-    kernel_log: Option<Failure>,
-}
-
-/// Something that did not work: what it was, and the system's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Failure {
-    step: Step,
-    said: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Step {
-    /// unshare of mount, network and PID namespaces, a tmpfs in them.
-    Mount,
-    Overlay,
-    Bridge,
-    NoCgroups,
-    ReadOnlyCgroups,
-    MakeCgroup,
-    BusyCgroup,
-    KernelLog,
-}
-
-/// The least of what the machine has and its cgroups allow.
-#[derive(Debug)]
-struct Memory {
-    bytes: u64,
-    /// The file that sets the limit, where a cgroup does.
-    limit: Option<PathBuf>,
-}
-
-/// A file system, and the bytes that a cluster still has to write there.
-#[derive(Debug)]
-struct Disk {
-    folders: Vec<PathBuf>,
-    free: u64,
-    needed: u64,
 }
 
 /// A line for each thing that is missing.
@@ -214,6 +154,9 @@ fn gib(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use super::facts::Tried;
     use super::*;
 
     fn able() -> Facts {

@@ -11,7 +11,7 @@ use std::{env, process};
 use anyhow::{Context, Result, anyhow};
 use rustix::mount::{MountFlags, mount};
 
-use super::{Disk, Facts, Failure, GI, Memory, Root, Step, Tried};
+use super::facts::{Disk, Facts, Failure, GI, Memory, Root, Step, Tried};
 use crate::cluster::cgroup;
 use crate::{layout, shell};
 
