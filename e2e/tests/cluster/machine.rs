@@ -7,14 +7,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Node, State};
 use vgpu_e2e::kube::Kube;
-use vgpu_e2e::prepared;
 use vgpu_e2e::snapshot::Snapshot;
 use vgpu_e2e::wait::wait;
+use vgpu_e2e::{prepared, shell};
 
+use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -27,6 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
     ("a_name_in_use_is_refused", name_in_use),
     ("two_clusters_run_side_by_side", side_by_side),
+    ("containers_run_under_the_default_apparmor_profile", apparmor),
 ];
 
 /// A cluster without GPUs.
@@ -307,4 +310,32 @@ fn side_by_side() -> Result<()> {
     Kube::new(&first.cluster, "default")
         .run(&["get", "node", &Node::FIRST.name()])
         .map(drop)
+}
+
+/// A container with a share runs under containerd's default profile, the plugin under none: it mounts.
+fn apparmor() -> Result<()> {
+    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
+    if enabled.trim() != "Y" {
+        let test = "containers_run_under_the_default_apparmor_profile";
+        vgpu_skip::skip(test, "this machine has no AppArmor: `make guest` boots one that has");
+        return Ok(());
+    }
+    shared::in_namespace("apparmor", |installed, kube| {
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("confined", "client", &HOLD, "t")))?;
+        kube.wait_running("confined", LIMIT)?;
+        let label = "/proc/1/attr/current";
+        let own = kube.exec("confined", &["cat", label])?;
+        ensure!(
+            own.trim() == "cri-containerd.apparmor.d (enforce)",
+            "the pod runs under {own:?}"
+        );
+        kube.exec("confined", &["vgpu-client", "check"])?;
+        let plugin = shell::output(&mut installed.cluster.node(Node::FIRST).inside(&[
+            "sh",
+            "-c",
+            "cat /proc/$(pgrep -o -x vgpu-kubelet-pl)/attr/current",
+        ]))?;
+        ensure!(plugin.trim() == "unconfined", "the plugin runs under {plugin:?}");
+        Ok(())
+    })
 }
