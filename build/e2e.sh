@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# e2e.sh demo | down | images | tools | preflight: the cluster's own program (crate vgpu-e2e), which asks for root where
-# it needs it.
+# e2e.sh demo | down | images | tools | preflight | guest: the cluster's own program (crate vgpu-e2e), which asks for root
+# where it needs it.
 #
 # demo builds dist/ first. Where no cluster can be made, it shows a share without one, says what is missing, and exits 3
 # (make says `Error 3` then and itself exits 2). For that much Rust and a C compiler are enough: without the rest, what
@@ -54,8 +54,13 @@ ready_for_demo() {
 case ${1:-} in
   demo) ready_for_demo ;;
   preflight) prerequisites local ;;
+  guest) prerequisites guest ;;
   *) prerequisites demo ;;
 esac
 build_program
+if [ "${1:-}" = guest ]; then
+  built=$(cargo test --quiet --release -p vgpu-e2e --test cluster --no-run --message-format=json)
+  set -- "$@" --tests "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")"
+fi
 # exec: Ctrl-C reaches the program itself, which leaves the machine as it was.
 exec "$CARGO_TARGET_DIR/release/vgpu-e2e" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the machine must have: `prerequisites.sh local` for a share without a cluster, `prerequisites.sh build` for dist/,
-# `prerequisites.sh demo` for the cluster too. Rights and sizes are not asked for here: `vgpu-e2e preflight` tries them.
+# `prerequisites.sh demo` for the cluster too, `prerequisites.sh guest` for an emulated machine with a cluster. Rights and sizes are not asked for here: `vgpu-e2e preflight` tries them.
 #
 # Rust and Go are named when they are missing or too old, because what distributions ship is too old.
 # Everything else is installed where apt and root (or sudo) are at hand, else named. All that is
@@ -96,7 +96,7 @@ else
   need python3-venv "python3's venv" python3 -c 'import ensurepip, venv'
   need util-linux "flock" sh -c 'command -v flock'
 fi
-if [ "$mode" = demo ]; then
+if [ "$mode" = demo ] || [ "$mode" = guest ]; then
   check_go
   need iproute2 "ip" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v ip'
   need util-linux "unshare and nsenter" sh -c 'command -v unshare && command -v nsenter'
@@ -105,6 +105,14 @@ if [ "$mode" = demo ]; then
   need python3-pip "pip for python3" python3 -m pip --version
   need pkg-config "pkg-config" sh -c 'command -v pkg-config'
   need libseccomp-dev "libseccomp's headers" runc_or_seccomp
+fi
+if [ "$mode" = guest ]; then
+  need qemu-system-x86 "qemu-system-x86_64" sh -c 'command -v qemu-system-x86_64'
+  need mmdebstrap "mmdebstrap" sh -c 'command -v mmdebstrap'
+  need debian-archive-keyring "the keys of Debian's packages" test -e /usr/share/keyrings/debian-archive-keyring.gpg
+  need e2fsprogs "mke2fs" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v mke2fs'
+  need util-linux "setpriv" sh -c 'command -v setpriv'
+  [ "$(id -u)" = 0 ] || need uidmap "newuidmap" sh -c 'command -v newuidmap'
 fi
 if [ ${#packages[@]} -gt 0 ] && { [ ${#missing[@]} -gt 0 ] || ! install_packages; }; then
   for entry in "${packages[@]}"; do

@@ -73,6 +73,9 @@ missing_prerequisites_are_named() {
   expect 'go is 1.19.8 with GOTOOLCHAIN=local' "$out"
   expect 'missing: readelf' "$out"
   expect 'missing: dpkg-deb' "$out"
+  out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh guest 2>&1) || true
+  expect 'missing: qemu-system-x86_64: install it (Debian and Ubuntu: apt-get install qemu-system-x86)' "$out"
+  expect 'missing: mmdebstrap: ' "$out"
   printf '#!/bin/sh\necho "error: no override and no default toolchain set" >&2\nexit 1\n' >"$work/bin/rustc"
   out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh demo 2>&1) || true
   expect 'rustc --version: error: no override and no default toolchain set' "$out"

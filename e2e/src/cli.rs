@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{bench, demo, image, interrupt, layout, patience, preflight};
+use crate::{bench, demo, guest, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -66,6 +66,8 @@ enum Verb {
     Tools,
     /// Build the images of this project, and name their archives.
     Images,
+    /// Run the demo and the tests that concern the machine in an emulated Debian, and print a transcript.
+    Guest(guest::Arguments),
     /// Print how long things take here, and how much memory.
     Bench {
         #[command(subcommand)]
@@ -121,6 +123,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             interrupt::handle()?;
             bench::run(&arguments.cluster, &prepared, &part)?;
         }
+        Verb::Guest(arguments) => return guest::run(arguments),
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
         Verb::Up { hold, nodes } => up(&arguments.cluster, hold, nodes)?,
         Verb::Down => {

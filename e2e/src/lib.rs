@@ -33,6 +33,7 @@ pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod demo;
+pub mod guest;
 pub mod hand_made;
 pub mod image;
 pub mod install;

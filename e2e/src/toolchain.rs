@@ -81,6 +81,12 @@ impl Toolchain {
         found.with_context(|| format!("{name} is not among the built tools"))
     }
 
+    /// Every folder and program that a cluster runs from.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let runc = Some(&self.runc).filter(|runc| !self.folders.iter().any(|folder| runc.starts_with(folder)));
+        self.folders.iter().chain(runc).map(PathBuf::as_path)
+    }
+
     /// A search path with the built programs first.
     #[must_use]
     pub fn search_path(&self) -> OsString {

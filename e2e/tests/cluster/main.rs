@@ -91,30 +91,37 @@ fn trials() -> Vec<Trial> {
 
 /// The same tests where no cluster can be made: each is named and counted.
 fn skipped(reason: &str) -> Vec<Trial> {
-    let of = |(name, _): shared::Test| {
+    let of = |(name, _): Named| {
         let reason = reason.to_owned();
-        Trial::test(name, move || {
-            vgpu_skip::skip(name, &reason);
+        Trial::test(name.clone(), move || {
+            vgpu_skip::skip(&name, &reason);
             Ok(())
         })
     };
     tests().into_iter().map(of).collect()
 }
 
-fn tests() -> Vec<shared::Test> {
-    [
-        machine::TESTS,
-        example::TESTS,
-        bad_input::TESTS,
-        explain::TESTS,
-        restarts::TESTS,
-        controller::TESTS,
-        storm::TESTS,
-        adversity::TESTS,
-        elsewhere::TESTS,
-        mistakes::TESTS,
-        modes::TESTS,
-        nodes::TESTS,
-    ]
-    .concat()
+/// A test under the name of its module, as `cargo test` has it.
+type Named = (String, fn() -> Result<()>);
+
+fn tests() -> Vec<Named> {
+    let modules = [
+        ("machine", machine::TESTS),
+        ("example", example::TESTS),
+        ("bad_input", bad_input::TESTS),
+        ("explain", explain::TESTS),
+        ("restarts", restarts::TESTS),
+        ("controller", controller::TESTS),
+        ("storm", storm::TESTS),
+        ("adversity", adversity::TESTS),
+        ("elsewhere", elsewhere::TESTS),
+        ("mistakes", mistakes::TESTS),
+        ("modes", modes::TESTS),
+        ("nodes", nodes::TESTS),
+    ];
+    let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {
+        let tests = tests.iter();
+        tests.map(|(name, test)| (format!("{module}::{name}"), *test)).collect()
+    };
+    modules.into_iter().flat_map(of).collect()
 }
