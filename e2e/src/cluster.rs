@@ -110,7 +110,8 @@ impl Cluster {
     pub fn attach(name: &str) -> Result<Self> {
         check_name(name)?;
         let state = State::of(name);
-        if !state.member(Member::ControlPlane).init().exists() {
+        // The files of a cluster that died name processes that may be anybody's by now.
+        if !is_running(&state)? || !state.member(Member::ControlPlane).init().exists() {
             bail!("no cluster named {name} is running: `vgpu-e2e up` starts one");
         }
         let config = state.load()?;
@@ -235,12 +236,13 @@ fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
     let last = messages::<News>(socket)?.last();
     child.wait().context("cannot wait for the keeper")?;
     match last {
+        Some(News::Done) => Ok(()),
         Some(News::Failed(reason)) => bail!("{reason}"),
-        _ => Ok(()),
+        _ => bail!("the cluster's keeper was ended before it removed the cluster: `make down` removes what is left"),
     }
 }
 
-/// Ends the cluster of that name, if one runs, and removes the leftovers of all that died. Gives the names removed.
+/// Ends the cluster of that name, if one runs, and removes the leftovers of all that died. Returns the names removed.
 pub fn down(name: &str) -> Result<Vec<String>> {
     check_name(name)?;
     if !Path::new(layout::STATE).exists() {
@@ -248,17 +250,7 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     }
     let state = State::of(name);
     let mut removed = Vec::new();
-    // Whoever starts a keeper holds the folder until the keeper holds its own lock: before that it cannot be seen.
-    drop(Lock::wait_for_folder(Path::new(layout::STATE))?);
-    if Lock::is_held(&state.lock()) {
-        let pid = fs::read_to_string(state.keeper()).context("cannot read keeper.pid")?;
-        let pid = pid
-            .trim()
-            .parse()
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-            .context("keeper.pid is damaged")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
+    if let Some(pid) = end_keeper(&state)? {
         let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
         while Lock::is_held(&state.lock()) {
             if Instant::now() > deadline {
@@ -275,6 +267,39 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     removed.sort();
     removed.dedup();
     Ok(removed)
+}
+
+/// Returns true if a keeper holds the cluster. Under the lock over all clusters: else a sweep could be taken for a
+/// keeper, and this look for one by a keeper that starts.
+fn is_running(state: &State) -> Result<bool> {
+    let root = Path::new(layout::STATE);
+    if !root.exists() {
+        return Ok(false);
+    }
+    let _all = Lock::wait_for_folder(root)?;
+    Ok(Lock::is_held(&state.lock()))
+}
+
+/// Asks the keeper of a running cluster to end it. Under the lock over all clusters, so that nobody starts or sweeps this
+/// one meanwhile, and the process that holds the cluster's lock is its keeper.
+fn end_keeper(state: &State) -> Result<Option<u32>> {
+    let _all = Lock::wait_for_folder(Path::new(layout::STATE))?;
+    if !Lock::is_held(&state.lock()) {
+        return Ok(None);
+    }
+    let file = state.keeper();
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let pid: u32 = text
+        .trim()
+        .parse()
+        .with_context(|| format!("{} holds no process id: end the keeper by hand", file.display()))?;
+    // It may be on its way out already.
+    if cgroup::processes(&state.name())?.contains(&pid)
+        && let Some(process) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)
+    {
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
+    }
+    Ok(Some(pid))
 }
 
 /// Removes the leftovers of clusters that died.

@@ -114,6 +114,10 @@ fn processes(lines: &mut BTreeSet<String>) {
             continue;
         }
         let folder = Path::new("/proc").join(&pid);
+        let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
+        if is_dead(&stat) {
+            continue; // its parent has to reap it, which may be the machine's init
+        }
         let cgroups = fs::read_to_string(folder.join("cgroup")).unwrap_or_default();
         if let Some(cgroup) = of_a_cluster(&cgroups) {
             let line = fs::read(folder.join("cmdline")).unwrap_or_default();
@@ -121,6 +125,12 @@ fn processes(lines: &mut BTreeSet<String>) {
             lines.insert(format!("process {pid} of {cgroup}: {line}"));
         }
     }
+}
+
+/// A zombie by its /proc/PID/stat. The name before the state may hold anything.
+fn is_dead(stat: &str) -> bool {
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// The name of the cluster's folder in a /proc/PID/cgroup.
@@ -140,6 +150,12 @@ mod tests {
         assert_eq!(of_a_cluster(&text("/vgpu-e2e-demo/processes")), Some("vgpu-e2e-demo"));
         assert_eq!(of_a_cluster(&text("/vgpu-e2e-a/node1/kubepods/x")), Some("vgpu-e2e-a"));
         assert_eq!(of_a_cluster(&text("/user.slice/vgpu-e2e-demo")), None);
+    }
+
+    #[test]
+    fn a_zombie_is_known_whatever_its_name_is() {
+        assert!(is_dead("7 (a) S (b) Z 1 7 7 0"));
+        assert!(!is_dead("7 (a) Z (b) S 1 7 7 0") && !is_dead(""));
     }
 
     #[test]

@@ -12,7 +12,9 @@
 //! memory and pids; the kubelet wants more ([`NEEDED`]). They are added to the root's list here, and [`super::host`]
 //! takes them back after the last cluster.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -67,16 +69,21 @@ fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Where the hierarchies of this machine are mounted. One that is hidden by a mount over it is left out.
+/// Where the hierarchies of this machine are mounted.
 pub(crate) fn roots() -> Result<Vec<PathBuf>> {
+    Ok(visible()?.into_iter().map(|one| one.root).collect())
+}
+
+/// All but those that are hidden by a mount over them.
+fn visible() -> Result<Vec<Hierarchy>> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-    let all = hierarchies(&mountinfo).into_iter().map(|one| one.root);
-    Ok(all.filter(|root| root.exists()).collect())
+    let mut found = hierarchies(&mountinfo);
+    found.retain(|one| one.root.exists());
+    Ok(found)
 }
 
 fn of_this_machine() -> Result<Vec<Hierarchy>> {
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-    let found = hierarchies(&mountinfo);
+    let found = visible()?;
     if found.is_empty() {
         bail!("no cgroup hierarchy is mounted under {UNIFIED}: the kubelet needs one, mount it");
     }
@@ -188,24 +195,21 @@ pub(super) fn root_controllers() -> Result<Vec<String>> {
     }
 }
 
-/// Controllers of the root of v2 that nobody below hands on, and that can be taken back therefore.
+/// Controllers that the root of v2 gives to its children and that none of them uses.
 #[must_use]
 pub(crate) fn idle_root_controllers() -> Vec<String> {
     let given = root_controllers().unwrap_or_default();
-    let children: Vec<PathBuf> = folders(Path::new(UNIFIED)).collect();
-    let used = |controller: &String| {
-        children
-            .iter()
-            .any(|child| subtree(child).is_ok_and(|list| list.contains(controller)))
-    };
+    let used = |controller: &String| is_used(Path::new(UNIFIED), controller);
     given.into_iter().filter(|controller| !used(controller)).collect()
 }
 
-/// Takes from the root of v2 what it gives to its children beyond `before`. A controller that another folder hands on
-/// by now stays.
+/// Takes from the root of v2 what it gives to its children beyond `before`, but for what another program uses by now.
 pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
     let root = Path::new(UNIFIED);
     for controller in root_controllers()?.iter().filter(|one| !before.contains(one)) {
+        if is_used(root, controller) {
+            continue;
+        }
         match fs::write(root.join(SUBTREE), format!("-{controller}")) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
             written => {
@@ -215,6 +219,51 @@ pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns true if a folder below `root` hands the controller on, or has a setting of it. The kernel refuses to take a
+/// controller back in the first case alone; in the second it would drop the setting.
+fn is_used(root: &Path, controller: &str) -> bool {
+    let is_ours = |folder: &PathBuf| {
+        let name = folder.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(PREFIX)
+    };
+    let children: Vec<PathBuf> = folders(root).filter(|folder| !is_ours(folder)).collect();
+    let hands_on = |child: &PathBuf| subtree(child).is_ok_and(|list| list.iter().any(|one| one == controller));
+    children.iter().any(hands_on) || has_settings(root, &children, controller)
+}
+
+/// Returns true if a setting of the controller differs from that of a new folder, or if that cannot be seen.
+fn has_settings(root: &Path, children: &[PathBuf], controller: &str) -> bool {
+    let fresh = root.join(format!("{PREFIX}fresh-{}", std::process::id()));
+    if fs::create_dir(&fresh).is_err() {
+        return true;
+    }
+    let differs = children
+        .iter()
+        .any(|child| settings(child, controller) != settings(&fresh, controller));
+    let _ = fs::remove_dir(&fresh);
+    differs
+}
+
+/// The files of a controller that hold a setting, and their content. A file that can only be written reads as empty.
+fn settings(folder: &Path, controller: &str) -> BTreeMap<String, String> {
+    let prefix = format!("{controller}.");
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_setting = |entry: &fs::DirEntry| {
+        let mode = entry.metadata().map_or(0, |found| found.permissions().mode());
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let measures = [".pressure", ".peak"].iter().any(|end| name.ends_with(end));
+        name.starts_with(&prefix) && mode & 0o200 != 0 && !measures
+    };
+    entries
+        .filter(is_setting)
+        .map(|entry| {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            (entry.file_name().to_string_lossy().into_owned(), text)
+        })
+        .collect()
 }
 
 /// The process ids in the cluster's folder of the tracking hierarchy, pods included.
@@ -335,6 +384,26 @@ mod tests {
         assert!(!hierarchies(HYBRID).iter().any(Hierarchy::is_the_only_one));
         assert_eq!(roots(UNIFIED_ONLY), [("/sys/fs/cgroup".to_owned(), true)]);
         assert!(hierarchies(UNIFIED_ONLY)[0].is_the_only_one());
+    }
+
+    #[test]
+    fn a_controller_that_somebody_has_set_something_of_is_used() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = root.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let used = |controller: &str| is_used(root.path(), controller);
+        // On a plain disk a new folder has no files, so every file is a setting.
+        write("user.slice/cgroup.subtree_control", "memory pids\n");
+        write("vgpu-e2e-demo/cpuset.cpus", "0-1\n");
+        assert!(used("memory") && !used("cpuset") && !used("hugetlb"));
+        write("user.slice/cpuset.cpus", "0\n");
+        write("user.slice/cpu.pressure", "some avg10=1.00\n");
+        assert!(used("cpuset") && !used("cpu"));
+        let left: Vec<PathBuf> = folders(root.path()).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub struct Node(u8);
 impl Node {
     pub const FIRST: Self = Self(1);
     pub const SECOND: Self = Self(2);
-    /// Each node takes about 250 MiB of memory; more than this says more about the machine than about the driver.
+    /// Each node takes about 250 MiB of memory and some of the machine's inotify instances; more nodes would test the
+    /// machine, not the driver.
     pub const MOST: u8 = 9;
 
     /// Every node that a cluster can have.
@@ -84,7 +85,7 @@ impl FromStr for Member {
     fn from_str(name: &str) -> Result<Self> {
         let mut all = Node::all().map(Self::Node).chain([Self::ControlPlane]);
         all.find(|member| member.name() == name)
-            .with_context(|| format!("{name:?} is no member of a cluster"))
+            .with_context(|| format!("{name:?} is not one of control-plane, node1 to node{}", Node::MOST))
     }
 }
 
@@ -264,6 +265,13 @@ impl MemberState {
     #[must_use]
     pub fn pid(&self, component: &str) -> PathBuf {
         self.0.join(format!("{component}.pid"))
+    }
+
+    /// The files of all process ids.
+    pub(super) fn pids(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let files = entries.map(|entry| entry.path());
+        files.filter(|file| file.extension().is_some_and(|end| end == "pid"))
     }
 
     #[must_use]

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::access::{Access, import, init_of, inside, path_inside, pid_of};
 use super::config::{Member, Node};
 use super::protocol::Wish;
 use crate::wait::wait;
 
-const START: Duration = Duration::from_secs(60);
+/// The keeper gives up earlier, and then the cluster ends with its reason.
+const START: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(60);
 
 /// A node of that cluster, running or not.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +66,7 @@ impl<'a> NodeHandle<'a> {
 
     /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
+        self.check_running()?;
         self.cluster.restart(self.member(), component, kill)
     }
 
@@ -74,39 +77,55 @@ impl<'a> NodeHandle<'a> {
 
     /// Ends a component at once and leaves it so. The node's next start brings it back.
     pub fn stop(&self, component: &str) -> Result<()> {
-        self.cluster.wish(&Wish::Stop(self.member(), component.to_owned()))
+        self.check_running()?;
+        self.cluster.wish(&Wish::Stop(self.member(), component.to_owned()))?;
+        wait(END, &format!("{component} of {} to end", self.name()), || {
+            Ok(self.pid_of(component).is_err().then_some(()))
+        })
     }
 
-    /// Starts the node, for the first time or again with the disk that it had, and waits until it is Ready. Its
-    /// containerd has these images by then.
+    fn check_running(&self) -> Result<()> {
+        ensure!(self.runs(), "{} does not run: start it first", self.name());
+        Ok(())
+    }
+
+    /// Starts the node, for the first time or again, and waits until it is Ready. It has the disk that it had (but for
+    /// containerd's, where the machine's own is an overlay), and its containerd has these images.
     pub fn start(&self, images: &[PathBuf]) -> Result<()> {
+        ensure!(!self.runs(), "{} runs already: end it first", self.name());
         // Until the new kubelet is heard, the API server may still call the old one Ready.
-        let before = self.last_heard();
+        let before = self.last_heard()?;
         self.cluster.wish(&Wish::StartNode(self.node, images.to_vec()))?;
         wait(START, &format!("{} to be Ready", self.name()), || {
-            Ok((self.last_heard() != before && self.is_ready()?).then_some(()))
+            Ok((self.last_heard()? != before && self.is_ready()?).then_some(()))
         })
     }
 
     /// Ends all its processes at once, as a loss of power does.
     pub fn end(&self) -> Result<()> {
+        self.check_running()?;
         self.cluster.wish(&Wish::EndNode(self.node))?;
-        wait(START, &format!("{} to end", self.name()), || {
+        wait(END, &format!("{} to end", self.name()), || {
             Ok((!self.runs()).then_some(()))
         })
     }
 
-    /// Whether the API server calls it Ready.
+    /// Returns true if the API server calls it Ready.
     pub fn is_ready(&self) -> Result<bool> {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         Ok(self.cluster.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
     }
 
-    /// When its kubelet last renewed its lease, if ever.
-    fn last_heard(&self) -> Option<String> {
-        let renewed = ["-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}"];
+    /// When its kubelet last renewed its lease; empty before it ever did.
+    fn last_heard(&self) -> Result<String> {
+        let renewed = [
+            "--ignore-not-found",
+            "-n",
+            "kube-node-lease",
+            "-o",
+            "jsonpath={.spec.renewTime}",
+        ];
         self.cluster
             .kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
-            .ok()
     }
 }

@@ -9,8 +9,9 @@
 //! adds all that there are), and the AppArmor profile that containerd loads for its containers.
 //!
 //! How it fails: killed after the file was written and before anything changed, undoing finds nothing to do. Killed
-//! while undoing, the file is still there, and the next sweep goes on. Another program that came to use a controller or
-//! the profile meanwhile keeps it.
+//! while undoing, the file is still there, and the next sweep goes on. A file of before a restart of the machine says
+//! nothing any more; nor does a damaged one, and that is said. Another program that came to use a controller or the
+//! profile meanwhile keeps it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,6 +33,8 @@ const REMOVE_PROFILE: &str = "/sys/kernel/security/apparmor/.remove";
 /// The machine before the first cluster.
 #[derive(Debug, Serialize, Deserialize)]
 struct Before {
+    /// Of the kernel that ran: a restart of the machine has undone all changes.
+    boot_id: String,
     root_controllers: Vec<String>,
     profile_loaded: bool,
 }
@@ -43,10 +46,11 @@ fn file() -> PathBuf {
 /// Writes down how the machine is, unless a cluster has changed it already.
 pub(super) fn remember(_all: &Lock) -> Result<()> {
     let file = file();
-    if file.exists() {
+    if read(&file).is_ok_and(|before| before.is_some()) {
         return Ok(());
     }
     let before = Before {
+        boot_id: boot_id()?,
         root_controllers: cgroup::root_controllers()?,
         profile_loaded: has_profile(&fs::read_to_string(PROFILES).unwrap_or_default()),
     };
@@ -62,22 +66,43 @@ pub(super) fn give_back(_all: &Lock) -> Result<()> {
         return Ok(());
     }
     let file = file();
-    match fs::read(&file) {
-        Ok(json) => {
-            let before: Before =
-                serde_json::from_slice(&json).with_context(|| format!("{} is damaged: remove it", file.display()))?;
-            cgroup::restore_root_controllers(&before.root_controllers)?;
-            if !before.profile_loaded {
-                unload_profile()?;
-            }
-            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+    if let Some(before) = read(&file)? {
+        cgroup::restore_root_controllers(&before.root_controllers)?;
+        if !before.profile_loaded {
+            unload_profile()?;
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
+    }
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", file.display()));
+        }
+        _ => {}
     }
     let _ = fs::remove_file(file.with_extension("new"));
     let _ = fs::remove_dir(layout::STATE); // another `up` may have come to it meanwhile
     Ok(())
+}
+
+/// What was written down since the machine started.
+fn read(file: &Path) -> Result<Option<Before>> {
+    let json = match fs::read(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| format!("cannot read {}", file.display()))?,
+    };
+    let Ok(before) = serde_json::from_slice::<Before>(&json) else {
+        eprintln!(
+            "{} is damaged: controllers of the cgroup root, and the AppArmor profile {PROFILE}, may stay on",
+            file.display()
+        );
+        return Ok(None);
+    };
+    Ok((before.boot_id == boot_id()?).then_some(before))
+}
+
+fn boot_id() -> Result<String> {
+    let file = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+    Ok(text.trim().to_owned())
 }
 
 /// The lines are `NAME (MODE)`.
@@ -107,6 +132,27 @@ fn unload_profile() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_another_boot_or_a_damaged_one_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("before.json");
+        assert!(read(&file).unwrap().is_none());
+        let write = |boot_id: &str| {
+            let before = Before {
+                boot_id: boot_id.to_owned(),
+                root_controllers: vec!["cpu".to_owned()],
+                profile_loaded: true,
+            };
+            fs::write(&file, serde_json::to_vec(&before).unwrap()).unwrap();
+        };
+        write("of yesterday");
+        assert!(read(&file).unwrap().is_none());
+        write(&boot_id().unwrap());
+        assert_eq!(read(&file).unwrap().unwrap().root_controllers, ["cpu"]);
+        fs::write(&file, "{").unwrap();
+        assert!(read(&file).unwrap().is_none());
+    }
 
     #[test]
     fn the_profile_is_found_by_its_whole_name() {

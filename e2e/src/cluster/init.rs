@@ -94,6 +94,7 @@ impl Supervisor {
                 Ok(Order::Kill(name)) => self.signal(&name, Signal::KILL),
                 Ok(Order::Stop(name)) => {
                     self.signal(&name, Signal::KILL);
+                    self.due.retain(|(_, component)| component.name != name);
                     self.stopped.insert(name);
                 }
                 Err(RecvTimeoutError::Timeout) => {}

@@ -37,7 +37,7 @@ enum Cue {
     Caller(Wish),
     CallerGone,
     Signal,
-    /// Of the init that was started as the so-manieth: a node that comes back has another.
+    /// By the number of the init, in the order of their starts: a node that comes back has another.
     Init(u64, Event),
     InitGone(u64),
 }
@@ -65,33 +65,15 @@ pub(super) fn run(state: State) -> Result<()> {
         );
         return send(&caller, &News::Failed(text));
     };
-    fs::write(state.keeper(), std::process::id().to_string()).context("cannot write keeper.pid")?;
-    let (sender, cues) = channel();
-    listen(&caller, &sender)?;
-    send(&caller, &News::Note(format!("state in {}", state.0.display())))?;
-    let origin = cgroup::Origin::of_this_process()?;
-    let ended = match state.load() {
-        Ok(config) => {
-            let keep = config.keep;
-            let mut keeper = Keeper {
-                state: &state,
-                config,
-                caller: &caller,
-                sender,
-                cues,
-                inits: BTreeMap::new(),
-                started: 0,
-                keep,
-                ready: false,
-                failures: 0,
-            };
-            let ended = keeper.hold().expect_err("a cluster is held until something ends it");
-            keeper.end();
-            ended
-        }
-        Err(error) => error,
+    // Until this news the caller holds the lock over all clusters, which removing takes.
+    let _ = send(&caller, &News::Note(format!("state in {}", state.0.display())));
+    let origin = cgroup::Origin::of_this_process();
+    let ended = match &origin {
+        Ok(_) => held(&state, &caller).err(),
+        Err(error) => Some(anyhow!("{error:#}")),
     };
-    let news = match (remove(&state, &origin), ended.downcast_ref::<Asked>()) {
+    let ended = ended.unwrap_or_else(|| anyhow!("the keeper let go of the cluster"));
+    let news = match (remove(&state, origin.ok()), ended.downcast_ref::<Asked>()) {
         (Ok(()), Some(_)) => News::Done,
         (Ok(()), None) => News::Failed(format!("{ended:#}")),
         (Err(undo), _) => News::Failed(format!("{ended:#}; and the cluster could not be removed: {undo:#}")),
@@ -100,9 +82,36 @@ pub(super) fn run(state: State) -> Result<()> {
     Ok(())
 }
 
+/// Holds the cluster until something ends it, which is the error. Nothing of it runs afterwards.
+fn held(state: &State, caller: &UnixStream) -> Result<()> {
+    let file = state.keeper();
+    fs::write(&file, std::process::id().to_string()).with_context(|| format!("cannot write {}", file.display()))?;
+    let (sender, cues) = channel();
+    listen(caller, &sender)?;
+    let config = state.load()?;
+    let keep = config.keep;
+    let mut keeper = Keeper {
+        state,
+        config,
+        caller,
+        sender,
+        cues,
+        inits: BTreeMap::new(),
+        started: 0,
+        keep,
+        ready: false,
+        failures: BTreeMap::new(),
+    };
+    let ended = keeper.hold();
+    keeper.end();
+    ended
+}
+
 /// Leaves the cluster's cgroup and removes the cluster; after the last one, what clusters changed on the machine.
-fn remove(state: &State, origin: &cgroup::Origin) -> Result<()> {
-    origin.go_back()?;
+fn remove(state: &State, origin: Option<cgroup::Origin>) -> Result<()> {
+    if let Some(origin) = origin {
+        origin.go_back()?;
+    }
     undo::remove(state)?;
     host::give_back(&Lock::wait_for_folder(Path::new(layout::STATE))?)
 }
@@ -150,9 +159,11 @@ impl Init {
     fn kill(mut self) {
         match self.pid.and_then(Pid::from_raw) {
             Some(pid) => drop(kill_process(pid, Signal::KILL)),
-            None => drop(self.parent.kill()), // --kill-child takes init along
+            None => drop(self.parent.kill()),
         }
-        let _ = self.parent.wait();
+        // A process from outside that stands still in the namespace would be waited for without end. Removing the
+        // cluster names it.
+        let _ = self.is_gone_within(patience::stretched(Duration::from_secs(10)));
     }
 
     fn is_gone_within(&mut self, limit: Duration) -> bool {
@@ -178,7 +189,8 @@ struct Keeper<'a> {
     started: u64,
     keep: bool,
     ready: bool,
-    failures: u32,
+    /// How often each component ended.
+    failures: BTreeMap<(Member, String), u32>,
 }
 
 impl Keeper<'_> {
@@ -223,6 +235,9 @@ impl Keeper<'_> {
 
     /// Nodes before the control plane, in whose PID namespace they are.
     fn end(&mut self) {
+        for init in self.inits.values() {
+            let _ = init.socket.shutdown(std::net::Shutdown::Both);
+        }
         while let Some((_, init)) = self.inits.pop_last() {
             init.end();
         }
@@ -347,8 +362,10 @@ impl Keeper<'_> {
         let member = Member::Node(node);
         let init = self.inits.remove(&member);
         init.with_context(|| format!("{} does not run", node.name()))?.kill();
-        let file = self.state.member(member).init();
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
+        for file in self.state.member(member).pids() {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        }
+        Ok(())
     }
 
     /// Answers cues until `probe` holds.
@@ -373,19 +390,7 @@ impl Keeper<'_> {
         match self.cues.recv_timeout(wait) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => bail!("the keeper lost its own threads"),
-            Ok(Cue::Caller(Wish::Keep)) => {
-                self.keep = true;
-                Ok(())
-            }
-            Ok(Cue::Caller(Wish::Restart(member, name))) => self.order(member, &Order::Restart(name)),
-            Ok(Cue::Caller(Wish::Kill(member, name))) => self.order(member, &Order::Kill(name)),
-            Ok(Cue::Caller(Wish::Stop(member, name))) => self.order(member, &Order::Stop(name)),
-            Ok(Cue::Caller(Wish::StartNode(node, images))) => {
-                self.start_node(node)?;
-                self.start_kubelet(node, &images)?;
-                self.until_ready(node)
-            }
-            Ok(Cue::Caller(Wish::EndNode(node))) => self.end_node(node),
+            Ok(Cue::Caller(wish)) => self.grant(wish),
             Ok(Cue::CallerGone) if self.keep => Ok(()),
             Ok(Cue::CallerGone) => Err(anyhow!(Asked("the program that asked for the cluster has gone"))),
             Ok(Cue::Signal) => Err(anyhow!(Asked("a signal asked for the end"))),
@@ -401,6 +406,27 @@ impl Keeper<'_> {
                 ),
                 None => Ok(()),
             },
+        }
+    }
+
+    /// The caller has checked that the member runs, or does not. Where it has begun or ended since, nothing is done.
+    fn grant(&mut self, wish: Wish) -> Result<()> {
+        let runs = |member| self.inits.contains_key(&member);
+        match wish {
+            Wish::Keep => {
+                self.keep = true;
+                Ok(())
+            }
+            Wish::Restart(member, name) if runs(member) => self.order(member, &Order::Restart(name)),
+            Wish::Kill(member, name) if runs(member) => self.order(member, &Order::Kill(name)),
+            Wish::Stop(member, name) if runs(member) => self.order(member, &Order::Stop(name)),
+            Wish::EndNode(node) if runs(Member::Node(node)) => self.end_node(node),
+            Wish::StartNode(node, images) if !runs(Member::Node(node)) => {
+                self.start_node(node)?;
+                self.start_kubelet(node, &images)?;
+                self.until_ready(node)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -425,8 +451,10 @@ impl Keeper<'_> {
                 fs::write(&file, pid.to_string()).with_context(|| format!("cannot write {}", file.display()))
             }
             Event::Ended { name, status } => {
-                self.failures += 1;
-                if !self.ready && self.failures > PATIENCE {
+                let _ = fs::remove_file(own.pid(&name));
+                let failures = self.failures.entry((member, name.clone())).or_default();
+                *failures += 1;
+                if !self.ready && *failures > PATIENCE {
                     bail!("{name} does not stay up ({status}): {}", self.end_of_log(member, &name));
                 }
                 Ok(())

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::cgroup;
-use super::config::State;
+use super::config::{State, names};
 use crate::lock::Lock;
-use crate::{layout, patience};
+use crate::patience;
 
 /// Removes everything of one cluster, whose processes are gone or going.
 pub(super) fn remove(state: &State) -> Result<()> {
@@ -29,17 +29,17 @@ fn await_processes(cluster: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the leftovers of clusters whose keeper died. Those that run are left alone. Returns the names removed.
+/// Removes the leftovers of clusters whose keeper died. Those that run are left alone. One that cannot be removed is
+/// named on stderr and keeps nobody else from being removed. Returns the names removed.
 pub(super) fn sweep(_all: &Lock) -> Result<Vec<String>> {
     let mut removed = Vec::new();
-    for entry in fs::read_dir(layout::STATE).into_iter().flatten().flatten() {
-        let state = State(entry.path());
-        if !state.0.is_dir() {
-            continue;
-        }
+    for name in names() {
+        let state = State::of(&name);
         if let Some(_lock) = Lock::try_take(&state.lock())? {
-            remove(&state)?;
-            removed.push(state.name());
+            match remove(&state) {
+                Ok(()) => removed.push(name),
+                Err(error) => eprintln!("the leftovers of cluster {name} stay: {error:#}"),
+            }
         }
     }
     Ok(removed)
