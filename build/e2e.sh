@@ -30,25 +30,32 @@ local_artefacts() {
   install -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
 }
 
-# What a cluster needs is asked for only where one can be made.
+# Before anything long is built: variables that are refused, and whether a cluster can be made here. What a cluster needs
+# is asked for only where one can.
 ready_for_demo() {
-  local missing rc=0
-  if missing=$(prerequisites demo 2>&1); then
-    "$root/build/dist.sh"
-    return
-  fi
+  local missing said rc=0 complete=1
+  missing=$(prerequisites demo 2>&1) || complete=
   prerequisites local
   build_program
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" preflight 2>/dev/null || rc=$?
-  if [ $rc -ne 3 ]; then
+  said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
+  case $rc in
+    0) ;;
+    3)
+      prerequisites build >/dev/null 2>&1 || {
+        local_artefacts
+        return
+      }
+      ;;
+    *)
+      echo "$said" >&2
+      exit 1
+      ;;
+  esac
+  if [ $rc = 0 ] && [ -z "$complete" ]; then
     echo "$missing" >&2
     exit 1
   fi
-  if prerequisites build >/dev/null 2>&1; then
-    "$root/build/dist.sh"
-  else
-    local_artefacts
-  fi
+  "$root/build/dist.sh"
 }
 
 case ${1:-} in

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
-use crate::toolchain::Toolchain;
+use crate::toolchain::{Toolchain, Versions};
 use crate::{bench, demo, guest, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
@@ -37,7 +37,7 @@ enum Verb {
         /// Stay, and take the cluster down again when this program ends, however it ends.
         #[arg(long)]
         hold: bool,
-        /// How many nodes it has.
+        /// Number of nodes, 1 to 9.
         #[arg(long, default_value = "1", value_parser = cluster::parse_nodes)]
         nodes: u8,
     },
@@ -50,7 +50,7 @@ enum Verb {
     },
     /// Run a command as root on a node.
     Exec {
-        /// The node.
+        /// The node, or control-plane.
         #[arg(long, default_value = "node1")]
         node: Member,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
@@ -58,7 +58,7 @@ enum Verb {
     },
     /// Say if a cluster can be made on this machine, and what is missing: exit status 0 or 3.
     Preflight {
-        /// Where sudo would ask for a password, take it that it will be given.
+        /// Where sudo would ask for a password, assume that it will be given.
         #[arg(long)]
         without_asking: bool,
     },
@@ -100,7 +100,10 @@ pub fn run(arguments: Arguments) -> Result<u8> {
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
         Verb::Init { state, member } => cluster::run_init(state, member)?,
-        Verb::Preflight { without_asking } => preflight::check(&own_program()?, !without_asking)?,
+        Verb::Preflight { without_asking } => {
+            Versions::chosen()?;
+            preflight::check(&own_program()?, !without_asking)?;
+        }
         Verb::Probe { inside: false } => preflight::as_root()?,
         Verb::Probe { inside: true } => preflight::in_namespaces()?,
         Verb::Tools => {
@@ -143,6 +146,9 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Exec { node, command } => {
             prepared::rerun_as_root()?;
             let cluster = Cluster::attach(&arguments.cluster)?;
+            if !cluster.state().member(node).init().exists() {
+                anyhow::bail!("{} does not run in cluster {}", node.name(), arguments.cluster);
+            }
             let words: Vec<&str> = command.iter().map(String::as_str).collect();
             let status = cluster.inside_member(node, &words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run nsenter")?));
