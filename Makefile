@@ -1,4 +1,4 @@
-# The entry points. Each is one script in build/, which says how it fails.
+# The entry points. Each calls one script in build/, bench/ or gpu-check/, which says how it fails.
 .DEFAULT_GOAL := help
 .PHONY: help demo down test unit guest miri dist images lint deny bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
@@ -20,7 +20,7 @@ test: ## every test: formatting, lints, dist, unit, integration and end-to-end t
 unit: ## every test that needs neither a cluster nor a build of Kubernetes, and the lints
 	@build/test.sh quick
 
-guest: dist ## the demo and the machine's tests in an emulated Debian 12 (DEBIAN=13: 13), with a transcript; takes half an hour
+guest: dist ## the demo and the machine's tests in a Debian 12 virtual machine (DEBIAN=13: 13), with a transcript; takes half an hour
 	@build/e2e.sh guest
 
 miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes

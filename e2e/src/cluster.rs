@@ -40,7 +40,7 @@ use crate::toolchain::Toolchain;
 use crate::{interrupt, layout, patience};
 use protocol::{News, Wish, messages, send};
 
-/// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
+/// A running cluster. Dropping it takes it down, unless `keep` was called.
 #[derive(Debug)]
 pub struct Cluster {
     state: State,
@@ -112,7 +112,7 @@ impl Cluster {
         let state = State::of(name);
         // The files of a cluster that died name processes that may be anybody's by now.
         if !is_running(&state)? || !state.member(Member::ControlPlane).init().exists() {
-            bail!("no cluster named {name} is running: `vgpu-e2e up` starts one");
+            bail!("no cluster named {name} is running: `build/e2e.sh up` starts one");
         }
         let config = state.load()?;
         Ok(Self {
@@ -269,8 +269,8 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// Returns true if a keeper holds the cluster. Under the lock over all clusters: else a sweep could be taken for a
-/// keeper, and this look for one by a keeper that starts.
+/// Returns true if a keeper holds the cluster. Takes the lock over all clusters. Otherwise this could mistake a sweep for
+/// a keeper, and a starting keeper could mistake this check for one.
 fn is_running(state: &State) -> Result<bool> {
     let root = Path::new(layout::STATE);
     if !root.exists() {

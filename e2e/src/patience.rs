@@ -1,4 +1,4 @@
-//! One factor of time for the whole run: every wait is stretched by it, so that a slow machine is slow and not red.
+//! One factor of time for the whole run: every wait for a cluster is stretched by it, so that a slow machine is slow and not red.
 //!
 //! ```text
 //! VGPU_TIME_FACTOR, else a short measurement ─► the first half ─ Prepared ─► root's half ─ VGPU_TIME_FACTOR ─► keeper, init

@@ -140,7 +140,6 @@ impl Prepared {
             gpu: self.gpu.clone(),
             pause: self.pause.clone(),
             owner: self.owner,
-            keep: false,
             nodes: 1,
         }
     }

@@ -90,8 +90,8 @@ fn of_this_machine() -> Result<Vec<Hierarchy>> {
     Ok(found)
 }
 
-/// The hierarchy in which the cluster's own processes are found again: v2, which has no controllers on a hybrid host
-/// and so limits nothing there; else the one that counts processes, else any.
+/// The hierarchy used to list the cluster's processes: v2 if mounted (on hybrid hosts it has no controllers), else pids,
+/// else any.
 fn tracking(all: &[Hierarchy]) -> Option<&Hierarchy> {
     all.iter()
         .find(|one| one.unified)
@@ -203,7 +203,7 @@ pub(crate) fn idle_root_controllers() -> Vec<String> {
     given.into_iter().filter(|controller| !used(controller)).collect()
 }
 
-/// Takes from the root of v2 what it gives to its children beyond `before`, but for what another program uses by now.
+/// Disables the controllers at the v2 root that are not in `before`, except those that another program uses now.
 pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
     let root = Path::new(UNIFIED);
     for controller in root_controllers()?.iter().filter(|one| !before.contains(one)) {
@@ -221,8 +221,8 @@ pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a folder below `root` hands the controller on, or has a setting of it. The kernel refuses to take a
-/// controller back in the first case alone; in the second it would drop the setting.
+/// Returns true if a folder below `root` hands the controller on, or has a setting of it. In the first case the
+/// kernel refuses to disable the controller. In the second it would not, and the setting would be lost.
 fn is_used(root: &Path, controller: &str) -> bool {
     let is_ours = |folder: &PathBuf| {
         let name = folder.file_name().unwrap_or_default();

@@ -20,8 +20,8 @@ pub(super) struct Component {
     pub(super) command: Vec<String>,
 }
 
-/// A node whose kubelet has been silent for so long counts as unreachable. Kubernetes' own 50 s would be waited for in
-/// every test of a node that dies.
+/// A node whose kubelet has been silent for so long counts as unreachable. Kubernetes' default of 50 s would slow
+/// down every test in which a node dies.
 const LEASE: Duration = Duration::from_secs(20);
 
 /// Fractions need this gate on every component of these versions; from 1.36 on it is on.
@@ -32,12 +32,12 @@ fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
     }
 }
 
-/// Of the control plane, started at once: they need nothing of each other to begin with.
+/// Control-plane components that start first; neither waits for the other.
 pub(super) fn first(config: &Config, state: &State) -> Result<Vec<Component>> {
     Ok(vec![etcd(config, state)?, apiserver(config, state)?])
 }
 
-/// Of the control plane, started when kube-apiserver answers.
+/// Control-plane components that start when kube-apiserver answers.
 pub(super) fn second(config: &Config, state: &State) -> Result<Vec<Component>> {
     Ok(vec![controller_manager(config, state)?, scheduler(config, state)?])
 }

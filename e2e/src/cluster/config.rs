@@ -149,8 +149,6 @@ pub struct Config {
     pub pause: PathBuf,
     /// Who may read the KUBECONFIG, when that is not root.
     pub owner: Option<(u32, u32)>,
-    /// Outlives the program that started it.
-    pub keep: bool,
     /// How many nodes it starts with.
     pub nodes: u8,
 }

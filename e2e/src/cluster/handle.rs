@@ -89,8 +89,8 @@ impl<'a> NodeHandle<'a> {
         Ok(())
     }
 
-    /// Starts the node, for the first time or again, and waits until it is Ready. It has the disk that it had (but for
-    /// containerd's, where the machine's own is an overlay), and its containerd has these images.
+    /// Starts the node, for the first time or again, and waits until it is Ready. Its disk is kept, except containerd's
+    /// data if the host's disk is an overlay. `images` are imported first.
     pub fn start(&self, images: &[PathBuf]) -> Result<()> {
         ensure!(!self.runs(), "{} runs already: end it first", self.name());
         // Until the new kubelet is heard, the API server may still call the old one Ready.

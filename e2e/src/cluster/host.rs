@@ -9,8 +9,8 @@
 //! adds all that there are), and the AppArmor profile that containerd loads for its containers.
 //!
 //! How it fails: killed after the file was written and before anything changed, undoing finds nothing to do. Killed
-//! while undoing, the file is still there, and the next sweep goes on. A file of before a restart of the machine says
-//! nothing any more; nor does a damaged one, and that is said. Another program that came to use a controller or the
+//! while undoing, the file is still there, and the next sweep goes on. A file from before a reboot is
+//! ignored. So is a damaged one, with a warning. Another program that came to use a controller or the
 //! profile meanwhile keeps it.
 
 use std::fs;
@@ -33,7 +33,7 @@ const REMOVE_PROFILE: &str = "/sys/kernel/security/apparmor/.remove";
 /// The machine before the first cluster.
 #[derive(Debug, Serialize, Deserialize)]
 struct Before {
-    /// Of the kernel that ran: a restart of the machine has undone all changes.
+    /// A reboot has undone all changes.
     boot_id: String,
     root_controllers: Vec<String>,
     profile_loaded: bool,
@@ -43,7 +43,7 @@ fn file() -> PathBuf {
     Path::new(layout::STATE).join("before.json")
 }
 
-/// Writes down how the machine is, unless a cluster has changed it already.
+/// Writes before.json, unless a cluster of this boot has done so already.
 pub(super) fn remember(_all: &Lock) -> Result<()> {
     let file = file();
     if read(&file).is_ok_and(|before| before.is_some()) {
@@ -83,7 +83,7 @@ pub(super) fn give_back(_all: &Lock) -> Result<()> {
     Ok(())
 }
 
-/// What was written down since the machine started.
+/// Reads before.json. Returns None if it is missing, damaged, or from before the last boot.
 fn read(file: &Path) -> Result<Option<Before>> {
     let json = match fs::read(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

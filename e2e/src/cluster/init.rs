@@ -1,6 +1,7 @@
-//! PID 1 of a member: builds the view of the file systems and the network, then starts what it is told to, starts it
-//! again when it ends (unless it was told to stop it), and reaps. It ends when the keeper does, and the kernel ends everything else in its namespace.
-//! A node's namespace is inside of the control plane's, so it ends with that too.
+//! PID 1 of a member: mounts its file systems and sets up its network. Then it starts the components that the keeper
+//! orders, restarts those that exit unless they were stopped, and reaps zombies. It ends when the keeper does, and the
+//! kernel ends everything else in its namespace. A node's namespace is inside of the control plane's, so it ends with
+//! that too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

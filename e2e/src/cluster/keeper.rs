@@ -1,4 +1,10 @@
-//! The keeper: a process in the host's namespaces that owns one cluster from its first to its last trace.
+//! The keeper: a process in the host's namespaces that starts one cluster, supervises it, and removes everything of it at
+//! the end.
+//!
+//! ```text
+//! cgroups ─► control plane: init, etcd, kube-apiserver ─► each node: init, network, containerd ─► /readyz
+//! ─► controller manager, scheduler ─► each node: images, kubelet ─► Ready ─► default service account ─► News::Ready
+//! ```
 //!
 //! It tells the inits of the control plane and of the nodes what to start and when, and takes everything down when it is told to, when the program that asked for
 //! the cluster goes, or when something breaks. It is a session leader of its own: a Ctrl-C reaches only that program.
@@ -26,12 +32,12 @@ use super::{certs, cgroup, host, mounts, network, undo};
 use crate::lock::Lock;
 use crate::{layout, patience, shell};
 
-/// Nothing takes longer than this on two cores, and a machine that is this slow gets a clear line.
+/// Enough on two quiet cores, and stretched on slower machines. Then the wait fails and names what it waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 /// For one look at the API server.
 const REQUEST: Duration = Duration::from_secs(5);
-/// A component that ended this often before the node was Ready will not come up.
-const PATIENCE: u32 = 10;
+/// A component that ended this often before the cluster was ready will not come up.
+const MAX_FAILURES: u32 = 10;
 
 enum Cue {
     Caller(Wish),
@@ -60,12 +66,12 @@ pub(super) fn run(state: State) -> Result<()> {
     let caller = UnixStream::from(rustix::stdio::stdin().try_clone_to_owned()?);
     let Some(_lock) = Lock::try_take(&state.lock())? else {
         let text = format!(
-            "a cluster named {} is running: `vgpu-e2e down` ends it, CLUSTER=NAME names another",
+            "a cluster named {} is running: `make down` ends it, CLUSTER=NAME names another",
             state.name()
         );
         return send(&caller, &News::Failed(text));
     };
-    // Until this news the caller holds the lock over all clusters, which removing takes.
+    // The caller holds the lock over all clusters until it gets this message. `remove` needs that lock.
     let _ = send(&caller, &News::Note(format!("state in {}", state.0.display())));
     let origin = cgroup::Origin::of_this_process();
     let ended = match &origin {
@@ -89,7 +95,6 @@ fn held(state: &State, caller: &UnixStream) -> Result<()> {
     let (sender, cues) = channel();
     listen(caller, &sender)?;
     let config = state.load()?;
-    let keep = config.keep;
     let mut keeper = Keeper {
         state,
         config,
@@ -98,7 +103,7 @@ fn held(state: &State, caller: &UnixStream) -> Result<()> {
         cues,
         inits: BTreeMap::new(),
         started: 0,
-        keep,
+        keep: false,
         ready: false,
         failures: BTreeMap::new(),
     };
@@ -161,8 +166,8 @@ impl Init {
             Some(pid) => drop(kill_process(pid, Signal::KILL)),
             None => drop(self.parent.kill()),
         }
-        // A process from outside that stands still in the namespace would be waited for without end. Removing the
-        // cluster names it.
+        // A stopped process that entered the namespace from outside would block this forever, so the wait is limited.
+        // `undo::remove` reports its process id.
         let _ = self.is_gone_within(patience::stretched(Duration::from_secs(10)));
     }
 
@@ -310,7 +315,8 @@ impl Keeper<'_> {
         })
     }
 
-    /// Starts a member's init in new namespaces. `enter` goes before: a command that enters those around them.
+    /// Starts a member's init in new namespaces. `enter` is a command prefix (nsenter) that first enters the parent's
+    /// namespaces.
     fn start_init(&mut self, member: Member, enter: &[&str], input: Stdio) -> Result<()> {
         let own = self.state.member(member);
         let logs = own.0.join("logs");
@@ -409,7 +415,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// The caller has checked that the member runs, or does not. Where it has begun or ended since, nothing is done.
+    /// The caller has checked that the member runs, or does not. If that changed meanwhile, the request is ignored.
     fn grant(&mut self, wish: Wish) -> Result<()> {
         let runs = |member| self.inits.contains_key(&member);
         match wish {
@@ -454,7 +460,7 @@ impl Keeper<'_> {
                 let _ = fs::remove_file(own.pid(&name));
                 let failures = self.failures.entry((member, name.clone())).or_default();
                 *failures += 1;
-                if !self.ready && *failures > PATIENCE {
+                if !self.ready && *failures > MAX_FAILURES {
                     bail!("{name} does not stay up ({status}): {}", self.end_of_log(member, &name));
                 }
                 Ok(())

@@ -32,6 +32,7 @@ pub(super) enum Wish {
 /// From the keeper to that program.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum News {
+    /// Sent once the keeper holds its lock. The caller then releases the lock over all clusters.
     Note(String),
     Ready,
     Done,

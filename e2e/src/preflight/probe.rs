@@ -28,8 +28,8 @@ pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
 
 // === root ===
 
-/// Tries as root, through sudo where this is not root. `program` is vgpu-e2e: another program that asks, such as a test,
-/// has no command `probe`, and would only ask again, without end.
+/// Tries as root, through sudo where this is not root. `program` is vgpu-e2e. It must not be the calling test
+/// binary: that has no `probe` command and would call this function again forever.
 fn root(program: &Path, may_ask: bool) -> Result<Root> {
     let user = rustix::process::geteuid();
     if user.is_root() {
