@@ -35,7 +35,7 @@ impl Time {
         )
     }
 
-    /// Reads `2026-11-22T01:02:03Z`, with or without a fraction and with any offset; `None` for anything else.
+    /// Reads `2026-11-22T01:02:03Z`, with or without a fraction and with any offset; `None` for what is no time.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let time: Timestamp = text.parse().ok()?;
