@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use crate::gpus::Gpu;
 use crate::request::{GpuChoice, Request};
 use vgpu_abi::limits::Limits;
-use vgpu_api::quantity::format_bytes;
+use vgpu_quantity::format_bytes;
 
 /// Name of a share that nobody can join.
 pub const OWN_SHARE: &str = "run";

@@ -6,8 +6,7 @@ use crate::flags::RunFlags;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 
-/// The least memory of a share.
-pub const MEMORY_MIN: u64 = 64 << 20;
+use vgpu_api::request::{CORES_MAX, MEMORY_MIN};
 
 /// What `vgpu run` is asked for; None = left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ pub enum GpuChoice {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
     #[error("--memory: {0}")]
-    Quantity(#[from] vgpu_api::quantity::QuantityError),
+    Quantity(#[from] vgpu_quantity::WholeError),
     #[error("--memory {0:?}: below the minimum of 64Mi; a number without a unit counts bytes: write 20Gi for GiB")]
     MemoryTooSmall(String),
     #[error("--cores {0:?}: not a whole percentage from 0 to 100")]
@@ -63,7 +62,7 @@ impl Request {
 
 fn memory(text: &OsStr) -> Result<u64, FlagError> {
     let text = text.to_string_lossy();
-    match u64::try_from(vgpu_api::quantity::parse(&text)?) {
+    match u64::try_from(vgpu_quantity::whole(&text)?) {
         Ok(bytes) if bytes >= MEMORY_MIN => Ok(bytes),
         _ => Err(FlagError::MemoryTooSmall(text.into_owned())),
     }
@@ -72,7 +71,7 @@ fn memory(text: &OsStr) -> Result<u64, FlagError> {
 fn cores(text: &OsStr) -> Result<u32, FlagError> {
     let text = text.to_string_lossy();
     digits(&text)
-        .filter(|cores| *cores <= 100)
+        .filter(|cores| *cores <= CORES_MAX)
         .ok_or_else(|| FlagError::Cores(text.into_owned()))
 }
 

@@ -34,7 +34,8 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
-use vgpu_allocator::{Features, Policy};
+use vgpu_allocator::Features;
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, Term, Verdict, Write, WriteId};
 
 use self::clock::{Clock, SetBack};
@@ -71,7 +72,7 @@ pub(crate) enum Done {
         intent: &'static str,
         outcome: Outcome,
         /// Of an allocation.
-        policy: Option<Policy>,
+        policy: Option<AllocationPolicy>,
         took: Duration,
     },
     /// `None` if it failed: the planner asks again.

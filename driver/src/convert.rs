@@ -6,7 +6,8 @@
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use vgpu_allocator::model::DeviceClass;
-use vgpu_api::{DRIVER_NAME, device_type, quantity};
+use vgpu_api::{DRIVER_NAME, device_type};
+use vgpu_quantity::Quantity;
 
 use crate::model::{Class, Extended, Key, Pod};
 
@@ -64,10 +65,17 @@ fn extended(container: &core::Container) -> Vec<Extended> {
         .map(|(resource, count)| Extended {
             container: container.name.clone(),
             resource: resource.clone(),
-            count: quantity::parse_rounded_up(&count.0).unwrap_or(0),
+            count: whole(&count.0),
         })
         .filter(|extended| extended.count > 0)
         .collect()
+}
+
+/// Limited to 64 bits; 0 for what is no quantity.
+fn whole(count: &str) -> i64 {
+    let count = Quantity::parse(count).unwrap_or_default();
+    let limit = if count.is_negative() { i64::MIN } else { i64::MAX };
+    count.whole_away_from_zero().unwrap_or(limit)
 }
 
 pub(crate) fn class(class: &DeviceClass) -> Class {

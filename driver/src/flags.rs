@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use vgpu_allocator::Policy;
+use vgpu_api::config::AllocationPolicy;
 
 /// Allocates GPU fractions, or leaves that to kube-scheduler, and says why pods that ask for them are Pending.
 #[derive(Debug, clap::Parser)]
@@ -53,7 +53,7 @@ pub enum Allocator {
 /// What controller mode is run with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerMode {
-    pub policy: Policy,
+    pub policy: AllocationPolicy,
     pub hold_timeout: Duration,
     pub lease_namespace: String,
     pub lease_name: String,
@@ -81,7 +81,7 @@ pub enum FlagError {
     EventsPerSecond(String),
     #[error("--instance {0:?} is not a name of 1 to 128 characters")]
     Instance(String),
-    #[error("--policy {0:?} is none of {known}", known = Policy::ALL.map(Policy::name).join(", "))]
+    #[error("--policy {0:?} is none of {known}", known = AllocationPolicy::ALL.map(AllocationPolicy::name).join(", "))]
     Policy(String),
     #[error("--hold-timeout {0:?} is not a time from 5s to 10m; write seconds or minutes, for example 30s")]
     HoldTimeout(String),
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             mode("--lease-name=a.b"),
             Some(ControllerMode {
-                policy: Policy::Binpack,
+                policy: AllocationPolicy::Binpack,
                 hold_timeout: Duration::from_secs(30),
                 lease_namespace: "ns".into(),
                 lease_name: "a.b".into(),
@@ -201,7 +201,7 @@ mod tests {
             mode("--hold-timeout=2m").unwrap().hold_timeout,
             Duration::from_secs(120)
         );
-        assert_eq!(mode("--policy=whole-gpus").unwrap().policy, Policy::WholeGpus);
+        assert_eq!(mode("--policy=whole-gpus").unwrap().policy, AllocationPolicy::WholeGpus);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
-use vgpu_allocator::{Free, Policy};
+use vgpu_allocator::Free;
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
 /// Registers a metric and gives it back.
@@ -221,7 +222,7 @@ impl Decisions {
         self.stranded_cores.set(free.stranded_cores);
     }
 
-    pub(crate) fn allocated(&self, policy: Policy) {
+    pub(crate) fn allocated(&self, policy: AllocationPolicy) {
         self.allocations.get_or_create(&[("policy", policy.name())]).inc();
     }
 

@@ -4,8 +4,8 @@ use std::hash::Hash;
 
 use vgpu_allocator::Event;
 use vgpu_allocator::model::{DeviceClass, DeviceTaintRule, Node, NodeSelector, ResourceClaim, ResourceSlice};
-use vgpu_allocator::quantity::Quantity;
 use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_quantity::Quantity;
 
 use crate::cluster::World;
 use crate::convert;

@@ -8,9 +8,9 @@
 
 use std::cmp::Reverse;
 
-use vgpu_allocator::quantity::Quantity;
 use vgpu_allocator::{Fitting, Largest, Reason, ReasonKind, Why};
 use vgpu_api::capacity;
+use vgpu_quantity::Quantity;
 
 /// Groups of one request: taints and selectors are others' texts, and may be as many as there are devices.
 const MOST_GROUPS: usize = 32;

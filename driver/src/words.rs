@@ -1,8 +1,8 @@
 //! What is asked for, in words, and texts that end in time.
 
 use vgpu_allocator::model::{Exactly, Mode};
-use vgpu_allocator::quantity::Quantity;
 use vgpu_api::{capacity, class, device_type};
+use vgpu_quantity::Quantity;
 
 use crate::model::Class;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use vgpu_allocator::Policy;
+use vgpu_api::config::AllocationPolicy;
 
 fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu")
@@ -308,7 +308,7 @@ fn the_controller_is_started_with_the_policy_that_the_values_name() {
     assert_eq!(flags(&["controller.policy=null"]), ["--policy=binpack"]);
     let without_hold = render(&helm, &["allocator=controller", "controller.holdTimeout=null"]).expect("rendered");
     assert!(arguments(&without_hold, "Deployment").contains(&"--hold-timeout=30s".to_owned()));
-    for policy in Policy::ALL {
+    for policy in AllocationPolicy::ALL {
         let value = format!("controller.policy={}", policy.name());
         assert_eq!(flags(&[&value]), [format!("--policy={}", policy.name())]);
     }

@@ -18,9 +18,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_abi::limits;
 use vgpu_api::config::{self, ComputePolicy, ConfigError, Effective, Entry, Grant, MemoryPolicy, Priority};
-use vgpu_api::quantity::{self, QuantityError, format_bytes};
 use vgpu_api::request::{self, RequestError};
 use vgpu_api::{DRIVER_NAME, capacity};
+use vgpu_quantity::{WholeError, format_bytes, whole};
 
 const RESULTS: &str = "status.allocation.devices.results";
 const CONFIGS: &str = "status.allocation.devices.config";
@@ -57,7 +57,7 @@ pub enum Error {
     Quantity {
         at: String,
         key: String,
-        reason: QuantityError,
+        reason: WholeError,
     },
     #[error(
         "{at}.consumedCapacity[{key}] {value} is not within {range}; delete pod and claim, so that it is allocated again"
@@ -301,7 +301,7 @@ fn amount(
     let text = consumed
         .get(key)
         .ok_or_else(|| Error::NoCapacity { at: at.to_owned(), key })?;
-    let value = quantity::parse(&text.0).map_err(|reason| Error::Quantity {
+    let value = whole(&text.0).map_err(|reason| Error::Quantity {
         at: at.to_owned(),
         key: key.to_owned(),
         reason,

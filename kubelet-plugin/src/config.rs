@@ -136,7 +136,7 @@ impl Flags {
         }
         let http_address = self.http_address.parse();
         let http_address = http_address.map_err(|_| Error::HttpAddress(self.http_address.clone()))?;
-        let context_reserve = vgpu_api::quantity::parse(&self.context_reserve).ok();
+        let context_reserve = vgpu_quantity::whole(&self.context_reserve).ok();
         let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);

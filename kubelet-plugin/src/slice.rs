@@ -10,9 +10,9 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
-use vgpu_api::quantity::format_bytes;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{capacity, device_type};
+use vgpu_quantity::format_bytes;
 
 /// A slice may hold 128 devices, but 64 once one of them is tainted, and a taint may come any time.
 pub const MAX_DEVICES: usize = 64;

@@ -11,8 +11,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{self, Objects, Options};
-use vgpu_allocator::{SelectorCache, UnknownPolicy};
+use vgpu_api::config::UnknownPolicy;
 
 use super::{EXIT_DOES_NOT_FIT, OfflineError, features, objects_in, print, written};
 use crate::EXIT_USAGE;

@@ -7,10 +7,11 @@ use crate::ledger::Ledger;
 use crate::model::{Allocation, ResourceClaim};
 use crate::outcome::Outcome;
 use crate::plan::{Classes, Planner};
-use crate::policy::{NodeRank, Order, Policy};
+use crate::policy::{NodeRank, Order};
 use crate::pools::{NodeView, PoolState};
 use crate::search::Search;
 use crate::selectors::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 /// Whether a device is where a node's allocation begins.
 pub(crate) enum Start {
@@ -26,7 +27,7 @@ pub struct Attempt<'a> {
     /// What is in use.
     pub ledger: &'a Ledger,
     pub features: Features,
-    pub policy: Policy,
+    pub policy: AllocationPolicy,
 }
 
 impl<'a> Attempt<'a> {
@@ -41,7 +42,7 @@ impl<'a> Attempt<'a> {
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Vec<Allocation>>, AllocateError> {
         let budget = &mut Budget::default();
-        for order in self.policy.orders() {
+        for order in Order::of_policy(self.policy) {
             if let Some(found) = self.in_order(view, order, budget, cache, share_id)? {
                 return Ok(Some(found));
             }
@@ -76,7 +77,7 @@ impl<'a> Attempt<'a> {
         budget: &mut Budget,
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<NodeRank>, AllocateError> {
-        let order = self.policy.orders()[0];
+        let order = Order::of_policy(self.policy)[0];
         order.of_node(&mut self.search(view, (cache, budget), order)?)
     }
 
@@ -96,7 +97,7 @@ impl<'a> Attempt<'a> {
         let Some(index) = found else {
             return Ok(Start::Elsewhere);
         };
-        let order = self.policy.orders()[0];
+        let order = Order::of_policy(self.policy)[0];
         let mut search = self.search(view, (cache, budget), order)?;
         if !search.would_take(0, 0, alternative, index)? {
             return Ok(Start::Elsewhere);

@@ -7,7 +7,7 @@
 use litemap::LiteMap;
 
 use crate::model::{Capacity, CapacityRequirements, Device, Range, RequestPolicy};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 /// Amounts by capacity name.
 pub(crate) type Amounts = LiteMap<String, Quantity>;
@@ -167,9 +167,9 @@ fn round_up(
     let steps = (asked - min) / step_by + i128::from((asked - min) % step_by != 0);
     let value = i64::try_from(min + step_by * steps).map_err(|_| too_large())?;
     Ok(match milli {
-        true if value % 1000 == 0 => Quantity::whole(value / 1000, step.format()),
+        true if value % 1000 == 0 => Quantity::with_format(value / 1000, step.format()),
         true => Quantity::milli(value, step.format()),
-        false => Quantity::whole(value, step.format()),
+        false => Quantity::with_format(value, step.format()),
     })
 }
 

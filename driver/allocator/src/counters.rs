@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::model::{CounterSet, Device};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 /// Counter set and counter.
 type Key<'a> = (&'a str, &'a str);

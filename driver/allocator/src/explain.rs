@@ -17,11 +17,12 @@ use crate::budget::Budget;
 use crate::capacity::{Misfit, Shortage};
 use crate::error::AllocateError;
 use crate::model::{Allocation, Taint};
+use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
-use crate::quantity::Quantity;
 use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
 use crate::search::{CORES, MEMORY, Refusal, Search};
 use crate::selectors::SelectorCache;
+use vgpu_quantity::Quantity;
 
 /// A reason's kind, field and message.
 type Said = (ReasonKind, String, String);
@@ -130,7 +131,7 @@ impl<'a> Attempt<'a> {
         cache: &mut SelectorCache<'_>,
     ) -> Result<Answer, AllocateError> {
         // The last order is without the policy's wishes, which refuse nothing.
-        let Some(order) = self.policy.orders().pop() else {
+        let Some(order) = Order::of_policy(self.policy).pop() else {
             return Ok(Answer::Not(Box::default()));
         };
         // One for the search, one for the way back to where it ended.

@@ -31,11 +31,11 @@ use crate::model::{
     Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, ResourceClaim, ResourceSlice,
 };
 use crate::plan::Classes;
-use crate::policy::Policy;
 use crate::pools::NodeView;
 pub use free::Free;
 use rankings::Rankings;
 use shelves::Shelves;
+use vgpu_api::config::AllocationPolicy;
 
 /// What changed. An object that is there already is replaced.
 #[derive(Debug, Clone)]
@@ -221,7 +221,7 @@ impl Index {
         self.nodes.values()
     }
 
-    fn attempt<'a>(&'a self, claims: &'a [&'a ResourceClaim], policy: Policy) -> Attempt<'a> {
+    fn attempt<'a>(&'a self, claims: &'a [&'a ResourceClaim], policy: AllocationPolicy) -> Attempt<'a> {
         Attempt {
             claims,
             classes: &self.classes,

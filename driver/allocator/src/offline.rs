@@ -24,10 +24,11 @@ use crate::inventory::{Inventory, Slice};
 use crate::ledger::Ledger;
 use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
 use crate::plan::Classes;
-use crate::policy::Policy;
+use crate::policy::Order;
 use crate::pools::NodeView;
 use crate::reason::{Reason, ReasonKind};
 use crate::selectors::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 pub use explain::{Explanation, Subject, explain};
 pub use objects::{InputError, Objects};
@@ -38,7 +39,7 @@ pub use report::Report;
 pub struct Options {
     /// Only this node.
     pub node: Option<String>,
-    pub policy: Policy,
+    pub policy: AllocationPolicy,
     pub features: Features,
 }
 
@@ -141,11 +142,11 @@ fn first_that_fits<'a>(
         }
     }
     ranked.sort_by(|(a, on_a), (b, on_b)| (a, on_a.node()).cmp(&(b, on_b.node())));
-    if attempt.policy == Policy::FirstFit {
+    if attempt.policy == AllocationPolicy::FirstFit {
         ranked.sort_by(|(_, a), (_, b)| a.node().cmp(b.node()));
     }
     let mut unanswered = None;
-    for order in attempt.policy.orders() {
+    for order in Order::of_policy(attempt.policy) {
         for (_, view) in &ranked {
             budget.next_node(views.len())?;
             match attempt.in_order(view, order, &mut budget, cache, share_id) {

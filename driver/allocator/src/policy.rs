@@ -5,7 +5,8 @@
 
 use std::cmp::Reverse;
 use std::rc::Rc;
-use std::str::FromStr;
+
+use vgpu_api::config::AllocationPolicy;
 
 use crate::constraint::{Asker, Tracked, lookup};
 use crate::error::AllocateError;
@@ -13,83 +14,10 @@ use crate::model::Attribute;
 use crate::pools::Candidate;
 use crate::search::{CORES, MEMORY, Search};
 
-/// How devices are chosen among those that fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// The device with least memory left, then least cores, then by name; across nodes the same.
-    #[default]
-    Binpack,
-    /// The node with most memory left, and there the device with most.
-    Spread,
-    /// All devices of a pod on one NUMA node, or those of each claim, or as few NUMA nodes as possible.
-    Numa,
-    /// The same with PCIe roots.
-    Pcie,
-    /// Devices in use before unused ones, and nodes with few unused ones before nodes with many.
-    WholeGpus,
-    /// Kubernetes' own choice.
-    FirstFit,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("policy {0:?} is unknown; known are {known}", known = Policy::ALL.map(Policy::name).join(", "))]
-pub struct UnknownPolicy(String);
-
-impl Policy {
-    pub const ALL: [Self; 6] = [
-        Self::Binpack,
-        Self::Spread,
-        Self::Numa,
-        Self::Pcie,
-        Self::WholeGpus,
-        Self::FirstFit,
-    ];
-
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Binpack => "binpack",
-            Self::Spread => "spread",
-            Self::Numa => "numa",
-            Self::Pcie => "pcie",
-            Self::WholeGpus => "whole-gpus",
-            Self::FirstFit => "first-fit",
-        }
-    }
-
-    /// The orders to try, one after the other.
-    pub(crate) fn orders(self) -> Vec<Order> {
-        let scopes = match self {
-            Self::Numa | Self::Pcie => vec![Scope::Pod, Scope::Claim, Scope::None],
-            _ => vec![Scope::None],
-        };
-        let order = |scope| Order { policy: self, scope };
-        scopes.into_iter().map(order).collect()
-    }
-
-    /// The attribute that devices should share.
-    fn attribute(self) -> Option<&'static str> {
-        match self {
-            Self::Numa => Some("resource.kubernetes.io/numaNode"),
-            Self::Pcie => Some("resource.kubernetes.io/pcieRoot"),
-            _ => None,
-        }
-    }
-}
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
-        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
-    }
-}
-
 /// One order of devices, perhaps with something that they must share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
-    policy: Policy,
+    policy: AllocationPolicy,
     scope: Scope,
 }
 
@@ -114,6 +42,24 @@ pub(crate) struct NodeRank {
 type Key = (bool, Reverse<i128>, i128, i128, i128);
 
 impl Order {
+    /// The orders to try, one after the other.
+    pub(crate) fn of_policy(policy: AllocationPolicy) -> Vec<Self> {
+        let scopes = match policy {
+            AllocationPolicy::Numa | AllocationPolicy::Pcie => vec![Scope::Pod, Scope::Claim, Scope::None],
+            _ => vec![Scope::None],
+        };
+        scopes.into_iter().map(|scope| Self { policy, scope }).collect()
+    }
+
+    /// The attribute that devices should share.
+    fn attribute(self) -> Option<&'static str> {
+        match self.policy {
+            AllocationPolicy::Numa => Some("resource.kubernetes.io/numaNode"),
+            AllocationPolicy::Pcie => Some("resource.kubernetes.io/pcieRoot"),
+            _ => None,
+        }
+    }
+
     /// What is tracked for the policy: one for all claims, or one a claim, or nothing.
     pub(crate) fn affinity<'a>(self, claims: usize) -> Vec<Tracked<'a>> {
         let count = match self.scope {
@@ -121,7 +67,7 @@ impl Order {
             Scope::Claim => claims,
             Scope::None => 0,
         };
-        let attribute = self.policy.attribute().into_iter().cycle();
+        let attribute = self.attribute().into_iter().cycle();
         attribute.take(count).map(Tracked::sharing).collect()
     }
 
@@ -163,12 +109,12 @@ impl Order {
 
     /// Where the device is, of what the policy looks at.
     fn place(self, candidate: &Candidate) -> Option<&Attribute> {
-        lookup(candidate.device(), candidate.driver(), self.policy.attribute()?)
+        lookup(candidate.device(), candidate.driver(), self.attribute()?)
     }
 
     /// The order in which a request tries the devices; `None` is that of the view.
     pub(crate) fn of_devices(self, search: &Search<'_, '_, '_>) -> Option<Rc<[usize]>> {
-        if self.policy == Policy::FirstFit {
+        if self.policy == AllocationPolicy::FirstFit {
             return None;
         }
         let groups = self.groups(search);
@@ -218,11 +164,11 @@ impl Order {
         let conditions = candidate.device().binding_conditions.is_some();
         let (memory, cores) = (search.free(index, MEMORY), search.free(index, CORES));
         let (first, second, third) = match self.policy {
-            Policy::Binpack => (0, memory, cores),
-            Policy::Spread => (0, memory.saturating_neg(), cores.saturating_neg()),
-            Policy::WholeGpus => (i128::from(search.is_unused(index)), memory, cores),
-            Policy::Numa | Policy::Pcie => (self.tightness(candidate, groups), memory, cores),
-            Policy::FirstFit => (0, 0, 0),
+            AllocationPolicy::Binpack => (0, memory, cores),
+            AllocationPolicy::Spread => (0, memory.saturating_neg(), cores.saturating_neg()),
+            AllocationPolicy::WholeGpus => (i128::from(search.is_unused(index)), memory, cores),
+            AllocationPolicy::Numa | AllocationPolicy::Pcie => (self.tightness(candidate, groups), memory, cores),
+            AllocationPolicy::FirstFit => (0, 0, 0),
         };
         (conditions, Reverse(0), first, second, third)
     }
@@ -231,12 +177,12 @@ impl Order {
         let (conditions, _, first, second, third) = self.key(search, index, groups);
         let all = 0..search.view.candidates.len();
         match self.policy {
-            Policy::Spread => {
+            AllocationPolicy::Spread => {
                 let left = all.fold(0i128, |sum, index| sum.saturating_add(search.free(index, MEMORY)));
                 (conditions, Reverse(left), first, second, third)
             }
             // Opening an unused device costs least where the fewest others stay unused.
-            Policy::WholeGpus if search.is_unused(index) => {
+            AllocationPolicy::WholeGpus if search.is_unused(index) => {
                 let unused = all.filter(|index| search.is_unused(*index)).count();
                 (
                     conditions,
@@ -246,7 +192,7 @@ impl Order {
                     third,
                 )
             }
-            Policy::Numa | Policy::Pcie => (conditions, Reverse(0), 0, second, third),
+            AllocationPolicy::Numa | AllocationPolicy::Pcie => (conditions, Reverse(0), 0, second, third),
             _ => (conditions, Reverse(0), first, second, third),
         }
     }
@@ -285,22 +231,3 @@ impl Order {
 
 /// Places and how many devices are there: a handful.
 type Groups<'a> = Vec<(&'a Attribute, i128)>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn policies_are_named() {
-        for policy in Policy::ALL {
-            assert_eq!(policy.name().parse(), Ok(policy));
-        }
-        assert!(
-            "best"
-                .parse::<Policy>()
-                .unwrap_err()
-                .to_string()
-                .contains("binpack, spread")
-        );
-    }
-}

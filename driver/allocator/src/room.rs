@@ -2,7 +2,7 @@
 
 use crate::capacity::in_milli;
 use crate::model::{Capacity, Range, RequestPolicy};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 /// The largest request that the policy leaves as it is and that `free` holds; `None` if there is none.
 ///
@@ -45,9 +45,9 @@ fn in_range(range: &Range, free: &Quantity, fractional: bool) -> Option<Quantity
     let end = end.rank().div_euclid(unit).min(i128::from(i64::MAX));
     let value = i64::try_from(min + (end - min).max(0) / step_by * step_by).ok()?;
     Some(match milli {
-        true if value % 1000 == 0 => Quantity::whole(value / 1000, step.format()),
+        true if value % 1000 == 0 => Quantity::with_format(value / 1000, step.format()),
         true => Quantity::milli(value, step.format()),
-        false => Quantity::whole(value, step.format()),
+        false => Quantity::with_format(value, step.format()),
     })
 }
 

@@ -145,7 +145,7 @@ fn facts(candidate: &Candidate) -> Result<DeviceFacts, String> {
         facts.attributes.insert(name.clone(), value);
     }
     for (name, capacity) in &device.capacity {
-        facts.capacity.insert(name.clone(), capacity.value.number().clone());
+        facts.capacity.insert(name.clone(), capacity.value.clone());
     }
     Ok(facts)
 }

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{Case, conformance, normalised};
-use vgpu_allocator::{Policy, SelectorCache};
+use vgpu_allocator::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 #[test]
 fn every_case_of_kubernetes_agrees() {
@@ -37,7 +38,7 @@ fn every_case_of_kubernetes_agrees() {
 }
 
 fn check(case: &Case) -> Result<(), String> {
-    let ours = case.allocate(Policy::FirstFit, &mut SelectorCache::default());
+    let ours = case.allocate(AllocationPolicy::FirstFit, &mut SelectorCache::default());
     match (&ours, &case.results, &case.error) {
         (Err(_), None, Some(_)) | (Ok(None), None, None) => Ok(()),
         (Ok(Some(ours)), Some(theirs), None) => {

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use common::{Case, normalised};
 use go::{Answer, Kubernetes};
 use serde_json::Value;
-use vgpu_allocator::{Policy, SelectorCache};
+use vgpu_allocator::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 const CASES: u64 = 6_000;
 const SECONDS: u64 = 30;
@@ -37,7 +38,7 @@ fn random_cases_agree_with_kubernetes() {
     let (mut cases, mut fit, mut errors, mut timeouts) = (0, 0, 0, 0);
     while begin.elapsed() < limit && (longer.is_some() || cases < CASES) {
         let case = random::case(&mut random::Random::new(first + cases));
-        let other = Policy::ALL[cases as usize % Policy::ALL.len()];
+        let other = AllocationPolicy::ALL[cases as usize % AllocationPolicy::ALL.len()];
         let asked = Instant::now();
         let answer = kubernetes.ask(&case);
         theirs += asked.elapsed();
@@ -84,7 +85,7 @@ fn kept_cases_agree() {
         }
         let case: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let answer = serde_json::from_value(case["answer"].clone()).unwrap();
-        for other in Policy::ALL {
+        for other in AllocationPolicy::ALL {
             assert_eq!(
                 disagreement(&case, &answer, other, &mut cache),
                 None,
@@ -96,14 +97,19 @@ fn kept_cases_agree() {
 }
 
 /// What our answer is, if it is another than Kubernetes'.
-fn disagreement(case: &Value, answer: &Answer, other: Policy, cache: &mut SelectorCache<'_>) -> Option<String> {
+fn disagreement(
+    case: &Value,
+    answer: &Answer,
+    other: AllocationPolicy,
+    cache: &mut SelectorCache<'_>,
+) -> Option<String> {
     if answer.timeout {
         return None;
     }
     let Ok(read) = serde_json::from_value::<Case>(case.clone()) else {
         return Some("the case cannot be read".to_owned());
     };
-    let ours = read.allocate(Policy::FirstFit, cache);
+    let ours = read.allocate(AllocationPolicy::FirstFit, cache);
     let theirs = answer
         .results
         .clone()

@@ -3,7 +3,7 @@
 //! ```text
 //!  capacity.requests {memory, cores} ──► request::check ──► Requested {memory, cores}
 //!                                           │
-//!                                        quantity::parse ("20Gi" ⇄ 21474836480)
+//!                                        vgpu_quantity::whole ("20Gi" ⇄ 21474836480)
 //!                                           │
 //!  opaque parameters of the class ──► config::parse ─┐
 //!                                                    ├─► config::merge ──► Effective ──► Effective::check(grant)
@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
-pub mod quantity;
 pub mod request;
 
 /// The DRA driver's name: in ResourceSlices, opaque configs, sockets.

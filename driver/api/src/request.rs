@@ -3,7 +3,8 @@
 //! Kubernetes takes any key and any unit: `memory: 20` silently becomes the smallest share, `cores: 250m` becomes one
 //! percent, and an unknown key finds no device and says nothing. Each of these is an error here.
 
-use crate::quantity::{self, QuantityError, format_bytes};
+use vgpu_quantity::{WholeError, format_bytes, whole};
+
 use crate::{capacity, class};
 
 /// The smallest share of a GPU's memory, and what an error suggests it was meant to be.
@@ -28,7 +29,7 @@ pub struct Requested {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error("{at}: {reason}")]
-    Quantity { at: String, reason: QuantityError },
+    Quantity { at: String, reason: WholeError },
     #[error("{at}: {value:?} is less than the smallest share, 64Mi{}", .suggestion.as_ref().map(|s| format!("; did you mean {s}?")).unwrap_or_else(|| "; ask for at least 64Mi".to_owned()))]
     MemoryTooSmall {
         at: String,
@@ -74,7 +75,7 @@ pub fn check<'a>(
         match key {
             capacity::MEMORY => requested.memory = Some(memory(&at, value)?),
             capacity::CORES => requested.cores = Some(cores(&at, value)?),
-            capacity::SHARES if quantity::parse(value) == Ok(1) => {}
+            capacity::SHARES if whole(value) == Ok(1) => {}
             capacity::SHARES => {
                 return Err(RequestError::Shares {
                     at,
@@ -95,7 +96,7 @@ pub fn check<'a>(
 /// Bytes of memory, rounded up to [`MEMORY_STEP`] as the scheduler does; `at` is the field or flag for messages.
 pub fn memory(at: &str, value: &str) -> Result<u64, RequestError> {
     let at = || at.to_owned();
-    match quantity::parse(value) {
+    match whole(value) {
         Ok(bytes) if bytes > MEMORY_MAX as i64 => Err(RequestError::MemoryTooLarge {
             at: at(),
             value: value.to_owned(),
@@ -107,7 +108,7 @@ pub fn memory(at: &str, value: &str) -> Result<u64, RequestError> {
         }),
         // Not negative, by the arm above.
         Ok(bytes) => Ok((bytes as u64).next_multiple_of(MEMORY_STEP)),
-        Err(QuantityError::TooLarge { .. }) if !value.starts_with('-') => Err(RequestError::MemoryTooLarge {
+        Err(WholeError::TooLarge { .. }) if !value.starts_with('-') => Err(RequestError::MemoryTooLarge {
             at: at(),
             value: value.to_owned(),
         }),
@@ -117,7 +118,7 @@ pub fn memory(at: &str, value: &str) -> Result<u64, RequestError> {
 
 /// Percent of a GPU's time; `at` is the field or flag for messages.
 pub fn cores(at: &str, value: &str) -> Result<u32, RequestError> {
-    quantity::parse(value)
+    whole(value)
         .ok()
         .and_then(|cores| u32::try_from(cores).ok())
         .filter(|cores| *cores <= CORES_MAX)

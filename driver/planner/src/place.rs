@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
-use vgpu_allocator::{AllocateError, Budget, Index, Policy, SelectorCache, node_selector};
+use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
+use vgpu_api::config::AllocationPolicy;
 
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::avoid::Avoided;
@@ -33,7 +34,7 @@ pub(crate) struct Placed {
     pub(crate) stale: Vec<String>,
     /// When the oldest of the other slices was read that it is decided on.
     pub(crate) as_of: Time,
-    pub(crate) policy: Policy,
+    pub(crate) policy: AllocationPolicy,
     /// By claim.
     pub(crate) given: Vec<(String, Allocation, Consumer)>,
 }
@@ -78,7 +79,7 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
     /// Where neither a claim nor its class names one.
-    pub(crate) policy: Policy,
+    pub(crate) policy: AllocationPolicy,
     pub(crate) term: &'a Term,
     pub(crate) now: Time,
     /// Slices must have been read since then.

@@ -8,7 +8,8 @@ mod taking;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::{Event, Features, Free, Index, Policy, SelectorCache};
+use vgpu_allocator::{Event, Features, Free, Index, SelectorCache};
+use vgpu_api::config::AllocationPolicy;
 
 use crate::avoid::Avoided;
 use crate::change::{Ask, Seen};
@@ -31,7 +32,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// How devices are chosen where neither a claim nor its class says: `--policy`.
-    pub policy: Policy,
+    pub policy: AllocationPolicy,
     /// How long a hold waits for its pod: `--hold-timeout`.
     pub hold: Duration,
     /// How long a device stays with nobody when it changes hands.
@@ -45,7 +46,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            policy: Policy::default(),
+            policy: AllocationPolicy::default(),
             hold: Duration::from_secs(30),
             settle: Duration::from_secs(vgpu_api::allocator_taint::MIN_AGE_SECONDS),
             oldest_decision: Duration::from_secs(10),

@@ -1,6 +1,5 @@
 //! Which policy claims name: `allocationPolicy` in a VgpuConfig, the claim's own before its class's.
 
-use vgpu_allocator::Policy;
 use vgpu_allocator::model::{DeviceClass, RequestedConfig, ResourceClaim};
 use vgpu_api::config::{self, AllocationPolicy};
 
@@ -9,7 +8,10 @@ use crate::names::DRIVER;
 
 /// The first claim that says anything decides for all that are allocated with it. Parameters that Prepare
 /// would refuse count as none: so does admission.
-pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'a DeviceClass>) -> Option<Policy> {
+pub(crate) fn of<'a>(
+    claims: &[ResourceClaim],
+    class: impl Fn(&str) -> Option<&'a DeviceClass>,
+) -> Option<AllocationPolicy> {
     let of_claim = |claim: &ResourceClaim| {
         let of_class = || asks(claim).find_map(|ask| named(&class(&ask.class)?.spec.config));
         named(&claim.spec.devices.config).or_else(of_class)
@@ -18,23 +20,12 @@ pub(crate) fn of<'a>(claims: &[ResourceClaim], class: impl Fn(&str) -> Option<&'
 }
 
 /// Later entries win.
-fn named(config: &[RequestedConfig]) -> Option<Policy> {
+fn named(config: &[RequestedConfig]) -> Option<AllocationPolicy> {
     let opaque = config.iter().rev().filter_map(|entry| entry.opaque.as_ref());
     let mut named = opaque
         .filter(|opaque| opaque.driver == DRIVER)
         .filter_map(|opaque| config::parse("", &opaque.parameters).ok()?.allocation_policy);
-    named.next().map(policy)
-}
-
-fn policy(named: AllocationPolicy) -> Policy {
-    match named {
-        AllocationPolicy::Binpack => Policy::Binpack,
-        AllocationPolicy::Spread => Policy::Spread,
-        AllocationPolicy::Numa => Policy::Numa,
-        AllocationPolicy::Pcie => Policy::Pcie,
-        AllocationPolicy::WholeGpus => Policy::WholeGpus,
-        AllocationPolicy::FirstFit => Policy::FirstFit,
-    }
+    named.next()
 }
 
 #[cfg(test)]
@@ -49,14 +40,6 @@ mod tests {
     }
 
     #[test]
-    fn both_crates_have_the_same_names() {
-        for known in Policy::ALL {
-            let named = serde_json::from_str(&config(DRIVER, known.name())).unwrap();
-            assert_eq!(super::named(&[named]), Some(known));
-        }
-    }
-
-    #[test]
     fn a_claim_overrides_its_class() {
         let class: DeviceClass =
             serde_json::from_str(&format!(r#"{{"spec":{{"config":[{}]}}}}"#, config(DRIVER, "spread"))).unwrap();
@@ -67,13 +50,13 @@ mod tests {
             .unwrap()
         };
         let of = |configs: &str| of(&[claim(configs)], |name| (name == "vgpu").then_some(&class));
-        assert_eq!(of(""), Some(Policy::Spread));
-        assert_eq!(of(&config(DRIVER, "numa")), Some(Policy::Numa));
+        assert_eq!(of(""), Some(AllocationPolicy::Spread));
+        assert_eq!(of(&config(DRIVER, "numa")), Some(AllocationPolicy::Numa));
         assert_eq!(
             of(&format!("{},{}", config(DRIVER, "numa"), config(DRIVER, "best"))),
-            Some(Policy::Numa)
+            Some(AllocationPolicy::Numa)
         );
-        assert_eq!(of(&config("other", "numa")), Some(Policy::Spread));
+        assert_eq!(of(&config("other", "numa")), Some(AllocationPolicy::Spread));
         let none: Vec<ResourceClaim> = Vec::new();
         assert_eq!(super::of(&none, |_| None), None);
     }

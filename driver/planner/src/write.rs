@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use vgpu_allocator::Policy;
 use vgpu_allocator::model::Allocation;
+use vgpu_api::config::AllocationPolicy;
 
 use crate::model::{Claim, Consumer, Version};
 use crate::term::Term;
@@ -37,7 +37,7 @@ pub enum Intent {
         allocation: Box<Allocation>,
         hold: Consumer,
         /// By which the devices were chosen.
-        policy: Policy,
+        policy: AllocationPolicy,
     },
     /// To the status: the hold goes, the allocation stays. A pod is bound with it.
     Release { hold: Consumer },

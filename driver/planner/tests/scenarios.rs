@@ -12,7 +12,7 @@ mod gangs;
 mod trouble;
 
 use serde_json::json;
-use vgpu_allocator::Policy;
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Change, Intent, Settings, Write};
 
 use desk::{Desk, kinds, read, said, wants};
@@ -265,7 +265,7 @@ fn who_waits_is_counted_as_long_as_it_does() {
 
 #[test]
 fn without_a_policy_of_their_own_claims_have_that_of_the_settings() {
-    let of = |policy: Policy| {
+    let of = |policy: AllocationPolicy| {
         let settings = Settings {
             policy,
             ..Settings::default()
@@ -278,6 +278,6 @@ fn without_a_policy_of_their_own_claims_have_that_of_the_settings() {
         }
         desk.node_of("a").unwrap() == desk.node_of("b").unwrap()
     };
-    assert!(of(Policy::Binpack), "both on one GPU");
-    assert!(!of(Policy::Spread), "a GPU each");
+    assert!(of(AllocationPolicy::Binpack), "both on one GPU");
+    assert!(!of(AllocationPolicy::Spread), "a GPU each");
 }

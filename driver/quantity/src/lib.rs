@@ -1,32 +1,50 @@
-//! Kubernetes quantities as exact decimals.
+//! Kubernetes quantities as exact decimals, with the unit in which they were written.
 //!
 //! ```text
-//! "20Gi" ─parse─► value * 10^scale in 64 bits, else an unscaled big integer ─► compare, add, sub (exact, no limit)
+//! "20Gi" ─parse─► value * 10^scale in 64 bits, else an unscaled big integer ─► compare, add, subtract (exact, no limit)
+//!    │                                     └─ text: Kubernetes' canonical form
+//!    └─whole─► a 64-bit integer, or an error that says what to write
 //! ```
 //!
-//! The semantics are those of Kubernetes' own type, the odd ones included, because the answers must be the same: a
-//! text finer than one billionth is rounded up to it, `1.5Ki` counts as no integer though it is 1536, and a binary
-//! quantity that does not fit in 64 bits is held at 2^63 - 1 while a decimal one is not. One thing differs: an exponent
-//! beyond ±1000 is refused, because a text of ten bytes must not make a number of two gigabytes.
+//! [`Quantity::parse`] has the semantics of Kubernetes' own type, the odd ones included, because the answers must be the
+//! same: a text finer than one billionth is rounded up to it, `1.5Ki` counts as no integer though it is 1536, and a
+//! binary quantity that does not fit in 64 bits is held at 2^63 - 1 while a decimal one is not. One thing differs: an
+//! exponent beyond ±1000 is refused, because a text of ten bytes must not make a number of two gigabytes.
 //!
-//! What a *user* asks of one of our devices goes through `vgpu_api::quantity`, which refuses all of that.
+//! [`whole`] reads what a *user* asks of one of our devices. It refuses everything that would have to be rounded.
+//!
+//! The number decides everything. The unit only decides the text: a request in `Gi` is answered in `Gi`.
 #![forbid(unsafe_code)]
 
 mod decimal;
 mod parse;
+mod text;
+mod whole;
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 use num_bigint::BigInt;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use decimal::Number;
+pub use whole::{WholeError, format_bytes, whole};
 
-/// An exact decimal number with the unit that Kubernetes wrote it in.
+/// An exact decimal number. Equality and order are those of the numbers: `1Gi` is `1024Mi`.
 #[derive(Clone)]
 pub struct Quantity {
     number: Number,
+    format: Format,
+}
+
+/// How a quantity was written, and is written again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    Binary,
+    #[default]
+    Decimal,
+    Exponent,
 }
 
 /// Why a text is no quantity.
@@ -43,9 +61,7 @@ pub enum QuantityError {
 }
 
 impl Quantity {
-    pub const ZERO: Self = Self {
-        number: Number::small(0, 0),
-    };
+    pub const ZERO: Self = Self::from_i64(0);
 
     /// The number that the text stands for.
     ///
@@ -56,14 +72,39 @@ impl Quantity {
     /// assert!(memory > Quantity::parse("20G").unwrap());
     /// ```
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
-        parse::parse(text).map(|number| Self { number })
+        let number = parse::parse(text)?;
+        Ok(Self {
+            format: text::format_of(text, &number),
+            number,
+        })
     }
 
     #[must_use]
     pub const fn from_i64(value: i64) -> Self {
+        Self::with_format(value, Format::Decimal)
+    }
+
+    /// A whole number that is written in that format.
+    #[must_use]
+    pub const fn with_format(value: i64, format: Format) -> Self {
         Self {
             number: Number::small(value, 0),
+            format,
         }
+    }
+
+    /// Thousandths.
+    #[must_use]
+    pub fn milli(value: i64, format: Format) -> Self {
+        Self {
+            number: Number::big(value.into(), -3),
+            format,
+        }
+    }
+
+    #[must_use]
+    pub const fn format(&self) -> Format {
+        self.format
     }
 
     /// The value, if Kubernetes holds it as a whole number of 64 bits (`1000m` and `1.5Ki` it does not).
@@ -89,31 +130,75 @@ impl Quantity {
     }
 
     #[must_use]
-    pub fn add(&self, other: &Self) -> Self {
+    pub fn is_negative(&self) -> bool {
+        *self < Self::ZERO
+    }
+
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        *self == Self::ZERO
+    }
+
+    /// The sum. A zero takes over the other's format, as Kubernetes' sums do.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
         Self {
             number: self.number.add(&other.number),
+            format: self.format_with(other),
         }
     }
 
+    /// The difference; its format is that of [`Self::plus`].
     #[must_use]
-    pub fn sub(&self, other: &Self) -> Self {
+    pub fn minus(&self, other: &Self) -> Self {
         Self {
             number: self.number.add(&other.number.negated()),
+            format: self.format_with(other),
         }
     }
 
-    /// The value as `unscaled * 10^exponent`, for arithmetic of a caller's own.
+    pub fn add(&mut self, other: &Self) {
+        *self = self.plus(other);
+    }
+
+    pub fn subtract(&mut self, other: &Self) {
+        *self = self.minus(other);
+    }
+
+    /// The next whole number away from zero, if 64 bits hold it.
     #[must_use]
-    pub fn parts(&self) -> (BigInt, i32) {
+    pub fn whole_away_from_zero(&self) -> Option<i64> {
+        self.as_i64().or_else(|| text::rounded(&self.number, 0, true))
+    }
+
+    /// The number in thousandths, if it is that exactly and 64 bits hold it.
+    #[must_use]
+    pub fn exact_milli(&self) -> Option<i64> {
+        text::rounded(&self.number, -3, false)
+    }
+
+    /// Billionths, limited to 128 bits: to order devices by, not for sums.
+    #[must_use]
+    pub fn rank(&self) -> i128 {
+        match self.as_i64() {
+            Some(whole) => i128::from(whole) * 1_000_000_000,
+            None => text::billionths(&self.number),
+        }
+    }
+
+    fn format_with(&self, other: &Self) -> Format {
+        if self.is_zero() { other.format } else { self.format }
+    }
+
+    /// The value as `unscaled * 10^exponent`.
+    fn parts(&self) -> (BigInt, i32) {
         self.number.parts()
     }
+}
 
-    /// `unscaled * 10^exponent`.
-    #[must_use]
-    pub fn from_parts(unscaled: BigInt, exponent: i32) -> Self {
-        Self {
-            number: Number::big(unscaled, exponent),
-        }
+impl Default for Quantity {
+    fn default() -> Self {
+        Self::ZERO
     }
 }
 
@@ -155,6 +240,43 @@ impl fmt::Debug for Quantity {
         } else {
             write!(f, "{unscaled}e{exponent}")
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Quantity;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a quantity, for example 20Gi or 100")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Quantity, E> {
+                text.trim().parse().map_err(E::custom)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Quantity, E> {
+                value.to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Quantity, E> {
+                Ok(Quantity::from_i64(value))
+            }
+
+            /// YAML writes `0.5` without quotes; the shortest text of the number is what was written.
+            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Quantity, E> {
+                value.to_string().parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Serialize for Quantity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

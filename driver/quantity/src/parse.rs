@@ -12,18 +12,18 @@ const LARGEST_EXPONENT: i64 = 1000;
 /// A text of more digits is garbage; without a limit its multiplication is quadratic.
 const LONGEST: usize = 4096;
 
-enum Unit {
+pub(crate) enum Unit {
     Decimal(i32),
     Binary(u32),
 }
 
-struct Text<'a> {
-    positive: bool,
+pub(crate) struct Text<'a> {
+    pub(crate) positive: bool,
     /// Before the point, without leading zeros.
-    whole: &'a str,
+    pub(crate) whole: &'a str,
     /// After the point.
-    fraction: &'a str,
-    suffix: &'a str,
+    pub(crate) fraction: &'a str,
+    pub(crate) suffix: &'a str,
 }
 
 pub(crate) fn parse(text: &str) -> Result<Number, QuantityError> {
@@ -32,7 +32,7 @@ pub(crate) fn parse(text: &str) -> Result<Number, QuantityError> {
     Ok(quick(&parts, &unit).unwrap_or_else(|| slow(&parts, &unit)))
 }
 
-fn split(text: &str) -> Result<Text<'_>, QuantityError> {
+pub(crate) fn split(text: &str) -> Result<Text<'_>, QuantityError> {
     let wrong = || QuantityError::Format {
         text: text.chars().take(64).collect(),
     };
@@ -69,7 +69,7 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-fn unit(suffix: &str, text: &str) -> Result<Unit, QuantityError> {
+pub(crate) fn unit(suffix: &str, text: &str) -> Result<Unit, QuantityError> {
     Ok(match suffix {
         "" => Unit::Decimal(0),
         "n" => Unit::Decimal(-9),

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use vgpu_allocator::Policy;
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Settings, Term, Time};
 
 use super::Control;
@@ -110,7 +110,7 @@ async fn what_is_decided_is_seen_by_a_scrape() {
     let clock = Arc::new(Clock::start());
     let (lead, term) = watch::channel(None);
     let settings = Settings {
-        policy: Policy::Spread,
+        policy: AllocationPolicy::Spread,
         ..Settings::default()
     };
     let decisions = health.metrics.decisions.clone();

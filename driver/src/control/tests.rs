@@ -10,8 +10,9 @@ use axum::http::{Request, Response};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
+use vgpu_allocator::Features;
 use vgpu_allocator::model::Allocation;
-use vgpu_allocator::{Features, Policy};
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::model::{Consumer, Version};
 use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Seen, Settings, Term, Write, WriteId};
 
@@ -129,7 +130,7 @@ async fn every_write_lands_on_its_version_alone() {
             Intent::Allocate {
                 allocation: Box::new(allocation),
                 hold: hold(),
-                policy: Policy::Binpack,
+                policy: AllocationPolicy::Binpack,
             },
             true,
             json!({"metadata": precondition, "status": given}),

@@ -7,8 +7,8 @@ use crate::arbitration::SLOTS;
 use crate::checkpoint::{Checkpoint, Entry, Held};
 use crate::inventory::Gpu;
 use crate::share::{ClaimId, Share};
-use vgpu_api::quantity::format_bytes;
 use vgpu_api::request::CORES_MAX;
+use vgpu_quantity::format_bytes;
 
 /// A GPU without room, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

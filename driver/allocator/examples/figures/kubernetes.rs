@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vgpu_allocator::model::Allocation;
-use vgpu_allocator::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 use crate::cluster;
 

@@ -12,14 +12,15 @@ mod kubernetes;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use vgpu_allocator::{Event, Features, Index, Policy, SelectorCache};
+use vgpu_allocator::{Event, Features, Index, SelectorCache};
+use vgpu_api::config::AllocationPolicy;
 
 const ROUNDS: usize = 2_000;
 
 struct Flags {
     nodes: usize,
     live: usize,
-    policy: Policy,
+    policy: AllocationPolicy,
     kubernetes: Option<PathBuf>,
 }
 
@@ -28,7 +29,7 @@ impl Flags {
         let mut flags = Self {
             nodes: 1_000,
             live: 0,
-            policy: Policy::Binpack,
+            policy: AllocationPolicy::Binpack,
             kubernetes: None,
         };
         let mut arguments = std::env::args().skip(1);

@@ -4,8 +4,8 @@ use super::Index;
 use crate::error::AllocateError;
 use crate::explain::Answer;
 use crate::model::ResourceClaim;
-use crate::policy::Policy;
 use crate::selectors::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 /// What an answer about one node may take, twice: some ten milliseconds, for whoever asks does so in turns.
 const STEPS: u64 = 30_000;
@@ -25,7 +25,7 @@ impl Index {
             return Ok(None);
         };
         // What fits does so by any policy; this one takes the least time.
-        let attempt = self.attempt(claims, Policy::FirstFit);
+        let attempt = self.attempt(claims, AllocationPolicy::FirstFit);
         attempt.answer(&view, STEPS, cache).map(Some)
     }
 }

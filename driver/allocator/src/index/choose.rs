@@ -11,14 +11,15 @@ use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::model::{Exactly, Mode, ResourceClaim, Selector};
 use crate::plan::Classes;
-use crate::policy::{NodeRank, Policy};
+use crate::policy::{NodeRank, Order};
 use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 /// What is asked, of which nodes, and at what price.
 pub(super) struct Question<'q, 's> {
     pub(super) claims: &'q [&'q ResourceClaim],
-    pub(super) policy: Policy,
+    pub(super) policy: AllocationPolicy,
     pub(super) allowed: &'q mut dyn FnMut(&str) -> bool,
     pub(super) budget: &'q mut Budget,
     pub(super) cache: &'q mut SelectorCache<'s>,
@@ -33,7 +34,7 @@ impl Index {
     pub fn allocate(
         &mut self,
         claims: &[&ResourceClaim],
-        policy: Policy,
+        policy: AllocationPolicy,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
     ) -> Result<Option<Placement>, AllocateError> {
@@ -48,7 +49,7 @@ impl Index {
     pub fn allocate_where(
         &mut self,
         claims: &[&ResourceClaim],
-        policy: Policy,
+        policy: AllocationPolicy,
         allowed: &mut dyn FnMut(&str) -> bool,
         cache: &mut SelectorCache<'_>,
         share_id: &mut dyn FnMut() -> String,
@@ -64,7 +65,7 @@ impl Index {
     pub fn allocate_within(
         &mut self,
         claims: &[&ResourceClaim],
-        policy: Policy,
+        policy: AllocationPolicy,
         allowed: &mut dyn FnMut(&str) -> bool,
         budget: &mut Budget,
         cache: &mut SelectorCache<'_>,
@@ -79,7 +80,7 @@ impl Index {
             share_id,
         };
         match policy {
-            Policy::Binpack if is_plain(claims) && !self.could_be_astray(claims, question.cache) => {
+            AllocationPolicy::Binpack if is_plain(claims) && !self.could_be_astray(claims, question.cache) => {
                 self.by_shelves(question)
             }
             _ => self.by_rank(question),
@@ -138,7 +139,7 @@ impl Index {
                     continue;
                 };
                 budget.next_node(self.nodes.len())?;
-                let attempt = self.attempt(claims, Policy::Binpack);
+                let attempt = self.attempt(claims, AllocationPolicy::Binpack);
                 let device = (alternative, spot.serial());
                 match attempt.on_device(&view, device, budget, cache, share_id) {
                     // Not this device of the node; others may follow.
@@ -210,7 +211,7 @@ impl Index {
         let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);
         let mut let_through = HashMap::new();
         let mut unanswered = None;
-        for order in policy.orders() {
+        for order in Order::of_policy(policy) {
             for node in shape.nodes() {
                 if !*let_through.entry(node).or_insert_with(|| allowed(node)) {
                     continue;

@@ -2,8 +2,8 @@
 
 use crate::ledger::Usage;
 use crate::model::{Capacity, Device};
-use crate::quantity::Quantity;
 use crate::search::{CORES, MEMORY, capacity_of};
+use vgpu_quantity::Quantity;
 
 /// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units of
 /// the device. What is free of a device that somebody has whole is nothing.

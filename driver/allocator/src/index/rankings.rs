@@ -12,7 +12,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::{ClaimSpec, ResourceClaim};
-use crate::policy::{NodeRank, Policy};
+use crate::policy::NodeRank;
+use vgpu_api::config::AllocationPolicy;
 
 /// Shapes that are kept. One of a thousand nodes takes about 300 KiB.
 const MOST_SHAPES: usize = 16;
@@ -26,7 +27,7 @@ pub(super) struct Rankings {
 /// Claims that ask for the same, by one policy.
 #[derive(Debug)]
 pub(super) struct Shape {
-    policy: Policy,
+    policy: AllocationPolicy,
     claims: Vec<ClaimSpec>,
     order: BTreeSet<Place>,
     places: HashMap<Arc<str>, Place>,
@@ -48,7 +49,7 @@ struct Place {
 
 impl Rankings {
     /// The shape of these claims; it is put back when it has been used.
-    pub(super) fn take(&mut self, policy: Policy, claims: &[&ResourceClaim]) -> Shape {
+    pub(super) fn take(&mut self, policy: AllocationPolicy, claims: &[&ResourceClaim]) -> Shape {
         let specs = || claims.iter().map(|claim| &claim.spec);
         let known = self.shapes.iter();
         let known = known
@@ -119,7 +120,7 @@ impl Shape {
         }
         if let Some(rank) = rank {
             let place = Place {
-                rank: Some(rank).filter(|_| self.policy != Policy::FirstFit),
+                rank: Some(rank).filter(|_| self.policy != AllocationPolicy::FirstFit),
                 node: node.into(),
             };
             self.places.insert(place.node.clone(), place.clone());

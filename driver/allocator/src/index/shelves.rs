@@ -68,7 +68,7 @@ impl Wanted {
         let requests = exactly.capacity.as_ref().map(|capacity| &capacity.requests);
         let wanted = |name: &str| {
             let amount = requests.and_then(|requests| requests.get(name));
-            amount.map_or(i128::MIN, crate::quantity::Quantity::rank)
+            amount.map_or(i128::MIN, vgpu_quantity::Quantity::rank)
         };
         Self {
             memory: wanted(MEMORY),

@@ -5,8 +5,8 @@ use super::choose::Question;
 use super::*;
 use crate::budget::Budget;
 use crate::explain::Answer;
-use crate::policy::Policy;
 use crate::selectors::SelectorCache;
+use vgpu_api::config::AllocationPolicy;
 
 fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -146,7 +146,7 @@ proptest! {
             match step {
                 Step::Allocate { first, memory, cores, count, model, policy } => {
                     let mut claim = claim(number, first, memory, cores, count, model);
-                    let policy = Policy::ALL[policy];
+                    let policy = AllocationPolicy::ALL[policy];
                     let one = index.allocate(&[&claim], policy, &mut cache, &mut || "s".into());
                     let kept = std::mem::take(&mut index.rankings);
                     let all = index.by_rank(Question {
@@ -215,25 +215,28 @@ fn other_policies_and_network_devices_are_answered_too() {
         )
     };
     assert_eq!(
-        place(&mut index, Policy::Binpack),
+        place(&mut index, AllocationPolicy::Binpack),
         ("n0".to_owned(), "gpu-0".to_owned())
     );
-    assert_eq!(place(&mut index, Policy::Spread), ("n0".to_owned(), "gpu-1".to_owned()));
+    assert_eq!(
+        place(&mut index, AllocationPolicy::Spread),
+        ("n0".to_owned(), "gpu-1".to_owned())
+    );
     index.apply(stray(3));
     assert_eq!(
-        place(&mut index, Policy::Binpack),
+        place(&mut index, AllocationPolicy::Binpack),
         ("n0".to_owned(), "gpu-9".to_owned())
     );
     index.apply(Event::SliceGone { name: "net".into() });
     index.apply(Event::NodeGone { name: "n0".into() });
     assert_eq!(
-        place(&mut index, Policy::Binpack),
+        place(&mut index, AllocationPolicy::Binpack),
         ("n1".to_owned(), "gpu-0".to_owned())
     );
     let rule = json!({"spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}});
     index.apply(Event::Rules(vec![read(rule)]));
     assert_eq!(
-        place(&mut index, Policy::Binpack),
+        place(&mut index, AllocationPolicy::Binpack),
         ("n1".to_owned(), "gpu-1".to_owned())
     );
 }
@@ -305,7 +308,7 @@ fn nodes_that_are_not_allowed_are_passed_over() {
     }
     let mut cache = SelectorCache::default();
     let claim = claim(0, None, 2, 0, 1, 2);
-    for policy in Policy::ALL {
+    for policy in AllocationPolicy::ALL {
         let mut asked = Vec::new();
         let mut allowed = |node: &str| {
             asked.push(node.to_owned());
@@ -349,7 +352,7 @@ fn a_search_without_end_costs_the_same_on_any_number_of_nodes() {
     let mut cache = SelectorCache::default();
     let claim = without_end("c");
     let mut index = large_cluster(40);
-    for policy in Policy::ALL {
+    for policy in AllocationPolicy::ALL {
         let mut budget = Budget::new(100_000);
         let mut asked = 0;
         let mut allowed = |_: &str| {
@@ -387,7 +390,7 @@ fn a_node_without_an_answer_does_not_hide_one_that_has_it() {
         json!({"metadata": {"name": "s2"}, "spec": {"driver": "drv",
         "nodeName": "n2", "pool": {"name": "p2", "resourceSliceCount": 1}, "devices": all_alike}}),
     )));
-    for policy in Policy::ALL {
+    for policy in AllocationPolicy::ALL {
         let placed = index.allocate_within(
             &[&claim],
             policy,
@@ -409,7 +412,7 @@ fn selectors_are_paid_for() {
     let costly = format!("[{numbers}].all(a, [{numbers}].all(b, a + b >= 0)) && device.attributes['drv'].nothing == 1");
     let claim: ResourceClaim = read(json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
         {"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": [{"cel": {"expression": costly}}]}}]}}}));
-    for policy in Policy::ALL {
+    for policy in AllocationPolicy::ALL {
         let mut budget = Budget::new(10_000);
         let placed = index.allocate_within(&[&claim], policy, &mut |_| true, &mut budget, &mut cache, &mut || {
             "s".into()

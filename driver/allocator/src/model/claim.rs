@@ -5,7 +5,7 @@ use litemap::LiteMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Allocation, Metadata, RequestedConfig, fitted, or_default};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]

@@ -5,7 +5,7 @@ use litemap::LiteMap;
 use serde::{Deserialize, Serialize};
 
 use super::{NodeSelector, OpaqueConfig, Toleration, fitted, or_default};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -7,7 +7,7 @@ use litemap::LiteMap;
 use serde::Deserialize;
 
 use super::{Attribute, Metadata, NodeSelector, fitted, or_default};
-use crate::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]

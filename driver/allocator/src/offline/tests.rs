@@ -37,7 +37,7 @@ fn report(all: impl IntoIterator<Item = Value>) -> Report {
     allocate(&objects(all), &Options::default()).unwrap()
 }
 
-fn with_policy(all: impl IntoIterator<Item = Value>, policy: Policy) -> Vec<String> {
+fn with_policy(all: impl IntoIterator<Item = Value>, policy: AllocationPolicy) -> Vec<String> {
     let options = Options {
         policy,
         ..Options::default()

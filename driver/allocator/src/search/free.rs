@@ -2,8 +2,8 @@
 
 use super::Search;
 use crate::model::{Capacity, Device};
-use crate::quantity::Quantity;
 use crate::room;
+use vgpu_quantity::Quantity;
 
 /// The capacities that policies look at; a driver's own may be written without the domain.
 pub(crate) const MEMORY: &str = "memory";

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use vgpu_allocator::model::{Allocation, DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
-use vgpu_allocator::quantity::Quantity;
-use vgpu_allocator::{
-    AllocateError, Attempt, Classes, Features, Inventory, Ledger, NodeView, Policy, SelectorCache, Slice,
-};
+use vgpu_allocator::{AllocateError, Attempt, Classes, Features, Inventory, Ledger, NodeView, SelectorCache, Slice};
+use vgpu_api::config::AllocationPolicy;
+use vgpu_quantity::Quantity;
 
 /// One case, in the form of the conformance vectors.
 #[derive(Debug, Clone, Deserialize)]
@@ -97,7 +96,7 @@ impl Case {
 
     pub fn allocate(
         &self,
-        policy: Policy,
+        policy: AllocationPolicy,
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<Vec<Allocation>>, AllocateError> {
         let features = self.features();

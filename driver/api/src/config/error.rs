@@ -1,6 +1,6 @@
 //! Why a config is refused.
 
-use crate::quantity::QuantityError;
+use vgpu_quantity::WholeError;
 
 /// `at` is the path of the opaque parameters, or of the field, in the object that the user wrote or can read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum ConfigError {
     #[error("{at}: {value:?} is not allowed; use one of {allowed}")]
     BadValue { at: String, value: String, allowed: String },
     #[error("{at}: {reason}")]
-    BadQuantity { at: String, reason: QuantityError },
+    BadQuantity { at: String, reason: WholeError },
     #[error("{at}: {value} is not positive; write how much host memory may be used, for example 10Gi")]
     NotPositive { at: String, value: String },
     #[error("{at}: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi")]

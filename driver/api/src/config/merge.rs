@@ -6,7 +6,7 @@
 //! only says where a share goes, so there a claim may choose freely.
 
 use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig};
-use crate::quantity::format_bytes;
+use vgpu_quantity::format_bytes;
 
 /// One parsed config that applies to a request, and where it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -63,16 +63,53 @@ pub enum MemoryPolicy {
     Oversubscribe { host_memory: u64 },
 }
 
-/// How vgpu-controller chooses a device. Without effect where kube-scheduler allocates.
+/// How vgpu-controller chooses among the devices that fit. Without effect where kube-scheduler allocates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum AllocationPolicy {
+    /// The device with least memory left, then least cores, then by name; across nodes the same.
     #[default]
     Binpack,
+    /// The node with most memory left, and there the device with most.
     Spread,
+    /// All devices of a pod on one NUMA node, or those of each claim, or as few NUMA nodes as possible.
     Numa,
+    /// The same with PCIe roots.
     Pcie,
+    /// Devices in use before unused ones, and nodes with few unused ones before nodes with many.
     WholeGpus,
+    /// Kubernetes' own choice.
     FirstFit,
+}
+
+/// A name of no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("policy {0:?} is unknown; use one of {known}", known = AllocationPolicy::ALL.map(AllocationPolicy::name).join(", "))]
+pub struct UnknownPolicy(String);
+
+impl AllocationPolicy {
+    pub const ALL: [Self; 6] = [
+        Self::Binpack,
+        Self::Spread,
+        Self::Numa,
+        Self::Pcie,
+        Self::WholeGpus,
+        Self::FirstFit,
+    ];
+
+    /// The name that configs and flags use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.word()
+    }
+}
+
+impl std::str::FromStr for AllocationPolicy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
 }
 
 /// Whether the GPU is shared. Ordered from loose to tight.
@@ -143,7 +180,7 @@ impl std::fmt::Display for MemoryPolicy {
                 write!(
                     f,
                     "Oversubscribe with hostMemory {}",
-                    crate::quantity::format_bytes(*host_memory)
+                    vgpu_quantity::format_bytes(*host_memory)
                 )
             }
         }

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig, Words};
-use crate::{CONFIG_API_VERSION, CONFIG_KIND, quantity};
+use crate::{CONFIG_API_VERSION, CONFIG_KIND};
 
 const FIELDS: &[&str] = &[
     "apiVersion",
@@ -66,7 +66,7 @@ fn memory_policy(at: &str, value: &Value) -> Result<MemoryPolicy, ConfigError> {
                 &host_at,
                 host_memory.ok_or(ConfigError::HostMemoryMissing { at: host_at.clone() })?,
             )?;
-            let bytes = quantity::parse(written).map_err(|reason| ConfigError::BadQuantity {
+            let bytes = vgpu_quantity::whole(written).map_err(|reason| ConfigError::BadQuantity {
                 at: host_at.clone(),
                 reason,
             })?;

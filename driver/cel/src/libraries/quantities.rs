@@ -74,16 +74,16 @@ fn computed<'v>(quantity: Quantity) -> Out<'v> {
 
 fn add<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
-        [Value::Quantity(a), Value::Quantity(b)] => computed(a.get().add(b.get())),
-        [Value::Quantity(a), Value::Int(b)] => computed(a.get().add(&Quantity::from_i64(*b))),
+        [Value::Quantity(a), Value::Quantity(b)] => computed(a.get().plus(b.get())),
+        [Value::Quantity(a), Value::Int(b)] => computed(a.get().plus(&Quantity::from_i64(*b))),
         _ => no_such_overload(),
     }
 }
 
 fn sub<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
-        [Value::Quantity(a), Value::Quantity(b)] => computed(a.get().sub(b.get())),
-        [Value::Quantity(a), Value::Int(b)] => computed(a.get().sub(&Quantity::from_i64(*b))),
+        [Value::Quantity(a), Value::Quantity(b)] => computed(a.get().minus(b.get())),
+        [Value::Quantity(a), Value::Int(b)] => computed(a.get().minus(&Quantity::from_i64(*b))),
         _ => no_such_overload(),
     }
 }

@@ -1,6 +1,6 @@
 //! CPU, memory and all that is counted, and how many pods a node takes.
 
-use vgpu_allocator::quantity::{Format, Quantity};
+use vgpu_quantity::{Format, Quantity};
 
 use super::Refusal;
 use crate::cluster::Load;
@@ -12,7 +12,7 @@ pub(super) fn check(pod: &Pod, key: &str, node: &Node, load: Option<&Load>) -> R
     let sits_here = load.is_some_and(|load| load.pods.contains(key));
     let others = load.map_or(0, |load| load.pods.len() - usize::from(sits_here));
     if let Some(most) = node.allocatable.0.get(PODS)
-        && Quantity::whole(i64::try_from(others).unwrap_or(i64::MAX), Format::Decimal) >= *most
+        && Quantity::with_format(i64::try_from(others).unwrap_or(i64::MAX), Format::Decimal) >= *most
     {
         return Err(Refusal::Resource(PODS.to_owned()));
     }

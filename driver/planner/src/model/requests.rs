@@ -4,7 +4,7 @@ use litemap::LiteMap;
 
 use serde::Deserialize;
 use vgpu_allocator::model::or_default;
-use vgpu_allocator::quantity::Quantity;
+use vgpu_quantity::Quantity;
 
 /// Amounts by resource name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use vgpu_allocator::model::{Allocation, Device, ResourceSlice};
-use vgpu_allocator::quantity::Quantity;
 use vgpu_planner::Time;
 use vgpu_planner::model::Claim;
 use vgpu_planner::names::{CONTROLLER, DRIVER, TAINT_KEY};
+use vgpu_quantity::Quantity;
 
 const SETTLE: i64 = 30_000;
 

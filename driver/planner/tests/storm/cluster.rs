@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
-use vgpu_allocator::{Event, Features, Index, Policy, SelectorCache, node_selector};
+use vgpu_allocator::{Event, Features, Index, SelectorCache, node_selector};
+use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::model::{Claim, Consumer, Node, Pod, PodClaim, Version};
 use vgpu_planner::names::HOLD_GROUP;
 
@@ -240,9 +241,13 @@ impl Scheduler {
             format!("s-{shares}")
         };
         let mut allowed = |node: &str| fits.iter().any(|fit| fit == node);
-        let placed = self
-            .index
-            .allocate_where(&asked, Policy::FirstFit, &mut allowed, &mut self.cache, &mut share_id);
+        let placed = self.index.allocate_where(
+            &asked,
+            AllocationPolicy::FirstFit,
+            &mut allowed,
+            &mut self.cache,
+            &mut share_id,
+        );
         for key in known {
             self.index.apply(Event::ClaimGone { key });
         }

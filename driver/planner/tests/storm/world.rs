@@ -1,9 +1,9 @@
 //! A cluster in which everything happens in any order, from a script of numbers, and then calms down.
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
-use vgpu_allocator::quantity::Quantity;
 use vgpu_planner::model::{Claim, Pod, PodClaim};
 use vgpu_planner::names::{CONTROLLER, HOLD_GROUP};
+use vgpu_quantity::Quantity;
 
 use super::api::{Api, KINDS, Sabotage};
 use super::cluster::{Scheduler, manage, reap};

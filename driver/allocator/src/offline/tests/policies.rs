@@ -18,14 +18,14 @@ fn two_nodes() -> Vec<Value> {
 #[test]
 fn policies_choose_among_nodes_and_devices() {
     for (policy, amount, expected) in [
-        (Policy::FirstFit, "20Gi", "n1/a"),
-        (Policy::Binpack, "20Gi", "n1/b"),
-        (Policy::Binpack, "41Gi", "n2/b"),
-        (Policy::Binpack, "70Gi", "n1/a"),
-        (Policy::Spread, "20Gi", "n2/a"),
-        (Policy::WholeGpus, "20Gi", "n1/b"),
-        (Policy::WholeGpus, "50Gi", "n2/b"),
-        (Policy::WholeGpus, "70Gi", "n1/a"),
+        (AllocationPolicy::FirstFit, "20Gi", "n1/a"),
+        (AllocationPolicy::Binpack, "20Gi", "n1/b"),
+        (AllocationPolicy::Binpack, "41Gi", "n2/b"),
+        (AllocationPolicy::Binpack, "70Gi", "n1/a"),
+        (AllocationPolicy::Spread, "20Gi", "n2/a"),
+        (AllocationPolicy::WholeGpus, "20Gi", "n1/b"),
+        (AllocationPolicy::WholeGpus, "50Gi", "n2/b"),
+        (AllocationPolicy::WholeGpus, "70Gi", "n1/a"),
     ] {
         let all = two_nodes().into_iter().chain([memory("mine", amount)]);
         assert_eq!(with_policy(all, policy), [expected], "{} {amount}", policy.name());
@@ -45,8 +45,8 @@ fn whole_gpus_leaves_unused_ones_where_binpack_would_not() {
             memory("mine", "10Gi"),
         ]
     };
-    assert_eq!(with_policy(all(), Policy::Binpack), ["n/small"]);
-    assert_eq!(with_policy(all(), Policy::WholeGpus), ["n/large"]);
+    assert_eq!(with_policy(all(), AllocationPolicy::Binpack), ["n/small"]);
+    assert_eq!(with_policy(all(), AllocationPolicy::WholeGpus), ["n/large"]);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
             json!({"count": count, "capacity": {"requests": {"memory": "10Gi"}}}),
         )]
     };
-    for policy in [Policy::Numa, Policy::Pcie] {
+    for policy in [AllocationPolicy::Numa, AllocationPolicy::Pcie] {
         assert_eq!(
             with_policy(all(many(2)), policy),
             ["n/c", "n/b"],
@@ -84,5 +84,5 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
         let two = with_policy(all(many(2).into_iter().chain(many(3)).collect()), policy);
         assert_eq!(two.len(), 5);
     }
-    assert_eq!(with_policy(all(many(2)), Policy::Binpack), ["n/c", "n/a"]);
+    assert_eq!(with_policy(all(many(2)), AllocationPolicy::Binpack), ["n/c", "n/a"]);
 }

@@ -2,10 +2,9 @@
 
 use std::fmt::{self, Display};
 
+use crate::decimal::Number;
+use crate::{Format, Quantity};
 use num_bigint::{BigInt, Sign};
-use vgpu_quantity::Quantity as Number;
-
-use super::{Format, Quantity};
 
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL: [(i64, &str); 10] = [
@@ -21,12 +20,15 @@ const DECIMAL: [(i64, &str); 10] = [
     (18, "E"),
 ];
 
+const ZERO: Number = Number::small(0, 0);
+const ONE: Number = Number::small(1, 0);
+
 /// The format that a text has, beside its number.
 pub(super) fn format_of(text: &str, number: &Number) -> Format {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || "+-.".contains(c));
     match unit.as_bytes() {
         // A fraction below one cannot be written in binary units.
-        [_, b'i'] if *number > Number::ZERO && *number < Number::from_i64(1) => Format::Decimal,
+        [_, b'i'] if number.cmp(&ZERO).is_gt() && number.cmp(&ONE).is_lt() => Format::Decimal,
         [_, b'i'] => Format::Binary,
         [b'e' | b'E', _, ..] => Format::Exponent,
         _ => Format::Decimal,
@@ -67,7 +69,7 @@ pub(super) fn billionths(number: &Number) -> i128 {
 
 impl Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unscaled, scale) = self.number.parts();
+        let (unscaled, scale) = self.parts();
         if unscaled.sign() == Sign::NoSign {
             return f.write_str("0");
         }
