@@ -6,12 +6,12 @@
 //! Arrays whose memory comes later (sparse, or of deferred mapping) are charged nothing: what is mapped
 //! into them is physical memory, which [`vmm`](super::vmm) charges and which they hold on to.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::charge;
 use crate::hooks::shapes::Solid;
 use crate::hooks::vmm::Backing;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use vgpu_core::account::Charge;

@@ -15,7 +15,7 @@
 
 use crate::hooks::vmm::Backing;
 use crate::hooks::{granules, graphs, pools};
-use crate::state::{Gpu, Ready};
+use crate::process::{Gpu, Ready};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

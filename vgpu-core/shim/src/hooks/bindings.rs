@@ -13,12 +13,12 @@
 //! How it fails: no such memory is free any more: the binding is refused before the driver is asked. Memory
 //! that this process cannot name (a handle of which we never heard) is not charged by its binding either.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::imports;
 use crate::hooks::memory::charge;
 use crate::hooks::vmm::{Backing, within};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use vgpu_core::bindings::Part;

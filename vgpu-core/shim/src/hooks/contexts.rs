@@ -1,12 +1,12 @@
 //! Contexts: what each takes is measured ([`overhead`](super::overhead)); a process's first on a GPU is
 //! charged the share's reserve before. What was allocated in a context goes with it.
 
-use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::memory::sweep;
 use crate::hooks::overhead::Change;
 use crate::hooks::{arrays, graphs, level, parked};
+use crate::process::{Gpu, Ready};
 use crate::real::{self, real};
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::os::thread;
 

@@ -9,7 +9,7 @@
 //! another thread as soon as it let go; and whoever releases keeps the memory charged until the driver has
 //! answered, so of two at once the later one gives it back.
 
-use crate::detour::SUCCESS;
+use crate::codes::SUCCESS;
 use crate::hooks::vmm::Backing;
 use core::ffi::c_int;
 use std::sync::Arc;

@@ -34,11 +34,11 @@
 //! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here ([`pools`](super::pools)),
 //! and what others map of it, they are charged.
 
-use crate::detour::{NOT_SUPPORTED, SUCCESS};
+use crate::codes::{NOT_SUPPORTED, SUCCESS};
 use crate::hooks::imports::Handle;
 use crate::hooks::{granules, marks, vmm};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 
 pub(crate) unsafe fn ipc_handle(

@@ -4,11 +4,11 @@
 //! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: they were made by those interfaces in
 //! this process, and the driver tells no size before they are mapped.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
 use crate::hooks::memory::charge;
 use crate::hooks::vmm::Backing;
-use crate::state::Ready;
+use crate::process::Ready;
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -22,10 +22,10 @@
 //! How it fails: with less than a granule left, a small allocation is refused even where the driver
 //! would have found room in a granule that is charged already: only the driver knows, after the call.
 
-use crate::detour::OUT_OF_MEMORY;
+use crate::codes::OUT_OF_MEMORY;
 use crate::hooks::memory::{GRANULE, charge, keep};
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::c_int;
 use vgpu_core::account::Charge;
 

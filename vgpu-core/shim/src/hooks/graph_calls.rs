@@ -2,13 +2,13 @@
 //! launched (`graphs`); nodes that allocate carry devices, which are translated.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::graphs::{Needs, enter, leave, mapped, settle_all, used};
 use crate::hooks::locations::{Access, with_real};
 use crate::hooks::memory::GRANULE;
 use crate::hooks::pool_calls;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
 use vgpu_core::account::rounded;
 

@@ -19,11 +19,11 @@
 //! How it fails: a driver that does not tell what is reserved (before 11.4): charged is what all
 //! executable graphs need, which is more than it takes, and what they needed stays charged.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::level::Level;
 use crate::hooks::pools;
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::os::spin::Patience;

@@ -27,12 +27,12 @@
 //! under a hypervisor that cannot) would hold all of it: there the answer is out of memory, as without
 //! host memory. The advice is refused: the pages may migrate, and the driver evicts them again.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::granules::Live;
 use crate::hooks::memory::{GRANULE, PITCH, keep};
 use crate::hooks::{parked, pools};
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
 

@@ -19,13 +19,13 @@
 //! How it fails: granules of the host's memory are larger than the device's, whose size the program has already
 //! asked for: out of memory, before anything is made.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::locations::Location;
 use crate::hooks::memory::GRANULE;
 use crate::hooks::parked;
 use crate::hooks::vmm::{Backing, Properties};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong};
 use std::sync::Arc;
 use vgpu_core::account::rounded;

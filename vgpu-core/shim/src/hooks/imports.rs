@@ -15,14 +15,14 @@
 //! How it fails: between the driver's call and the charge of what was not recognised, its maker may die, and
 //! it is charged to nobody for that moment.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::counted;
 use crate::hooks::externals;
 use crate::hooks::marks;
 use crate::hooks::memory::{GRANULE, charge};
 use crate::hooks::vmm::Backing;
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use vgpu_core::account::{Charge, rounded};

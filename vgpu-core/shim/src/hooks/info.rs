@@ -1,9 +1,9 @@
 //! What a program is told about memory: the share, never more than the GPU has. Where the share goes on
 //! in host memory, total and free have both parts: what the program can have altogether.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::{level, parked};
-use crate::state::{Gpu, Ready};
+use crate::process::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 
 type GetInfo<T> = unsafe extern "C" fn(*mut T, *mut T) -> c_int;

@@ -1,7 +1,7 @@
 //! A charge that follows what the driver says it keeps: it rises and falls with that, in parts.
 
 use crate::hooks::{graphs, pools};
-use crate::state::Gpu;
+use crate::process::Gpu;
 use vgpu_core::account::Charge;
 use vgpu_core::os::spin::Patience;
 

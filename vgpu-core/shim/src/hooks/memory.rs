@@ -3,11 +3,11 @@
 //! A charge is the size rounded up to the driver's granule of 2 MiB; what is smaller shares a granule
 //! with its neighbours ([`granules`]).
 
-use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::granules::{self, Live, Taken};
 use crate::hooks::{externals, graphs, host_memory, parked, pools};
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::{Charge, rounded};
 use vgpu_core::ledger::Refusal;

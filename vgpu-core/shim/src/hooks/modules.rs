@@ -2,10 +2,10 @@
 //! take is measured ([`overhead`](super::overhead)); what cannot be charged is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::SUCCESS;
+use crate::codes::SUCCESS;
 use crate::hooks::overhead::{Change, measured};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 
 type Load = unsafe extern "C" fn(*mut usize, *const c_void) -> c_int;

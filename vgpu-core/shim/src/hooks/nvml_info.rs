@@ -3,13 +3,14 @@
 //!
 //! A list of processes names those of this PID namespace: a PID of another means nothing here.
 
-use crate::detour::{
-    self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
+use crate::codes::{
+    NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
 };
+use crate::detour;
 use crate::hooks::{info::put, level, nvml_devices};
 use crate::names::slot;
-use crate::state::{Gpu, Ready};
-use crate::{real, state};
+use crate::process::{Gpu, Ready};
+use crate::{real, start};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// nvmlMemory_t.
@@ -253,7 +254,7 @@ pub(crate) unsafe fn unsupported(
 
 /// NVML's own text, else ours for the refusal.
 pub(crate) fn error_text(error: c_int) -> *const c_char {
-    let ready = detour::guarded(state::ready).flatten();
+    let ready = detour::guarded(start::ready).flatten();
     if ready.is_some() && real::has(slot::nvmlErrorString) {
         // SAFETY: the real function of this name has this signature.
         return unsafe {

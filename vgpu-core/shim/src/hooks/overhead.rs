@@ -37,14 +37,14 @@
 //!
 //! [`at_rest`]: super::at_rest
 
-use crate::detour::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::at_rest::AtRest;
 use crate::hooks::level::{self, Level};
 use crate::hooks::nvml_info::Process;
 use crate::hooks::{memory, nvml_devices};
 use crate::names::slot;
+use crate::process::{Gpu, Ready};
 use crate::real::{self, real};
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -307,7 +307,7 @@ fn processes(device: usize) -> Option<Vec<(u32, u64)>> {
                 let seen = found.iter().take(count as usize);
                 return Some(seen.map(|process| (process.pid, process.used)).collect());
             }
-            crate::detour::NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
+            crate::codes::NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
                 found.resize(found.len() * 4, Process::default());
             }
             _ => return None,

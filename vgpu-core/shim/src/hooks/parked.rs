@@ -24,12 +24,12 @@
 //! stays parked. A context that is about to end waits as long as it takes; what the driver does not free then
 //! goes with its context, as all else does ([`memory::sweep`](super::memory::sweep)).
 
-use crate::detour::{INVALID_VALUE, SUCCESS};
+use crate::codes::{INVALID_VALUE, SUCCESS};
 use crate::hooks::granules::{self, Live, Taken};
 use crate::hooks::memory::{keep, released};
 use crate::hooks::pools;
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

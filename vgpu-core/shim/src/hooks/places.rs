@@ -3,11 +3,11 @@
 
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::SUCCESS;
+use crate::codes::SUCCESS;
 use crate::hooks::locations::{Location, NO_DEVICE};
 use crate::hooks::pools;
+use crate::process::{Devices, Ready};
 use crate::real::real;
-use crate::state::{Devices, Ready};
 use core::ffi::{c_int, c_ulonglong, c_void};
 
 type Batch =

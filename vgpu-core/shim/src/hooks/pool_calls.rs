@@ -1,12 +1,12 @@
 //! Calls about pools: whose pool it is, and what it says of devices, which is translated. What pools are
 //! charged: [`pools`].
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::locations::Location;
 use crate::hooks::memory::released;
 use crate::hooks::{externals, graphs, host_memory, parked, pools};
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 
 /// CUmemPoolProps: as the driver has it; only where the pool lies matters here.

@@ -17,12 +17,12 @@
 //! How it fails: a driver that does not tell what a pool reserves (before 11.3) never finds it empty,
 //! and its charge stays until the process ends.
 
-use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::graphs;
 use crate::hooks::level::Level;
 use crate::hooks::memory::GRANULE;
+use crate::process::{Gpu, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::account::rounded;

@@ -11,11 +11,11 @@
 //!
 //! How it fails: the driver tells neither, and the part is charged one tile.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
 use crate::hooks::bindings::of_handle;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
 
 /// What a tile takes, whatever its elements are.

@@ -13,7 +13,7 @@
 //! who made it may die first, and its charge with it, while the memory stays for as long as it is mapped. So
 //! such memory counts twice while both have it. The driver does not tell how large it is before.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::bindings::Bindings;
 use crate::hooks::counted;
 use crate::hooks::host_physical;
@@ -21,8 +21,8 @@ use crate::hooks::imports::Held;
 use crate::hooks::locations::Location;
 use crate::hooks::marks;
 use crate::hooks::memory::{GRANULE, charge};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,6 @@
-//! What this process knows: its shares, its devices, what it has allocated. Made at the first call
-//! of any hooked function, made anew in a fork child.
+//! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
+//! of any hooked function, and anew in a fork child.
 
-use crate::drop_in;
 use crate::hooks::arrays::Array;
 use crate::hooks::bindings::Bindings;
 use crate::hooks::contexts::{Contexts, Made};
@@ -18,15 +17,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use vgpu_core::account::Account;
 use vgpu_core::calls::Calls;
-use vgpu_core::grants::{self, GpuGrants};
+use vgpu_core::grants::GpuGrants;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
-use vgpu_core::os::{fork, stderr};
 use vgpu_core::table::Table;
 use vgpu_core::visible::choose;
-
-/// The shares, and a region of HAMi's that is to be kept.
-pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
 
 /// Either, for good: a process that was refused stays refused.
 struct State(Option<Ready>);
@@ -100,77 +96,28 @@ pub(crate) struct NvmlDevice {
     pub(crate) gpu: usize,
 }
 
-/// This process's state; None: it is refused.
+/// The state of this process, if it was made already; the inner None: the process was refused.
 #[inline(always)]
-pub(crate) fn ready() -> Option<&'static Ready> {
-    match fork::current::<State>() {
-        Some(state) => state.0.as_ref(),
-        None => first(),
-    }
+pub(crate) fn made() -> Option<Option<&'static Ready>> {
+    Some(fork::current::<State>()?.0.as_ref())
 }
 
-/// This process's state, if it was made already.
+/// The state of this process, if it was made already and the process was not refused.
 pub(crate) fn known() -> Option<&'static Ready> {
-    fork::current::<State>()?.0.as_ref()
+    made().flatten()
 }
 
-#[cold]
-fn first() -> Option<&'static Ready> {
+/// Makes the state of this process with `make`, once; None: there is no memory for it, or the process was refused.
+pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Ready> {
     // SAFETY: State is the only type that this library keeps there.
-    let state = unsafe { fork::start(make) }?;
+    let state = unsafe { fork::start(|| State(make())) }?;
     state.0.as_ref()
 }
 
-fn make() -> State {
-    match Ready::new() {
-        Ok(ready) => {
-            drop_in::show(&ready);
-            State(Some(ready))
-        }
-        Err(reason) => {
-            stderr::say(&reason);
-            State(None)
-        }
-    }
-}
-
-/// What this process is held to, with the driver's libraries opened: see `vgpu_core::grants` for where
-/// it comes from.
-fn shares() -> Result<Shares, String> {
-    let directory = match grants::directory(real::run_dir()) {
-        Ok(directory) => directory,
-        Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
-    };
-    let grants = grants::read(&directory).map_err(|error| error.to_string())?;
-    let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
-    real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
-    Ok((grants, None))
-}
-
 impl Ready {
-    fn new() -> Result<Self, String> {
-        let (grants, mirror) = shares()?;
-        let open = |grant: &GpuGrants| -> Result<Gpu, String> {
-            let account = Account::open(grant)
-                .map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
-            Ok(Gpu {
-                uuid: grant.gpu.clone(),
-                account: if mirror.is_some() {
-                    drop_in::watched(account)
-                } else {
-                    account
-                },
-                surplus: AtomicU64::new(0),
-                context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
-                contexts: Spin::default(),
-                overhead: Spin::default(),
-                pools: Spin::default(),
-                parked: Spin::default(),
-                graphs: Spin::default(),
-            })
-        };
-        Ok(Self {
-            gpus: grants.iter().map(open).collect::<Result<_, _>>()?,
+    pub(crate) fn new(gpus: Vec<Gpu>, mirror: Option<Mirror>) -> Self {
+        Self {
+            gpus,
             calls: Calls::default(),
             live: Table::default(),
             arrays: Table::default(),
@@ -191,7 +138,7 @@ impl Ready {
             visible: Spin::default(),
             mirror,
             devices: OnceLock::new(),
-        })
+        }
     }
 
     /// Whether NVML is initialised by us alone, so that the program must not find it so.
@@ -234,6 +181,23 @@ impl Ready {
             .iter()
             .find(|(real, _)| *real == device)
             .map(|(_, gpu)| *gpu)
+    }
+}
+
+impl Gpu {
+    /// The GPU of `grant`, whose shares are opened as `account`.
+    pub(crate) fn new(grant: &GpuGrants, account: Account) -> Self {
+        Self {
+            uuid: grant.gpu.clone(),
+            account,
+            surplus: AtomicU64::new(0),
+            context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
+            contexts: Spin::default(),
+            overhead: Spin::default(),
+            pools: Spin::default(),
+            parked: Spin::default(),
+            graphs: Spin::default(),
+        }
     }
 }
 
