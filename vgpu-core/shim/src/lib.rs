@@ -25,8 +25,10 @@
 mod codes;
 mod detour;
 mod drop_in;
+mod gpu;
 mod hooks;
 mod jump;
+mod out;
 mod process;
 mod real;
 mod start;

@@ -1,24 +1,19 @@
 //! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
 //! of any hooked function, and anew in a fork child.
 
-use crate::hooks::arrays::Array;
-use crate::hooks::bindings::Bindings;
-use crate::hooks::contexts::{Contexts, Made};
-use crate::hooks::counted::Counted;
-use crate::hooks::granules::Live;
+use crate::gpu::Gpu;
+use crate::hooks::arrays::Arrays;
+use crate::hooks::backing::{Backing, Bindings, Mappings};
+use crate::hooks::contexts::Made;
+use crate::hooks::granules::Allocations;
 use crate::hooks::graphs;
-use crate::hooks::overhead::Overhead;
-use crate::hooks::parked::Parked;
-use crate::hooks::pools::Pool;
-use crate::hooks::vmm::Backing;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use vgpu_core::account::Account;
 use vgpu_core::calls::Calls;
-use vgpu_core::grants::GpuGrants;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::memory::refcounts::Refcounts;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
 use vgpu_core::table::Table;
@@ -34,11 +29,11 @@ pub(crate) struct Ready {
     /// Which threads are in calls that may change what the GPUs hold.
     pub(crate) calls: Calls,
     /// Live allocations by pointer, and granules that small ones share.
-    pub(crate) live: Table<Live>,
-    pub(crate) arrays: Table<Array>,
-    pub(crate) vmm_handles: Counted,
-    pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
-    pub(crate) imports: Counted,
+    pub(crate) live: Allocations,
+    pub(crate) arrays: Arrays,
+    pub(crate) vmm_handles: Refcounts<Backing>,
+    pub(crate) vmm_maps: Mappings,
+    pub(crate) imports: Refcounts<Backing>,
     /// External memory by handle, and the buffers that are mapped of it.
     pub(crate) externals: Table<Arc<Backing>>,
     pub(crate) buffers: Table<Arc<Backing>>,
@@ -64,21 +59,6 @@ pub(crate) struct Ready {
     /// In the place of HAMi-core: what its monitor reads.
     pub(crate) mirror: Option<Mirror>,
     devices: OnceLock<Devices>,
-}
-
-/// One GPU of which this process has shares.
-#[derive(Debug)]
-pub(crate) struct Gpu {
-    pub(crate) uuid: String,
-    pub(crate) account: Account,
-    /// Bytes of it that the driver does not count as this process's, or counts once where they are charged twice.
-    pub(crate) surplus: AtomicU64,
-    pub(crate) context_reserve: u64,
-    pub(crate) contexts: Spin<Contexts>,
-    pub(crate) overhead: Spin<Overhead>,
-    pub(crate) pools: Spin<Vec<Pool>>,
-    pub(crate) parked: Spin<Vec<Parked>>,
-    pub(crate) graphs: Spin<graphs::Memory>,
 }
 
 /// The CUDA devices that exist for this process: virtual ordinal -> real device and GPU.
@@ -119,8 +99,8 @@ impl Ready {
         Self {
             gpus,
             calls: Calls::default(),
-            live: Table::default(),
-            arrays: Table::default(),
+            live: Allocations::default(),
+            arrays: Arrays::default(),
             vmm_handles: Table::default(),
             vmm_maps: Table::default(),
             imports: Table::default(),
@@ -181,23 +161,6 @@ impl Ready {
             .iter()
             .find(|(real, _)| *real == device)
             .map(|(_, gpu)| *gpu)
-    }
-}
-
-impl Gpu {
-    /// The GPU of `grant`, whose shares are opened as `account`.
-    pub(crate) fn new(grant: &GpuGrants, account: Account) -> Self {
-        Self {
-            uuid: grant.gpu.clone(),
-            account,
-            surplus: AtomicU64::new(0),
-            context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
-            contexts: Spin::default(),
-            overhead: Spin::default(),
-            pools: Spin::default(),
-            parked: Spin::default(),
-            graphs: Spin::default(),
-        }
     }
 }
 

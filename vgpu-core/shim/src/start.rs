@@ -2,7 +2,8 @@
 //!
 //! How it fails: there is no valid share: one line on stderr, and the process stays refused for good.
 
-use crate::process::{self, Gpu, Ready};
+use crate::gpu::Gpu;
+use crate::process::{self, Ready};
 use crate::{drop_in, real};
 use vgpu_core::account::Account;
 use vgpu_core::grants;

@@ -14,9 +14,9 @@
 //! that this process cannot name (a handle of which we never heard) is not charged by its binding either.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::hooks::backing::{Backing, Bindings, within};
+use crate::hooks::charge::charge;
 use crate::hooks::imports;
-use crate::hooks::memory::charge;
-use crate::hooks::vmm::{Backing, within};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
@@ -24,7 +24,6 @@ use std::sync::Arc;
 use vgpu_core::bindings::Part;
 
 pub(crate) type Memory = Arc<Backing>;
-pub(crate) type Bindings = vgpu_core::bindings::Bindings<Memory>;
 
 /// The memory, or the object, of a handle.
 pub(crate) fn of_handle(ready: &Ready, handle: u64) -> Option<Memory> {
@@ -39,7 +38,7 @@ pub(crate) fn up_to(ready: &Ready, handle: u64, end: u64) -> Option<Option<Memor
 
 /// The memory of the `bytes` at `address`; None: it cannot be charged.
 pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Option<Vec<Memory>> {
-    let mapped = within(ready, address, bytes);
+    let mapped = within(&ready.vmm_maps, address, bytes);
     if !mapped.is_empty() {
         return Some(mapped);
     }
@@ -47,7 +46,7 @@ pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Opt
         return Some(mapped);
     };
     let charge = charge(ready.gpus.get(gpu)?, bytes)?;
-    Some(vec![Arc::new(Backing::surplus(ready, gpu, charge))])
+    Some(vec![Arc::new(Backing::surplus(&ready.gpus, gpu, charge))])
 }
 
 /// Whether host memory lies at an address: that too has a device, the one that it was made for.

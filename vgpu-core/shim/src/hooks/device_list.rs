@@ -1,7 +1,7 @@
 //! The devices that exist for this process. A virtual ordinal is a CUdevice, as in every driver.
 
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
-use crate::hooks::info::put;
+use crate::out::put;
 use crate::process::Ready;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -11,7 +11,8 @@
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::bindings::{self, Bindings, Memory};
+use crate::hooks::backing::Bindings;
+use crate::hooks::bindings::{self, Memory};
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use vgpu_core::bindings::{Object, Part, bind, unbind as unbound};

@@ -9,7 +9,8 @@
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
 use crate::detour;
-use crate::hooks::nvml_info::{fill, running};
+use crate::hooks::nvml_info::running;
+use crate::hooks::nvml_list::fill;
 use crate::process::Ready;
 use crate::real::real;
 use crate::start;

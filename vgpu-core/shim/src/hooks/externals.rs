@@ -6,8 +6,8 @@
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::arrays;
-use crate::hooks::memory::charge;
-use crate::hooks::vmm::Backing;
+use crate::hooks::backing::Backing;
+use crate::hooks::charge::charge;
 use crate::process::Ready;
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) unsafe fn import(
     let Some(charge) = ready.gpus.get(index).and_then(|gpu| charge(gpu, asked.bytes)) else {
         return OUT_OF_MEMORY;
     };
-    let backing = Arc::new(Backing::new(ready, index, Some(charge)));
+    let backing = Arc::new(Backing::new(&ready.gpus, index, Some(charge)));
     let result = pass();
     if result == SUCCESS {
         // SAFETY: the driver has written it.
@@ -81,7 +81,9 @@ pub(crate) unsafe fn array(
     let result = unsafe { real(array, memory, descriptor) };
     if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
         // SAFETY: the driver has written it.
-        arrays::adopt(ready, unsafe { *array }, backing);
+        ready
+            .arrays
+            .adopt(&ready.gpus, unsafe { *array }, arrays::current(), backing);
     }
     result
 }

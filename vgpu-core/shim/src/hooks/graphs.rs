@@ -19,24 +19,29 @@
 //! How it fails: a driver that does not tell what is reserved (before 11.4): charged is what all
 //! executable graphs need, which is more than it takes, and what they needed stays charged.
 
-use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::level::Level;
-use crate::hooks::pools;
-use crate::process::{Gpu, Ready};
+use crate::codes::SUCCESS;
+use crate::hooks::capture::is_captured;
+use crate::hooks::pools::Pools;
 use crate::real::real;
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use vgpu_core::os::spin::Patience;
+use vgpu_core::account::Account;
+use vgpu_core::memory::tracked_charge::TrackedCharge;
+use vgpu_core::os::spin::{Held, Patience, Spin};
 
 const RESERVED_MEM_CURRENT: c_int = 2;
 
-/// Whether this process has ever had a graph that allocates: spares the others the look.
+/// Set once this process has had a graph that allocates: other processes skip the look at their graphs.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// What one GPU's graphs are charged, and what bounds it.
+/// The memory of one GPU's graphs.
+#[derive(Debug, Default)]
+pub(crate) struct Graphs(Spin<Memory>);
+
+/// The charge for one GPU's graphs, and its bounds.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    level: Level,
+    charge: TrackedCharge,
     /// What the executable graphs can need together.
     need: u64,
     /// What destroyed ones may have left behind.
@@ -50,7 +55,7 @@ pub(crate) type Needs = Vec<(usize, u64)>;
 
 impl Memory {
     /// Charges what the driver says is reserved.
-    fn settle(&mut self, gpu: &Gpu) {
+    pub(crate) fn settle(&mut self, account: &Account) {
         let Some(device) = self.device else { return };
         let mut reserved = 0_u64;
         let at: *mut u64 = &mut reserved;
@@ -61,150 +66,116 @@ impl Memory {
         if result == SUCCESS {
             self.left = self.left.min(reserved);
             // A launch grows by what was charged ahead at most, so this has room.
-            self.level.set(gpu, reserved);
+            self.charge.set(account, reserved);
         }
     }
 
-    fn trim(&mut self, gpu: &Gpu) {
+    fn trim(&mut self, account: &Account) {
         if let Some(device) = self.device {
             // SAFETY: a device of the driver's.
             unsafe { real!(cuDeviceGraphMemTrim(c_int))(device) };
-            self.settle(gpu);
+            self.settle(account);
         }
     }
 
-    /// Charges what a launch of a graph that needs `need` can grow by.
-    fn reserve(&mut self, gpu: &Gpu, need: u64, stream: usize) -> bool {
-        self.settle(gpu);
-        if self.attempt(gpu, need) {
+    /// Charges what a launch of a graph that needs `need` can grow by. Returns false if that is not free.
+    pub(crate) fn reserve(&mut self, account: &Account, pools: &Pools, need: u64, stream: usize) -> bool {
+        self.settle(account);
+        if self.attempt(account, need) {
             return true;
         }
-        pools::trim_all(gpu);
-        self.trim(gpu);
-        if self.attempt(gpu, need) {
+        pools.trim_all(account);
+        self.trim(account);
+        if self.attempt(account, need) {
             return true;
         }
-        if pools::is_captured(stream) {
+        if is_captured(stream) {
             // Nothing is launched: it becomes part of the graph that is being captured.
             return true;
         }
         // SAFETY: the caller's stream.
         unsafe { real!(cuStreamSynchronize(usize))(stream) };
-        self.trim(gpu);
-        self.attempt(gpu, need)
+        self.trim(account);
+        self.attempt(account, need)
     }
 
-    fn attempt(&mut self, gpu: &Gpu, need: u64) -> bool {
-        let room = self.need.saturating_add(self.left).saturating_sub(self.level.bytes());
+    fn attempt(&mut self, account: &Account, need: u64) -> bool {
+        let room = self.need.saturating_add(self.left).saturating_sub(self.charge.bytes());
         match need.min(room) {
             0 => true,
-            want => gpu.account.reserve(want).map(|ahead| self.level.add(ahead)).is_ok(),
+            want => account.reserve(want).map(|ahead| self.charge.add(ahead)).is_ok(),
         }
     }
 }
 
-/// Calls `launch`, by which a graph with `needs` gets its memory, with that charged.
-pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl FnOnce() -> c_int) -> c_int {
-    let mut held = Vec::with_capacity(needs.len());
-    let mut fits = true;
-    // In the order of GPUs, so that two threads never wait for each other.
-    for (index, need) in needs {
-        if let Some(gpu) = ready.gpus.get(*index) {
-            let mut memory = gpu.graphs.lock();
-            fits = fits && memory.reserve(gpu, *need, stream);
-            held.push((gpu, memory));
-        }
+impl Graphs {
+    pub(crate) fn lock(&self) -> Held<'_, Memory> {
+        self.0.lock()
     }
-    let result = if fits { launch() } else { OUT_OF_MEMORY };
-    held.iter_mut().for_each(|(gpu, memory)| memory.settle(gpu));
-    result
-}
 
-/// Counts the needs of a new executable graph.
-pub(crate) fn enter(ready: &Ready, needs: &Needs) {
-    USED.store(true, Ordering::Relaxed);
-    for (index, need) in needs {
-        if let (Some(gpu), Some(devices)) = (ready.gpus.get(*index), ready.devices()) {
-            let mut memory = gpu.graphs.lock();
-            memory.need = memory.need.saturating_add(*need);
-            memory.device = devices.of_gpu(*index);
-        }
+    /// Counts the need of a new executable graph. `device`: the driver's number of their GPU.
+    pub(crate) fn enter(&self, device: Option<c_int>, need: u64) {
+        let mut memory = self.0.lock();
+        memory.need = memory.need.saturating_add(need);
+        memory.device = device;
     }
-}
 
-/// Counts them out; what it may leave behind is known only by what stays reserved.
-pub(crate) fn leave(ready: &Ready, needs: &Needs) {
-    for (index, need) in needs {
-        if let Some(gpu) = ready.gpus.get(*index) {
-            let mut memory = gpu.graphs.lock();
-            memory.need = memory.need.saturating_sub(*need);
-            memory.left = memory.left.saturating_add(*need);
-        }
+    /// Counts it out; what it may leave behind is known only by what stays reserved.
+    pub(crate) fn leave(&self, need: u64) {
+        let mut memory = self.0.lock();
+        memory.need = memory.need.saturating_sub(need);
+        memory.left = memory.left.saturating_add(need);
     }
-}
 
-/// After the last context of a GPU went, and with it all graphs that need it.
-pub(crate) fn forget(ready: &Ready, index: usize) {
-    ready.graphs.drain(|_, needs| {
-        needs.retain(|(gpu, _)| *gpu != index);
-        needs.is_empty()
-    });
-    if let Some(gpu) = ready.gpus.get(index) {
-        let mut memory = gpu.graphs.lock();
+    /// After the last context of the GPU went, and with it all graphs that need it.
+    pub(crate) fn clear(&self, account: &Account) {
+        let mut memory = self.0.lock();
         memory.need = 0;
-        memory.settle(gpu);
-        memory.left = memory.level.bytes();
+        memory.settle(account);
+        memory.left = memory.charge.bytes();
+    }
+
+    /// Returns the bytes that the graphs are charged, or None if another thread is launching one.
+    pub(crate) fn reserved(&self) -> Option<u64> {
+        Some(self.0.try_lock()?.charge.bytes())
+    }
+
+    /// Charges the graphs what the driver reserves for them now.
+    #[inline(always)]
+    pub(crate) fn refresh(&self, account: &Account) {
+        if used() {
+            self.0.lock().settle(account);
+        }
+    }
+
+    /// The same. Returns false if another thread was launching one for longer than `patience` lasts.
+    pub(crate) fn refresh_with(&self, account: &Account, patience: &mut Patience) -> bool {
+        !used()
+            || self
+                .0
+                .lock_with(patience)
+                .map(|mut graphs| graphs.settle(account))
+                .is_some()
+    }
+
+    /// Has the driver give back what graphs keep unused. Returns true if there are any.
+    #[cold]
+    pub(crate) fn trim_all(&self, account: &Account) -> bool {
+        let any = used();
+        if any {
+            self.0.lock().trim(account);
+        }
+        any
     }
 }
 
-/// What the graphs of `gpu` are charged; None: somebody is launching one.
-pub(crate) fn reserved(gpu: &Gpu) -> Option<u64> {
-    Some(gpu.graphs.try_lock()?.level.bytes())
-}
-
-/// Whether this process has ever had a graph that allocates.
+/// Returns true if this process has ever had a graph that allocates.
 #[inline(always)]
 pub(crate) fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// Charges the graphs of every GPU what the driver reserves now.
-#[cold]
-pub(crate) fn settle_all(ready: &Ready) {
-    ready.gpus.iter().for_each(|gpu| gpu.graphs.lock().settle(gpu));
-}
-
-/// cuMemFree and cuMemFreeAsync take pointers of graphs too.
-#[inline(always)]
-pub(crate) fn after_free(ready: &Ready) {
-    if used() {
-        settle_all(ready);
-    }
-}
-
-#[inline(always)]
-pub(crate) fn refresh(gpu: &Gpu) {
-    if used() {
-        gpu.graphs.lock().settle(gpu);
-    }
-}
-
-/// The same, if nobody launches one for longer than `patience` lasts.
-pub(crate) fn refresh_with(gpu: &Gpu, patience: &mut Patience) -> bool {
-    !used()
-        || gpu
-            .graphs
-            .lock_with(patience)
-            .map(|mut graphs| graphs.settle(gpu))
-            .is_some()
-}
-
-/// Has the driver give back what graphs of `gpu` keep unused; whether there are any.
-#[cold]
-pub(crate) fn trim_all(gpu: &Gpu) -> bool {
-    let any = used();
-    if any {
-        gpu.graphs.lock().trim(gpu);
-    }
-    any
+/// Notes that this process has a graph that allocates.
+pub(crate) fn note_used() {
+    USED.store(true, Ordering::Relaxed);
 }

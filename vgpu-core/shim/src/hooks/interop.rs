@@ -2,7 +2,7 @@
 
 use crate::codes::{INVALID_VALUE, NO_DEVICE, SUCCESS};
 use crate::hooks::device_list::back;
-use crate::hooks::info::put;
+use crate::out::put;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 

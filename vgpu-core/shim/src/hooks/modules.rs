@@ -1,9 +1,9 @@
 //! Modules, libraries and the limits of contexts: what their code, static variables, heaps and stacks
-//! take is measured ([`overhead`](super::overhead)); what cannot be charged is undone.
+//! take is measured ([`measure`](super::measure)); what cannot be charged is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::SUCCESS;
-use crate::hooks::overhead::{Change, measured};
+use crate::hooks::measure::{Change, measured};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};

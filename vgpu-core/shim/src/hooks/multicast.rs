@@ -8,8 +8,9 @@
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::bindings::{self, Bindings, Memory};
-use crate::hooks::vmm::Backing;
+use crate::hooks::backing::{Backing, Bindings};
+use crate::hooks::bindings::{self, Memory};
+
 use crate::process::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub(crate) unsafe fn create(
         let handle = unsafe { *handle };
         ready
             .vmm_handles
-            .insert(handle, (Arc::new(Backing::new(ready, 0, None)), 1));
+            .insert(handle, (Arc::new(Backing::new(&ready.gpus, 0, None)), 1));
     }
     result
 }

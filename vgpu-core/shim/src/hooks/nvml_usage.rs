@@ -15,7 +15,8 @@
 //! may well be busier than they say, and percent of them would pass 100.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
-use crate::hooks::nvml_info::{Process, gpu, keep, own_pids, running};
+use crate::hooks::nvml_info::{gpu, own_pids, running};
+use crate::hooks::nvml_list::{Process, keep};
 use crate::names::slot;
 use crate::process::Ready;
 use crate::real::{self, real};

@@ -5,7 +5,6 @@
 
 use crate::codes::SUCCESS;
 use crate::hooks::locations::{Location, NO_DEVICE};
-use crate::hooks::pools;
 use crate::process::{Devices, Ready};
 use crate::real::real;
 use core::ffi::{c_int, c_ulonglong, c_void};
@@ -73,7 +72,7 @@ pub(crate) unsafe fn pool_of(
     let told = unsafe { pool.as_ref() };
     if let (SUCCESS, Some(pool), Some(gpu)) = (result, told, gpu.and_then(|gpu| ready.gpus.get(gpu))) {
         // That of a part of a GPU, or of managed memory, is told nowhere else.
-        pools::know(gpu, *pool, false);
+        gpu.pools.know(*pool, false);
     }
     result
 }

@@ -1,11 +1,13 @@
-//! Calls about pools: whose pool it is, and what it says of devices, which is translated. What pools are
+//! Calls about pools: whose pool it is, and what it says of devices, which is translated. How pools are
 //! charged: [`pools`].
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::gpu::Gpu;
+use crate::hooks::free::released;
 use crate::hooks::locations::Location;
-use crate::hooks::memory::released;
-use crate::hooks::{externals, graphs, host_memory, parked, pools};
-use crate::process::{Gpu, Ready};
+use crate::hooks::pools::{self, Wanted};
+use crate::hooks::{deferred_free, externals, host_memory, room};
+use crate::process::{Devices, Ready};
 use crate::real::real;
 use core::ffi::{c_int, c_void};
 
@@ -69,12 +71,26 @@ unsafe fn from(
     stream: usize,
     pass: impl Fn() -> c_int,
 ) -> c_int {
-    let result = pools::grow(gpu, pool, pointer, bytes, stream, pass);
-    if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && pools::is_plain(ready, gpu, pool) {
+    let wanted = Wanted {
+        pool,
+        pointer,
+        bytes,
+        stream,
+    };
+    let result = room::grow(gpu, wanted, pass);
+    if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && is_plain(ready, gpu, pool) {
         // SAFETY: the caller's, to be written.
         return unsafe { host_memory::instead_in_order(ready, gpu, pointer, bytes as u64, stream) };
     }
     result
+}
+
+/// Returns true if host memory may stand in for that of `pool`, of `gpu`.
+#[cold]
+fn is_plain(ready: &Ready, gpu: &Gpu, pool: usize) -> bool {
+    let is_default = |(device, _): &(c_int, usize)| pools::default_pool(*device) == Some(pool);
+    let default = |devices: &Devices| devices.list.iter().any(is_default);
+    gpu.pools.is_plain(pool) || ready.devices().is_some_and(default)
 }
 
 pub(crate) unsafe fn alloc_ptsz(
@@ -102,7 +118,7 @@ pub(crate) unsafe fn alloc_from(
 ) -> c_int {
     // SAFETY: passed on.
     let pass = || unsafe { real(pointer, bytes, pool, stream) };
-    let owner = pools::owner(ready, pool).or_else(|| {
+    let owner = ready.gpus.iter().find(|gpu| gpu.pools.has(pool)).or_else(|| {
         // A default pool is known to us only here.
         let devices = ready.devices()?;
         let default = devices
@@ -171,16 +187,15 @@ pub(crate) unsafe fn free(
     // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
     let pass = || unsafe { real(pointer, stream) };
     let free = || match ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
-        true => parked::free(ready, pointer, stream, pass),
-        false => released(ready, pointer, pass),
+        true => deferred_free::free(ready, pointer, stream, pass),
+        false => released(&ready.gpus, &ready.live, pointer, pass),
     };
     let result = if externals::used() {
         externals::freed(ready, pointer, free)
     } else {
         free()
     };
-    pools::after_free(ready);
-    graphs::after_free(ready);
+    room::after_free(&ready.gpus);
     result
 }
 
@@ -219,14 +234,19 @@ pub(crate) unsafe fn create(
     let result = unsafe { real(pool, &own) };
     if let (SUCCESS, Some(gpu), false) = (result, gpu.and_then(|gpu| ready.gpus.get(gpu)), pool.is_null()) {
         // SAFETY: the driver has written it.
-        pools::know(gpu, unsafe { *pool }, own.is_plain());
+        gpu.pools.know(unsafe { *pool }, own.is_plain());
     }
     result
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, pool: usize) -> c_int {
     // SAFETY: passed on.
-    pools::retire(ready, pool, || unsafe { real(pool) })
+    let destroy = || unsafe { real(pool) };
+    let retired = ready.gpus.iter().enumerate().find_map(|(index, gpu)| {
+        let device = || ready.devices().and_then(|devices| devices.of_gpu(index));
+        gpu.pools.retire(&gpu.account, device, pool, destroy)
+    });
+    retired.unwrap_or_else(destroy)
 }
 
 pub(crate) unsafe fn trim(
@@ -238,8 +258,8 @@ pub(crate) unsafe fn trim(
     // SAFETY: passed on.
     let result = unsafe { real(pool, keep) };
     ready.gpus.iter().for_each(|gpu| {
-        parked::collect(ready, gpu);
+        deferred_free::collect(ready, gpu);
+        gpu.pools.refresh(&gpu.account);
     });
-    pools::after_free(ready);
     result
 }

@@ -12,115 +12,225 @@
 //! asked. So a pool that is destroyed while it reserves memory is only marked as doomed, keeps nothing
 //! that is unused, and is destroyed at the first look that finds it empty.
 //!
-//! The calls themselves: [`pool_calls`](super::pool_calls).
-//!
 //! How it fails: a driver that does not tell what a pool reserves (before 11.3) never finds it empty,
 //! and its charge stays until the process ends.
 
 use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::graphs;
-use crate::hooks::level::Level;
-use crate::hooks::memory::GRANULE;
-use crate::process::{Gpu, Ready};
+use crate::hooks::capture::is_captured;
 use crate::real::real;
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use vgpu_core::account::rounded;
-use vgpu_core::os::spin::Patience;
+use vgpu_core::account::Account;
+use vgpu_core::memory::granule::granules;
+use vgpu_core::memory::tracked_charge::TrackedCharge;
+use vgpu_core::os::spin::{Patience, Spin};
 
 const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_MEM_CURRENT: c_int = 5;
 const USED_MEM_CURRENT: c_int = 7;
 
-/// Whether this process has ever used a pool: spares the others the look.
+/// Set once this process has used a pool: other processes skip the look at their pools.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// A pool and what it is charged.
+/// The pools of one GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(Spin<Vec<Pool>>);
+
+/// A pool and its charge.
 #[derive(Debug)]
-pub(crate) struct Pool {
+struct Pool {
     handle: usize,
-    level: Level,
+    charge: TrackedCharge,
     /// The program asked for memory on the device and no more: host memory does as well.
     plain: bool,
     /// The program has destroyed it.
     doomed: bool,
 }
 
-/// Allocates from `pool` with its growth charged.
-pub(crate) fn grow(
-    gpu: &Gpu,
-    pool: usize,
-    pointer: *mut u64,
-    bytes: usize,
-    stream: usize,
-    allocate: impl Fn() -> c_int,
-) -> c_int {
-    if bytes == 0 || pointer.is_null() {
-        return allocate();
-    }
-    USED.store(true, Ordering::Relaxed);
-    let Some(want) = rounded(bytes as u64, GRANULE) else {
-        return OUT_OF_MEMORY;
-    };
-    let mut pools = gpu.pools.lock();
-    let mut index = entry(&mut pools, pool, false);
-    if pools[index].doomed {
-        return INVALID_VALUE;
-    }
-    settle(gpu, &mut pools[index]);
-    let ahead = match gpu.account.reserve(want) {
-        Ok(charge) => Some(charge),
-        Err(_) if has_room(pool, want) || is_captured(stream) => None,
-        Err(_) => {
-            pools.iter_mut().for_each(|pool| trim_one(gpu, pool));
-            // Who trims graphs holds their lock and takes that of pools: never the other way round.
-            drop(pools);
-            graphs::trim_all(gpu);
-            pools = gpu.pools.lock();
-            index = entry(&mut pools, pool, false);
-            match gpu.account.reserve(want) {
-                Ok(charge) => Some(charge),
-                Err(_) => return OUT_OF_MEMORY,
-            }
+/// An allocation that a pool may have to grow for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) pool: usize,
+    pub(crate) pointer: *mut u64,
+    pub(crate) bytes: usize,
+    pub(crate) stream: usize,
+}
+
+/// The outcome of [`Pools::grow`].
+pub(crate) enum Growth {
+    /// The driver was called, or need not be: its result.
+    Done(c_int),
+    /// The limit is reached. Every pool was trimmed: the caller makes more room and tries the last time.
+    NoRoom,
+}
+
+/// Which attempt at an allocation it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    First,
+    Last,
+}
+
+impl Pools {
+    /// Allocates from a pool with its growth charged.
+    pub(crate) fn grow(
+        &self,
+        account: &Account,
+        wanted: Wanted,
+        attempt: Attempt,
+        allocate: impl FnOnce() -> c_int,
+    ) -> Growth {
+        if wanted.bytes == 0 || wanted.pointer.is_null() {
+            return Growth::Done(allocate());
         }
-    };
-    let result = allocate();
-    let pool = &mut pools[index];
-    if let Some(ahead) = ahead {
-        pool.level.add(ahead);
+        USED.store(true, Ordering::Relaxed);
+        let Some(bytes) = granules(wanted.bytes as u64) else {
+            return Growth::Done(OUT_OF_MEMORY);
+        };
+        let mut pools = self.0.lock();
+        let index = entry(&mut pools, wanted.pool, false);
+        if attempt == Attempt::First {
+            if pools[index].doomed {
+                return Growth::Done(INVALID_VALUE);
+            }
+            pools[index].settle(account);
+        }
+        let ahead = match account.reserve(bytes) {
+            Ok(charge) => Some(charge),
+            Err(_) if attempt == Attempt::Last => return Growth::Done(OUT_OF_MEMORY),
+            Err(_) if has_room(wanted.pool, bytes) || is_captured(wanted.stream) => None,
+            Err(_) => {
+                pools.iter_mut().for_each(|pool| pool.trim(account));
+                return Growth::NoRoom;
+            }
+        };
+        let result = allocate();
+        let pool = &mut pools[index];
+        if let Some(ahead) = ahead {
+            pool.charge.add(ahead);
+        }
+        if pool.settle(account) || result != SUCCESS {
+            return Growth::Done(result);
+        }
+        // It grew by more than is free: as if it had not been.
+        // SAFETY: the driver has just written the pointer; the legacy stream orders after all others.
+        unsafe {
+            real!(cuMemFree_v2(u64))(*wanted.pointer);
+        }
+        pool.trim(account);
+        Growth::Done(OUT_OF_MEMORY)
     }
-    if settle(gpu, pool) || result != SUCCESS {
-        return result;
+
+    /// Returns true if `pool` is one of these.
+    pub(crate) fn has(&self, pool: usize) -> bool {
+        self.0.lock().iter().any(|known| known.handle == pool)
     }
-    // It grew by more than is free: as if it had not been.
-    // SAFETY: the driver has just written the pointer; the legacy stream orders after all others.
-    unsafe {
-        real!(cuMemFree_v2(u64))(*pointer);
+
+    /// Charges `pool` what it reserves from now on. `plain`: host memory may stand in for its own.
+    pub(crate) fn know(&self, pool: usize, plain: bool) {
+        entry(&mut self.0.lock(), pool, plain);
+        USED.store(true, Ordering::Relaxed);
     }
-    trim_one(gpu, pool);
-    OUT_OF_MEMORY
+
+    /// Returns true if the program made `pool` so that host memory may stand in for its own.
+    #[cold]
+    pub(crate) fn is_plain(&self, pool: usize) -> bool {
+        self.0.lock().iter().any(|known| known.handle == pool && known.plain)
+    }
+
+    /// Trims every pool. Returns true if there is any.
+    #[cold]
+    pub(crate) fn trim_all(&self, account: &Account) -> bool {
+        if !used() {
+            return false;
+        }
+        let mut pools = self.0.lock();
+        let any = !pools.is_empty();
+        pools.iter_mut().for_each(|pool| pool.trim(account));
+        bury(account, &mut pools);
+        any
+    }
+
+    /// Charges the pools what they reserve now.
+    #[inline(always)]
+    pub(crate) fn refresh(&self, account: &Account) {
+        if used() {
+            settle_all(account, &mut self.0.lock());
+        }
+    }
+
+    /// The same. Returns false if another thread was in a pool's call for longer than `patience` lasts.
+    pub(crate) fn refresh_with(&self, account: &Account, patience: &mut Patience) -> bool {
+        if !used() {
+            return true;
+        }
+        let pools = self.0.lock_with(patience);
+        pools.map(|mut pools| settle_all(account, &mut pools)).is_some()
+    }
+
+    /// Returns the bytes that the pools are charged, or None if another thread is in a pool's call.
+    pub(crate) fn reserved(&self) -> Option<u64> {
+        Some(self.0.try_lock()?.iter().map(|pool| pool.charge.bytes()).sum())
+    }
+
+    /// Destroys `pool` through `destroy`, at once or when it is empty. None: it is not one of these. `device`: the
+    /// driver's number of their GPU.
+    pub(crate) fn retire(
+        &self,
+        account: &Account,
+        device: impl FnOnce() -> Option<c_int>,
+        pool: usize,
+        destroy: impl Fn() -> c_int,
+    ) -> Option<c_int> {
+        let mut pools = self.0.lock();
+        let at = pools.iter().position(|known| known.handle == pool)?;
+        if pools[at].doomed {
+            return Some(INVALID_VALUE);
+        }
+        pools[at].trim(account);
+        if let (false, Some(device)) = (is_empty(pool), device())
+            && let Some(default) = default_pool(device)
+        {
+            if default == pool {
+                // The driver says that this one cannot be destroyed.
+                return Some(destroy());
+            }
+            pools[at].doomed = true;
+            doom(pool, device, default);
+            return Some(SUCCESS);
+        }
+        let result = destroy();
+        if result == SUCCESS {
+            pools.swap_remove(at).forget(account);
+        }
+        Some(result)
+    }
 }
 
-/// The GPU of a pool that is known.
-pub(crate) fn owner(ready: &'static Ready, pool: usize) -> Option<&'static Gpu> {
-    let has = |gpu: &&Gpu| gpu.pools.lock().iter().any(|known| known.handle == pool);
-    ready.gpus.iter().find(has)
+impl Pool {
+    /// Charges what it reserves now. Returns false if that much is not free: then it is charged less.
+    fn settle(&mut self, account: &Account) -> bool {
+        match attribute(self.handle, RESERVED_MEM_CURRENT) {
+            Some(reserved) => self.charge.set(account, reserved),
+            None => true,
+        }
+    }
+
+    fn trim(&mut self, account: &Account) {
+        // SAFETY: a pool that the program or the driver has made.
+        unsafe { real!(cuMemPoolTrimTo(usize, usize))(self.handle, 0) };
+        self.settle(account);
+    }
+
+    fn forget(mut self, account: &Account) {
+        self.charge.set(account, 0);
+    }
 }
 
-/// Charges `pool`, of `gpu`, what it reserves from now on. `plain`: host memory may stand in for its own.
-pub(crate) fn know(gpu: &Gpu, pool: usize, plain: bool) {
-    entry(&mut gpu.pools.lock(), pool, plain);
-    USED.store(true, Ordering::Relaxed);
-}
-
-/// Whether host memory may stand in for that of `pool`, of `gpu`.
-#[cold]
-pub(crate) fn is_plain(ready: &Ready, gpu: &Gpu, pool: usize) -> bool {
-    let is_default = |(device, _): &(c_int, usize)| default_pool(*device) == Some(pool);
-    let made = gpu.pools.lock().iter().any(|known| known.handle == pool && known.plain);
-    made || ready
-        .devices()
-        .is_some_and(|devices| devices.list.iter().any(is_default))
+/// Returns true if this process has ever used a pool.
+#[inline(always)]
+pub(crate) fn used() -> bool {
+    USED.load(Ordering::Relaxed)
 }
 
 fn entry(pools: &mut Vec<Pool>, handle: usize, plain: bool) -> usize {
@@ -129,7 +239,7 @@ fn entry(pools: &mut Vec<Pool>, handle: usize, plain: bool) -> usize {
         None => {
             pools.push(Pool {
                 handle,
-                level: Level::default(),
+                charge: TrackedCharge::default(),
                 plain,
                 doomed: false,
             });
@@ -138,82 +248,15 @@ fn entry(pools: &mut Vec<Pool>, handle: usize, plain: bool) -> usize {
     }
 }
 
-fn attribute(pool: usize, attribute: c_int) -> Option<u64> {
-    let mut value: u64 = 0;
-    let at: *mut u64 = &mut value;
-    // SAFETY: both attributes are 8 bytes, to be written.
-    let result = unsafe { real!(cuMemPoolGetAttribute(usize, c_int, *mut c_void))(pool, attribute, at.cast()) };
-    (result == SUCCESS).then_some(value)
-}
-
-fn has_room(pool: usize, bytes: u64) -> bool {
-    let free = attribute(pool, RESERVED_MEM_CURRENT).zip(attribute(pool, USED_MEM_CURRENT));
-    free.is_some_and(|(reserved, used)| reserved.saturating_sub(used) >= bytes)
-}
-
-/// Whether an allocation in `stream` becomes a node of a graph, and takes nothing yet.
-pub(crate) fn is_captured(stream: usize) -> bool {
-    /// The default stream that can be captured: the thread's own.
-    const PER_THREAD: usize = 2;
-    let (stream, mut status) = (if stream == 0 { PER_THREAD } else { stream }, 0);
-    // SAFETY: to be written.
-    let result = unsafe { real!(cuStreamIsCapturing(usize, *mut c_int))(stream, &mut status) };
-    result == SUCCESS && status != 0
-}
-
-/// Charges a pool what it reserves now; false: that much is not free, and it is charged less.
-fn settle(gpu: &Gpu, pool: &mut Pool) -> bool {
-    match attribute(pool.handle, RESERVED_MEM_CURRENT) {
-        Some(reserved) => pool.level.set(gpu, reserved),
-        None => true,
-    }
-}
-
-fn trim_one(gpu: &Gpu, pool: &mut Pool) {
-    // SAFETY: a pool that the program or the driver has made.
-    unsafe { real!(cuMemPoolTrimTo(usize, usize))(pool.handle, 0) };
-    settle(gpu, pool);
-}
-
-/// Trims every pool of `gpu`; whether there is any.
-#[cold]
-pub(crate) fn trim_all(gpu: &Gpu) -> bool {
-    if !USED.load(Ordering::Relaxed) {
-        return false;
-    }
-    let mut pools = gpu.pools.lock();
-    let any = !pools.is_empty();
-    pools.iter_mut().for_each(|pool| trim_one(gpu, pool));
-    bury(gpu, &mut pools);
-    any
-}
-
-/// Charges the pools of `gpu` what they reserve now.
-#[inline(always)]
-pub(crate) fn refresh(gpu: &Gpu) {
-    if USED.load(Ordering::Relaxed) {
-        settle_all(gpu, &mut gpu.pools.lock());
-    }
-}
-
-/// The same, if nobody is in a pool's call for longer than `patience` lasts.
-pub(crate) fn refresh_with(gpu: &Gpu, patience: &mut Patience) -> bool {
-    if !USED.load(Ordering::Relaxed) {
-        return true;
-    }
-    let pools = gpu.pools.lock_with(patience);
-    pools.map(|mut pools| settle_all(gpu, &mut pools)).is_some()
-}
-
-fn settle_all(gpu: &Gpu, pools: &mut Vec<Pool>) {
+fn settle_all(account: &Account, pools: &mut Vec<Pool>) {
     pools.iter_mut().for_each(|pool| {
-        settle(gpu, pool);
+        pool.settle(account);
     });
-    bury(gpu, pools);
+    bury(account, pools);
 }
 
 /// Destroys the doomed pools that are empty now.
-fn bury(gpu: &Gpu, pools: &mut Vec<Pool>) {
+fn bury(account: &Account, pools: &mut Vec<Pool>) {
     if !pools.iter().any(|pool| pool.doomed) {
         return;
     }
@@ -223,17 +266,17 @@ fn bury(gpu: &Gpu, pools: &mut Vec<Pool>) {
         .collect::<Vec<_>>()
     {
         let pool = &mut pools[index];
-        trim_one(gpu, pool);
+        pool.trim(account);
         // SAFETY: a pool that the program has made, and only asked to be destroyed.
         if is_empty(pool.handle) && unsafe { real!(cuMemPoolDestroy(usize))(pool.handle) } == SUCCESS {
-            drop_pool(gpu, pools.swap_remove(index));
+            pools.swap_remove(index).forget(account);
         }
     }
 }
 
-/// What the pools of `gpu` are charged.
-pub(crate) fn reserved(gpu: &Gpu) -> Option<u64> {
-    Some(gpu.pools.try_lock()?.iter().map(|pool| pool.level.bytes()).sum())
+fn has_room(pool: usize, bytes: u64) -> bool {
+    let free = attribute(pool, RESERVED_MEM_CURRENT).zip(attribute(pool, USED_MEM_CURRENT));
+    free.is_some_and(|(reserved, used)| reserved.saturating_sub(used) >= bytes)
 }
 
 fn is_empty(pool: usize) -> bool {
@@ -242,48 +285,12 @@ fn is_empty(pool: usize) -> bool {
         .all(|what| attribute(pool, what) == Some(0))
 }
 
-fn drop_pool(gpu: &Gpu, mut pool: Pool) {
-    pool.level.set(gpu, 0);
-}
-
-/// cuMemFree takes pointers of pools too.
-#[inline(always)]
-pub(crate) fn after_free(ready: &Ready) {
-    if USED.load(Ordering::Relaxed) {
-        ready.gpus.iter().for_each(refresh);
-    }
-}
-
-/// Destroys `pool` through `destroy`, at once or when it is empty.
-pub(crate) fn retire(ready: &Ready, pool: usize, destroy: impl Fn() -> c_int) -> c_int {
-    for (index, gpu) in ready.gpus.iter().enumerate() {
-        let mut pools = gpu.pools.lock();
-        let Some(at) = pools.iter().position(|known| known.handle == pool) else {
-            continue;
-        };
-        if pools[at].doomed {
-            return INVALID_VALUE;
-        }
-        trim_one(gpu, &mut pools[at]);
-        let device = ready.devices().and_then(|devices| devices.of_gpu(index));
-        if let (false, Some(device)) = (is_empty(pool), device)
-            && let Some(default) = default_pool(device)
-        {
-            if default == pool {
-                // The driver says that this one cannot be destroyed.
-                return destroy();
-            }
-            pools[at].doomed = true;
-            doom(pool, device, default);
-            return SUCCESS;
-        }
-        let result = destroy();
-        if result == SUCCESS {
-            drop_pool(gpu, pools.swap_remove(at));
-        }
-        return result;
-    }
-    destroy()
+fn attribute(pool: usize, attribute: c_int) -> Option<u64> {
+    let mut value: u64 = 0;
+    let at: *mut u64 = &mut value;
+    // SAFETY: both attributes are 8 bytes, to be written.
+    let result = unsafe { real!(cuMemPoolGetAttribute(usize, c_int, *mut c_void))(pool, attribute, at.cast()) };
+    (result == SUCCESS).then_some(value)
 }
 
 /// What else a program sees of a destruction: its device allocates from the default pool again.

@@ -2,8 +2,8 @@
 //! its answer is the real function of a hooked name, ours of the very same variant takes its place.
 
 use crate::codes::{NOT_FOUND, SUCCESS};
-use crate::hooks::info::put;
 use crate::names::{CUDA, hooked, name as name_of};
+use crate::out::put;
 use crate::process::Ready;
 use crate::real;
 use core::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};

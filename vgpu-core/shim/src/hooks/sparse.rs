@@ -167,7 +167,7 @@ pub(crate) unsafe fn map_array(
     let result = unsafe { real(own.as_mut_ptr(), count, stream) };
     if result == SUCCESS {
         for (one, backing) in own.iter().zip(backings) {
-            arrays::mapped(ready, one.array, one.tile(), backing);
+            ready.arrays.map(one.array, one.tile(), backing);
         }
     }
     result

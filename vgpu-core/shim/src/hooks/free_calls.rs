@@ -1,0 +1,30 @@
+//! cuMemFree: the charge goes after the memory.
+
+use crate::hooks::free::released;
+use crate::hooks::{externals, room};
+use crate::process::Ready;
+use core::ffi::{c_int, c_uint};
+
+#[inline(always)]
+pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
+    // SAFETY: passed on.
+    let pass = || unsafe { real(pointer) };
+    let result = if externals::used() {
+        externals::freed(ready, pointer, || released(&ready.gpus, &ready.live, pointer, pass))
+    } else {
+        released(&ready.gpus, &ready.live, pointer, pass)
+    };
+    room::after_free(&ready.gpus);
+    result
+}
+
+pub(crate) unsafe fn free_v1(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_uint) -> c_int,
+    pointer: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    released(&ready.gpus, &ready.live, u64::from(pointer), || unsafe {
+        real(pointer)
+    })
+}
