@@ -24,8 +24,8 @@
 
 mod codes;
 mod detour;
+mod driver;
 mod drop_in;
-mod gpu;
 mod hooks;
 mod jump;
 mod out;

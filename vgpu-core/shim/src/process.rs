@@ -1,18 +1,17 @@
 //! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
 //! of any hooked function, and anew in a fork child.
 
-use crate::gpu::Gpu;
-use crate::hooks::arrays::Arrays;
-use crate::hooks::backing::{Backing, Bindings, Mappings};
-use crate::hooks::contexts::Made;
-use crate::hooks::granules::Allocations;
-use crate::hooks::graphs;
+use crate::driver::Gpu;
+use crate::driver::{Arrays, Backing, Bindings, Mappings};
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::memory::contexts::Made;
+use vgpu_core::memory::granules::Allocations;
+use vgpu_core::memory::graphs;
 use vgpu_core::memory::refcounts::Refcounts;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};

@@ -2,7 +2,7 @@
 //!
 //! How it fails: there is no valid share: one line on stderr, and the process stays refused for good.
 
-use crate::gpu::Gpu;
+use crate::driver::{Gpu, Real};
 use crate::process::{self, Ready};
 use crate::{drop_in, real};
 use vgpu_core::account::Account;
@@ -43,7 +43,8 @@ fn open() -> Result<Ready, String> {
         } else {
             account
         };
-        Ok(Gpu::new(grant, account))
+        let reserve = grant.shares.first().map_or(0, |share| share.limits.context_reserve);
+        Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
     Ok(Ready::new(gpus, mirror))

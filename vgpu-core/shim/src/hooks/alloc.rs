@@ -1,15 +1,15 @@
 //! cuMemAlloc and its variants: charged before the driver is asked.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::charge::charge;
-use crate::hooks::free::released;
 use crate::hooks::host_memory;
-use crate::hooks::live::Live;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::free::released;
 use vgpu_core::memory::granule::{GRANULE, PITCH, granules};
+use vgpu_core::memory::live::Live;
 
 /// Charges, calls the driver, and keeps the charge with the pointer that `allocate` answers. `packed`:
 /// the driver may put it into a granule with others.

@@ -7,11 +7,12 @@
 //! into them is physical memory, which [`vmm`](super::vmm) charges and which they hold on to.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays::current;
-use crate::hooks::charge::charge;
+use crate::driver::Real;
 use crate::hooks::shapes::Solid;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::driver::Driver;
 
 /// Charges what `shape` takes and keeps it with the handle.
 ///
@@ -41,9 +42,13 @@ unsafe fn make(
     let result = allocate();
     if result == SUCCESS {
         // SAFETY: the driver has written it.
-        ready
-            .arrays
-            .keep(&ready.gpus, unsafe { *array }, current(), gpu, charge);
+        ready.arrays.keep(
+            &ready.gpus,
+            unsafe { *array },
+            Real.current_context().unwrap_or(0),
+            gpu,
+            charge,
+        );
     } else if let Some(charge) = charge {
         owner.account.release(charge);
     }

@@ -14,14 +14,15 @@
 //! that this process cannot name (a handle of which we never heard) is not charged by its binding either.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::backing::{Backing, Bindings, within};
-use crate::hooks::charge::charge;
+use crate::driver::{Backing, Bindings};
 use crate::hooks::imports;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use vgpu_core::bindings::Part;
+use vgpu_core::memory::backing::within;
+use vgpu_core::memory::charge::charge;
 
 pub(crate) type Memory = Arc<Backing>;
 

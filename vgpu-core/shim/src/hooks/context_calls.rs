@@ -2,13 +2,14 @@
 //! charged the share's reserve before. What was allocated in a context goes with it.
 
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::contexts::{Contexts, Made};
+use crate::driver::Gpu;
 use crate::hooks::measure::{Change, Measurement};
-use crate::hooks::{deferred, deferred_free, externals, graph_launch, graphs, room};
+use crate::hooks::{deferred_free, externals, graph_launch};
 use crate::process::Ready;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::memory::contexts::{Contexts, Made};
+use vgpu_core::memory::{deferred, graphs, room};
 use vgpu_core::os::thread;
 
 /// Makes a context through `make` (given the real device) with what it takes charged; `count` is told

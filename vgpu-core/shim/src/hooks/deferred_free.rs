@@ -25,16 +25,18 @@
 //! goes with its context, as all else does.
 
 use crate::codes::{INVALID_VALUE, SUCCESS};
-use crate::gpu::{Gpu, release};
-use crate::hooks::capture::is_captured;
-use crate::hooks::deferred::{self, Deferred, Leaving};
-use crate::hooks::free::released;
-use crate::hooks::granules::Taken;
+use crate::driver::Gpu;
+use crate::driver::Real;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
 use std::time::Duration;
 use vgpu_core::account::Charge;
+use vgpu_core::memory::deferred::{self, Deferred, Leaving};
+use vgpu_core::memory::driver::is_captured;
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::gpu::release;
+use vgpu_core::memory::granules::Taken;
 use vgpu_core::os::spin::Patience;
 
 /// How long a stream's work is waited for before an allocation is refused.
@@ -80,7 +82,7 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
     if ready.live.with(pointer, |live| live.is_host()) != Some(true) {
         return released(&ready.gpus, &ready.live, pointer, pass);
     }
-    if is_captured(stream) {
+    if is_captured(&Real, stream) {
         // A graph frees what it has allocated, and this it has not: nothing is freed here.
         return pass();
     }

@@ -11,7 +11,7 @@
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::backing::Bindings;
+use crate::driver::Bindings;
 use crate::hooks::bindings::{self, Memory};
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};

@@ -35,12 +35,12 @@
 //! and what others map of it, they are charged.
 
 use crate::codes::{NOT_SUPPORTED, SUCCESS};
-use crate::hooks::backing::within;
 use crate::hooks::export_identity;
 use crate::hooks::imports::Handle;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_ulonglong, c_void};
+use vgpu_core::memory::backing::within;
 
 pub(crate) unsafe fn ipc_handle(
     ready: &'static Ready,

@@ -5,13 +5,14 @@
 //! this process, and the driver tells no size before they are mapped.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
-use crate::hooks::backing::Backing;
-use crate::hooks::charge::charge;
+use crate::driver::Backing;
+use crate::driver::Real;
 use crate::process::Ready;
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::driver::Driver;
 
 /// Whether this process has ever mapped any: spares others the look at each free.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -81,9 +82,12 @@ pub(crate) unsafe fn array(
     let result = unsafe { real(array, memory, descriptor) };
     if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
         // SAFETY: the driver has written it.
-        ready
-            .arrays
-            .adopt(&ready.gpus, unsafe { *array }, arrays::current(), backing);
+        ready.arrays.adopt(
+            &ready.gpus,
+            unsafe { *array },
+            Real.current_context().unwrap_or(0),
+            backing,
+        );
     }
     result
 }

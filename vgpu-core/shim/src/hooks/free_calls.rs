@@ -1,9 +1,10 @@
 //! cuMemFree: the charge goes after the memory.
 
-use crate::hooks::free::released;
-use crate::hooks::{externals, room};
+use crate::hooks::externals;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::room;
 
 #[inline(always)]
 pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {

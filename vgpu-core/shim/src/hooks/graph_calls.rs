@@ -4,13 +4,13 @@
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::graph_launch::{enter, leave, mapped, settle_all};
-use crate::hooks::graphs::{Needs, used};
 use crate::hooks::locations::{Access, with_real};
 use crate::hooks::pool_calls;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
 use vgpu_core::memory::granule::granules;
+use vgpu_core::memory::graphs::{Needs, used};
 
 const CHILD_GRAPH: c_int = 4;
 const MEM_ALLOC: c_int = 10;

@@ -1,9 +1,9 @@
 //! Launches of graphs that allocate, and the needs of executable graphs on every GPU ([`graphs`]).
 
 use crate::codes::OUT_OF_MEMORY;
-use crate::hooks::graphs::{self, Needs};
 use crate::process::Ready;
 use core::ffi::c_int;
+use vgpu_core::memory::graphs::{self, Needs};
 
 /// Calls `launch`, by which a graph with `needs` gets its memory, with that charged.
 pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl FnOnce() -> c_int) -> c_int {
@@ -13,12 +13,13 @@ pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl F
     for (index, need) in needs {
         if let Some(gpu) = ready.gpus.get(*index) {
             let mut memory = gpu.graphs.lock();
-            fits = fits && memory.reserve(&gpu.account, &gpu.pools, *need, stream);
+            fits = fits && memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream);
             held.push((gpu, memory));
         }
     }
     let result = if fits { launch() } else { OUT_OF_MEMORY };
-    held.iter_mut().for_each(|(gpu, memory)| memory.settle(&gpu.account));
+    held.iter_mut()
+        .for_each(|(gpu, memory)| memory.settle(&gpu.driver, &gpu.account));
     result
 }
 
@@ -48,12 +49,15 @@ pub(crate) fn forget(ready: &Ready, index: usize) {
         needs.is_empty()
     });
     if let Some(gpu) = ready.gpus.get(index) {
-        gpu.graphs.clear(&gpu.account);
+        gpu.graphs.clear(&gpu.driver, &gpu.account);
     }
 }
 
 /// Charges the graphs of every GPU what the driver reserves now.
 #[cold]
 pub(crate) fn settle_all(ready: &Ready) {
-    ready.gpus.iter().for_each(|gpu| gpu.graphs.lock().settle(&gpu.account));
+    ready
+        .gpus
+        .iter()
+        .for_each(|gpu| gpu.graphs.lock().settle(&gpu.driver, &gpu.account));
 }

@@ -28,15 +28,16 @@
 //! host memory. The advice is refused: the pages may migrate, and the driver evicts them again.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::capture::is_captured;
+use crate::driver::Gpu;
+use crate::driver::Real;
 use crate::hooks::deferred_free;
-use crate::hooks::live::Live;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
+use vgpu_core::memory::driver::is_captured;
 use vgpu_core::memory::granule::{PITCH, granules};
+use vgpu_core::memory::live::Live;
 
 /// CU_MEM_ATTACH_HOST: begins on the host; visible to a GPU with concurrent access all the same.
 const ATTACH_HOST: c_uint = 2;
@@ -91,7 +92,7 @@ pub(crate) unsafe fn instead_in_order(
     let (Some(gpu), Some(whole), true) = (gpu, granules(bytes), owner.account.has_host()) else {
         return OUT_OF_MEMORY;
     };
-    if is_captured(stream) {
+    if is_captured(&Real, stream) {
         return OUT_OF_MEMORY;
     }
     let Ok(order) = deferred_free::InOrder::of(stream) else {

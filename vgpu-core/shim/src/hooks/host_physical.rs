@@ -20,7 +20,7 @@
 //! asked for: out of memory, before anything is made.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::backing::Backing;
+use crate::driver::Backing;
 use crate::hooks::deferred_free;
 use crate::hooks::locations::Location;
 use crate::hooks::properties::Properties;

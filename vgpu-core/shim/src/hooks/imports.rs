@@ -16,9 +16,8 @@
 //! it is charged to nobody for that moment.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::backing::Backing;
-use crate::hooks::charge::charge;
+use crate::driver::Backing;
+use crate::driver::Gpu;
 use crate::hooks::{export_identity, externals};
 use crate::process::Ready;
 use crate::real::real;
@@ -26,6 +25,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use vgpu_core::account::Charge;
 use vgpu_core::ledger::Key;
+use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::memory::refcounts;
 

@@ -2,11 +2,12 @@
 //! in host memory, total and free have both parts: what the program can have altogether.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::{deferred_free, room};
+use crate::driver::Gpu;
+use crate::hooks::deferred_free;
 use crate::out::put;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::room;
 
 type GetInfo<T> = unsafe extern "C" fn(*mut T, *mut T) -> c_int;
 type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;

@@ -38,12 +38,9 @@
 //! [`settled_bytes`]: super::settled_bytes
 
 use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::charge::charge;
+use crate::driver::Gpu;
 use crate::hooks::nvml_devices;
 use crate::hooks::nvml_list::Process;
-use crate::hooks::overhead::Overhead;
-use crate::hooks::room;
 use crate::hooks::settled_bytes::SettledBytes;
 use crate::names::slot;
 use crate::process::Ready;
@@ -53,6 +50,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vgpu_core::account::Own;
 use vgpu_core::calls::UnderWay;
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::overhead::Overhead;
+use vgpu_core::memory::room;
 use vgpu_core::os::spin::{Held, Patience};
 use vgpu_core::os::thread;
 

@@ -8,7 +8,7 @@
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::backing::{Backing, Bindings};
+use crate::driver::{Backing, Bindings};
 use crate::hooks::bindings::{self, Memory};
 
 use crate::process::Ready;

@@ -5,14 +5,15 @@
 
 use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
 use crate::detour;
-use crate::gpu::Gpu;
+use crate::driver::Gpu;
+use crate::hooks::nvml_devices;
 use crate::hooks::nvml_list::{Process, fill, keep};
-use crate::hooks::{nvml_devices, room};
 use crate::names::slot;
 use crate::out::put;
 use crate::process::Ready;
 use crate::{real, start};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use vgpu_core::memory::room;
 
 /// nvmlMemory_t.
 #[repr(C)]

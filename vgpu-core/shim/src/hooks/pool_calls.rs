@@ -1,15 +1,17 @@
 //! Calls about pools: whose pool it is, and what it says of devices, which is translated. How pools are
-//! charged: [`pools`].
+//! charged: `vgpu_core::memory::pools`.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::gpu::Gpu;
-use crate::hooks::free::released;
+use crate::driver::{Gpu, Real};
 use crate::hooks::locations::Location;
-use crate::hooks::pools::{self, Wanted};
-use crate::hooks::{deferred_free, externals, host_memory, room};
+use crate::hooks::{deferred_free, externals, host_memory};
 use crate::process::{Devices, Ready};
 use crate::real::real;
 use core::ffi::{c_int, c_void};
+use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::pools::Wanted;
+use vgpu_core::memory::room;
 
 /// CUmemPoolProps: as the driver has it; only where the pool lies matters here.
 #[repr(C)]
@@ -51,10 +53,10 @@ pub(crate) unsafe fn alloc(
     let Some((gpu, device)) = place_of(ready, stream) else {
         return pass();
     };
-    match chosen_pool(device) {
+    match Real.current_pool(device) {
         // SAFETY: as promised.
-        Some(pool) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
-        None => pass(),
+        Ok(pool) if pool != 0 => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
+        _ => pass(),
     }
 }
 
@@ -71,13 +73,18 @@ unsafe fn from(
     stream: usize,
     pass: impl Fn() -> c_int,
 ) -> c_int {
-    let wanted = Wanted {
-        pool,
-        pointer,
-        bytes,
-        stream,
+    let result = if bytes == 0 || pointer.is_null() {
+        pass()
+    } else {
+        let bytes = bytes as u64;
+        let allocate = || match pass() {
+            // SAFETY: the driver has written it.
+            SUCCESS => Ok(unsafe { *pointer }),
+            error => Err(error),
+        };
+        let grown = room::grow(gpu, Wanted { pool, bytes, stream }, allocate);
+        grown.err().unwrap_or(SUCCESS)
     };
-    let result = room::grow(gpu, wanted, pass);
     if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && is_plain(ready, gpu, pool) {
         // SAFETY: the caller's, to be written.
         return unsafe { host_memory::instead_in_order(ready, gpu, pointer, bytes as u64, stream) };
@@ -88,7 +95,7 @@ unsafe fn from(
 /// Returns true if host memory may stand in for that of `pool`, of `gpu`.
 #[cold]
 fn is_plain(ready: &Ready, gpu: &Gpu, pool: usize) -> bool {
-    let is_default = |(device, _): &(c_int, usize)| pools::default_pool(*device) == Some(pool);
+    let is_default = |(device, _): &(c_int, usize)| Real.default_pool(*device) == Ok(pool);
     let default = |devices: &Devices| devices.list.iter().any(is_default);
     gpu.pools.is_plain(pool) || ready.devices().is_some_and(default)
 }
@@ -124,7 +131,7 @@ pub(crate) unsafe fn alloc_from(
         let default = devices
             .list
             .iter()
-            .find(|(device, _)| pools::default_pool(*device) == Some(pool));
+            .find(|(device, _)| Real.default_pool(*device) == Ok(pool));
         ready
             .gpus
             .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
@@ -168,14 +175,6 @@ fn place_of(ready: &'static Ready, stream: usize) -> Option<(&'static Gpu, c_int
         }
     };
     Some((ready.gpus.get(gpu)?, device))
-}
-
-/// The pool from which a device allocates.
-fn chosen_pool(device: c_int) -> Option<usize> {
-    let mut pool = 0;
-    // SAFETY: to be written.
-    let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
-    (result == SUCCESS && pool != 0).then_some(pool)
 }
 
 pub(crate) unsafe fn free(
@@ -244,7 +243,7 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
     let destroy = || unsafe { real(pool) };
     let retired = ready.gpus.iter().enumerate().find_map(|(index, gpu)| {
         let device = || ready.devices().and_then(|devices| devices.of_gpu(index));
-        gpu.pools.retire(&gpu.account, device, pool, destroy)
+        gpu.pools.retire(&gpu.driver, &gpu.account, device, pool, destroy)
     });
     retired.unwrap_or_else(destroy)
 }
@@ -259,7 +258,7 @@ pub(crate) unsafe fn trim(
     let result = unsafe { real(pool, keep) };
     ready.gpus.iter().for_each(|gpu| {
         deferred_free::collect(ready, gpu);
-        gpu.pools.refresh(&gpu.account);
+        gpu.pools.refresh(&gpu.driver, &gpu.account);
     });
     result
 }

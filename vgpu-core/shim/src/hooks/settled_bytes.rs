@@ -13,8 +13,8 @@
 //! How it fails: the tables are looked at one after the other, and before or after whatever it is compared with.
 //! So it is looked at twice: if the two are equal, it was that all the while.
 
-use crate::gpu::Gpu;
-use crate::hooks::backing::Backing;
+use crate::driver::Backing;
+use crate::driver::Gpu;
 use crate::process::Ready;
 use std::collections::BTreeMap;
 use std::sync::Arc;

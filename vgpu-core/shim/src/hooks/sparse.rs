@@ -12,11 +12,11 @@
 //! How it fails: the driver tells neither, and the part is charged one tile.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
 use crate::hooks::bindings::of_handle;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::arrays;
 
 /// What a tile takes, whatever its elements are.
 const TILE: u64 = 64 << 10;

@@ -7,8 +7,7 @@
 //! such memory counts twice while both have it. The driver does not tell how large it is before.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::backing::{Backing, at};
-use crate::hooks::charge::charge;
+use crate::driver::Backing;
 use crate::hooks::imports::Held;
 use crate::hooks::locations::Location;
 use crate::hooks::properties::Properties;
@@ -17,6 +16,8 @@ use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
+use vgpu_core::memory::backing::at;
+use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::refcounts;
 
 pub(crate) unsafe fn create(

@@ -7,36 +7,37 @@
 //!  multicast object ──┘      └─► imported: charged by what is mapped of it
 //! ```
 
-use crate::gpu::Gpu;
-use crate::hooks::charge::charge;
+use super::charge::charge;
+use super::driver::Driver;
+use super::gpu::Gpu;
+use super::granule::granules;
+use crate::account::Charge;
+use crate::ledger::Key;
+use crate::os::spin::Spin;
+use crate::table::Table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vgpu_core::account::Charge;
-use vgpu_core::ledger::Key;
-use vgpu_core::memory::granule::granules;
-use vgpu_core::os::spin::Spin;
-use vgpu_core::table::Table;
 
 /// Memory that is bound to an object of the driver's.
-pub(crate) type Bindings = vgpu_core::bindings::Bindings<Arc<Backing>>;
+pub type Bindings<D> = crate::bindings::Bindings<Arc<Backing<D>>>;
 /// Mappings by address, with their sizes.
-pub(crate) type Mappings = Table<(Arc<Backing>, u64)>;
+pub type Mappings<D> = Table<(Arc<Backing<D>>, u64)>;
 
 /// Physical memory: charged as long as something refers to it.
 #[derive(Debug)]
-pub(crate) struct Backing {
-    gpus: &'static [Gpu],
-    pub(crate) gpu: usize,
+pub struct Backing<D: 'static> {
+    gpus: &'static [Gpu<D>],
+    pub gpu: usize,
     charge: Spin<Option<Charge>>,
     /// Made by another process: charged by what is mapped of it.
-    pub(crate) imported: bool,
+    pub imported: bool,
     /// How much of its charge the driver's figure of this process does not have.
     surplus: AtomicU64,
     /// What is bound to it: a multicast object's.
-    pub(crate) bound: Spin<Bindings>,
+    pub bound: Spin<Bindings<D>>,
 }
 
-impl Drop for Backing {
+impl<D: 'static> Drop for Backing<D> {
     fn drop(&mut self) {
         if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.lock().take()) {
             gpu.surplus
@@ -46,8 +47,8 @@ impl Drop for Backing {
     }
 }
 
-impl Backing {
-    pub(crate) fn new(gpus: &'static [Gpu], gpu: usize, charge: Option<Charge>) -> Self {
+impl<D: Driver + 'static> Backing<D> {
+    pub fn new(gpus: &'static [Gpu<D>], gpu: usize, charge: Option<Charge>) -> Self {
         Self {
             gpus,
             gpu,
@@ -59,7 +60,7 @@ impl Backing {
     }
 
     /// Memory that is charged here although the driver counts it elsewhere, or once alone.
-    pub(crate) fn surplus(gpus: &'static [Gpu], gpu: usize, charge: Charge) -> Self {
+    pub fn surplus(gpus: &'static [Gpu<D>], gpu: usize, charge: Charge) -> Self {
         let bytes = charge.bytes();
         let backing = Self::new(gpus, gpu, Some(charge));
         backing.note_surplus(bytes);
@@ -74,12 +75,12 @@ impl Backing {
     }
 
     /// Whether it lies on the host, in the place of its GPU's memory.
-    pub(crate) fn is_host(&self) -> bool {
+    pub fn is_host(&self) -> bool {
         self.charge.lock().as_ref().is_some_and(Charge::is_host)
     }
 
     /// What it is charged of device memory that the driver counts as this process's.
-    pub(crate) fn own_bytes(&self) -> u64 {
+    pub fn own_bytes(&self) -> u64 {
         if self.imported {
             return 0;
         }
@@ -92,19 +93,19 @@ impl Backing {
     }
 
     /// Whether another process made it.
-    pub(crate) fn is_imported(&self) -> bool {
+    pub fn is_imported(&self) -> bool {
         self.imported
     }
 
     /// Has the charge found by `key` by who imports it.
-    pub(crate) fn export(&self, key: Key) {
+    pub fn export(&self, key: Key) {
         if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.lock().as_mut()) {
             gpu.account.export(charge, key);
         }
     }
 
     /// Charges imported memory up to `end`; false: that is not free.
-    pub(crate) fn reach(&self, end: u64) -> bool {
+    pub fn reach(&self, end: u64) -> bool {
         if !self.imported {
             return true;
         }
@@ -129,7 +130,7 @@ impl Backing {
 }
 
 /// What lies at `address`, inside a mapping or at its start.
-pub(crate) fn at(maps: &Mappings, address: u64) -> Option<Arc<Backing>> {
+pub fn at<D>(maps: &Mappings<D>, address: u64) -> Option<Arc<Backing<D>>> {
     let exact = maps.with(address, |(backing, _)| backing.clone());
     exact.or_else(|| {
         let mut found = None;
@@ -144,7 +145,7 @@ pub(crate) fn at(maps: &Mappings, address: u64) -> Option<Arc<Backing>> {
 }
 
 /// What lies at any of the `bytes` at `address`.
-pub(crate) fn within(maps: &Mappings, address: u64, bytes: u64) -> Vec<Arc<Backing>> {
+pub fn within<D>(maps: &Mappings<D>, address: u64, bytes: u64) -> Vec<Arc<Backing<D>>> {
     let end = address.saturating_add(bytes);
     let mut found = Vec::new();
     maps.drain(|start, (backing, size)| {

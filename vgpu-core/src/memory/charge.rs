@@ -3,15 +3,16 @@
 //! A charge is the size rounded up to whole granules; smaller allocations share a granule with their neighbours
 //! ([`granules`](super::granules)).
 
-use crate::gpu::Gpu;
-use crate::hooks::room::make_room;
-use vgpu_core::account::Charge;
-use vgpu_core::ledger::Refusal;
-use vgpu_core::memory::granule::granules;
+use super::driver::Driver;
+use super::gpu::Gpu;
+use super::granule::granules;
+use super::room::make_room;
+use crate::account::Charge;
+use crate::ledger::Refusal;
 
 /// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
 #[inline(always)]
-pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
+pub fn charge<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
     let bytes = granules(bytes)?;
     let charge = match gpu.account.reserve(bytes) {
         Ok(charge) => charge,
@@ -23,7 +24,7 @@ pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
 
 #[cold]
 #[inline(never)]
-fn charge_with_room(gpu: &Gpu, bytes: u64) -> Option<Charge> {
+fn charge_with_room<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
     if !make_room(gpu) {
         return None;
     }

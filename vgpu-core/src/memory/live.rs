@@ -1,17 +1,17 @@
 //! A live allocation, or a granule that small allocations share.
 
-use vgpu_core::account::Charge;
-use vgpu_core::memory::granule::GRANULE;
+use super::granule::GRANULE;
+use crate::account::Charge;
 
 /// Pointers are multiples of this.
-pub(crate) const STEP: u64 = 256;
+pub const STEP: u64 = 256;
 /// No place in a granule: it has its granules to itself.
 const OWN: u16 = u16::MAX;
 const WORDS: usize = (GRANULE / STEP / 64) as usize;
 
 /// One allocation, or a granule that several share.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub struct Live {
     gpu: u16,
     /// Allocations in the granule, leaving ones included.
     count: u16,
@@ -27,23 +27,24 @@ type Places = [u64; WORDS];
 
 /// Returns the key of the granule of `pointer`.
 #[inline(always)]
-pub(crate) fn key(pointer: u64) -> u64 {
+pub fn key(pointer: u64) -> u64 {
     pointer & !(GRANULE - 1) | 1
 }
 
 /// Returns the place of `pointer` in its granule.
 #[inline(always)]
-pub(crate) fn place(pointer: u64) -> u16 {
+pub fn place(pointer: u64) -> u16 {
     (pointer % GRANULE / STEP) as u16
 }
 
+#[inline]
 fn bit(place: u16) -> (usize, u64) {
     (place as usize / 64, 1 << (place % 64))
 }
 
 impl Live {
     #[inline(always)]
-    pub(crate) fn new(gpu: usize, charge: Charge) -> Self {
+    pub fn new(gpu: usize, charge: Charge) -> Self {
         Self {
             gpu: gpu as u16,
             count: 1,
@@ -55,61 +56,68 @@ impl Live {
 
     /// Returns the charge, to be given back to its GPU.
     #[inline(always)]
-    pub(crate) fn into_charge(self) -> Charge {
+    pub fn into_charge(self) -> Charge {
         self.charge
     }
 
     #[inline(always)]
-    pub(crate) fn gpu(&self) -> usize {
+    pub fn gpu(&self) -> usize {
         self.gpu as usize
     }
 
-    pub(crate) fn charge_mut(&mut self) -> &mut Charge {
+    #[inline]
+    pub fn charge_mut(&mut self) -> &mut Charge {
         &mut self.charge
     }
 
     /// Whether it has its granules to itself.
     #[inline(always)]
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.first == OWN
     }
 
     /// Makes it the first allocation of a shared granule.
     #[inline(always)]
-    pub(crate) fn share(&mut self, place: u16) {
+    pub fn share(&mut self, place: u16) {
         self.first = place;
     }
 
     #[inline(always)]
-    pub(crate) fn is_last(&self) -> bool {
+    pub fn is_last(&self) -> bool {
         self.count == 1
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
     /// Counts one out. Returns true if none is left.
-    pub(crate) fn count_out(&mut self) -> bool {
+    #[inline]
+    pub fn count_out(&mut self) -> bool {
         self.count = self.count.saturating_sub(1);
         self.count == 0
     }
 
     /// Returns the bytes that it is charged.
-    pub(crate) fn bytes(&self) -> u64 {
+    #[inline]
+    pub fn bytes(&self) -> u64 {
         self.charge.bytes()
     }
 
     /// Whether it lies on the host.
-    pub(crate) fn is_host(&self) -> bool {
+    #[inline]
+    pub fn is_host(&self) -> bool {
         self.charge.is_host()
     }
 
-    pub(crate) fn join_charge(&mut self, more: Charge) {
+    #[inline]
+    pub fn join_charge(&mut self, more: Charge) {
         self.charge.join(more);
     }
 
-    pub(crate) fn has(&self, place: u16) -> bool {
+    #[inline]
+    pub fn has(&self, place: u16) -> bool {
         match &self.places {
             None => self.first == place,
             Some(places) => {
@@ -120,7 +128,8 @@ impl Live {
     }
 
     /// Whether a thread is about to free a part of it.
-    pub(crate) fn is_leaving(&self) -> bool {
+    #[inline]
+    pub fn is_leaving(&self) -> bool {
         let known = self
             .places
             .as_ref()
@@ -129,7 +138,8 @@ impl Live {
     }
 
     /// Counts the allocation at `place`, unless it is known.
-    pub(crate) fn enter(&mut self, place: u16) {
+    #[inline]
+    pub fn enter(&mut self, place: u16) {
         let first = bit(self.first);
         let places = self.places.get_or_insert_with(|| {
             let mut places = Box::new([0; WORDS]);
@@ -145,7 +155,8 @@ impl Live {
     }
 
     /// Marks `place` as free, without counting it out.
-    pub(crate) fn leave(&mut self, place: u16) {
+    #[inline]
+    pub fn leave(&mut self, place: u16) {
         let (word, bit) = bit(place);
         if let Some(places) = &mut self.places {
             places[word] &= !bit;

@@ -1,14 +1,14 @@
 //! Releases the charge of an allocation after the driver has freed it.
 
-use crate::codes::{INVALID_VALUE, SUCCESS};
-use crate::gpu::{Gpu, release};
-use crate::hooks::deferred;
-use crate::hooks::granules::{Allocations, Taken};
+use super::deferred;
+use super::driver::{Driver, INVALID_VALUE, SUCCESS};
+use super::gpu::{Gpu, release};
+use super::granules::{Allocations, Taken};
 use core::ffi::c_int;
 
 /// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
 #[inline(always)]
-pub(crate) fn released(gpus: &[Gpu], live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+pub fn released<D: Driver>(gpus: &[Gpu<D>], live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
     // Out of the table first: once freed, the driver may give the pointer to another thread.
     match live.take(pointer) {
         // The usual way by itself, so that what was taken stays in registers.
@@ -33,8 +33,8 @@ pub(crate) fn released(gpus: &[Gpu], live: &Allocations, pointer: u64, free: imp
 
 /// Returns true if the program has freed `pointer`, of which the driver does not know yet.
 #[cold]
-fn is_deferred(gpus: &[Gpu], pointer: u64) -> bool {
-    let has = |gpu: &Gpu| {
+fn is_deferred<D: Driver>(gpus: &[Gpu<D>], pointer: u64) -> bool {
+    let has = |gpu: &Gpu<D>| {
         let deferred = gpu.deferred.lock();
         deferred.iter().any(|one| one.pointer == pointer && one.live.is_some())
     };

@@ -2,24 +2,24 @@
 
 /// The contexts of one GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Contexts {
-    pub(crate) retains: u32,
-    pub(crate) created: u32,
+pub struct Contexts {
+    pub retains: u32,
+    pub created: u32,
     /// Handle of the primary context; 0: not retained yet.
-    pub(crate) primary: usize,
+    pub primary: usize,
 }
 
 impl Contexts {
-    pub(crate) fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.retains > 0 || self.created > 0
     }
 }
 
 /// A context that is not the primary one.
 #[derive(Debug)]
-pub(crate) struct Made {
-    pub(crate) gpu: usize,
+pub struct Made {
+    pub gpu: usize,
     /// How often cuCtxAttach was called for it, less cuCtxDetach.
-    pub(crate) attached: u32,
-    pub(crate) is_green: bool,
+    pub attached: u32,
+    pub is_green: bool,
 }
