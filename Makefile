@@ -1,20 +1,27 @@
 # The entry points. Each is one script in build/, which says how it fails.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test miri dist images lint bench gpu-check clean
+.PHONY: help demo down test unit guest miri dist images lint deny bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: dist ## a local share, then a one-node cluster whose pods share its GPUs; KEEP=1 leaves the cluster up
+# It builds dist/ itself: where no cluster can be made, it needs less of the machine (exit status 3, make's own is 2).
+demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster
 	@build/e2e.sh demo
 
-down: ## end the cluster that `make demo KEEP=1` left up
+down: ## end the cluster that `make demo KEEP=1` kept
 	@build/e2e.sh down
 
 test: ## every test: formatting, lints, dist, unit, integration and end-to-end tests
 	@build/test.sh
+
+unit: ## every test that needs neither a cluster nor a build of Kubernetes, and the lints
+	@build/test.sh quick
+
+guest: dist ## the demo and the machine's tests in an emulated Debian 12 (DEBIAN=13: 13), with a transcript; takes half an hour
+	@build/e2e.sh guest
 
 miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes
 	@build/test.sh miri
@@ -25,8 +32,11 @@ dist: ## the release artefacts, built and checked, in dist/
 images: dist ## the container images as OCI archives, whose names it prints
 	@build/e2e.sh images
 
-lint: ## formatting and lints alone
+lint: ## formatting, lints and import circles alone
 	@build/lint.sh
+
+deny: ## licences, banned crates and sources of all dependencies; needs cargo-deny
+	@build/deny.sh
 
 bench: dist ## the figures of docs/benchmarks.md, measured on this machine
 	@bench/run.sh

@@ -1,9 +1,66 @@
 #!/usr/bin/env bash
-# e2e.sh demo | down | images | tools: the cluster's own program (crate vgpu-e2e), which asks for root where it needs it.
+# e2e.sh demo | down | images | tools | preflight | guest: the cluster's own program (crate vgpu-e2e), which asks for root
+# where it needs it.
+#
+# demo builds dist/ first. Where no cluster can be made, it shows a share without one, says what is missing, and exits 3
+# (make says `Error 3` then and itself exits 2). For that much Rust and a C compiler are enough: without the rest, what
+# the share needs is built for this machine alone.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
-"$root/build/prerequisites.sh" demo
 cd "$root"
-cargo build --quiet --release -p vgpu-e2e
+
+prerequisites() {
+  "$root/build/prerequisites.sh" "$1"
+}
+
+build_program() {
+  cargo build --quiet --release -p vgpu-e2e
+}
+
+local_artefacts() {
+  local from=$CARGO_TARGET_DIR/release file
+  export VGPU_DIST=$CARGO_TARGET_DIR/local-share
+  say "building what a share on this machine needs"
+  cargo build --quiet --release -p vgpu-cli -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml
+  cargo build --quiet --profile preload -p vgpu-preload
+  mkdir -p "$VGPU_DIST/soft-gpu"
+  install -m 755 "$from/vgpu" "$from/libvgpu.so" "$VGPU_DIST"
+  install -m 755 "$CARGO_TARGET_DIR/preload/libvgpu_preload.so" "$VGPU_DIST/libvgpu-preload.so"
+  install -m 755 "$from/libsoft_gpu_cuda.so" "$VGPU_DIST/soft-gpu/libcuda.so.1"
+  install -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
+}
+
+# What a cluster needs is asked for only where one can be made.
+ready_for_demo() {
+  local missing rc=0
+  if missing=$(prerequisites demo 2>&1); then
+    "$root/build/dist.sh"
+    return
+  fi
+  prerequisites local
+  build_program
+  "$CARGO_TARGET_DIR/release/vgpu-e2e" preflight 2>/dev/null || rc=$?
+  if [ $rc -ne 3 ]; then
+    echo "$missing" >&2
+    exit 1
+  fi
+  if prerequisites build >/dev/null 2>&1; then
+    "$root/build/dist.sh"
+  else
+    local_artefacts
+  fi
+}
+
+case ${1:-} in
+  demo) ready_for_demo ;;
+  preflight) prerequisites local ;;
+  guest) prerequisites guest ;;
+  *) prerequisites demo ;;
+esac
+build_program
+if [ "${1:-}" = guest ]; then
+  built=$(cargo test --quiet --release -p vgpu-e2e --test cluster --no-run --message-format=json)
+  set -- "$@" --tests "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")"
+fi
 # exec: Ctrl-C reaches the program itself, which leaves the machine as it was.
 exec "$CARGO_TARGET_DIR/release/vgpu-e2e" "$@"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the machine must have: `prerequisites.sh build`, or `prerequisites.sh demo` for the cluster too.
+# What the machine must have: `prerequisites.sh local` for a share without a cluster, `prerequisites.sh build` for dist/,
+# `prerequisites.sh demo` for the cluster too, `prerequisites.sh guest` for an emulated machine with a cluster. Rights and sizes are not asked for here: `vgpu-e2e preflight` tries them.
 #
 # Rust and Go are named when they are missing or too old, because what distributions ship is too old.
 # Everything else is installed where apt and root (or sudo) are at hand, else named. All that is
@@ -51,8 +52,8 @@ check_go() {
   fi
 }
 
-check_root() {
-  [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || missing+=("root, or sudo: the cluster runs in namespaces of its own")
+links() {
+  echo 'int main(void) { return 0; }' | cc -x c -o /dev/null -
 }
 
 links_statically() {
@@ -86,14 +87,17 @@ install_packages() {
 check_machine
 check_rust
 need gcc "a C compiler (cc)" sh -c 'command -v cc'
-need libc6-dev "the C library's headers and static library" links_statically
-need binutils "readelf" sh -c 'command -v readelf'
-need python3 "python3" python3 --version
-need python3-venv "python3's venv" python3 -c 'import ensurepip, venv'
-need util-linux "flock" sh -c 'command -v flock'
-if [ "$mode" = demo ]; then
+if [ "$mode" = local ]; then
+  need libc6-dev "the C library's headers" links
+else
+  need libc6-dev "the C library's headers and static library" links_statically
+  need binutils "readelf" sh -c 'command -v readelf'
+  need python3 "python3" python3 --version
+  need python3-venv "python3's venv" python3 -c 'import ensurepip, venv'
+  need util-linux "flock" sh -c 'command -v flock'
+fi
+if [ "$mode" = demo ] || [ "$mode" = guest ]; then
   check_go
-  check_root
   need iproute2 "ip" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v ip'
   need util-linux "unshare and nsenter" sh -c 'command -v unshare && command -v nsenter'
   need apt "apt-get, which brings the images' packages" sh -c 'command -v apt-get'
@@ -101,6 +105,14 @@ if [ "$mode" = demo ]; then
   need python3-pip "pip for python3" python3 -m pip --version
   need pkg-config "pkg-config" sh -c 'command -v pkg-config'
   need libseccomp-dev "libseccomp's headers" runc_or_seccomp
+fi
+if [ "$mode" = guest ]; then
+  need qemu-system-x86 "qemu-system-x86_64" sh -c 'command -v qemu-system-x86_64'
+  need mmdebstrap "mmdebstrap" sh -c 'command -v mmdebstrap'
+  need debian-archive-keyring "the keys of Debian's packages" test -e /usr/share/keyrings/debian-archive-keyring.gpg
+  need e2fsprogs "mke2fs" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v mke2fs'
+  need util-linux "setpriv" sh -c 'command -v setpriv'
+  [ "$(id -u)" = 0 ] || need uidmap "newuidmap" sh -c 'command -v newuidmap'
 fi
 if [ ${#packages[@]} -gt 0 ] && { [ ${#missing[@]} -gt 0 ] || ! install_packages; }; then
   for entry in "${packages[@]}"; do

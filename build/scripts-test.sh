@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
-# and prerequisites.sh must name what a machine lacks.
+# prerequisites.sh must name what a machine lacks, and check-docs.py the dead links of a document. It then checks the
+# documents of this repository.
 . "$(dirname "$0")/env.sh"
 
 work=$(mktemp -d)
@@ -72,12 +73,42 @@ missing_prerequisites_are_named() {
   expect 'go is 1.19.8 with GOTOOLCHAIN=local' "$out"
   expect 'missing: readelf' "$out"
   expect 'missing: dpkg-deb' "$out"
+  out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh guest 2>&1) || true
+  expect 'missing: qemu-system-x86_64: install it (Debian and Ubuntu: apt-get install qemu-system-x86)' "$out"
+  expect 'missing: mmdebstrap: ' "$out"
   printf '#!/bin/sh\necho "error: no override and no default toolchain set" >&2\nexit 1\n' >"$work/bin/rustc"
   out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh demo 2>&1) || true
   expect 'rustc --version: error: no override and no default toolchain set' "$out"
+  # A share without a cluster needs neither Go nor Python nor sudo.
+  rm -f "$work/bin/python3" "$work/bin/go"
+  printf '#!/bin/sh\necho "rustc 1.89.0 (new)"\n' >"$work/bin/rustc"
+  if ! out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh local 2>&1); then
+    echo "scripts-test.sh: prerequisites.sh wants more than Rust and a C compiler for a local share: $out" >&2
+    bad=1
+  fi
+  rm -f "$work/bin/cc"
+  out=$(PATH=$work/bin HOME=$work SUDO_USER="" bash build/prerequisites.sh local 2>&1) || true
+  expect 'missing: a C compiler (cc)' "$out"
+}
+
+dead_links_and_commands_are_named() {
+  local out tree=$work/tree
+  mkdir -p "$tree"
+  printf 'dist:\n' >"$tree/Makefile"
+  printf '# A heading, of two\n\n[a](gone.md) [b](README.md#a-heading-of-two) [c](#nowhere) `[d](code)` `make dist` `make tea`\n' >"$tree/README.md"
+  if out=$(python3 build/check-docs.py "$tree" 2>&1); then
+    echo "scripts-test.sh: check-docs.py passed a document with dead links" >&2
+    bad=1
+  fi
+  expect 'README.md: link to gone.md: no such file' "$out"
+  expect 'README.md: link to #nowhere: no such heading' "$out"
+  expect 'README.md: make tea: the Makefile has no such target' "$out"
+  [ "$(wc -l <<<"$out")" = 3 ] || { echo "scripts-test.sh: expected three lines of: $out" >&2 && bad=1; }
+  out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
 cd "$root"
 broken_artefacts_are_named
 missing_prerequisites_are_named
+dead_links_and_commands_are_named
 [ $bad -eq 0 ] && echo "scripts-test.sh: ok"

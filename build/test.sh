@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
-# Every test, stage by stage; a failed stage does not stop the next. The last line is
-# `N passed, N failed, N skipped` over all stages, and the exit status is 0 when none failed.
+# Runs every test, stage by stage; a failed stage does not stop the next. The end of the output is the time of each
+# stage, the twenty slowest tests, the skipped and the failed ones, and as its last line
+# `N passed, N failed, N skipped` over all stages. The exit status is 0 when none failed.
 #
-# What a test that cannot run does (no stage and no test skips silently):
-#   call `vgpu_skip::skip(test, reason)` (build/skip), which appends a line to the file that
-#   VGPU_SKIP_LOG names and says it on stderr, and return. libtest calls such a test passed; here it
-#   is counted as skipped and listed. `#[ignore = "reason"]` counts as skipped too.
-#   With VGPU_SKIP_LOG unset the line on stderr is all. A stage that cannot run counts like one test.
+# A test that cannot run here (no stage and no test skips silently):
+#   calls `vgpu_skip::skip(test, reason)` (build/skip), which appends a line to the file that VGPU_SKIP_LOG names and
+#   prints it on stderr, and returns. libtest calls such a test passed; here it is counted as skipped and listed.
+#   `#[ignore = "reason"]` counts as skipped too. With VGPU_SKIP_LOG unset, the line on stderr is all. A stage that
+#   cannot run counts as one test.
 #
-# `test.sh STAGE...` runs only these stages: fmt clippy scripts dist tools unit conformance e2e, and miri, which
-# takes minutes and is run by name alone (`make miri`).
+# `test.sh STAGE...` runs only these stages: fmt circles clippy scripts dist tools unit conformance e2e, and miri, which
+# takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither a cluster
+# nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
+#
+# Times: libtest measures each test (timed.sh), from its start to its end, beside the other tests of its program. Cluster
+# tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
+# marked by `~`. For the first it contains what came before it: the start of the cluster, the compiler.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"
@@ -20,17 +26,49 @@ trap '[ -z "$tools" ] || kill -- -"$tools" 2>/dev/null || true; rm -rf "$logs"' 
 export VGPU_SKIP_LOG=$logs/skipped
 : >"$VGPU_SKIP_LOG"
 : >"$logs/ignored"
+: >"$logs/times"
 passed=0 failed=0 skipped=0
 failures=()
+durations=()
 
 # One check: the stage as a whole.
 plain() {
   "$@" 2>&1 | tee "$logs/$stage"
 }
 
-# Many: what `cargo test` says of each of its programs.
+# Many: the tests of each program that `cargo test` runs.
 libtest() {
-  cargo test "$@" --no-fail-fast 2>&1 | tee "$logs/$stage"
+  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/timed.sh \
+    cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
+}
+
+# Takes the time off each test's line and into $logs/times: seconds, program, test.
+timed() {
+  local line program='' last=$EPOCHREALTIME seconds
+  while IFS= read -r line || [ -n "$line" ]; do
+    case $line in
+      *' Running '*'('*')')
+        program=${line##*/}
+        program=${program%-*}
+        last=$EPOCHREALTIME
+        ;;
+      *' Doc-tests '*)
+        program="doc-tests of ${line##* }"
+        last=$EPOCHREALTIME
+        ;;
+      'test '*' ... '*)
+        if [[ $line =~ ^(.*)\ \<([0-9.]+)s\>$ ]]; then
+          line=${BASH_REMATCH[1]} seconds=${BASH_REMATCH[2]}
+        else
+          seconds="$(((${EPOCHREALTIME/./} - ${last/./}) / 1000))"
+          seconds="$((seconds / 1000)).$(printf %03d $((seconds % 1000)))~"
+        fi
+        last=$EPOCHREALTIME
+        printf '%s %s %s\n' "$seconds" "$program:" "${line#test }" >>"$logs/times"
+        ;;
+    esac
+    printf '%s\n' "$line"
+  done
 }
 
 # The same in an interpreter that finds undefined behaviour and races.
@@ -51,11 +89,12 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
 
 run_stage() {
   stage=$1
-  local rc=0 before by_log failed_here
+  local rc=0 before by_log failed_here begun=$SECONDS
   shift
   say "$stage"
   before=$(sort -u "$VGPU_SKIP_LOG" | wc -l)
   "$@" || rc=$?
+  durations+=("$((SECONDS - begun)) $stage")
   by_log=$(($(sort -u "$VGPU_SKIP_LOG" | wc -l) - before))
   if [ "$1" != plain ]; then
     # What the interpreter ignores, the unit stage has run.
@@ -80,6 +119,7 @@ run_stage() {
 }
 
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
+stage_circles() { run_stage circles plain build/lint.sh circles; }
 stage_clippy() { run_stage clippy plain build/lint.sh clippy; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_dist() { run_stage dist plain build/dist.sh; }
@@ -91,7 +131,8 @@ begin_tools() {
   set -m
   (
     rc=0
-    build/e2e.sh tools >"$logs/building" 2>&1 </dev/null || rc=$?
+    # Without asking for a password: a job in the background has no terminal.
+    { build/e2e.sh preflight --without-asking && : >"$logs/wanted" && build/e2e.sh tools; } >"$logs/building" 2>&1 </dev/null || rc=$?
     echo "$rc" >"$logs/built"
   ) &
   tools=$!
@@ -104,7 +145,12 @@ built_tools() {
 }
 stage_tools() {
   [ -n "$tools" ] || begin_tools
-  run_stage tools plain built_tools
+  until [ -e "$logs/wanted" ] || ! kill -0 "$tools" 2>/dev/null; do sleep 0.2; done
+  if [ ! -e "$logs/wanted" ] && [ "$(cat "$logs/built")" = 3 ]; then
+    left_out tools "$(tail -n 1 "$logs/building")"
+  else
+    run_stage tools plain built_tools
+  fi
   tools=
 }
 stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
@@ -122,14 +168,34 @@ stage_conformance() { run_stage conformance libtest --manifest-path cdi/conforma
 stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(fmt clippy scripts dist tools unit conformance e2e)
-build/prerequisites.sh demo
+[ ${#stages[@]} -gt 0 ] || stages=(fmt circles clippy scripts dist tools unit conformance e2e)
+if [ "${stages[*]}" = quick ]; then
+  build/prerequisites.sh build
+  stages=(fmt circles clippy scripts dist unit conformance)
+  export VGPU_GO=cached
+# Where no cluster can be made, what only a cluster needs is not missing.
+elif ! build/prerequisites.sh demo 2>"$logs/missing"; then
+  rc=0
+  build/prerequisites.sh build
+  build/e2e.sh preflight || rc=$?
+  [ $rc -eq 3 ] || {
+    cat "$logs/missing" >&2
+    exit 1
+  }
+fi
 case " ${stages[*]} " in *" tools "*) begin_tools ;; esac
 for name in "${stages[@]}"; do
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt clippy scripts dist tools unit miri conformance e2e"
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles clippy scripts dist tools unit miri conformance e2e"
   "stage_$name"
 done
 
+echo
+echo "seconds of each stage (tools: the wait for them, as they are built beside the stages before):"
+printf '%s\n' "${durations[@]}" | awk '{printf "%8d  %s\n", $1, $2; sum += $1} END {printf "%8d  all\n", sum}'
+if [ -s "$logs/times" ]; then
+  echo "the twenty slowest tests, seconds (~: since the test before it ended):"
+  sort -rn "$logs/times" | head -n 20 | awk '{seconds = $1; sub(/^[^ ]* /, ""); sub(/ \.\.\. ok$/, ""); printf "%9s  %s\n", seconds, $0}'
+fi
 echo
 sort -u "$VGPU_SKIP_LOG" "$logs/ignored" | sed 's/^/skipped: /'
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"

@@ -25,43 +25,43 @@ pub enum Parsed {
     Print(String),
 }
 
-const ABOUT: &str = "GPU fractions whose limits hold";
+const ABOUT: &str = "GPU fractions, with limits that hold";
 
 const RUN_LONG: &str = "\
 Runs COMMAND under the limits that a pod with the same fraction of a GPU would have: same limits file,
 same library, same ledger, without Kubernetes. COMMAND sees one GPU with --memory in total.
-Its output, its signals and its exit status (128 + N when signal N ended it) are its own.";
+Output, signals and exit status (128 + N when signal N ended it) are those of COMMAND.";
 
 const RUN_AFTER: &str = "\
 Shares:
-  Each run has a share of its own; with --share NAME several commands join one, and its memory is
-  counted over all of them. Limits that are left out are the share's, others are an error. A share
-  goes when nobody holds it any more. Shares are not booked against each other: whether they fit
-  on the GPU together is up to you.
+  Each run has its own share. With --share NAME several commands use one share, and its limit applies
+  to the sum of their memory. A command that joins a share may leave out limits, but not change them.
+  A share is removed when no command uses it any more. Nothing checks that all shares together fit on
+  the GPU.
 
-What it does not hold:
-  As an ordinary user the limits reach COMMAND by LD_PRELOAD, LD_LIBRARY_PATH and VGPU_RUN_DIR. So they
-  do not reach setuid or setgid programs, statically linked ones, or those that are started with a
-  cleared environment (env -i, some daemons and batch systems).
-  As root COMMAND runs in a mount namespace of its own in which libvgpu.so takes the driver's place,
-  which holds for all of these except statically linked programs. Where a machine has no driver's
-  libraries (--soft-gpu), the loader's library folder is read-only for COMMAND. Root without the right
-  to make a mount namespace (many containers) is treated as an ordinary user.
+Not limited:
+  As an ordinary user: the limits reach COMMAND by LD_PRELOAD, LD_LIBRARY_PATH and VGPU_RUN_DIR. They do
+  not reach setuid or setgid programs, statically linked programs, or programs that are started with
+  a cleared environment (env -i, some daemons and batch systems).
+  As root: COMMAND runs in its own mount namespace, in which libvgpu.so replaces the driver. Of these
+  programs only statically linked ones are not limited. On a machine without the driver's libraries
+  (--soft-gpu), the loader's library folder is read-only for COMMAND. Root without the right to make
+  a mount namespace (many containers) is treated as an ordinary user.
   No library in a process is a security boundary: raw ioctls on the GPU's device files bypass it.
 
 Variables:
   SOFT_GPU_STATE, SOFT_GPU_PROFILE   the software GPU's state folder and profile (with --soft-gpu)
-  XDG_RUNTIME_DIR                    an ordinary user's shares lie in its folder vgpu-run,
-                                     else in /tmp/vgpu-run-<uid>; root's lie in /run/vgpu-run
-  CUDA_VISIBLE_DEVICES               the caller's is replaced by the share's GPU; what COMMAND sets
-                                     itself counts from there: 0 is the GPU that it sees
+  XDG_RUNTIME_DIR                    its folder vgpu-run has an ordinary user's shares (if unset:
+                                     /tmp/vgpu-run-<uid>); root's are in /run/vgpu-run
+  CUDA_VISIBLE_DEVICES               replaced by the share's GPU. If COMMAND sets it again, 0 is the
+                                     GPU that COMMAND sees
 
 Exit status:
-  COMMAND's; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be executed;
-  2 for a mistake in the flags and for a machine that cannot do what they ask.";
+  That of COMMAND; 128 + N when signal N ended it; 127 when it was not found, 126 when it cannot be
+  executed; 2 for an error in the flags, or when this machine does not support them.";
 
 #[derive(Parser, Debug)]
-#[command(name = "vgpu", version, about = ABOUT, after_help = "`vgpu run --help` says what a run holds and what it does not.")]
+#[command(name = "vgpu", version, about = ABOUT, after_help = "See `vgpu run --help` for what is limited and what is not.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -69,13 +69,13 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Run a local command under GPU limits. An ordinary user's run does not hold setuid and static programs, nor a cleared environment
+    /// Run a local command under GPU limits. As an ordinary user, setuid and static programs and those with a cleared environment are not limited
     #[command(long_about = RUN_LONG, after_help = RUN_AFTER)]
     Run(RunFlags),
-    /// Allocate the claims in files to a node, by the controller's allocator, without a cluster
+    /// Show where claims in files would be placed, without a cluster
     #[command(long_about = offline::ALLOCATE_LONG, after_help = offline::ALLOCATE_AFTER)]
     Allocate(AllocateFlags),
-    /// Say why a pod or a claim waits: what stands in the way on every GPU, and what would fit
+    /// Explain why a pod or a claim is Pending: what blocks it on each GPU, and what would fit
     #[command(long_about = offline::EXPLAIN_LONG, after_help = offline::EXPLAIN_AFTER)]
     Explain(ExplainFlags),
     #[command(name = "list-gpus", hide = true)]
@@ -85,22 +85,22 @@ enum Command {
 /// The flags of `vgpu run` as typed.
 #[derive(Args, Debug, Default)]
 pub struct RunFlags {
-    /// Device memory, a quantity of at least 64Mi [default: the share's, else the whole GPU]
+    /// Limit of device memory, a quantity of at least 64Mi [default: the share's, else the whole GPU]
     #[arg(long, value_name = "QUANTITY", allow_hyphen_values = true)]
     pub memory: Option<OsString>,
-    /// Percent of the GPU's time, 0 to 100; recorded, not enforced yet [default: the share's, else 0]
+    /// Percent of the GPU's time, 0 to 100; reserved, not enforced yet [default: the share's, else 0]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub cores: Option<OsString>,
-    /// Join the share NAME, or make it: [a-z0-9-], 63 at most [default: a share of its own]
+    /// Use the share NAME, and create it if it does not exist: a-z, 0-9 and -, at most 63 [default: a new share]
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub share: Option<OsString>,
-    /// The GPU, by NVML's index or by UUID [default: the share's, else 0]
+    /// GPU by NVML's index or by UUID [default: the share's, else 0]
     #[arg(long, value_name = "INDEX|UUID", allow_hyphen_values = true)]
     pub gpu: Option<OsString>,
     /// Use the software GPU instead of an NVIDIA driver
     #[arg(long)]
     pub soft_gpu: bool,
-    /// The command and its arguments, after --
+    /// Command and its arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

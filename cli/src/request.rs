@@ -34,7 +34,7 @@ pub enum GpuChoice {
 pub enum FlagError {
     #[error("--memory: {0}")]
     Quantity(#[from] vgpu_api::quantity::QuantityError),
-    #[error("--memory {0:?}: less than the least share, 64Mi; a number without a unit counts bytes, GiB are 20Gi")]
+    #[error("--memory {0:?}: below the minimum of 64Mi; a number without a unit counts bytes: write 20Gi for GiB")]
     MemoryTooSmall(String),
     #[error("--cores {0:?}: not a whole percentage from 0 to 100")]
     Cores(String),

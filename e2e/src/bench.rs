@@ -24,9 +24,10 @@ use anyhow::Result;
 use clap::Subcommand;
 
 use crate::cluster::Cluster;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::outcome::after;
 use crate::prepared::Prepared;
+use crate::wait::wait;
 
 const NAMESPACE: &str = "bench";
 

@@ -6,15 +6,15 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::Toolchain;
-use crate::{bench, demo, image, interrupt, layout};
+use crate::{bench, demo, guest, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
 #[command(
     name = "vgpu-e2e",
-    about = "A real one-node Kubernetes on this machine, and dra-driver-vgpu on it"
+    about = "A real Kubernetes on this machine, and dra-driver-vgpu on it"
 )]
 pub struct Arguments {
     /// The cluster's name; two names are two clusters.
@@ -37,6 +37,9 @@ enum Verb {
         /// Stay, and take the cluster down again when this program ends, however it ends.
         #[arg(long)]
         hold: bool,
+        /// How many nodes it has.
+        #[arg(long, default_value = "1", value_parser = cluster::parse_nodes)]
+        nodes: u8,
     },
     /// End the cluster, and remove what earlier runs may have left.
     Down,
@@ -45,36 +48,67 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run a command inside of the cluster's namespaces, as root on the node.
+    /// Run a command as root on a node.
     Exec {
+        /// The node.
+        #[arg(long, default_value = "node1")]
+        node: Member,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
+    },
+    /// Say if a cluster can be made on this machine, and what is missing: exit status 0 or 3.
+    Preflight {
+        /// Where sudo would ask for a password, take it that it will be given.
+        #[arg(long)]
+        without_asking: bool,
     },
     /// Build the tools that are not in the cache.
     Tools,
     /// Build the images of this project, and name their archives.
     Images,
+    /// Run the demo and the tests that concern the machine in an emulated Debian, and print a transcript.
+    Guest(guest::Arguments),
     /// Print how long things take here, and how much memory.
     Bench {
         #[command(subcommand)]
         part: bench::Part,
     },
     #[command(hide = true)]
+    Probe {
+        #[arg(long)]
+        inside: bool,
+    },
+    #[command(hide = true)]
     Keeper { state: PathBuf },
     #[command(hide = true)]
-    Init { state: PathBuf },
+    Init { state: PathBuf, member: Member },
+}
+
+/// The exit status of a run that ended with this error.
+#[must_use]
+pub fn status(error: &anyhow::Error) -> u8 {
+    if error.is::<preflight::Nowhere>() {
+        preflight::STATUS
+    } else {
+        1
+    }
 }
 
 /// Does what the command line says, and gives the exit status.
 pub fn run(arguments: Arguments) -> Result<u8> {
+    patience::check()?;
     match arguments.command {
         Verb::Keeper { state } => cluster::run_keeper(state)?,
-        Verb::Init { state } => cluster::run_init(state)?,
+        Verb::Init { state, member } => cluster::run_init(state, member)?,
+        Verb::Preflight { without_asking } => preflight::check(&own_program()?, !without_asking)?,
+        Verb::Probe { inside: false } => preflight::as_root()?,
+        Verb::Probe { inside: true } => preflight::in_namespaces()?,
         Verb::Tools => {
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
-                "Kubernetes {} and the other tools are in {}",
+                "Kubernetes {}, containerd {} and the other tools are in {}",
                 tools.kubernetes,
+                tools.containerd,
                 layout::cache()?.join("tools").display()
             );
         }
@@ -89,8 +123,9 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             interrupt::handle()?;
             bench::run(&arguments.cluster, &prepared, &part)?;
         }
+        Verb::Guest(arguments) => return guest::run(arguments),
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
-        Verb::Up { hold } => up(&arguments.cluster, hold)?,
+        Verb::Up { hold, nodes } => up(&arguments.cluster, hold, nodes)?,
         Verb::Down => {
             prepared::rerun_as_root()?;
             let removed = cluster::down(&arguments.cluster)?;
@@ -105,11 +140,11 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             let status = command.args(words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run kubectl")?));
         }
-        Verb::Exec { command } => {
+        Verb::Exec { node, command } => {
             prepared::rerun_as_root()?;
             let cluster = Cluster::attach(&arguments.cluster)?;
             let words: Vec<&str> = command.iter().map(String::as_str).collect();
-            let status = cluster.inside(&words).stdin(Stdio::inherit()).status();
+            let status = cluster.inside_member(node, &words).stdin(Stdio::inherit()).status();
             return Ok(code(status.context("cannot run nsenter")?));
         }
     }
@@ -128,19 +163,26 @@ fn own_program() -> Result<PathBuf> {
 fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     match Prepared::inherited()? {
         Some(prepared) => Ok(prepared),
-        None => Prepared::make(own_program()?, say)?.as_root(),
+        None => {
+            preflight::check(&own_program()?, true)?;
+            Prepared::make(own_program()?, say)?.as_root()
+        }
     }
 }
 
-fn up(name: &str, hold: bool) -> Result<()> {
+fn up(name: &str, hold: bool, nodes: u8) -> Result<()> {
     let prepared = build(&mut |text| println!("{text}"))?;
     interrupt::handle()?;
     println!(
-        "a one-node Kubernetes {} with {}",
+        "Kubernetes {} on {nodes} node{} with {}",
         prepared.toolchain.kubernetes,
+        if nodes == 1 { "" } else { "s" },
         prepared.gpu.describe()
     );
-    let cluster = Cluster::up(prepared.config(name))?;
+    let cluster = Cluster::up(Config {
+        nodes,
+        ..prepared.config(name)
+    })?;
     for archive in &prepared.images.archives {
         cluster.import(archive)?;
     }

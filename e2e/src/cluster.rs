@@ -1,14 +1,18 @@
-//! A one-node cluster: up, down, commands on it, images into it. See the crate's picture for the processes.
+//! A cluster: up, down, nodes that come and go, commands on it, images into it. See the crate's picture for the processes.
 //!
 //! ```text
 //! Cluster::up ─ lock over all clusters ─ sweep leftovers ─ state folder ─ spawn keeper ─► News::Ready
-//! drop, or the death of this process ─► the socket closes ─► keeper: end init, remove cgroups, remove the state
+//! drop, or the death of this process ─► the socket closes ─► keeper: end the inits, remove cgroups, remove the state
 //! ```
 
+mod access;
 mod certs;
-mod cgroup;
+pub(crate) mod cgroup;
 mod components;
 mod config;
+mod containerd;
+mod handle;
+mod host;
 mod init;
 mod keeper;
 mod mounts;
@@ -26,11 +30,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-pub use config::{Config, Gpu, NODE, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name};
+pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, names, parse_nodes};
+pub use handle::NodeHandle;
+
+use access::Access;
 
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
-use crate::{interrupt, layout, shell};
+use crate::{interrupt, layout, patience};
 use protocol::{News, Wish, messages, send};
 
 /// A running cluster. Dropping it takes it down, unless it was started with `keep` or `keep` was called.
@@ -55,16 +62,18 @@ impl Cluster {
                 config.name
             );
         }
+        host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
         fs::write(state.config(), json).context("cannot write the configuration")?;
 
-        interrupt::started(&config.name);
+        interrupt::started(&config.name, |name| down(name).map(drop));
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
         let log = state.0.join("keeper.log");
         let child = Command::new(&config.program)
             .arg("keeper")
             .arg(&state.0)
+            .envs(patience::for_child())
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -101,7 +110,7 @@ impl Cluster {
     pub fn attach(name: &str) -> Result<Self> {
         check_name(name)?;
         let state = State::of(name);
-        if !state.init().exists() {
+        if !state.member(Member::ControlPlane).init().exists() {
             bail!("no cluster named {name} is running: `vgpu-e2e up` starts one");
         }
         let config = state.load()?;
@@ -132,52 +141,57 @@ impl Cluster {
         &self.config.toolchain
     }
 
-    /// A command inside of the cluster's namespaces, as root on the node.
+    /// A command inside of the control plane's namespaces, as root. It sees the processes of all nodes.
     #[must_use]
     pub fn inside(&self, command: &[&str]) -> Command {
-        inside(&self.state, &self.config, command)
+        self.inside_member(Member::ControlPlane, command)
     }
 
-    /// Imports an OCI archive into containerd.
+    /// A command inside of a member's namespaces, as root.
+    #[must_use]
+    pub fn inside_member(&self, member: Member, command: &[&str]) -> Command {
+        access::inside(&self.state, &self.config, member, command)
+    }
+
+    /// One of its nodes, running or not.
+    #[must_use]
+    pub fn node(&self, node: Node) -> NodeHandle<'_> {
+        NodeHandle::new(self.access(), node)
+    }
+
+    /// The nodes that run.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeHandle<'_>> {
+        let all = Node::all().map(|node| self.node(node));
+        all.filter(NodeHandle::runs).collect()
+    }
+
+    /// Imports an OCI archive into containerd on every node.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let path = archive.display().to_string();
-        shell::run(&mut self.inside(&["ctr", "-n", "k8s.io", "images", "import", &path]))
-            .with_context(|| format!("cannot import {path}"))
+        self.nodes().iter().try_for_each(|node| node.import(archive))
     }
 
-    /// Where a path of the cluster can be seen from the host, as long as the cluster lives.
-    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
-        let file = self.state.init();
-        let pid = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        Ok(PathBuf::from(format!("/proc/{}/root{path}", pid.trim())))
-    }
-
-    /// The process id of a component, as the cluster sees it.
+    /// The process id of a component of the control plane, as that sees it.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
-        let file = self.state.0.join(format!("{component}.pid"));
-        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        text.trim()
-            .parse()
-            .with_context(|| format!("{} holds no number", file.display()))
+        access::pid_of(&self.state, Member::ControlPlane, component)
     }
 
-    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    /// Where a path of the control plane can be seen from the host. Its /proc has the processes of all nodes.
+    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
+        access::path_inside(&self.state, Member::ControlPlane, path)
+    }
+
+    /// Ends a component of the control plane (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
-        let (_, keeper) = self
-            .keeper
-            .as_ref()
-            .context("only the program that started the cluster restarts its parts")?;
-        let before = self.pid_of(component)?;
-        let name = component.to_owned();
-        send(keeper, &if kill { Wish::Kill(name) } else { Wish::Restart(name) })?;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while self.pid_of(component).is_ok_and(|now| now == before) {
-            if Instant::now() > deadline {
-                bail!("{component} was told to end and did not within 60 s");
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        self.access().restart(Member::ControlPlane, component, kill)
+    }
+
+    fn access(&self) -> Access<'_> {
+        Access {
+            state: &self.state,
+            config: &self.config,
+            keeper: self.keeper.as_ref().map(|(_, socket)| socket),
         }
-        Ok(())
     }
 
     /// Lets the cluster outlive this program.
@@ -245,7 +259,7 @@ pub fn down(name: &str) -> Result<Vec<String>> {
             .and_then(rustix::process::Pid::from_raw)
             .context("keeper.pid is damaged")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
         while Lock::is_held(&state.lock()) {
             if Instant::now() > deadline {
                 bail!(
@@ -270,18 +284,8 @@ pub fn sweep() -> Result<Vec<String>> {
     }
     let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
     let removed = undo::sweep(&all)?;
-    let _ = fs::remove_dir(layout::STATE);
+    host::give_back(&all)?;
     Ok(removed)
-}
-
-/// Every cluster that has a state folder.
-#[must_use]
-pub fn names() -> Vec<String> {
-    let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.path().is_dir())
-        .map(|entry| State(entry.path()).name())
-        .collect()
 }
 
 /// The process that the keeper's command line starts.
@@ -289,17 +293,7 @@ pub fn run_keeper(state: PathBuf) -> Result<()> {
     keeper::run(State(state))
 }
 
-/// The process that init's command line starts.
-pub fn run_init(state: PathBuf) -> Result<()> {
-    init::run(&State(state))
-}
-
-fn inside(state: &State, config: &Config, command: &[&str]) -> Command {
-    let pid = fs::read_to_string(state.init()).unwrap_or_default();
-    let mut nsenter = shell::command("nsenter", ["--target", pid.trim(), "--mount", "--net", "--pid", "--"]);
-    nsenter
-        .args(command)
-        .env("PATH", config.toolchain.search_path())
-        .env("KUBECONFIG", state.component_kubeconfig("admin"));
-    nsenter
+/// The process that an init's command line starts.
+pub fn run_init(state: PathBuf, member: Member) -> Result<()> {
+    init::run(&State(state), member)
 }

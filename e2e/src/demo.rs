@@ -12,7 +12,8 @@ use crate::kube::Kube;
 use crate::prepared::Prepared;
 use crate::progress::Progress;
 use crate::snapshot::Snapshot;
-use crate::{install, layout};
+use crate::toolchain::Versions;
+use crate::{install, layout, patience, preflight};
 use steps::Demo;
 
 const STEPS: u32 = 11;
@@ -32,24 +33,35 @@ pub fn run(name: &str, keep: bool) -> Result<()> {
 /// As the caller: a local share at once, then everything that takes building.
 fn first_half() -> Result<Prepared> {
     interrupt::handle()?;
+    Versions::chosen()?;
     let mut progress = Progress::new(STEPS);
+    let factor = patience::start()?;
     progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
-    steps::local_share(&layout::dist()?, &progress)?;
-    progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
+    steps::local_share(&layout::local()?, &progress)?;
     let program = std::env::current_exe().context("this program has no path")?;
+    preflight::check(&program, true)?;
+    if factor > 1.0 {
+        progress.note(&format!(
+            "waits may take {factor} times as long as on a quiet machine with two cores ({} sets the factor)",
+            patience::VARIABLE
+        ));
+    }
+    progress.step("etcd, Kubernetes, containerd, runc, CNI and Helm from their sources, and our images");
     let mut prepared = Prepared::make(program, &mut |text| progress.note(text))?;
-    progress.note(&format!("ready: Kubernetes {}", prepared.toolchain.kubernetes));
+    progress.note(&format!(
+        "ready: Kubernetes {}, containerd {}",
+        prepared.toolchain.kubernetes, prepared.toolchain.containerd
+    ));
     prepared.so_far = progress.so_far();
     Ok(prepared)
 }
 
 /// As root: the cluster.
 fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
-    let tools = layout::cache()?.join("tools");
     let (taken, elapsed) = prepared.so_far;
     let mut progress = Progress::resume(STEPS, taken, elapsed);
     cluster::sweep()?;
-    let before = Snapshot::take(&tools);
+    let before = Snapshot::take();
 
     progress.step(&format!(
         "a one-node Kubernetes {} in namespaces of its own",
@@ -75,8 +87,15 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     progress.step("the cluster goes, and the machine is as it was");
     cluster.down()?;
     // Other programs of the machine come and go meanwhile, so only what can be the cluster's counts here.
-    let signs = ["vgpu", "/proc/sys", "mount ", "network device", "apparmor"];
-    let mut ours = before.changes(&Snapshot::take(&tools));
+    let signs = [
+        "vgpu",
+        "/proc/sys",
+        "mount ",
+        "network device",
+        "apparmor",
+        "controller ",
+    ];
+    let mut ours = before.changes(&Snapshot::take());
     ours.retain(|change| signs.iter().any(|sign| change.contains(sign)));
     if !ours.is_empty() {
         bail!("something of the cluster is left:\n{}", ours.join("\n"));

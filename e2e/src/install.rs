@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu, SOFT_GPU_STATE};
-use crate::kube::{Kube, wait};
-use crate::layout;
+use crate::kube::Kube;
 use crate::prepared::Prepared;
+use crate::wait::wait;
+use crate::{layout, patience};
 
 /// Namespace and release.
 pub const NAME: &str = "dra-driver-vgpu";
@@ -31,6 +32,7 @@ pub fn example(name: &str) -> PathBuf {
 /// A shareable GPU as its ResourceSlice publishes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedGpu {
+    pub node: String,
     pub device: String,
     pub product: String,
     pub memory: u64,
@@ -61,8 +63,7 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
         "--set",
         &values,
         "--wait",
-        "--timeout",
-        "90s",
+        &patience::timeout(Duration::from_secs(90)),
     ])
     .map_err(|error| {
         error.context(format!(
@@ -71,8 +72,13 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
         ))
     })?;
     // Helm calls a DaemonSet ready when all but the pods that an update may stop are: here, none.
-    kube.run(&["rollout", "status", "daemonset", "--timeout=60s"])
-        .with_context(|| kube.dump())?;
+    kube.run(&[
+        "rollout",
+        "status",
+        "daemonset",
+        &patience::timeout(Duration::from_secs(60)),
+    ])
+    .with_context(|| kube.dump())?;
     wait(Duration::from_secs(60), "GPUs in a ResourceSlice", || {
         let gpus = published(&kube)?;
         Ok((!gpus.is_empty()).then_some(gpus))
@@ -89,20 +95,26 @@ fn gpus_of(slices: &Value) -> Vec<PublishedGpu> {
     let ours = of(slices, "items")
         .into_iter()
         .filter(|slice| slice["spec"]["driver"] == DRIVER);
-    ours.flat_map(|slice| of(&slice["spec"], "devices"))
-        .filter(|device| device["attributes"]["type"]["string"] == "gpu")
-        .map(|device| PublishedGpu {
-            device: device["name"].as_str().unwrap_or_default().to_owned(),
-            product: device["attributes"]["productName"]["string"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
-            memory: device["capacity"]["memory"]["value"]
-                .as_str()
-                .and_then(bytes)
-                .unwrap_or(0),
-        })
-        .collect()
+    ours.flat_map(|slice| {
+        let node = slice["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+        of(&slice["spec"], "devices")
+            .into_iter()
+            .map(move |device| (node.clone(), device))
+    })
+    .filter(|(_, device)| device["attributes"]["type"]["string"] == "gpu")
+    .map(|(node, device)| PublishedGpu {
+        node,
+        device: device["name"].as_str().unwrap_or_default().to_owned(),
+        product: device["attributes"]["productName"]["string"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
+        memory: device["capacity"]["memory"]["value"]
+            .as_str()
+            .and_then(bytes)
+            .unwrap_or(0),
+    })
+    .collect()
 }
 
 /// A whole quantity of bytes as Kubernetes prints it: digits and a binary suffix.
@@ -131,10 +143,11 @@ mod tests {
                 "capacity": {"memory": {"value": "80Gi"}}})
         };
         let slices = serde_json::json!({"items": [
-            {"spec": {"driver": "dra.vgpu", "devices": [device("gpu"), device("monitor")]}},
+            {"spec": {"driver": "dra.vgpu", "nodeName": "node1", "devices": [device("gpu"), device("monitor")]}},
             {"spec": {"driver": "other", "devices": [device("gpu")]}},
         ]});
         let gpu = PublishedGpu {
+            node: "node1".to_owned(),
             device: "gpu-1".to_owned(),
             product: "P".to_owned(),
             memory: 80 * GI,

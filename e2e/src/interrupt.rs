@@ -7,21 +7,24 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::{cluster, shell};
+use crate::shell;
+
+/// Ends what goes by that name.
+type End = fn(&str) -> Result<()>;
 
 /// The clusters that this program has started and not yet ended.
-static OURS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static OURS: Mutex<Vec<(String, End)>> = Mutex::new(Vec::new());
 
-pub(crate) fn started(name: &str) {
+pub(crate) fn started(name: &str, end: End) {
     OURS.lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .push(name.to_owned());
+        .push((name.to_owned(), end));
 }
 
 pub(crate) fn ended(name: &str) {
     OURS.lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .retain(|other| other != name);
+        .retain(|(other, _)| other != name);
 }
 
 /// From now on a signal ends running commands and our clusters, and then the program.
@@ -31,9 +34,9 @@ pub fn handle() -> Result<()> {
         if let Some(signal) = signals.forever().next() {
             eprintln!("\ninterrupted: leaving the machine as it was");
             shell::end_all();
-            let names = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            for name in names {
-                if let Err(error) = cluster::down(&name) {
+            let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            for (name, end) in ours {
+                if let Err(error) = end(&name) {
                     eprintln!("{name}: {error:#}");
                 }
             }

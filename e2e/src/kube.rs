@@ -1,18 +1,16 @@
-//! kubectl and helm on a cluster, and waits that say what they waited for.
+//! kubectl and helm on a cluster.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::shell::{self, Said};
-
-/// How often a condition is looked at.
-const POLL: Duration = Duration::from_millis(150);
+use crate::wait::wait;
 
 /// A namespace of a cluster, as kubectl sees it.
 #[derive(Debug, Clone, Copy)]
@@ -174,37 +172,5 @@ impl<'a> Kube<'a> {
         let mut command = self.cluster.state().client(self.cluster.toolchain().program(program)?);
         command.args(["--namespace", self.namespace]).args(arguments);
         Ok(command)
-    }
-}
-
-/// Looks at a condition until it gives something. Errors of single looks count only when the time is up.
-pub fn wait<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let seen = look();
-        if let Ok(Some(found)) = seen {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            let text = format!("waited {} s for {what}", limit.as_secs());
-            return match seen {
-                Err(error) => Err(error.context(text)),
-                Ok(_) => bail!("{text}"),
-            };
-        }
-        std::thread::sleep(POLL);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_that_fails_says_what_it_waited_for() {
-        let error = wait(Duration::ZERO, "rain", || Ok(None::<()>)).unwrap_err();
-        assert_eq!(error.to_string(), "waited 0 s for rain");
-        let error = wait(Duration::ZERO, "rain", || Err::<Option<()>, _>(anyhow!("no clouds"))).unwrap_err();
-        assert_eq!(format!("{error:#}"), "waited 0 s for rain: no clouds");
     }
 }

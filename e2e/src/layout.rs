@@ -14,17 +14,24 @@ pub fn workspace() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_path_buf()
 }
 
+/// What `vgpu run` needs.
+const LOCAL: [&str; 3] = ["vgpu", "libvgpu.so", "libvgpu-preload.so"];
+/// And a cluster besides.
+const REMAINING: [&str; 3] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook"];
+
 /// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
 pub fn dist() -> Result<PathBuf> {
+    with(&[LOCAL, REMAINING].concat())
+}
+
+/// The same folder where a share without a cluster is all that is wanted of it.
+pub fn local() -> Result<PathBuf> {
+    with(&LOCAL)
+}
+
+fn with(names: &[&str]) -> Result<PathBuf> {
     let dist = env::var_os("VGPU_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
-    for name in [
-        "vgpu",
-        "vgpu-kubelet-plugin",
-        "vgpu-controller",
-        "vgpu-cdi-hook",
-        "libvgpu.so",
-        "libvgpu-preload.so",
-    ] {
+    for name in names {
         if !dist.join(name).exists() {
             bail!("{} is missing: run `make dist`", dist.join(name).display());
         }

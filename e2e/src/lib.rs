@@ -1,25 +1,30 @@
-//! A real one-node Kubernetes on this machine, and this project installed on it the way a user would.
+//! A real Kubernetes on this machine, of one or more nodes, and this project installed on it the way a user would.
 //!
 //! ```text
 //! toolchain: tools/<family>/go.mod ──go build──► cache/tools/<family>-<key>/      (as the caller, once)
 //! image:     dist/ + the distribution's packages ──► cache/images/*.tar          (OCI layouts, no daemon)
 //!                                    │
-//! demo, tests ──pipe──► keeper ──pipe──► init (PID 1 of new mount, network, PID namespaces)
-//!      │                  │                └─ etcd, kube-apiserver, ..., containerd, kubelet
+//! demo, tests ──pipe──► keeper ──pipe──► init of the control plane (PID 1 of new mount, network, PID namespaces)
+//!      │                  │   │           └─ etcd, kube-apiserver, kube-controller-manager, kube-scheduler
+//!      │                  │   └──pipe──► init of each node (the same, inside of the control plane's PID namespace)
+//!      │                  │               └─ containerd, kubelet
 //!      │                  └─ holds the lock, the cgroup folders and the listening socket; undoes everything
 //!      └─ kubectl over https://127.0.0.1:<port>, helm, nsenter
 //! ```
 //!
 //! How it fails, and what then happens:
 //! - The program that wanted the cluster dies in any way: its end of the pipe closes, and the keeper takes all down.
-//! - The keeper is killed: init's end closes, init ends, and with PID 1 every process, mount and network device of the
-//!   cluster. What is left (cgroup folders, the state folder) is removed by the next `up` or `down`, which sees by the
-//!   lock that nobody holds it.
+//! - The keeper is killed: the inits' ends close, they end, and with PID 1 every process, mount and network device of
+//!   the cluster. What is left (cgroup folders, the state folder, controllers of cgroup v2) is removed by the next `up`
+//!   or `down`, which sees by the lock that nobody holds it.
+//! - An init dies by itself: the cluster ends, with the end of that init's log as the reason.
 //! - Two programs build the same tool: the second waits for the first one's lock and finds the result.
 //! - A build is cut short: it happened in a temporary folder that the next one empties.
 //!
 //! Nothing on the host is written outside of the state folder and the cache: /etc, /opt, /var/lib and /var/log are
-//! overlays in memory, /run is a file system of its own, and the sysctls that the kubelet sets are private files.
+//! overlays in memory, /run is a file system of its own, and the sysctls that the kubelet sets are private files. Two
+//! things are not in a namespace, and are given back after the last cluster: controllers of the root of cgroup v2, and
+//! containerd's AppArmor profile (`cluster/host.rs`).
 //!
 //! Errors are `anyhow`: this is a tool for people, and whatever goes wrong ends the run with the chain of reasons.
 #![forbid(unsafe_code)]
@@ -28,6 +33,7 @@ pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod demo;
+pub mod guest;
 pub mod hand_made;
 pub mod image;
 pub mod install;
@@ -37,9 +43,12 @@ pub mod layout;
 pub mod lock;
 pub mod node;
 pub mod outcome;
+pub mod patience;
+pub mod preflight;
 pub mod prepared;
 pub mod progress;
 pub mod shell;
 pub mod snapshot;
 pub mod toolchain;
+pub mod wait;
 pub mod workload;

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("vgpu-e2e: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(vgpu_e2e::cli::status(&error))
         }
     }
 }

@@ -1,57 +1,76 @@
-//! What a claim leaves on the node, read from the host through init's root folder.
+//! What a claim leaves on nodes, read from the host through each node's root folder.
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeHandle};
 
 const CDI: &str = "/run/cdi"; // /var/run is a link, which would lead to the host's
 const CLAIMS: &str = "/run/vgpu/claims";
 const CHECKPOINT: &str = "/var/lib/kubelet/plugins/dra.vgpu/checkpoint.json";
 
-/// The CDI file of a claim: its path in the cluster, and its text.
+/// The nodes on which a claim is prepared: those that have its CDI file.
+pub fn prepared_on<'a>(cluster: &'a Cluster, claim_uid: &str) -> Result<Vec<NodeHandle<'a>>> {
+    let mut found = Vec::new();
+    for node in cluster.nodes() {
+        if node.path_inside(&cdi_file(claim_uid))?.exists() {
+            found.push(node);
+        }
+    }
+    Ok(found)
+}
+
+fn cdi_file(claim_uid: &str) -> String {
+    format!("{CDI}/dra.vgpu-claim_{claim_uid}.json")
+}
+
+/// The CDI file of a claim: its path on its node, and its text.
 pub fn cdi_spec(cluster: &Cluster, claim_uid: &str) -> Result<(String, String)> {
-    let inside = format!("{CDI}/dra.vgpu-claim_{claim_uid}.json");
-    let text = fs::read_to_string(cluster.path_inside(&inside)?).with_context(|| format!("{inside} is missing"))?;
+    let inside = cdi_file(claim_uid);
+    let nodes = prepared_on(cluster, claim_uid)?;
+    let node = nodes.first().with_context(|| format!("{inside} is on no node"))?;
+    let text = fs::read_to_string(node.path_inside(&inside)?).with_context(|| format!("{inside} is missing"))?;
     Ok((inside, text))
 }
 
-/// The folder of a claim on the node.
+/// The folder of a claim on the node that has prepared it.
 pub fn claim_folder(cluster: &Cluster, claim_uid: &str) -> Result<PathBuf> {
-    cluster.path_inside(&format!("{CLAIMS}/{claim_uid}"))
+    let nodes = prepared_on(cluster, claim_uid)?;
+    let node = nodes
+        .first()
+        .with_context(|| format!("claim {claim_uid} is prepared on no node"))?;
+    node.path_inside(&format!("{CLAIMS}/{claim_uid}"))
 }
 
-/// Everything that is still there of these claims: CDI files, folders, mounts, checkpoint entries.
+/// Everything that is still on a running node of these claims: CDI files, folders, mounts, checkpoint entries.
 pub fn left_of(cluster: &Cluster, claim_uids: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
+    for node in cluster.nodes() {
+        let found = left_on(&node, claim_uids)?;
+        left.extend(found.into_iter().map(|what| format!("{}: {what}", node.name())));
+    }
+    Ok(left)
+}
+
+fn left_on(node: &NodeHandle<'_>, claim_uids: &[String]) -> Result<Vec<String>> {
+    let mut left = Vec::new();
     for folder in [CDI, CLAIMS] {
-        let entries = fs::read_dir(cluster.path_inside(folder)?)
-            .into_iter()
-            .flatten()
-            .flatten();
+        let entries = fs::read_dir(node.path_inside(folder)?).into_iter().flatten().flatten();
         for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
             if claim_uids.iter().any(|uid| name.contains(uid)) {
                 left.push(format!("{folder}/{name}"));
             }
         }
     }
-    let init = fs::read_to_string(cluster.state().init()).context("the cluster has no first process")?;
-    let mounts =
-        fs::read_to_string(format!("/proc/{}/mountinfo", init.trim())).context("cannot read the cluster's mounts")?;
-    for line in mounts
-        .lines()
-        .filter(|line| claim_uids.iter().any(|uid| line.contains(uid.as_str())))
-    {
+    let mounts = node.mounts()?;
+    let ours = |line: &&str| claim_uids.iter().any(|uid| line.contains(uid.as_str()));
+    for line in mounts.lines().filter(ours) {
         left.push(format!("mount {}", line.split(' ').nth(4).unwrap_or(line)));
     }
-    let checkpoint = fs::read_to_string(cluster.path_inside(CHECKPOINT)?).unwrap_or_default();
-    left.extend(
-        claim_uids
-            .iter()
-            .filter(|uid| checkpoint.contains(uid.as_str()))
-            .map(|uid| format!("{CHECKPOINT}: {uid}")),
-    );
+    let checkpoint = fs::read_to_string(node.path_inside(CHECKPOINT)?).unwrap_or_default();
+    let entries = claim_uids.iter().filter(|uid| checkpoint.contains(uid.as_str()));
+    left.extend(entries.map(|uid| format!("{CHECKPOINT}: {uid}")));
     Ok(left)
 }

@@ -14,13 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Config, Gpu};
 use crate::image::{self, Built};
-use crate::layout;
 use crate::toolchain::Toolchain;
+use crate::{layout, patience};
 
+/// Names a file with what another machine has built, for one that has no Go and no network.
+pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
-const PASSED_ON: [&str; 11] = [
+const PASSED_ON: [&str; 13] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -30,6 +32,8 @@ const PASSED_ON: [&str; 11] = [
     "VGPU_STORM_PODS",
     "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
+    "CONTAINERD_VERSION",
+    patience::VARIABLE,
     "CLUSTER",
     "KEEP",
 ];
@@ -44,6 +48,8 @@ pub struct Prepared {
     pause: PathBuf,
     pub images: Built,
     owner: Option<(u32, u32)>,
+    /// By how much the waits of this run are stretched.
+    time_factor: f64,
     /// How far the progress of the first half came.
     pub so_far: (u32, Duration),
 }
@@ -51,10 +57,12 @@ pub struct Prepared {
 impl Prepared {
     /// Builds everything. `program` is vgpu-e2e's own.
     pub fn make(program: PathBuf, say: &mut dyn FnMut(&str)) -> Result<Self> {
+        let time_factor = patience::start()?;
         let dist = layout::dist()?;
-        let toolchain = Toolchain::build(say)?;
-        let pause = image::pause()?;
-        let images = image::all(&dist, say)?;
+        let (toolchain, pause, images) = match env::var_os(BUILT) {
+            Some(file) => Self::read(Path::new(&file)).map(|built| (built.toolchain, built.pause, built.images))?,
+            None => (Toolchain::build(say)?, image::pause()?, image::all(&dist, say)?),
+        };
         let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
         let owner = (!user.is_root()).then(|| (user.as_raw(), group.as_raw()));
         let gpu = Gpu::of_this_machine(&dist);
@@ -66,6 +74,7 @@ impl Prepared {
             pause,
             images,
             owner,
+            time_factor,
             so_far: (0, Duration::ZERO),
         })
     }
@@ -75,11 +84,33 @@ impl Prepared {
         let Some(file) = env::var_os(VARIABLE).map(PathBuf::from) else {
             return Ok(None);
         };
-        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let prepared = Self::read(&file);
         let _ = fs::remove_file(&file);
-        serde_json::from_slice(&text)
-            .map(Some)
-            .with_context(|| format!("{} is damaged", file.display()))
+        let prepared = prepared?;
+        patience::inherit(prepared.time_factor);
+        Ok(Some(prepared))
+    }
+
+    fn read(file: &Path) -> Result<Self> {
+        let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))
+    }
+
+    /// The same for another machine.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).context("cannot encode what was prepared")
+    }
+
+    /// The program that clusters run.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Every image's archive.
+    pub fn archives(&self) -> impl Iterator<Item = &Path> {
+        let all = std::iter::once(&self.pause).chain(&self.images.archives);
+        all.map(PathBuf::as_path)
     }
 
     /// Goes on as root: at once when this is root, else by running this program again through sudo.
@@ -95,8 +126,7 @@ impl Prepared {
     /// Writes this to a file for another process, which removes it when it has read it.
     pub fn save(&self) -> Result<PathBuf> {
         let file = layout::output().join(format!("prepared-{}.json", std::process::id()));
-        let json = serde_json::to_vec(self).context("cannot encode what was prepared")?;
-        fs::write(&file, json).with_context(|| format!("cannot write {}", file.display()))?;
+        fs::write(&file, self.to_json()?).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     }
 
@@ -111,6 +141,7 @@ impl Prepared {
             pause: self.pause.clone(),
             owner: self.owner,
             keep: false,
+            nodes: 1,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use crate::cluster::cgroup;
 use crate::layout;
 
 /// Facts of this machine, one line each.
@@ -36,9 +37,9 @@ const FILES: [&str; 8] = [
 ];
 
 impl Snapshot {
-    /// Looks at the machine now. `tools` is the cache whose programs run in clusters.
+    /// Looks at the machine now.
     #[must_use]
-    pub fn take(tools: &Path) -> Self {
+    pub fn take() -> Self {
         let mut lines = BTreeSet::new();
         let home = std::env::var_os("HOME").unwrap_or_default();
         let of_clients = Path::new(&home).join(".kube/cache/discovery"); // a folder a cluster
@@ -65,7 +66,10 @@ impl Snapshot {
             lines.insert(format!("state of cluster {name}"));
         }
         cgroups(Path::new("/sys/fs/cgroup"), 2, &mut lines);
-        processes(tools, &mut lines);
+        for controller in cgroup::idle_root_controllers() {
+            lines.insert(format!("controller {controller} of the cgroup root"));
+        }
+        processes(&mut lines);
         Self(lines)
     }
 
@@ -103,25 +107,40 @@ fn cgroups(folder: &Path, levels: u32, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// Processes of a cluster: programs of the tool cache, and whatever has a cluster's state on its command line.
-fn processes(tools: &Path, lines: &mut BTreeSet<String>) {
-    for name in names(Path::new("/proc")) {
-        if !name.bytes().all(|byte| byte.is_ascii_digit()) {
+/// Processes of clusters, by their cgroup: everything that a cluster starts is in its own, and nothing else is.
+fn processes(lines: &mut BTreeSet<String>) {
+    for pid in names(Path::new("/proc")) {
+        if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
             continue;
         }
-        let folder = Path::new("/proc").join(&name);
-        let of_tools = fs::read_link(folder.join("exe")).is_ok_and(|program| program.starts_with(tools));
-        let line = fs::read(folder.join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        if of_tools || line.contains(layout::STATE) {
-            lines.insert(format!("process {name}: {line}"));
+        let folder = Path::new("/proc").join(&pid);
+        let cgroups = fs::read_to_string(folder.join("cgroup")).unwrap_or_default();
+        if let Some(cgroup) = of_a_cluster(&cgroups) {
+            let line = fs::read(folder.join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            lines.insert(format!("process {pid} of {cgroup}: {line}"));
         }
     }
+}
+
+/// The name of the cluster's folder in a /proc/PID/cgroup.
+fn of_a_cluster(cgroups: &str) -> Option<&str> {
+    let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let mut names = paths.filter_map(|path| path.split('/').nth(1));
+    names.find(|name| name.starts_with(cgroup::PREFIX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_a_clusters_by_its_cgroup_alone() {
+        let text = |path: &str| format!("9:name=systemd:/\n4:memory:/user/a\n0::{path}\n");
+        assert_eq!(of_a_cluster(&text("/vgpu-e2e-demo/processes")), Some("vgpu-e2e-demo"));
+        assert_eq!(of_a_cluster(&text("/vgpu-e2e-a/node1/kubepods/x")), Some("vgpu-e2e-a"));
+        assert_eq!(of_a_cluster(&text("/user.slice/vgpu-e2e-demo")), None);
+    }
 
     #[test]
     fn changes_name_what_came_and_what_went() {

@@ -9,15 +9,17 @@
 mod family;
 mod go;
 mod gomod;
+mod versions;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 pub use family::{FAMILIES, Family};
+pub use versions::{Versions, is_containerd_1};
 
 use crate::lock::Lock;
 use crate::{layout, shell};
@@ -27,6 +29,8 @@ use crate::{layout, shell};
 pub struct Toolchain {
     /// The version of Kubernetes without `v`.
     pub kubernetes: String,
+    /// The version of containerd without `v`.
+    pub containerd: String,
     folders: Vec<PathBuf>,
     /// The folder of the CNI plugins, which containerd is told.
     pub cni: PathBuf,
@@ -37,8 +41,8 @@ pub struct Toolchain {
 impl Toolchain {
     /// Builds whatever the cache lacks. `say` hears of each build that takes time.
     pub fn build(say: &mut dyn FnMut(&str)) -> Result<Self> {
+        let versions = Versions::chosen()?;
         let go = go::check()?;
-        let kubernetes = kubernetes_version()?;
         let mut folders = Vec::new();
         let (mut cni, mut runc) = (PathBuf::new(), PathBuf::new());
         for family in &FAMILIES {
@@ -50,7 +54,7 @@ impl Toolchain {
                 ));
                 continue;
             }
-            let folder = build_family(family, &kubernetes, &go, say)?;
+            let folder = build_family(family, &versions, &go, say)?;
             match family.name {
                 "cni" => cni.clone_from(&folder),
                 "runc" => runc = folder.join("runc"),
@@ -59,7 +63,8 @@ impl Toolchain {
             folders.push(folder);
         }
         Ok(Self {
-            kubernetes,
+            kubernetes: versions.kubernetes,
+            containerd: versions.containerd,
             folders,
             cni,
             runc,
@@ -74,6 +79,12 @@ impl Toolchain {
             .map(|folder| folder.join(name))
             .find(|path| path.is_file());
         found.with_context(|| format!("{name} is not among the built tools"))
+    }
+
+    /// Every folder and program that a cluster runs from.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let runc = Some(&self.runc).filter(|runc| !self.folders.iter().any(|folder| runc.starts_with(folder)));
+        self.folders.iter().chain(runc).map(PathBuf::as_path)
     }
 
     /// A search path with the built programs first.
@@ -91,32 +102,13 @@ impl Toolchain {
     }
 }
 
-/// `$KUBERNETES_VERSION`, else the line in `versions`.
-pub fn kubernetes_version() -> Result<String> {
-    let version = match env::var("KUBERNETES_VERSION") {
-        Ok(version) if !version.is_empty() => version,
-        _ => {
-            let file = layout::workspace().join("e2e/versions");
-            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            let line = text.lines().find_map(|line| line.strip_prefix("kubernetes="));
-            line.with_context(|| format!("{} has no line kubernetes=VERSION", file.display()))?
-                .to_owned()
-        }
-    };
-    let version = version.trim().trim_start_matches('v').to_owned();
-    let parts: Vec<_> = version.split('.').map(str::parse::<u32>).collect();
-    match parts[..] {
-        [Ok(1), Ok(minor), Ok(_)] if minor >= 34 => Ok(version),
-        _ => bail!("KUBERNETES_VERSION={version}: name a version like 1.37.1, from 1.34 on"),
-    }
-}
-
-fn build_family(family: &Family, kubernetes: &str, go: &str, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+fn build_family(family: &Family, versions: &Versions, go: &str, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let tools = layout::cache()?.join("tools");
     fs::create_dir_all(&tools).with_context(|| format!("cannot create {}", tools.display()))?;
-    let module = module_of(family, kubernetes, &tools, say)?;
-    let flags = family.flags(kubernetes);
-    let key = key_of(&module, &flags, family.packages, go)?;
+    let packages = family.packages(versions);
+    let module = module_of(family, versions, &packages, &tools, say)?;
+    let flags = family.flags(&versions.kubernetes);
+    let key = key_of(&module, &flags, &packages, go)?;
     let done = tools.join(format!("{}-{key}", family.name));
     if done.is_dir() {
         return Ok(done);
@@ -140,7 +132,7 @@ fn build_family(family: &Family, kubernetes: &str, go: &str, say: &mut dyn FnMut
         .args(&flags)
         .arg("-o")
         .arg(output)
-        .args(family.packages);
+        .args(&packages);
     shell::run_logged(&mut build, &tools.join(format!("{}-{key}.log", family.name)))?;
     if let Some((built, wanted)) = family.rename {
         fs::rename(work.join(built), work.join(wanted)).with_context(|| format!("{} was not built", family.name))?;
@@ -149,30 +141,37 @@ fn build_family(family: &Family, kubernetes: &str, go: &str, say: &mut dyn FnMut
     Ok(done)
 }
 
-/// The folder with go.mod and go.sum: the committed one, or a generated one for another Kubernetes.
-fn module_of(family: &Family, kubernetes: &str, tools: &Path, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    let committed = layout::workspace().join("e2e/tools").join(family.name);
-    if family.name != "kubernetes" {
+/// The folder with go.mod and go.sum: the committed one, or a generated one for another version.
+fn module_of(
+    family: &Family,
+    versions: &Versions,
+    packages: &[String],
+    tools: &Path,
+    say: &mut dyn FnMut(&str),
+) -> Result<PathBuf> {
+    let name = family.name;
+    let committed = layout::workspace().join("e2e/tools").join(name);
+    let Some((module, version)) = family.chosen(versions) else {
         return Ok(committed);
-    }
+    };
     let text = fs::read_to_string(committed.join("go.mod"))
         .with_context(|| format!("cannot read {}/go.mod", committed.display()))?;
-    if gomod::requires(&text, "k8s.io/kubernetes", kubernetes) {
+    if gomod::requires(&text, module, version) {
         return Ok(committed);
     }
-    let done = tools.join(format!("kubernetes-{kubernetes}-module"));
-    let _lock = Lock::wait(&tools.join(format!(".kubernetes-{kubernetes}-module.lock")))?;
+    let done = tools.join(format!("{name}-{version}-module"));
+    let _lock = Lock::wait(&tools.join(format!(".{name}-{version}-module.lock")))?;
     if done.is_dir() {
         return Ok(done);
     }
-    say(&format!("resolving the modules of Kubernetes {kubernetes}"));
-    let work = tools.join(format!(".kubernetes-{kubernetes}-module"));
+    say(&format!("resolving the modules of {name} {version}"));
+    let work = tools.join(format!(".{name}-{version}-module"));
     if work.exists() {
         fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
     }
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
-    let upstream = go::upstream_gomod(&work, "k8s.io/kubernetes", kubernetes)?;
-    let ours = gomod::kubernetes(&upstream, kubernetes, family.packages)?;
+    let upstream = go::upstream_gomod(&work, module, version)?;
+    let ours = gomod::of_version(&upstream, name, module, version, packages)?;
     fs::write(work.join("go.mod"), ours).with_context(|| format!("cannot write {}/go.mod", work.display()))?;
     shell::run(go::command().current_dir(&work).args(["mod", "tidy"]))?;
     fs::rename(&work, &done).with_context(|| format!("cannot rename {} to {}", work.display(), done.display()))?;
@@ -180,19 +179,14 @@ fn module_of(family: &Family, kubernetes: &str, tools: &Path, say: &mut dyn FnMu
 }
 
 /// Everything that decides the result. `go build` itself checks go.sum, so that the sources are in it as well.
-fn key_of(module: &Path, flags: &[String], packages: &[&str], go: &str) -> Result<String> {
+fn key_of(module: &Path, flags: &[String], packages: &[String], go: &str) -> Result<String> {
     let mut hash = Sha256::new();
     for name in ["go.mod", "go.sum"] {
         let file = module.join(name);
         hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
         hash.update([0]);
     }
-    for part in flags
-        .iter()
-        .map(String::as_str)
-        .chain(packages.iter().copied())
-        .chain([go])
-    {
+    for part in flags.iter().chain(packages).map(String::as_str).chain([go]) {
         hash.update(part);
         hash.update([0]);
     }
@@ -214,8 +208,8 @@ mod tests {
         fs::write(folder.path().join("go.mod"), "module a").unwrap();
         fs::write(folder.path().join("go.sum"), "").unwrap();
         let key = |flags: &[&str], packages: &[&str], go: &str| {
-            let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
-            key_of(folder.path(), &flags, packages, go).unwrap()
+            let owned = |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
+            key_of(folder.path(), &owned(flags), &owned(packages), go).unwrap()
         };
         let first = key(&["-trimpath"], &["a/b"], "go1.26.6");
         assert_eq!(first, key(&["-trimpath"], &["a/b"], "go1.26.6"));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
+use crate::wait::wait;
 
 /// One pod that holds one claim of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]

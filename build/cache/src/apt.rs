@@ -163,7 +163,10 @@ fn fetch(release: Release<'_>, packages: &[&str], with: With, apt: &Path) -> Res
 }
 
 /// Where this machine fetches Debian.
-fn debian_mirror() -> Result<String, String> {
+///
+/// # Errors
+/// It is not Debian, or its apt has no source.
+pub fn debian_mirror() -> Result<String, String> {
     let own = own_codename()?;
     let mut command = Command::new("apt-get");
     command.args([

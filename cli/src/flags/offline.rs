@@ -4,10 +4,10 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 pub(super) const ALLOCATE_LONG: &str = "\
-Allocates the ResourceClaims in FILEs to one node, as vgpu-controller would, without a cluster. FILEs hold
-Node, DeviceClass, ResourceSlice, DeviceTaintRule and ResourceClaim objects, as YAML documents or JSON, single
-or in Lists; what `kubectl get -o yaml` prints will do. Claims with a status.allocation count as in use; the
-others are allocated together, in the order given.";
+Shows where the ResourceClaims in FILEs would be placed: allocates them to one node, as vgpu-controller would,
+without a cluster. FILEs hold Node, DeviceClass, ResourceSlice, DeviceTaintRule and ResourceClaim objects, as YAML
+documents or JSON, single or in Lists, such as `kubectl get -o yaml` prints. Claims with a status.allocation count
+as in use. The others are allocated together, in the order given.";
 
 pub(super) const ALLOCATE_AFTER: &str = "\
 Policies:
@@ -15,27 +15,27 @@ Policies:
   spread      the node with most memory left, and there the device with most
   numa, pcie  devices of one NUMA node or PCIe root together, as far as possible
   whole-gpus  GPUs in use before unused ones
-  first-fit   what Kubernetes' own allocator takes, on the first node by name
+  first-fit   the choice of Kubernetes' own allocator, on the first node by name
 
 Output:
-  A List of the claims that were allocated, with their status.allocation. When they do not fit: the claims
-  as they were, and reasons: [{claim, request, node, pool, device, reason, field, message}]; reason is one of
+  A List of the claims that were allocated, with their status.allocation. If they do not fit: the unchanged
+  claims, and reasons: [{claim, request, node, pool, device, reason, field, message}]. A reason is one of
   Selector, CELError, Capacity, Counter, Taint, Constraint, InUse, NodeMismatch, IncompletePool and UnknownClass.
-  The same in words on standard error.
+  Standard error has the reasons as sentences.
 
 Exit status:
-  0 when everything was allocated, 1 when it does not fit, 2 for a mistake in the flags or in FILEs.";
+  0 if everything was allocated, 1 if it does not fit, 2 for an error in the flags or in FILEs.";
 
 pub(super) const EXPLAIN_LONG: &str = "\
-Says why a pod or a claim waits: on every device of every node what stands in the way, who holds the rest, and the
-largest fractions of one device that would fit. The answer is that of the allocator itself, which tries the claims
-without giving anything. It looks at devices only: what else a node must have is kube-scheduler's to say.
+Explains why a pod or a claim is Pending: what blocks it on each device of each node, who holds the rest, and the
+largest fractions of one device that would fit. The answer comes from the allocator itself, in a dry run. It covers
+devices only; kube-scheduler checks everything else that a pod needs of a node.
 
-Without -f it asks the cluster of the current context, by kubectl, and changes nothing there.";
+Without -f it reads the cluster of the current context by kubectl, and changes nothing there.";
 
 pub(super) const EXPLAIN_AFTER: &str = "\
 Exit status:
-  0 when it has everything or its devices would fit, 1 when they do not, 2 for a mistake in the flags or in FILEs
+  0 if all its devices are allocated or would fit, 1 if they do not fit, 2 for an error in the flags or in FILEs,
   and when kubectl fails.";
 
 /// The flags of `vgpu allocate` as typed.
@@ -44,16 +44,16 @@ pub struct AllocateFlags {
     /// Files with the objects; - is standard input
     #[arg(short, long = "filename", value_name = "FILE", required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
-    /// Only this node [default: the best of all]
+    /// Look at this node only [default: the best of all]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// How to choose among what fits [default: binpack]
+    /// Policy that chooses among the devices that fit [default: binpack]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
     /// Kubernetes' feature gates, A=true,B=false [default: those of Kubernetes 1.37]
     #[arg(long, value_name = "GATES")]
     pub feature_gates: Vec<String>,
-    /// The form of the answer
+    /// Output format
     #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
     pub output: ListFormat,
 }
@@ -67,22 +67,22 @@ pub enum ListFormat {
 /// The flags of `vgpu explain` as typed.
 #[derive(Args, Debug)]
 pub struct ExplainFlags {
-    /// What waits: pod/NAME, claim/NAME, or NAME of either
+    /// Pod or claim to explain: pod/NAME, claim/NAME, or NAME of either
     #[arg(value_name = "POD|CLAIM")]
     pub subject: String,
-    /// Its namespace
+    /// Namespace of the pod or claim
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
-    /// Files with the objects, Pods among them; - is standard input [default: the cluster's, by kubectl]
+    /// Files with the objects, including the pods; - is standard input [default: read the cluster by kubectl]
     #[arg(short, long = "filename", value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Only this node [default: all]
+    /// Look at this node only [default: all]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     /// Kubernetes' feature gates, A=true,B=false [default: those of Kubernetes 1.37]
     #[arg(long, value_name = "GATES")]
     pub feature_gates: Vec<String>,
-    /// The form of the answer
+    /// Output format
     #[arg(short, long, value_name = "text|json|yaml", default_value = "text")]
     pub output: AnswerFormat,
 }

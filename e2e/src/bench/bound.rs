@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::kube::Kube;
+use crate::patience;
 
 /// Which of these pods are not yet bound.
 #[derive(Debug)]
@@ -96,6 +97,7 @@ impl Watch {
 
     /// Waits until all of them are bound, and says how long it took from when the first of them was there.
     pub(super) fn wait(&self, mut bound: Bound, limit: Duration) -> Result<Duration> {
+        let limit = patience::stretched(limit);
         let deadline = Instant::now() + limit;
         loop {
             if let Some(took) = bound.took() {

@@ -23,8 +23,9 @@ use super::{NAMESPACE, machine, make_namespace, median, on_cluster};
 use crate::cluster::Cluster;
 use crate::hand_made;
 use crate::install;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::prepared::Prepared;
+use crate::wait::wait;
 
 /// What the chart runs.
 const REPLICAS: usize = 2;

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::cluster::Cluster;
 use crate::install;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
+use crate::patience;
+use crate::wait::wait;
 
 const DEPLOYMENT: &str = "deployment/dra-driver-vgpu-controller";
 const PODS: &str = "app.kubernetes.io/component=controller";
@@ -55,13 +57,24 @@ impl<'a> Deployed<'a> {
 
     /// New processes in place of those that run.
     pub(super) fn start_anew(self, replicas: usize) -> Result<()> {
-        self.kube.run(&["delete", "pods", "-l", PODS, "--timeout=60s"])?;
+        self.kube.run(&[
+            "delete",
+            "pods",
+            "-l",
+            PODS,
+            &patience::timeout(Duration::from_secs(60)),
+        ])?;
         self.wait_for(replicas)
     }
 
     pub(super) fn wait_for(self, replicas: usize) -> Result<()> {
         // What is to come instead of others has come; and then these have gone.
-        self.kube.run(&["rollout", "status", DEPLOYMENT, "--timeout=120s"])?;
+        self.kube.run(&[
+            "rollout",
+            "status",
+            DEPLOYMENT,
+            &patience::timeout(Duration::from_secs(120)),
+        ])?;
         wait(
             LIMIT,
             &format!("{replicas} replicas of vgpu-controller to be ready"),

@@ -7,7 +7,9 @@ use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::hand_made;
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
+use crate::patience;
+use crate::wait::wait;
 
 /// kube-controller-manager gives a node 50 s.
 const UNREACHABLE: Duration = Duration::from_secs(180);
@@ -62,7 +64,13 @@ impl Fleet {
 
     /// Publishes the GPUs, instead of those that were published before.
     pub(super) fn publish(self, kube: &Kube<'_>, owner: Owner) -> Result<()> {
-        kube.run(&["delete", "resourceslices", "-l", "fleet=bench", "--timeout=60s"])?;
+        kube.run(&[
+            "delete",
+            "resourceslices",
+            "-l",
+            "fleet=bench",
+            &patience::timeout(Duration::from_secs(60)),
+        ])?;
         let slices = (0..self.nodes).map(|number| slice(number, self.gpus, owner));
         write(kube, &["create"], &slices.collect::<Vec<_>>())
     }

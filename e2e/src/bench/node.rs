@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{NAMESPACE, make_namespace, median, on_cluster};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::install;
 use crate::kube::Kube;
+use crate::patience;
 use crate::prepared::Prepared;
 
 const PODS: usize = 20;
@@ -40,10 +41,11 @@ fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Resu
         .to_str()
         .context("the path of prepare_bench is not UTF-8")?;
     let status = cluster
+        .node(Node::FIRST)
         .inside(&[
             program,
             "--node",
-            crate::cluster::NODE,
+            &Node::FIRST.name(),
             "--namespace",
             NAMESPACE,
             "--rounds",
@@ -103,22 +105,23 @@ fn seen(output: impl std::io::Read + Send + 'static) -> Receiver<(String, Instan
 /// Milliseconds from `kubectl create` until the watch shows the container running; the pod is gone afterwards.
 fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, claim: bool) -> Result<f64> {
     let manifest = manifest(name, claim);
+    let limit = patience::stretched(LIMIT);
     let start = Instant::now();
     let said = kube.try_run_with_input(&["create", "-f", "-"], &manifest)?;
     anyhow::ensure!(said.status.success(), "kubectl create {name}: {}", said.stderr.trim());
     let at = loop {
-        let left = LIMIT.saturating_sub(start.elapsed());
+        let left = limit.saturating_sub(start.elapsed());
         match running.recv_timeout(left) {
             Ok((pod, at)) if pod == name => break at,
             Ok(_) => {}
             Err(_) => anyhow::bail!(
                 "pod {name} does not run after {} s\n{}",
-                LIMIT.as_secs(),
+                limit.as_secs(),
                 kube.describe(name)
             ),
         }
     };
-    kube.run(&["delete", "pod", name, "--timeout=60s"])?;
+    kube.run(&["delete", "pod", name, &patience::timeout(LIMIT)])?;
     // Its claim goes after it, which is work for the controllers and the node.
     std::thread::sleep(SETTLE);
     Ok(at.duration_since(start).as_secs_f64() * 1000.0)

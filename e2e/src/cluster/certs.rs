@@ -11,15 +11,25 @@ use rcgen::{
     SanType,
 };
 
-use super::config::{API_ADDRESS, NODE, NODE_ADDRESS, State};
+use super::config::{API_ADDRESS, Node, State};
 
-/// Clients: the file's name, the user, the group.
-const CLIENTS: [(&str, &str, Option<&str>); 4] = [
-    ("admin", "admin", Some("system:masters")),
-    ("kubelet", "system:node:node1", Some("system:nodes")),
-    ("scheduler", "system:kube-scheduler", None),
-    ("controller-manager", "system:kube-controller-manager", None),
-];
+/// Clients: the file's name, the user, the group. Nodes may come later, so each that can come has its certificate.
+fn clients() -> Vec<(String, String, Option<&'static str>)> {
+    let control_plane = [
+        ("admin", "admin", Some("system:masters")),
+        ("scheduler", "system:kube-scheduler", None),
+        ("controller-manager", "system:kube-controller-manager", None),
+    ];
+    let control_plane = control_plane.map(|(file, user, group)| (file.to_owned(), user.to_owned(), group));
+    let kubelet = |node: Node| {
+        (
+            node.name(),
+            format!("system:node:{}", node.name()),
+            Some("system:nodes"),
+        )
+    };
+    control_plane.into_iter().chain(Node::all().map(kubelet)).collect()
+}
 
 /// Writes all keys, certificates and kubeconfigs. The proxy on the host listens on `port`.
 pub(super) fn write(state: &State, port: u16) -> Result<()> {
@@ -45,7 +55,7 @@ pub(super) fn write(state: &State, port: u16) -> Result<()> {
         ]
         .map(str::to_owned),
     )?;
-    for address in ["127.0.0.1", API_ADDRESS, NODE_ADDRESS] {
+    for address in ["127.0.0.1", API_ADDRESS] {
         server
             .subject_alt_names
             .push(SanType::IpAddress(address.parse::<IpAddr>()?));
@@ -54,21 +64,21 @@ pub(super) fn write(state: &State, port: u16) -> Result<()> {
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     issue(state, "apiserver", server, &issuer)?;
 
-    for (file, user, group) in CLIENTS {
+    for (file, user, group) in clients() {
         let mut client = CertificateParams::default();
         client.distinguished_name.push(DnType::CommonName, user);
         if let Some(group) = group {
             client.distinguished_name.push(DnType::OrganizationName, group);
         }
         client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let (certificate, key) = issue(state, file, client, &issuer)?;
+        let (certificate, key) = issue(state, &file, client, &issuer)?;
         let inside = kubeconfig(
             &format!("https://{API_ADDRESS}:443"),
             &ca_certificate,
             &certificate,
             &key,
         );
-        private(&state.component_kubeconfig(file), &inside)?;
+        private(&state.component_kubeconfig(&file), &inside)?;
         if file == "admin" {
             private(
                 &state.kubeconfig(),
@@ -118,8 +128,8 @@ fn kubeconfig(server: &str, ca: &str, certificate: &str, key: &str) -> String {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "vgpu-e2e", "cluster": {"server": server, "certificate-authority-data": base64(ca)}}],
-        "users": [{"name": NODE, "user": {"client-certificate-data": base64(certificate), "client-key-data": base64(key)}}],
-        "contexts": [{"name": "vgpu-e2e", "context": {"cluster": "vgpu-e2e", "user": NODE}}],
+        "users": [{"name": "vgpu-e2e", "user": {"client-certificate-data": base64(certificate), "client-key-data": base64(key)}}],
+        "contexts": [{"name": "vgpu-e2e", "context": {"cluster": "vgpu-e2e", "user": "vgpu-e2e"}}],
         "current-context": "vgpu-e2e",
     })
     .to_string()

@@ -1,67 +1,145 @@
-//! The cluster's cgroups: one folder in every hierarchy, which the kubelet is given as its root.
+//! The cluster's cgroups: one folder in every hierarchy, which holds all that the cluster runs.
 //!
+//! ```text
+//! <hierarchy>/vgpu-e2e-<cluster>/processes   keeper, init and the components: the tracking hierarchy alone
+//!                               /<node>      the kubelet's root: pods are below
+//! ```
 //! Works on v1 (a hierarchy a controller), on hybrid hosts (those and an empty v2) and on v2. The kubelet kills what it
-//! does not know below its root, so the root is never shared with anyone.
+//! does not know below its root, so the root is never shared with anyone. Whatever the cluster starts inherits the
+//! keeper's cgroup, so a process belongs to the cluster exactly when it is in this folder of the tracking hierarchy.
+//!
+//! v2 gives a controller to a folder only when every folder above gives it to its children. systemd's root gives cpu,
+//! memory and pids; the kubelet wants more ([`NEEDED`]). They are added to the root's list here, and [`super::host`]
+//! takes them back after the last cluster.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 
+use crate::patience;
+
+/// Where v2 is mounted, when it is the only version.
+pub(crate) const UNIFIED: &str = "/sys/fs/cgroup";
+/// What every cluster's folder begins with.
+pub(crate) const PREFIX: &str = "vgpu-e2e-";
+/// Controllers that the kubelet refuses to start without, as far as the kernel has them.
+pub(crate) const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
+const PROCESSES: &str = "processes";
+const SUBTREE: &str = "cgroup.subtree_control";
+
 /// The folder's name in each hierarchy.
-pub(super) fn name(cluster: &str) -> String {
-    format!("vgpu-e2e-{cluster}")
+fn name(cluster: &str) -> String {
+    format!("{PREFIX}{cluster}")
 }
 
-/// The mount points of all hierarchies, of v1 and v2.
-fn hierarchies(mountinfo: &str) -> Vec<(PathBuf, bool)> {
-    let mut found: Vec<(PathBuf, bool)> = Vec::new();
+/// The kubelet's root on a node, as a path in every hierarchy.
+pub(super) fn kubelet_root(cluster: &str, node: &str) -> String {
+    format!("/{}/{node}", name(cluster))
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    root: PathBuf,
+    unified: bool,
+}
+
+/// All hierarchies below /sys/fs/cgroup.
+fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else {
             continue;
         };
-        let Some(point) = left.split(' ').nth(4) else { continue };
+        let Some(root) = left.split(' ').nth(4) else { continue };
         let unified = match right.split(' ').next() {
             Some("cgroup") => false,
             Some("cgroup2") => true,
             _ => continue,
         };
-        let point = PathBuf::from(point);
-        if point.starts_with("/sys/fs/cgroup") && !found.iter().any(|(other, _)| *other == point) {
-            found.push((point, unified));
+        let root = PathBuf::from(root);
+        if root.starts_with(UNIFIED) && !found.iter().any(|other| other.root == root) {
+            found.push(Hierarchy { root, unified });
         }
     }
     found
 }
 
-fn of_this_machine() -> Result<Vec<(PathBuf, bool)>> {
+/// Where the hierarchies of this machine are mounted. One that is hidden by a mount over it is left out.
+pub(crate) fn roots() -> Result<Vec<PathBuf>> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
+    let all = hierarchies(&mountinfo).into_iter().map(|one| one.root);
+    Ok(all.filter(|root| root.exists()).collect())
+}
+
+fn of_this_machine() -> Result<Vec<Hierarchy>> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
     let found = hierarchies(&mountinfo);
     if found.is_empty() {
-        bail!("no cgroup hierarchy is mounted under /sys/fs/cgroup: the kubelet needs one, mount it");
+        bail!("no cgroup hierarchy is mounted under {UNIFIED}: the kubelet needs one, mount it");
     }
     Ok(found)
 }
 
-/// Makes the folders.
-pub(super) fn create(cluster: &str) -> Result<()> {
-    for (root, unified) in of_this_machine()? {
-        let folder = root.join(name(cluster));
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        if unified {
-            delegate(&root, &folder)?;
-        } else {
-            fill_cpuset(&root, &folder)?;
+/// The hierarchy in which the cluster's own processes are found again: v2, which has no controllers on a hybrid host
+/// and so limits nothing there; else the one that counts processes, else any.
+fn tracking(all: &[Hierarchy]) -> Option<&Hierarchy> {
+    all.iter()
+        .find(|one| one.unified)
+        .or_else(|| all.iter().find(|one| one.root.ends_with("pids")))
+        .or(all.first())
+}
+
+/// The cluster's folder in the tracking hierarchy.
+fn tracked(cluster: &str) -> Result<PathBuf> {
+    let all = of_this_machine()?;
+    let one = tracking(&all).context("no cgroup hierarchy")?;
+    Ok(one.root.join(name(cluster)))
+}
+
+/// Makes the cluster's folders, and moves this process and all that it will start into them.
+pub(super) fn enter(cluster: &str) -> Result<()> {
+    for hierarchy in of_this_machine()? {
+        if hierarchy.is_the_only_one() {
+            give_down(&hierarchy.root)?;
         }
+        make(&hierarchy, &hierarchy.root.join(name(cluster)))?;
+    }
+    let processes = tracked(cluster)?.join(PROCESSES);
+    fs::create_dir_all(&processes).with_context(|| format!("cannot create {}", processes.display()))?;
+    move_here(&processes)
+}
+
+/// Makes the folder that a node's kubelet has as its root.
+pub(super) fn add_node(cluster: &str, node: &str) -> Result<()> {
+    for hierarchy in of_this_machine()? {
+        make(&hierarchy, &hierarchy.root.join(name(cluster)).join(node))?;
     }
     Ok(())
 }
 
-/// v1: a new cpuset has no CPU and no memory node, and nothing can run in it.
-fn fill_cpuset(root: &Path, folder: &Path) -> Result<()> {
+impl Hierarchy {
+    /// v2 without any v1 beside it.
+    fn is_the_only_one(&self) -> bool {
+        self.unified && self.root == Path::new(UNIFIED)
+    }
+}
+
+fn make(hierarchy: &Hierarchy, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    if hierarchy.is_the_only_one() {
+        give_down(folder)
+    } else {
+        fill_cpuset(folder)
+    }
+}
+
+/// v1: a new cpuset has no CPU and no memory node, and nothing can run in it. Both come from the folder above.
+fn fill_cpuset(folder: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let Ok(value) = fs::read_to_string(root.join(file)) else {
+        let Some(Ok(value)) = folder.parent().map(|above| fs::read_to_string(above.join(file))) else {
             continue;
         };
         fs::write(folder.join(file), value.trim())
@@ -70,22 +148,142 @@ fn fill_cpuset(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// v2: controllers that the root already gives to its children are given on. The root's own list is the machine's, and
-/// stays: a controller that is missing there is missing for the cluster too, and the kubelet says so.
-fn delegate(root: &Path, folder: &Path) -> Result<()> {
-    let enabled = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
-    for controller in enabled.split_whitespace() {
-        fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}"))
-            .with_context(|| format!("cannot enable {controller} in {}", folder.display()))?;
+/// v2: gives the controllers that the kubelet needs to the folder's children.
+fn give_down(folder: &Path) -> Result<()> {
+    let given = subtree(folder)?;
+    for controller in available(folder)? {
+        if NEEDED.contains(&controller.as_str()) && !given.contains(&controller) {
+            fs::write(folder.join(SUBTREE), format!("+{controller}")).with_context(|| {
+                format!(
+                    "cannot enable the cgroup controller {controller} for the children of {}: in a container, run on the \
+                     machine itself",
+                    folder.display()
+                )
+            })?;
+        }
     }
     Ok(())
 }
 
+/// The controllers that a v2 folder has, and may give to its children.
+fn available(folder: &Path) -> Result<Vec<String>> {
+    words(&folder.join("cgroup.controllers"))
+}
+
+/// The controllers that a v2 folder gives to its children.
+fn subtree(folder: &Path) -> Result<Vec<String>> {
+    words(&folder.join(SUBTREE))
+}
+
+fn words(file: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(text.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The controllers that the root of v2 gives to its children; empty where v2 is not the only version.
+pub(super) fn root_controllers() -> Result<Vec<String>> {
+    match of_this_machine()?.iter().find(|one| one.is_the_only_one()) {
+        Some(one) => subtree(&one.root),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Controllers of the root of v2 that nobody below hands on, and that can be taken back therefore.
+#[must_use]
+pub(crate) fn idle_root_controllers() -> Vec<String> {
+    let given = root_controllers().unwrap_or_default();
+    let children: Vec<PathBuf> = folders(Path::new(UNIFIED)).collect();
+    let used = |controller: &String| {
+        children
+            .iter()
+            .any(|child| subtree(child).is_ok_and(|list| list.contains(controller)))
+    };
+    given.into_iter().filter(|controller| !used(controller)).collect()
+}
+
+/// Takes from the root of v2 what it gives to its children beyond `before`. A controller that another folder hands on
+/// by now stays.
+pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
+    let root = Path::new(UNIFIED);
+    for controller in root_controllers()?.iter().filter(|one| !before.contains(one)) {
+        match fs::write(root.join(SUBTREE), format!("-{controller}")) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
+            written => {
+                written
+                    .with_context(|| format!("cannot take the cgroup controller {controller} back from {UNIFIED}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The process ids in the cluster's folder of the tracking hierarchy, pods included.
+pub(super) fn processes(cluster: &str) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    collect(&tracked(cluster)?, &mut found);
+    Ok(found)
+}
+
+fn collect(folder: &Path, found: &mut Vec<u32>) {
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+    for child in folders(folder) {
+        collect(&child, found);
+    }
+}
+
+fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+}
+
+fn move_here(folder: &Path) -> Result<()> {
+    fs::write(folder.join("cgroup.procs"), "0").with_context(|| format!("cannot move into {}", folder.display()))
+}
+
+/// Where this process was before it entered a cluster's cgroup.
+#[derive(Debug)]
+pub(super) struct Origin(PathBuf);
+
+impl Origin {
+    pub(super) fn of_this_process() -> Result<Self> {
+        let all = of_this_machine()?;
+        let one = tracking(&all).context("no cgroup hierarchy")?;
+        let text = fs::read_to_string("/proc/self/cgroup").context("cannot read /proc/self/cgroup")?;
+        let path = path_in(one, &text).unwrap_or("/");
+        Ok(Self(one.root.join(path.trim_start_matches('/'))))
+    }
+
+    /// Moves this process back, or to the root where that folder is gone: a session may have ended meanwhile.
+    pub(super) fn go_back(&self) -> Result<()> {
+        move_here(&self.0).or_else(|_| {
+            let all = of_this_machine()?;
+            move_here(&tracking(&all).context("no cgroup hierarchy")?.root)
+        })
+    }
+}
+
+/// The path of a process in that hierarchy, from its /proc/PID/cgroup.
+fn path_in<'a>(hierarchy: &Hierarchy, text: &'a str) -> Option<&'a str> {
+    let last = hierarchy.root.file_name()?.to_str()?;
+    text.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let found = match hierarchy.unified {
+            true => controllers.is_empty(),
+            false => controllers == last || controllers.strip_prefix("name=") == Some(last),
+        };
+        found.then_some(path)
+    })
+}
+
 /// Removes the folders with all below them. The kernel takes a moment to let go of what processes have just left.
 pub(super) fn remove(cluster: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    for (root, _) in of_this_machine()? {
-        let folder = root.join(name(cluster));
+    let deadline = Instant::now() + patience::stretched(Duration::from_secs(10));
+    for hierarchy in of_this_machine()? {
+        let folder = hierarchy.root.join(name(cluster));
         while folder.exists() {
             remove_tree(&folder);
             if folder.exists() && Instant::now() > deadline {
@@ -101,10 +299,8 @@ pub(super) fn remove(cluster: &str) -> Result<()> {
 
 /// A cgroup's files cannot be deleted, and go with the folder.
 fn remove_tree(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_tree(&entry.path());
-        }
+    for child in folders(folder) {
+        remove_tree(&child);
     }
     let _ = fs::remove_dir(folder);
 }
@@ -113,19 +309,49 @@ fn remove_tree(folder: &Path) {
 mod tests {
     use super::*;
 
+    const HYBRID: &str = "25 24 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+        26 25 0:23 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+        27 25 0:24 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+    const V1: &str = "26 25 0:23 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+        27 25 0:24 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n";
+    const UNIFIED_ONLY: &str = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    fn roots(mountinfo: &str) -> Vec<(String, bool)> {
+        let all = hierarchies(mountinfo);
+        all.iter()
+            .map(|one| (one.root.display().to_string(), one.unified))
+            .collect()
+    }
+
     #[test]
     fn hybrid_and_unified_hosts_are_told_apart() {
-        let hybrid = "25 24 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
-            26 25 0:23 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
-            27 25 0:24 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         assert_eq!(
-            hierarchies(hybrid),
+            roots(HYBRID),
             [
-                ("/sys/fs/cgroup/cpu,cpuacct".into(), false),
-                ("/sys/fs/cgroup/unified".into(), true)
+                ("/sys/fs/cgroup/cpu,cpuacct".to_owned(), false),
+                ("/sys/fs/cgroup/unified".to_owned(), true)
             ]
         );
-        let unified = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(hierarchies(unified), [("/sys/fs/cgroup".into(), true)]);
+        assert!(!hierarchies(HYBRID).iter().any(Hierarchy::is_the_only_one));
+        assert_eq!(roots(UNIFIED_ONLY), [("/sys/fs/cgroup".to_owned(), true)]);
+        assert!(hierarchies(UNIFIED_ONLY)[0].is_the_only_one());
+    }
+
+    #[test]
+    fn processes_are_tracked_where_nothing_is_limited_by_it() {
+        let root = |mountinfo| tracking(&hierarchies(mountinfo)).map(|one| one.root.display().to_string());
+        assert_eq!(root(HYBRID).as_deref(), Some("/sys/fs/cgroup/unified"));
+        assert_eq!(root(V1).as_deref(), Some("/sys/fs/cgroup/pids"));
+        assert_eq!(root(UNIFIED_ONLY).as_deref(), Some("/sys/fs/cgroup"));
+        assert_eq!(root(""), None);
+    }
+
+    #[test]
+    fn the_path_of_a_process_is_read_in_its_hierarchy() {
+        let text = "9:name=systemd:/user\n8:pids:/a/b\n3:cpu,cpuacct:/c:d\n0::/u\n";
+        let path = |mountinfo, at: usize| path_in(&hierarchies(mountinfo)[at], text).map(str::to_owned);
+        assert_eq!(path(HYBRID, 0).as_deref(), Some("/c:d"));
+        assert_eq!(path(HYBRID, 1).as_deref(), Some("/u"));
+        assert_eq!(path(V1, 1).as_deref(), Some("/a/b"));
     }
 }

@@ -1,13 +1,17 @@
-//! The programs of the cluster: their command lines and configuration files.
+//! The programs of a cluster's members: their command lines and configuration files.
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::config::{API_ADDRESS, Config, NODE, NODE_ADDRESS, PAUSE_IMAGE, PODS, SERVICES, State};
+use super::config::{API_ADDRESS, Config, Member, Node, SERVICES, State};
+use super::containerd::{SOCKET, containerd_toml};
+
+use crate::patience;
 
 /// One program that init runs, and starts again when it ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -16,7 +20,9 @@ pub(super) struct Component {
     pub(super) command: Vec<String>,
 }
 
-pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// A node whose kubelet has been silent for so long counts as unreachable. Kubernetes' own 50 s would be waited for in
+/// every test of a node that dies.
+const LEASE: Duration = Duration::from_secs(20);
 
 /// Fractions need this gate on every component of these versions; from 1.36 on it is on.
 fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
@@ -26,26 +32,19 @@ fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
     }
 }
 
-/// Started at once: they need nothing of each other to begin with.
+/// Of the control plane, started at once: they need nothing of each other to begin with.
 pub(super) fn first(config: &Config, state: &State) -> Result<Vec<Component>> {
-    Ok(vec![
-        etcd(config, state)?,
-        apiserver(config, state)?,
-        containerd(config, state)?,
-    ])
+    Ok(vec![etcd(config, state)?, apiserver(config, state)?])
 }
 
-/// Started when kube-apiserver answers.
+/// Of the control plane, started when kube-apiserver answers.
 pub(super) fn second(config: &Config, state: &State) -> Result<Vec<Component>> {
-    Ok(vec![
-        kubelet(config, state)?,
-        controller_manager(config, state)?,
-        scheduler(config, state)?,
-    ])
+    Ok(vec![controller_manager(config, state)?, scheduler(config, state)?])
 }
 
-/// Writes the files that the command lines name.
-pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
+/// Writes the files that the command lines of a node's components name.
+pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Result<()> {
+    let own = state.member(Member::Node(node));
     let gates: serde_json::Map<_, _> = feature_gates(&config.toolchain.kubernetes)
         .into_iter()
         .map(|(gate, on)| (gate.to_owned(), on.into()))
@@ -53,7 +52,7 @@ pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": NODE_ADDRESS,
+        "address": node.address(),
         "healthzBindAddress": "127.0.0.1",
         "authentication": {
             "anonymous": {"enabled": false},
@@ -62,14 +61,15 @@ pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
         },
         "authorization": {"mode": "Webhook"},
         "featureGates": gates,
+        "nodeLeaseDurationSeconds": patience::stretched(LEASE).as_secs(),
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", super::cgroup::name(&config.name)),
+        "cgroupRoot": super::cgroup::kubelet_root(&config.name, &node.name()),
         "failCgroupV1": false,
         "failSwapOn": false,
         "oomScoreAdj": 0,
         "makeIPTablesUtilChains": false,
         "resolvConf": "",
-        "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         // A machine whose disk is nearly full is no reason to evict the pods that a person came to see.
         "evictionHard": {"nodefs.available": "200Mi", "imagefs.available": "200Mi", "memory.available": "100Mi"},
@@ -78,45 +78,17 @@ pub(super) fn write_files(config: &Config, state: &State) -> Result<()> {
     let network = json!({
         "cniVersion": "1.0.0",
         "name": "ptp",
-        "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "subnet": PODS, "routes": [{"dst": "0.0.0.0/0"}]}}],
+        "plugins": [{"type": "ptp",
+            "ipam": {"type": "host-local", "subnet": node.pods(), "routes": [{"dst": "0.0.0.0/0"}]}}],
     });
-    fs::create_dir_all(state.etc("cni")).context("cannot create the configuration's folder")?;
-    write(&state.etc("kubelet.json"), &kubelet.to_string())?;
-    write(&state.etc("cni/10-ptp.conflist"), &network.to_string())?;
-    write(&state.etc("containerd.toml"), &containerd_toml(config, state))
+    fs::create_dir_all(own.etc("cni")).context("cannot create the configuration's folder")?;
+    write(&own.etc("kubelet.json"), &kubelet.to_string())?;
+    write(&own.etc("cni/10-ptp.conflist"), &network.to_string())?;
+    write(&own.etc("containerd.toml"), &containerd_toml(config, &own))
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// AppArmor profiles are kernel state that would outlive the cluster, so containers run without one.
-fn containerd_toml(config: &Config, state: &State) -> String {
-    format!(
-        r#"version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "{PAUSE_IMAGE}"
-[plugins."io.containerd.cri.v1.runtime"]
-restrict_oom_score_adj = true
-disable_apparmor = true
-enable_cdi = true
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = [{cni:?}]
-conf_dir = {conf:?}
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-BinaryName = {runc:?}
-"#,
-        cni = config.toolchain.cni,
-        conf = state.etc("cni"),
-        runc = config.toolchain.runc,
-    )
 }
 
 fn component(config: &Config, program: &str, flags: Vec<String>) -> Result<Component> {
@@ -204,25 +176,26 @@ fn controller_manager(config: &Config, state: &State) -> Result<Component> {
             state.pki("service-accounts.key").display()
         ),
         format!("--root-ca-file={}", state.pki("ca.crt").display()),
-        "--flex-volume-plugin-dir=/var/lib/kubelet/volume-plugins".to_owned(),
+        format!("--flex-volume-plugin-dir={}", state.0.join("volume-plugins").display()),
+        format!("--node-monitor-grace-period={}s", patience::stretched(LEASE).as_secs()),
     ];
     component(config, "kube-controller-manager", with_gates(config, flags))
 }
 
-fn containerd(config: &Config, state: &State) -> Result<Component> {
-    component(
-        config,
-        "containerd",
-        vec![format!("--config={}", state.etc("containerd.toml").display())],
-    )
+pub(super) fn containerd(config: &Config, state: &State, node: Node) -> Result<Component> {
+    let file = state.member(Member::Node(node)).etc("containerd.toml");
+    component(config, "containerd", vec![format!("--config={}", file.display())])
 }
 
-fn kubelet(config: &Config, state: &State) -> Result<Component> {
+pub(super) fn kubelet(config: &Config, state: &State, node: Node) -> Result<Component> {
     let flags = vec![
-        format!("--config={}", state.etc("kubelet.json").display()),
-        format!("--kubeconfig={}", state.component_kubeconfig("kubelet").display()),
-        format!("--hostname-override={NODE}"),
-        format!("--node-ip={NODE_ADDRESS}"),
+        format!(
+            "--config={}",
+            state.member(Member::Node(node)).etc("kubelet.json").display()
+        ),
+        format!("--kubeconfig={}", state.component_kubeconfig(&node.name()).display()),
+        format!("--hostname-override={}", node.name()),
+        format!("--node-ip={}", node.address()),
         "--v=2".to_owned(),
     ];
     component(config, "kubelet", flags)

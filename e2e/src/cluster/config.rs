@@ -1,8 +1,9 @@
-//! What a cluster is made of: names, addresses, and where its state lies.
+//! What a cluster is made of: nodes, names, addresses, and where its state lies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -10,18 +11,84 @@ use serde::{Deserialize, Serialize};
 use crate::toolchain::Toolchain;
 use crate::{layout, shell};
 
-/// The one node.
-pub const NODE: &str = "node1";
-/// The node's address, on a bridge that exists only inside.
-pub(super) const NODE_ADDRESS: &str = "10.99.0.1";
 /// The first service address: kube-apiserver itself answers there, so that no kube-proxy is needed.
 pub(super) const API_ADDRESS: &str = "10.96.0.1";
 pub(super) const SERVICES: &str = "10.96.0.0/16";
-pub(super) const PODS: &str = "10.98.0.0/22";
 /// The image of every pod's sandbox.
 pub(super) const PAUSE_IMAGE: &str = "docker.io/dra-driver-vgpu/pause:dev";
 
-/// The GPUs of the node.
+/// One node of a cluster, by its number from 1 on. A number is a part of addresses and names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Node(u8);
+
+impl Node {
+    pub const FIRST: Self = Self(1);
+    pub const SECOND: Self = Self(2);
+    /// Each node takes about 250 MiB of memory; more than this says more about the machine than about the driver.
+    pub const MOST: u8 = 9;
+
+    /// Every node that a cluster can have.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        Self::first(Self::MOST)
+    }
+
+    /// The first `count` nodes.
+    pub(super) fn first(count: u8) -> impl Iterator<Item = Self> {
+        (1..=count).map(Self)
+    }
+
+    #[must_use]
+    pub fn name(self) -> String {
+        format!("node{}", self.0)
+    }
+
+    /// On the bridge that joins the nodes.
+    pub(super) fn address(self) -> String {
+        format!("10.99.0.{}", self.0)
+    }
+
+    /// The addresses of its pods.
+    pub(super) fn pods(self) -> String {
+        format!("10.98.{}.0/24", self.0)
+    }
+}
+
+/// How many nodes a cluster shall have, from the command line.
+pub fn parse_nodes(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(count) if (1..=Node::MOST).contains(&count) => Ok(count),
+        _ => Err(format!("a cluster has 1 to {} nodes", Node::MOST)),
+    }
+}
+
+/// A part of a cluster that has mount, network and PID namespaces of its own, and an init in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Member {
+    ControlPlane,
+    Node(Node),
+}
+
+impl Member {
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::ControlPlane => "control-plane".to_owned(),
+            Self::Node(node) => node.name(),
+        }
+    }
+}
+
+impl FromStr for Member {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let mut all = Node::all().map(Self::Node).chain([Self::ControlPlane]);
+        all.find(|member| member.name() == name)
+            .with_context(|| format!("{name:?} is no member of a cluster"))
+    }
+}
+
+/// The GPUs of every node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gpu {
     /// No NVIDIA driver on this machine: the software GPU from this folder is installed as one.
@@ -83,6 +150,8 @@ pub struct Config {
     pub owner: Option<(u32, u32)>,
     /// Outlives the program that started it.
     pub keep: bool,
+    /// How many nodes it starts with.
+    pub nodes: u8,
 }
 
 /// The name is part of paths and of a cgroup's name.
@@ -130,12 +199,6 @@ impl State {
         self.0.join("keeper.pid")
     }
 
-    /// Init's process id as the host sees it, for nsenter.
-    #[must_use]
-    pub fn init(&self) -> PathBuf {
-        self.0.join("init.pid")
-    }
-
     /// The administrator's, over the host's 127.0.0.1.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
@@ -163,6 +226,46 @@ impl State {
         self.0.join("pki").join(file)
     }
 
+    /// What belongs to one member.
+    #[must_use]
+    pub fn member(&self, member: Member) -> MemberState {
+        MemberState(self.0.join(member.name()))
+    }
+
+    pub fn load(&self) -> Result<Config> {
+        let file = self.config();
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))
+    }
+}
+
+/// Every cluster that has a state folder.
+#[must_use]
+pub fn names() -> Vec<String> {
+    let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| State(entry.path()).name())
+        .collect()
+}
+
+/// The folder of one member's state, and the files in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberState(pub(super) PathBuf);
+
+impl MemberState {
+    /// The process id of its init as the host sees it, for nsenter. There as long as the member runs.
+    #[must_use]
+    pub fn init(&self) -> PathBuf {
+        self.0.join("init.pid")
+    }
+
+    /// The process id of a component as the member sees it.
+    #[must_use]
+    pub fn pid(&self, component: &str) -> PathBuf {
+        self.0.join(format!("{component}.pid"))
+    }
+
     #[must_use]
     pub fn log(&self, component: &str) -> PathBuf {
         self.0.join("logs").join(format!("{component}.log"))
@@ -178,17 +281,31 @@ impl State {
     pub fn var(&self, path: &str) -> PathBuf {
         self.0.join("var").join(path)
     }
-
-    pub fn load(&self) -> Result<Config> {
-        let file = self.config();
-        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_nodes_that_make_no_cluster_are_refused() {
+        for bad in ["0", "50", "10", "-1", "two", "", "1.5", "300"] {
+            assert_eq!(parse_nodes(bad).unwrap_err(), "a cluster has 1 to 9 nodes", "{bad}");
+        }
+        assert_eq!((parse_nodes("1"), parse_nodes("9")), (Ok(1), Ok(9)));
+    }
+
+    #[test]
+    fn a_member_is_found_by_its_name() {
+        for member in [
+            Member::ControlPlane,
+            Member::Node(Node::FIRST),
+            Member::Node(Node::SECOND),
+        ] {
+            assert_eq!(member.name().parse::<Member>().unwrap(), member);
+        }
+        assert!("node0".parse::<Member>().is_err() && "".parse::<Member>().is_err());
+    }
 
     #[test]
     fn a_name_that_would_leave_the_state_folder_is_refused() {

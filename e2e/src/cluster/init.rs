@@ -1,10 +1,12 @@
-//! PID 1 of the cluster: builds the view of the file systems and the network, then starts what it is told to, starts it
-//! again when it ends, and reaps. It ends when the keeper does, and the kernel ends everything else in its namespace.
+//! PID 1 of a member: builds the view of the file systems and the network, then starts what it is told to, starts it
+//! again when it ends (unless it was told to stop it), and reaps. It ends when the keeper does, and the kernel ends everything else in its namespace.
+//! A node's namespace is inside of the control plane's, so it ends with that too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -14,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::components::Component;
-use super::config::{Config, State};
+use super::config::{Config, Member, MemberState, State};
 use super::protocol::{Event, Order, messages, send};
 use super::{mounts, network, proxy};
 
@@ -23,17 +25,19 @@ const REAP: Duration = Duration::from_millis(50);
 /// Before a component that ended is started again.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Standard input is the listening socket of the host, standard output the socket to the keeper.
-pub(super) fn run(state: &State) -> Result<()> {
-    let listener = TcpListener::from(rustix::stdio::stdin().try_clone_to_owned()?);
+/// Standard output is the socket to the keeper; the control plane's standard input is the listening socket of the host.
+pub(super) fn run(state: &State, member: Member) -> Result<()> {
     let keeper = UnixStream::from(rustix::stdio::stdout().try_clone_to_owned()?);
     let config = state.load()?;
-    let pid = match prepare(state) {
+    let pid = match prepare(state, member) {
         Ok(pid) => pid,
         Err(error) => return send(&keeper, &Event::Failed(format!("{error:#}"))),
     };
     send(&keeper, &Event::Up(pid))?;
-    thread::spawn(move || proxy::serve(&listener));
+    if member == Member::ControlPlane {
+        let listener = TcpListener::from(rustix::stdio::stdin().try_clone_to_owned()?);
+        thread::spawn(move || proxy::serve(&listener));
+    }
     let orders = messages::<Order>(&keeper)?;
     let (sender, receiver) = channel();
     thread::spawn(move || {
@@ -44,42 +48,54 @@ pub(super) fn run(state: &State) -> Result<()> {
         } // dropping the sender tells the supervisor that the keeper has gone
     });
     Supervisor {
-        state,
+        temporary: state.0.join("tmp"),
+        own: state.member(member),
         config,
         keeper,
         running: BTreeMap::new(),
         due: Vec::new(),
+        stopped: BTreeSet::new(),
     }
     .run(&receiver)
 }
 
-fn prepare(state: &State) -> Result<i32> {
+fn prepare(state: &State, member: Member) -> Result<i32> {
     // The mounted /proc is still the host's, and there a process sees the number that the host knows it by.
     let host = std::fs::read_link("/proc/self").context("cannot read /proc/self")?;
     let host = host.to_string_lossy().parse().context("/proc/self is no number")?;
     if std::process::id() != 1 {
         bail!("init was started outside of a new PID namespace: only the keeper starts it");
     }
-    mounts::enter(state)?;
-    network::up()?;
+    mounts::enter(state, member)?;
+    match member {
+        Member::ControlPlane => network::control_plane()?,
+        Member::Node(_) => network::loopback()?, // the keeper joins it to the others
+    }
     Ok(host)
 }
 
-struct Supervisor<'a> {
-    state: &'a State,
+struct Supervisor {
+    temporary: PathBuf,
+    own: MemberState,
     config: Config,
     keeper: UnixStream,
     running: BTreeMap<i32, Component>,
     due: Vec<(Instant, Component)>,
+    /// Components that are not started again.
+    stopped: BTreeSet<String>,
 }
 
-impl Supervisor<'_> {
+impl Supervisor {
     fn run(mut self, orders: &Receiver<Order>) -> Result<()> {
         loop {
             match orders.recv_timeout(REAP) {
                 Ok(Order::Start(component)) => self.start(component)?,
                 Ok(Order::Restart(name)) => self.signal(&name, Signal::TERM),
                 Ok(Order::Kill(name)) => self.signal(&name, Signal::KILL),
+                Ok(Order::Stop(name)) => {
+                    self.signal(&name, Signal::KILL);
+                    self.stopped.insert(name);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
@@ -97,7 +113,7 @@ impl Supervisor<'_> {
     }
 
     fn start(&mut self, component: Component) -> Result<()> {
-        let log = self.state.log(&component.name);
+        let log = self.own.log(&component.name);
         let log = File::options()
             .create(true)
             .append(true)
@@ -111,7 +127,7 @@ impl Supervisor<'_> {
             .env_clear()
             .env("PATH", self.config.toolchain.search_path())
             .env("HOME", "/root")
-            .env("TMPDIR", self.state.0.join("tmp"))
+            .env("TMPDIR", &self.temporary)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("cannot clone a log")?)
             .stderr(log)
@@ -153,7 +169,9 @@ impl Supervisor<'_> {
                         status,
                     },
                 )?;
-                self.due.push((Instant::now() + PAUSE, component));
+                if !self.stopped.contains(&component.name) {
+                    self.due.push((Instant::now() + PAUSE, component));
+                }
             }
         }
         Ok(())

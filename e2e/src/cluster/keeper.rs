@@ -1,28 +1,35 @@
 //! The keeper: a process in the host's namespaces that owns one cluster from its first to its last trace.
 //!
-//! It tells init what to start and when, and takes everything down when it is told to, when the program that asked for
+//! It tells the inits of the control plane and of the nodes what to start and when, and takes everything down when it is told to, when the program that asked for
 //! the cluster goes, or when something breaks. It is a session leader of its own: a Ctrl-C reaches only that program.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::components::{self, CONTAINERD_SOCKET};
-use super::config::{Config, Gpu, NODE, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State};
+use super::access::{import, inside};
+use super::components;
+use super::config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State};
 use super::protocol::{Event, News, Order, Wish, messages, send};
-use super::{certs, cgroup, inside, mounts, undo};
+use super::{certs, cgroup, host, mounts, network, undo};
 use crate::lock::Lock;
-use crate::shell;
+use crate::{layout, patience, shell};
 
 /// Nothing takes longer than this on two cores, and a machine that is this slow gets a clear line.
 const LIMIT: Duration = Duration::from_secs(120);
+/// For one look at the API server.
+const REQUEST: Duration = Duration::from_secs(5);
 /// A component that ended this often before the node was Ready will not come up.
 const PATIENCE: u32 = 10;
 
@@ -30,8 +37,9 @@ enum Cue {
     Caller(Wish),
     CallerGone,
     Signal,
-    Init(Event),
-    InitGone,
+    /// Of the init that was started as the so-manieth: a node that comes back has another.
+    Init(u64, Event),
+    InitGone(u64),
 }
 
 /// The end that was asked for, as opposed to one that something broke.
@@ -61,6 +69,7 @@ pub(super) fn run(state: State) -> Result<()> {
     let (sender, cues) = channel();
     listen(&caller, &sender)?;
     send(&caller, &News::Note(format!("state in {}", state.0.display())))?;
+    let origin = cgroup::Origin::of_this_process()?;
     let ended = match state.load() {
         Ok(config) => {
             let keep = config.keep;
@@ -70,26 +79,32 @@ pub(super) fn run(state: State) -> Result<()> {
                 caller: &caller,
                 sender,
                 cues,
-                init: None,
+                inits: BTreeMap::new(),
+                started: 0,
                 keep,
                 ready: false,
                 failures: 0,
             };
             let ended = keeper.hold().expect_err("a cluster is held until something ends it");
-            if let Some(init) = keeper.init.take() {
-                init.end();
-            }
+            keeper.end();
             ended
         }
         Err(error) => error,
     };
-    let news = match (undo::remove(&state), ended.downcast_ref::<Asked>()) {
+    let news = match (remove(&state, &origin), ended.downcast_ref::<Asked>()) {
         (Ok(()), Some(_)) => News::Done,
         (Ok(()), None) => News::Failed(format!("{ended:#}")),
         (Err(undo), _) => News::Failed(format!("{ended:#}; and the cluster could not be removed: {undo:#}")),
     };
     let _ = send(&caller, &news); // nobody may be left to hear it
     Ok(())
+}
+
+/// Leaves the cluster's cgroup and removes the cluster; after the last one, what clusters changed on the machine.
+fn remove(state: &State, origin: &cgroup::Origin) -> Result<()> {
+    origin.go_back()?;
+    undo::remove(state)?;
+    host::give_back(&Lock::wait_for_folder(Path::new(layout::STATE))?)
 }
 
 fn listen(caller: &UnixStream, sender: &Sender<Cue>) -> Result<()> {
@@ -112,25 +127,43 @@ fn listen(caller: &UnixStream, sender: &Sender<Cue>) -> Result<()> {
     Ok(())
 }
 
-/// The first process of the cluster's namespaces.
+/// The first process of a member's namespaces.
 struct Init {
-    unshare: Child,
+    number: u64,
+    /// `unshare`, or `nsenter` with `unshare` behind it: ends after init.
+    parent: Child,
     socket: UnixStream,
+    /// Its process id as the host sees it, once its namespaces are ready.
+    pid: Option<i32>,
 }
 
 impl Init {
     /// Ends init, and with it all that lives in its namespaces. Returns when the last process is gone.
     fn end(mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        let deadline = Instant::now() + Duration::from_secs(5);
+        if !self.is_gone_within(patience::stretched(Duration::from_secs(5))) {
+            self.kill();
+        }
+    }
+
+    /// The same without any notice.
+    fn kill(mut self) {
+        match self.pid.and_then(Pid::from_raw) {
+            Some(pid) => drop(kill_process(pid, Signal::KILL)),
+            None => drop(self.parent.kill()), // --kill-child takes init along
+        }
+        let _ = self.parent.wait();
+    }
+
+    fn is_gone_within(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
         while Instant::now() < deadline {
-            if matches!(self.unshare.try_wait(), Ok(Some(_)) | Err(_)) {
-                return;
+            if matches!(self.parent.try_wait(), Ok(Some(_)) | Err(_)) {
+                return true;
             }
             thread::sleep(Duration::from_millis(20));
         }
-        let _ = self.unshare.kill(); // --kill-child takes init along
-        let _ = self.unshare.wait();
+        false
     }
 }
 
@@ -140,7 +173,9 @@ struct Keeper<'a> {
     caller: &'a UnixStream,
     sender: Sender<Cue>,
     cues: Receiver<Cue>,
-    init: Option<Init>,
+    inits: BTreeMap<Member, Init>,
+    /// How many inits were started.
+    started: u64,
     keep: bool,
     ready: bool,
     failures: u32,
@@ -149,25 +184,32 @@ struct Keeper<'a> {
 impl Keeper<'_> {
     /// Brings the cluster up and holds it until something ends it: never returns `Ok`.
     fn hold(&mut self) -> Result<()> {
-        self.lay_out()?;
-        self.start_init()?;
-        for component in components::first(&self.config, self.state)? {
-            self.order(&Order::Start(component))?;
+        cgroup::enter(&self.config.name)?;
+        for folder in ["tmp", "etcd"] {
+            let folder = self.state.0.join(folder);
+            fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        self.until("kube-apiserver to answer", "kube-apiserver", |keeper| {
-            keeper.kubectl(&["get", "--raw", "/readyz"]).is_some()
-        })?;
+        self.start_control_plane()?;
+        for node in Node::first(self.config.nodes) {
+            self.start_node(node)?;
+        }
+        self.until(
+            "kube-apiserver to answer",
+            Member::ControlPlane,
+            "kube-apiserver",
+            |keeper| keeper.kubectl(&["get", "--raw", "/readyz"]).is_some(),
+        )?;
         for component in components::second(&self.config, self.state)? {
-            self.order(&Order::Start(component))?;
+            self.order(Member::ControlPlane, &Order::Start(component))?;
         }
-        self.import_pause()?;
-        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        self.until("the node to be Ready", "kubelet", |keeper| {
-            keeper
-                .kubectl(&["get", "node", NODE, "-o", ready])
-                .is_some_and(|status| status == "True")
-        })?;
-        self.until("the default service account", "kube-controller-manager", |keeper| {
+        for node in Node::first(self.config.nodes) {
+            self.start_kubelet(node, &[])?;
+        }
+        for node in Node::first(self.config.nodes) {
+            self.until_ready(node)?;
+        }
+        let manager = "kube-controller-manager";
+        self.until("the default service account", Member::ControlPlane, manager, |keeper| {
             keeper
                 .kubectl(&["get", "serviceaccount", "default", "-o", "name"])
                 .is_some()
@@ -179,19 +221,14 @@ impl Keeper<'_> {
         }
     }
 
-    fn lay_out(&self) -> Result<()> {
-        for folder in ["logs", "tmp", "etcd"] {
-            fs::create_dir_all(self.state.0.join(folder)).with_context(|| format!("cannot create {folder}"))?;
+    /// Nodes before the control plane, in whose PID namespace they are.
+    fn end(&mut self) {
+        while let Some((_, init)) = self.inits.pop_last() {
+            init.end();
         }
-        mounts::prepare(self.state)?;
-        components::write_files(&self.config, self.state)?;
-        if let Gpu::Soft(from) = &self.config.gpu {
-            install_soft_gpu(self.state, from)?;
-        }
-        cgroup::create(&self.config.name)
     }
 
-    fn start_init(&mut self) -> Result<()> {
+    fn start_control_plane(&mut self) -> Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen on 127.0.0.1")?;
         let port = listener
             .local_addr()
@@ -202,58 +239,129 @@ impl Keeper<'_> {
             std::os::unix::fs::chown(self.state.kubeconfig(), Some(user), Some(group))
                 .context("cannot hand over the KUBECONFIG")?;
         }
+        self.start_init(Member::ControlPlane, &[], Stdio::from(OwnedFd::from(listener)))?;
+        for component in components::first(&self.config, self.state)? {
+            self.order(Member::ControlPlane, &Order::Start(component))?;
+        }
+        Ok(())
+    }
+
+    /// The node's namespaces and containerd, which need no API server.
+    fn start_node(&mut self, node: Node) -> Result<()> {
+        let member = Member::Node(node);
+        cgroup::add_node(&self.config.name, &node.name())?;
+        components::write_node_files(&self.config, self.state, node)?;
+        if let Gpu::Soft(from) = &self.config.gpu {
+            install_soft_gpu(self.state, node, from)?;
+        }
+        let control_plane = self.init_pid(Member::ControlPlane)?;
+        let enter = ["nsenter", "--target", &control_plane, "--net", "--pid", "--"];
+        self.start_init(member, &enter, Stdio::null())?;
+        network::join(&control_plane, node, &self.init_pid(member)?)?;
+        self.order(
+            member,
+            &Order::Start(components::containerd(&self.config, self.state, node)?),
+        )
+    }
+
+    /// Once the API server answers: the rest of the node.
+    fn start_kubelet(&mut self, node: Node, images: &[PathBuf]) -> Result<()> {
+        let member = Member::Node(node);
+        self.until("containerd to answer", member, "containerd", |keeper| {
+            let ask = [
+                "ctr",
+                "--timeout",
+                &patience::argument(Duration::from_secs(2)),
+                "version",
+            ];
+            shell::run(&mut inside(keeper.state, &keeper.config, member, &ask)).is_ok()
+        })?;
+        for archive in [&self.config.pause].into_iter().chain(images) {
+            import(self.state, &self.config, member, archive)?;
+        }
+        self.order(
+            member,
+            &Order::Start(components::kubelet(&self.config, self.state, node)?),
+        )
+    }
+
+    fn until_ready(&mut self, node: Node) -> Result<()> {
+        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+        let what = format!("{} to be Ready", node.name());
+        self.until(&what, Member::Node(node), "kubelet", |keeper| {
+            keeper
+                .kubectl(&["get", "node", &node.name(), "-o", ready])
+                .is_some_and(|status| status == "True")
+        })
+    }
+
+    /// Starts a member's init in new namespaces. `enter` goes before: a command that enters those around them.
+    fn start_init(&mut self, member: Member, enter: &[&str], input: Stdio) -> Result<()> {
+        let own = self.state.member(member);
+        let logs = own.0.join("logs");
+        fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
+        mounts::prepare(member, &own)?;
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
-        let log = self.state.log("init");
-        let unshare = Command::new("unshare")
-            .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--"])
+        let log = own.log("init");
+        let unshare = "unshare --mount --net --pid --fork --kill-child=SIGKILL --";
+        let mut words = enter.iter().copied().chain(unshare.split(' '));
+        let parent = Command::new(words.next().unwrap_or("unshare"))
+            .args(words)
             .arg(&self.config.program)
-            .arg("init")
-            .arg(&self.state.0)
-            .stdin(Stdio::from(OwnedFd::from(listener)))
+            .args([OsStr::new("init"), self.state.0.as_os_str(), OsStr::new(&member.name())])
+            .stdin(input)
             .stdout(Stdio::from(OwnedFd::from(theirs)))
             .stderr(fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?)
             .spawn()
-            .context("cannot run unshare (util-linux)")?;
+            .context("cannot run unshare and nsenter (util-linux)")?;
+        self.started += 1;
+        let number = self.started;
         let events = messages::<Event>(&ours)?;
         let sender = self.sender.clone();
         thread::spawn(move || {
             for event in events {
-                let _ = sender.send(Cue::Init(event));
+                let _ = sender.send(Cue::Init(number, event));
             }
-            let _ = sender.send(Cue::InitGone);
+            let _ = sender.send(Cue::InitGone(number));
         });
-        self.init = Some(Init { unshare, socket: ours });
-        self.until("the namespaces", "init", |keeper| keeper.state.init().exists())
+        let init = Init {
+            number,
+            parent,
+            socket: ours,
+            pid: None,
+        };
+        self.inits.insert(member, init);
+        let what = format!("the namespaces of {}", member.name());
+        self.until(&what, member, "init", |keeper| keeper.init_pid(member).is_ok())
     }
 
-    fn import_pause(&mut self) -> Result<()> {
-        self.until("containerd to answer", "containerd", |keeper| {
-            shell::run(&mut inside(
-                keeper.state,
-                &keeper.config,
-                &["ctr", "--timeout=2s", "version"],
-            ))
-            .is_ok()
-        })?;
-        let pause = self.config.pause.display().to_string();
-        shell::run(&mut inside(
-            self.state,
-            &self.config,
-            &["ctr", "-n", "k8s.io", "images", "import", &pause],
-        ))
-        .with_context(|| format!("cannot import the pause image over {CONTAINERD_SOCKET}"))
+    /// A member's init as the host sees it.
+    fn init_pid(&self, member: Member) -> Result<String> {
+        let pid = self.inits.get(&member).and_then(|init| init.pid);
+        let pid = pid.with_context(|| format!("{} does not run", member.name()))?;
+        Ok(pid.to_string())
+    }
+
+    /// What a node loses with its power: processes, memory, /run. Its disk stays.
+    fn end_node(&mut self, node: Node) -> Result<()> {
+        let member = Member::Node(node);
+        let init = self.inits.remove(&member);
+        init.with_context(|| format!("{} does not run", node.name()))?.kill();
+        let file = self.state.member(member).init();
+        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
     }
 
     /// Answers cues until `probe` holds.
-    fn until(&mut self, what: &str, component: &str, probe: impl Fn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
+    fn until(&mut self, what: &str, member: Member, component: &str, probe: impl Fn(&Self) -> bool) -> Result<()> {
+        let limit = patience::stretched(LIMIT);
+        let deadline = Instant::now() + limit;
         while !probe(self) {
             self.attend(Duration::from_millis(100))?;
             if Instant::now() > deadline {
                 bail!(
                     "waited {} s for {what}: {}",
-                    LIMIT.as_secs(),
-                    self.end_of_log(component)
+                    limit.as_secs(),
+                    self.end_of_log(member, component)
                 );
             }
         }
@@ -269,55 +377,91 @@ impl Keeper<'_> {
                 self.keep = true;
                 Ok(())
             }
-            Ok(Cue::Caller(Wish::Restart(name))) => self.order(&Order::Restart(name)),
-            Ok(Cue::Caller(Wish::Kill(name))) => self.order(&Order::Kill(name)),
+            Ok(Cue::Caller(Wish::Restart(member, name))) => self.order(member, &Order::Restart(name)),
+            Ok(Cue::Caller(Wish::Kill(member, name))) => self.order(member, &Order::Kill(name)),
+            Ok(Cue::Caller(Wish::Stop(member, name))) => self.order(member, &Order::Stop(name)),
+            Ok(Cue::Caller(Wish::StartNode(node, images))) => {
+                self.start_node(node)?;
+                self.start_kubelet(node, &images)?;
+                self.until_ready(node)
+            }
+            Ok(Cue::Caller(Wish::EndNode(node))) => self.end_node(node),
             Ok(Cue::CallerGone) if self.keep => Ok(()),
             Ok(Cue::CallerGone) => Err(anyhow!(Asked("the program that asked for the cluster has gone"))),
             Ok(Cue::Signal) => Err(anyhow!(Asked("a signal asked for the end"))),
-            Ok(Cue::InitGone) => bail!("the cluster's first process ended: {}", self.end_of_log("init")),
-            Ok(Cue::Init(event)) => self.event(event),
+            Ok(Cue::Init(number, event)) => match self.member_of(number) {
+                Some(member) => self.event(member, event),
+                None => Ok(()), // of a node that was ended
+            },
+            Ok(Cue::InitGone(number)) => match self.member_of(number) {
+                Some(member) => bail!(
+                    "the first process of {} ended: {}",
+                    member.name(),
+                    self.end_of_log(member, "init")
+                ),
+                None => Ok(()),
+            },
         }
     }
 
-    fn event(&mut self, event: Event) -> Result<()> {
+    fn member_of(&self, number: u64) -> Option<Member> {
+        let found = self.inits.iter().find(|(_, init)| init.number == number);
+        found.map(|(member, _)| *member)
+    }
+
+    fn event(&mut self, member: Member, event: Event) -> Result<()> {
+        let own = self.state.member(member);
         match event {
-            Event::Up(pid) => fs::write(self.state.init(), pid.to_string()).context("cannot write init.pid"),
-            Event::Failed(reason) => bail!("{reason}"),
+            Event::Up(pid) => {
+                fs::write(own.init(), pid.to_string()).context("cannot write init.pid")?;
+                if let Some(init) = self.inits.get_mut(&member) {
+                    init.pid = Some(pid);
+                }
+                Ok(())
+            }
+            Event::Failed(reason) => bail!("{}: {reason}", member.name()),
             Event::Started { name, pid } => {
-                let file = self.state.0.join(format!("{name}.pid"));
+                let file = own.pid(&name);
                 fs::write(&file, pid.to_string()).with_context(|| format!("cannot write {}", file.display()))
             }
             Event::Ended { name, status } => {
                 self.failures += 1;
                 if !self.ready && self.failures > PATIENCE {
-                    bail!("{name} does not stay up ({status}): {}", self.end_of_log(&name));
+                    bail!("{name} does not stay up ({status}): {}", self.end_of_log(member, &name));
                 }
                 Ok(())
             }
         }
     }
 
-    fn order(&self, order: &Order) -> Result<()> {
-        let init = self.init.as_ref().context("no init is running")?;
+    fn order(&self, member: Member, order: &Order) -> Result<()> {
+        let init = self.inits.get(&member);
+        let init = init.with_context(|| format!("{} does not run", member.name()))?;
         send(&init.socket, order)
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Option<String> {
         let program = self.config.toolchain.program("kubectl").ok()?;
         let mut command = self.state.client(program);
-        shell::output(command.arg("--request-timeout=5s").args(arguments)).ok()
+        shell::output(
+            command
+                .arg(format!("--request-timeout={}", patience::argument(REQUEST)))
+                .args(arguments),
+        )
+        .ok()
     }
 
-    fn end_of_log(&self, component: &str) -> String {
-        let text = fs::read_to_string(self.state.log(component)).unwrap_or_default();
+    fn end_of_log(&self, member: Member, component: &str) -> String {
+        let text = fs::read_to_string(self.state.member(member).log(component)).unwrap_or_default();
         format!("the end of {component}'s log:\n{}", shell::tail(&text, 15))
     }
 }
 
-/// The software GPU as a driver root: libraries where a distribution has them, and a folder that all may write.
-fn install_soft_gpu(state: &State, from: &std::path::Path) -> Result<()> {
+/// The software GPU as a node's driver root: libraries where a distribution has them, and a folder that all may write.
+fn install_soft_gpu(state: &State, node: Node, from: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    let at = |path: &str| state.var(path.trim_start_matches("/var/"));
+    let own = state.member(Member::Node(node));
+    let at = |path: &str| own.var(path.trim_start_matches("/var/"));
     let libraries = at(SOFT_GPU_DRIVER).join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(&libraries).context("cannot create the software GPU's driver root")?;
     for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
@@ -326,5 +470,11 @@ fn install_soft_gpu(state: &State, from: &std::path::Path) -> Result<()> {
     }
     let shared = at(SOFT_GPU_STATE);
     fs::create_dir_all(&shared).context("cannot create the software GPU's state")?;
-    fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")?;
+    // No two nodes have the same GPUs.
+    fs::write(
+        shared.join("machine-id"),
+        mounts::machine_id(&state.name(), &node.name()),
+    )
+    .context("cannot write the software GPU's machine-id")
 }

@@ -1,11 +1,14 @@
-//! The file systems inside of the cluster's mount namespace.
+//! The file systems inside of a member's mount namespace.
 //!
 //! ```text
 //! /run                        tmpfs, noexec, nosuid, nodev, as distributions have it
 //! /etc /opt /var/lib /var/log overlays over the machine's, what is written stays in memory and ends with the namespace
-//! /var/lib/kubelet, ...       folders of the state folder, on the disk: containers' file systems lie there
+//! /proc                       of the new PID namespace
+//! on a node also
+//! /var/lib/kubelet, ...       folders of its state folder, on the disk: containers' file systems lie there
 //! /etc/cdi                    empty
-//! /proc                       of the new PID namespace; the sysctls that a kubelet sets are private files
+//! /etc/machine-id             its own
+//! /proc/sys/...               the sysctls that a kubelet sets are private files
 //! ```
 
 use std::ffi::CString;
@@ -15,8 +18,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
+use sha2::{Digest, Sha256};
 
-use super::config::State;
+use super::config::{Member, MemberState, State};
 
 /// Overlaid, so that a mount point or a file that something creates there never reaches the machine.
 const OVERLAYS: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
@@ -41,59 +45,78 @@ const SYSCTLS: [(&str, &str); 6] = [
 ];
 
 /// Prepares on the host what `enter` binds.
-pub(super) fn prepare(state: &State) -> Result<()> {
-    for path in ON_DISK {
-        let folder = state.var(path);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+pub(super) fn prepare(member: Member, own: &MemberState) -> Result<()> {
+    if let Member::Node(_) = member {
+        for path in ON_DISK {
+            let folder = own.var(path);
+            fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        for (name, value) in SYSCTLS {
+            let file = sysctl_copy(own, name);
+            let folder = file.parent().unwrap_or(&own.0);
+            fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+            fs::write(&file, format!("{value}\n")).with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
-    for (name, value) in SYSCTLS {
-        let file = sysctl_copy(state, name);
-        let folder = file.parent().unwrap_or(&state.0);
-        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        fs::write(&file, format!("{value}\n")).with_context(|| format!("cannot write {}", file.display()))?;
-    }
-    fs::create_dir_all(state.0.join("memory")).context("cannot create a mount point in the state folder")
+    fs::create_dir_all(own.0.join("memory")).context("cannot create a mount point in the state folder")
 }
 
-fn sysctl_copy(state: &State, name: &str) -> PathBuf {
-    state.0.join("sysctl").join(name)
+fn sysctl_copy(own: &MemberState, name: &str) -> PathBuf {
+    own.0.join("sysctl").join(name)
 }
 
 /// Builds the view. The caller is in a new mount namespace whose mounts are private.
-pub(super) fn enter(state: &State) -> Result<()> {
-    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", quiet, None).context("cannot mount /proc")?;
-    for (name, _) in SYSCTLS {
-        let real = Path::new("/proc/sys").join(name);
-        if real.exists() {
-            bind(&sysctl_copy(state, name), &real)?;
-        }
-    }
+pub(super) fn enter(state: &State, member: Member) -> Result<()> {
+    let own = state.member(member);
+    mount("proc", "/proc", "proc", quiet(), None).context("cannot mount /proc")?;
 
     // The overlay over /var/lib hides the state folder, which stays reachable through these.
     let kept = File::open(&state.0).with_context(|| format!("cannot open {}", state.0.display()))?;
-    let memory = state.0.join("memory");
+    let memory = own.0.join("memory");
     mount("tmpfs", &memory, "tmpfs", MountFlags::NOSUID, Some(c"mode=0755")).context("cannot mount a tmpfs")?;
     let memory = File::open(&memory).with_context(|| format!("cannot open {}", memory.display()))?;
     for path in OVERLAYS {
         overlay(Path::new(path), &reopened(&memory))?;
     }
     bind(&reopened(&kept), &state.0)?;
+    if let Member::Node(node) = member {
+        enter_node(&own, &machine_id(&state.name(), &node.name()))?;
+    }
+    mount("tmpfs", "/run", "tmpfs", quiet(), Some(c"mode=0755")).context("cannot mount /run")?;
+    fs::create_dir_all("/run/lock").context("cannot create /run/lock")?;
+    // Pods may ask for mounts that propagate in both directions.
+    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).context("cannot share the mounts")
+}
+
+fn enter_node(own: &MemberState, machine_id: &str) -> Result<()> {
+    for (name, _) in SYSCTLS {
+        let real = Path::new("/proc/sys").join(name);
+        if real.exists() {
+            bind(&sysctl_copy(own, name), &real)?;
+        }
+    }
     for path in ON_DISK {
         let point = Path::new("/var").join(path);
         fs::create_dir_all(&point).with_context(|| format!("cannot create {}", point.display()))?;
-        bind(&state.var(path), &point)?;
+        bind(&own.var(path), &point)?;
     }
-    if is_overlay(&state.0) {
+    if is_overlay(&own.0) {
         // An overlay cannot lie on an overlay's upper folder: on such a machine containers' file systems lie in memory.
         mount("tmpfs", "/var/lib/containerd", "tmpfs", MountFlags::empty(), None).context("cannot mount a tmpfs")?;
     }
     fs::create_dir_all("/etc/cdi").context("cannot create /etc/cdi")?;
-    mount("tmpfs", "/etc/cdi", "tmpfs", quiet, Some(c"mode=0755")).context("cannot mount /etc/cdi")?;
-    mount("tmpfs", "/run", "tmpfs", quiet, Some(c"mode=0755")).context("cannot mount /run")?;
-    fs::create_dir_all("/run/lock").context("cannot create /run/lock")?;
-    // Pods may ask for mounts that propagate in both directions.
-    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).context("cannot share the mounts")
+    mount("tmpfs", "/etc/cdi", "tmpfs", quiet(), Some(c"mode=0755")).context("cannot mount /etc/cdi")?;
+    fs::write("/etc/machine-id", format!("{machine_id}\n")).context("cannot write /etc/machine-id")
+}
+
+fn quiet() -> MountFlags {
+    MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC
+}
+
+/// As on real machines no two nodes have the same, and it outlives a restart.
+pub(super) fn machine_id(cluster: &str, node: &str) -> String {
+    let hash = Sha256::digest(format!("{cluster}/{node}"));
+    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A name for an open folder that holds wherever it is mounted.

@@ -3,20 +3,28 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::components::Component;
+use super::config::{Member, Node};
 
 /// From the program that wants a cluster to the keeper.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Wish {
-    /// Ends the component and starts it again.
-    Restart(String),
-    /// Ends the component at once (SIGKILL) and starts it again.
-    Kill(String),
+    /// Ends the component of a member and starts it again.
+    Restart(Member, String),
+    /// Ends the component of a member at once (SIGKILL) and starts it again.
+    Kill(Member, String),
+    /// Ends the component of a member at once, and does not start it again.
+    Stop(Member, String),
+    /// Starts a node that does not run. Its containerd gets these images before its kubelet starts.
+    StartNode(Node, Vec<PathBuf>),
+    /// Ends all processes of a node at once, as a loss of power does. Its disk stays.
+    EndNode(Node),
     /// Lives on without the program that asked for it.
     Keep,
 }
@@ -30,15 +38,16 @@ pub(super) enum News {
     Failed(String),
 }
 
-/// From the keeper to init.
+/// From the keeper to an init.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     Start(Component),
     Restart(String),
     Kill(String),
+    Stop(String),
 }
 
-/// From init to the keeper.
+/// From an init to the keeper.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Event {
     /// The namespaces are ready; init's process id as the host sees it.

@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu};
 use crate::install::{self, PublishedGpu};
-use crate::kube::{Kube, wait};
+use crate::kube::Kube;
 use crate::progress::Progress;
-use crate::{image, node, shell, workload};
+use crate::wait::wait;
+use crate::{image, node, patience, shell, workload};
 
 pub(super) const NAMESPACE: &str = "demo";
 const EXAMPLE: &str = "fraction";
@@ -210,7 +211,12 @@ impl Demo<'_> {
             .map(|share| share.claim_uid)
             .chain([released])
             .collect();
-        self.kube.run(&["delete", "namespace", NAMESPACE, "--timeout=90s"])?;
+        self.kube.run(&[
+            "delete",
+            "namespace",
+            NAMESPACE,
+            &patience::timeout(Duration::from_secs(90)),
+        ])?;
         wait(limit, "the node to forget the claims", || {
             let left = node::left_of(self.cluster, &uids)?;
             if left.is_empty() {

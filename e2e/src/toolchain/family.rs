@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
+use super::versions::{Versions, is_containerd_1};
 use crate::shell;
 
 /// Programs that are built from one go.mod.
@@ -11,7 +12,7 @@ use crate::shell;
 pub struct Family {
     /// Its folder under `tools/`.
     pub name: &'static str,
-    pub packages: &'static [&'static str],
+    packages: &'static [&'static str],
     tags: &'static str,
     /// A program whose package has another name than the program that people know.
     pub rename: Option<(&'static str, &'static str)>,
@@ -80,6 +81,28 @@ pub const FAMILIES: [Family; 6] = [
 ];
 
 impl Family {
+    /// The module and the version of it that this run has chosen, where it has a choice.
+    pub(super) fn chosen<'a>(&self, versions: &'a Versions) -> Option<(&'static str, &'a str)> {
+        match self.name {
+            "kubernetes" => Some(("k8s.io/kubernetes", &versions.kubernetes)),
+            "containerd" if is_containerd_1(&versions.containerd) => {
+                Some(("github.com/containerd/containerd", &versions.containerd))
+            }
+            "containerd" => Some(("github.com/containerd/containerd/v2", &versions.containerd)),
+            _ => None,
+        }
+    }
+
+    /// The packages to build; those of containerd 1.x lie in a module without `/v2`.
+    pub(super) fn packages(&self, versions: &Versions) -> Vec<String> {
+        let old = self.name == "containerd" && is_containerd_1(&versions.containerd);
+        let of_version = |package: &&str| match old {
+            true => package.replacen("/v2/", "/", 1),
+            false => (*package).to_owned(),
+        };
+        self.packages.iter().map(of_version).collect()
+    }
+
     /// The flags of `go build`. Kubernetes reads its version from variables that the linker sets.
     #[must_use]
     pub fn flags(&self, kubernetes: &str) -> Vec<String> {
@@ -156,6 +179,23 @@ mod tests {
             flags.contains("-X k8s.io/component-base/version.gitMinor=36"),
             "{flags}"
         );
+    }
+
+    #[test]
+    fn containerd_1_is_built_from_its_own_module() {
+        let containerd = FAMILIES.iter().find(|family| family.name == "containerd").unwrap();
+        for (version, prefix) in [
+            ("1.7.35", "github.com/containerd/containerd"),
+            ("2.4.2", "github.com/containerd/containerd/v2"),
+        ] {
+            let versions = Versions {
+                kubernetes: "1.37.1".to_owned(),
+                containerd: version.to_owned(),
+            };
+            assert_eq!(containerd.chosen(&versions), Some((prefix, version)));
+            let wanted = ["containerd", "containerd-shim-runc-v2", "ctr"].map(|name| format!("{prefix}/cmd/{name}"));
+            assert_eq!(containerd.packages(&versions), wanted);
+        }
     }
 
     #[test]

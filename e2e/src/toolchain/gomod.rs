@@ -1,4 +1,4 @@
-//! The go.mod by which Kubernetes builds outside of its own repository.
+//! The go.mod by which programs of another module are built: Kubernetes and containerd in a version that is chosen.
 //!
 //! Kubernetes' go.mod requires its staging modules (k8s.io/api and so on) at v0.0.0 and replaces them by folders, which
 //! do not come along with a released module. Each is released on its own as well, with the same minor and patch:
@@ -19,27 +19,17 @@ pub(super) fn requires(text: &str, module: &str, version: &str) -> bool {
     })
 }
 
-/// Our go.mod for that version, before `go mod tidy`.
-pub(super) fn kubernetes(upstream: &str, version: &str, packages: &[&str]) -> Result<String> {
-    let rest = version
-        .strip_prefix("1.")
-        .with_context(|| format!("Kubernetes {version} is not 1.x"))?;
-    let staging: BTreeSet<&str> = upstream
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.trim().trim_start_matches("require ").split_whitespace();
-            let (module, at) = (words.next()?, words.next()?);
-            (module.starts_with("k8s.io/") && at == "v0.0.0").then_some(module)
-        })
-        .collect();
-    if staging.is_empty() {
-        bail!(
-            "the go.mod of Kubernetes {version} requires nothing at v0.0.0: it is built in another way than expected"
-        );
-    }
-    let directive = |name: &str| upstream.lines().find(|line| line.starts_with(name)).map(str::trim);
-    let go = directive("go ").with_context(|| format!("the go.mod of Kubernetes {version} has no go line"))?;
-    let mut text = format!("module dra.vgpu/e2e/tools/kubernetes\n\n{go}\n\n");
+/// Our go.mod for that version, before `go mod tidy`. `name` is the family's.
+pub(super) fn of_version(
+    upstream: &str,
+    name: &str,
+    module: &str,
+    version: &str,
+    packages: &[String],
+) -> Result<String> {
+    let directive = |start: &str| upstream.lines().find(|line| line.starts_with(start)).map(str::trim);
+    let go = directive("go ").with_context(|| format!("the go.mod of {module} {version} has no go line"))?;
+    let mut text = format!("module dra.vgpu/e2e/tools/{name}\n\n{go}\n\n");
     if let Some(godebug) = directive("godebug default=") {
         let _ = writeln!(text, "{godebug}\n");
     } else if let Some(default) = upstream
@@ -52,11 +42,35 @@ pub(super) fn kubernetes(upstream: &str, version: &str, packages: &[&str]) -> Re
     for package in packages {
         let _ = writeln!(text, "tool {package}");
     }
-    let _ = writeln!(text, "\nrequire k8s.io/kubernetes v{version}\n");
-    for module in staging {
-        let _ = writeln!(text, "replace {module} => {module} v0.{rest}");
+    let _ = writeln!(text, "\nrequire {module} v{version}\n");
+    if module == "k8s.io/kubernetes" {
+        text.push_str(&staging(upstream, version)?);
     }
     Ok(text)
+}
+
+/// The staging modules of Kubernetes, each by its own release.
+fn staging(upstream: &str, version: &str) -> Result<String> {
+    let rest = version
+        .strip_prefix("1.")
+        .with_context(|| format!("Kubernetes {version} is not 1.x"))?;
+    let modules: BTreeSet<&str> = upstream
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+            let (module, at) = (words.next()?, words.next()?);
+            (module.starts_with("k8s.io/") && at == "v0.0.0").then_some(module)
+        })
+        .collect();
+    if modules.is_empty() {
+        bail!(
+            "the go.mod of Kubernetes {version} requires nothing at v0.0.0: it is built in another way than expected"
+        );
+    }
+    Ok(modules
+        .iter()
+        .map(|module| format!("replace {module} => {module} v0.{rest}\n"))
+        .collect())
 }
 
 #[cfg(test)]
@@ -68,7 +82,8 @@ mod tests {
 
     #[test]
     fn staging_modules_are_replaced_by_their_own_releases() {
-        let text = kubernetes(UPSTREAM, "1.34.4", &["k8s.io/kubernetes/cmd/kubelet"]).unwrap();
+        let packages = ["k8s.io/kubernetes/cmd/kubelet".to_owned()];
+        let text = of_version(UPSTREAM, "kubernetes", "k8s.io/kubernetes", "1.34.4", &packages).unwrap();
         assert!(text.contains("replace k8s.io/api => k8s.io/api v0.34.4\n"), "{text}");
         assert!(
             text.contains("replace k8s.io/kubelet => k8s.io/kubelet v0.34.4\n"),
@@ -84,22 +99,41 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_one_is_of_the_version_that_is_named() {
+    fn the_committed_ones_are_of_the_versions_that_are_named() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(folder.join("tools/kubernetes/go.mod")).unwrap();
         let versions = std::fs::read_to_string(folder.join("versions")).unwrap();
-        let version = versions
-            .lines()
-            .find_map(|line| line.strip_prefix("kubernetes="))
-            .unwrap();
-        assert!(
-            requires(&text, "k8s.io/kubernetes", version),
-            "run `vgpu-e2e tools` and commit what it resolves"
-        );
+        for (name, module) in [
+            ("kubernetes", "k8s.io/kubernetes"),
+            ("containerd", "github.com/containerd/containerd/v2"),
+        ] {
+            let text = std::fs::read_to_string(folder.join("tools").join(name).join("go.mod")).unwrap();
+            let version = versions
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+                .unwrap();
+            assert!(
+                requires(&text, module, version),
+                "{name}: run `vgpu-e2e tools` and commit what it resolves"
+            );
+        }
     }
 
     #[test]
     fn a_module_of_another_shape_is_refused() {
-        assert!(kubernetes("module k8s.io/kubernetes\n\ngo 1.30\n", "1.99.0", &[]).is_err());
+        let upstream = "module k8s.io/kubernetes\n\ngo 1.30\n";
+        assert!(of_version(upstream, "kubernetes", "k8s.io/kubernetes", "1.99.0", &[]).is_err());
+        assert!(of_version("module x\n", "containerd", "x", "1.7.35", &[]).is_err());
+    }
+
+    #[test]
+    fn containerd_needs_no_replacements() {
+        let upstream = "module github.com/containerd/containerd\n\ngo 1.25.0\n\nrequire dario.cat/mergo v1.0.0\n";
+        let packages = ["github.com/containerd/containerd/cmd/ctr".to_owned()];
+        let module = "github.com/containerd/containerd";
+        assert_eq!(
+            of_version(upstream, "containerd", module, "1.7.35", &packages).unwrap(),
+            "module dra.vgpu/e2e/tools/containerd\n\ngo 1.25.0\n\ntool github.com/containerd/containerd/cmd/ctr\n\n\
+             require github.com/containerd/containerd v1.7.35\n\n"
+        );
     }
 }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::install;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, patience};
 
 use crate::checker::{self, Checker};
 use crate::controller::leader;
@@ -54,7 +55,10 @@ fn stands_still() -> Result<()> {
                 if let Some(created) = creating.take_if(|creating| creating.is_finished()) {
                     joined(created)?;
                 }
-                ensure!(begun.elapsed() < TAKEOVER, "no pod of the burst is bound");
+                ensure!(
+                    begun.elapsed() < patience::stretched(TAKEOVER),
+                    "no pod of the burst is bound"
+                );
                 std::thread::sleep(Duration::from_millis(20));
             }
             let asleep = Stopped::stop(&installed.cluster, pid)?;

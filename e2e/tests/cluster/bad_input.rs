@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
-use vgpu_e2e::{install, layout, node, workload};
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, layout, node, patience, workload};
 
 use crate::manifests::{HOLD, config, pod, template};
 use crate::shared::{self, LIMIT, Test};
@@ -240,7 +241,7 @@ fn without_glibc() -> Result<()> {
         wait(LIMIT, "a warning on the pod that names glibc", || {
             Ok(warned()?.iter().any(|message| message.contains("glibc")).then_some(()))
         })?;
-        std::thread::sleep(std::time::Duration::from_secs(12)); // longer than the plugin's round
+        std::thread::sleep(patience::stretched(std::time::Duration::from_secs(12))); // longer than the plugin's round
         match warned()?.len() {
             1 => Ok(()),
             more => bail!("{more} warnings instead of one"),

@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
-use vgpu_e2e::shell;
+use vgpu_e2e::{install, patience, shell};
 
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
@@ -234,13 +233,13 @@ impl Checker {
             "spec": {"devices": {"requests": [{"name": "none", "exactly": {"deviceClassName": "of-nobody"}}]}}});
         kube.apply(&last.to_string())
             .context("the claim after which the watch of claims may end")?;
-        let begun = Instant::now();
+        let (begun, limit) = (Instant::now(), patience::stretched(LIMIT));
         let is_over = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         while !self.shared.is_through.load(Ordering::SeqCst) && !is_over() {
             ensure!(
-                begun.elapsed() < LIMIT,
+                begun.elapsed() < limit,
                 "the watch of claims does not bring claim {LAST} within {} s",
-                LIMIT.as_secs()
+                limit.as_secs()
             );
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::install;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, patience};
 
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT, Test};
@@ -113,7 +114,7 @@ fn one_pod() -> Result<()> {
             let reserved = list(&claim, "/status/reservedFor");
             Ok((reserved.len() == 1 && reserved[0]["resource"] == "pods").then_some(()))
         })?;
-        kube.run(&["delete", "pod", "alone", "made", "--timeout=60s"])?;
+        kube.run(&["delete", "pod", "alone", "made", &patience::timeout(LIMIT)])?;
         wait(LIMIT, "the claims to be free", || {
             let claims = kube.get(&["resourceclaims"])?;
             match list(&claims, "/items") {

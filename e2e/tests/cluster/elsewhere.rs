@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
-use vgpu_e2e::kube::wait;
+use vgpu_e2e::wait::wait;
 
 use crate::fleet::{
     Fleet, TAKEOVER, claim_of, create, delete, many, name_of, node_of_claim, node_of_pod, on_fleet, told, wait_bound,

@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::wait;
-use vgpu_e2e::{install, node, workload};
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, node, patience, workload};
 
 use crate::manifests::{HOLD, pod};
 use crate::shared::{self, LIMIT, Test};
@@ -126,12 +126,12 @@ fn two_pods() -> Result<()> {
         if seen != install::bytes("3Gi") {
             bail!("the second pod sees {seen:?} bytes free of 4Gi, of which the first holds 1Gi");
         }
-        kube.run(&["delete", "pod", "first", "--timeout=60s"])?;
+        kube.run(&["delete", "pod", "first", &patience::timeout(LIMIT)])?;
         wait(LIMIT, "the first pod's memory to be free for the second", || {
             Ok((free()? == install::bytes("4Gi")).then_some(()))
         })?;
         let uid = kube.run(&["get", "resourceclaim", "both", "-o", "jsonpath={.metadata.uid}"])?;
-        kube.run(&["delete", "pod", "second", "--timeout=60s"])?;
+        kube.run(&["delete", "pod", "second", &patience::timeout(LIMIT)])?;
         wait(LIMIT, "the node to forget the claim", || {
             let left = node::left_of(&installed.cluster, std::slice::from_ref(&uid))?;
             Ok(left.is_empty().then_some(()))

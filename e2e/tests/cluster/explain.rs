@@ -5,9 +5,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell;
+use vgpu_e2e::wait::wait;
 
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};

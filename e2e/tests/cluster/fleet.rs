@@ -12,8 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vgpu_e2e::hand_made;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
+use vgpu_e2e::wait::wait;
 
 use crate::checker::{Checker, Given, Seen, SoFar};
 use crate::manifests::template;

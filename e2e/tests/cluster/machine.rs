@@ -7,13 +7,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, NODE, State};
-use vgpu_e2e::kube::{Kube, wait};
+use serde_json::json;
+use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Node, State};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::snapshot::Snapshot;
-use vgpu_e2e::{layout, prepared};
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{prepared, shell};
 
+use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -26,6 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
     ("a_name_in_use_is_refused", name_in_use),
     ("two_clusters_run_side_by_side", side_by_side),
+    ("containers_run_under_the_default_apparmor_profile", apparmor),
 ];
 
 /// A cluster without GPUs.
@@ -105,6 +109,37 @@ impl Drop for Decoys {
     }
 }
 
+/// A program that its user runs against the cluster: from the tool cache, with the cluster's folder on its command
+/// line, and still there when the cluster has gone. Nothing of that makes it the cluster's.
+struct Users(Child);
+
+impl Users {
+    fn begin(kube: &Kube<'_>) -> Result<Self> {
+        let mut proxy = kube.command(["proxy", "--port=0"])?;
+        let mut child = Self(proxy.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?);
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().context("kubectl has no standard output")?).read_line(&mut line)?;
+        if !line.starts_with("Starting to serve") {
+            bail!("kubectl proxy said {line:?}");
+        }
+        Ok(child)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.0.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("a user's kubectl was ended with the cluster: {status}"),
+        }
+    }
+}
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The addresses on which the host's network namespace listens, as /proc/net writes them.
 fn listeners() -> Result<BTreeSet<String>> {
     const LISTEN: &str = "0A";
@@ -137,8 +172,7 @@ fn only_the_proxy_listens(before: &BTreeSet<String>) -> Result<()> {
 fn decoys_survive() -> Result<()> {
     let listening = listeners()?;
     let mut decoys = Decoys::place()?;
-    let tools = layout::cache()?.join("tools");
-    let before = Snapshot::take(&tools);
+    let before = Snapshot::take();
     let cluster = Cluster::up(plain(&shared::name("decoys")))?;
     let kube = Kube::new(&cluster, "default");
     let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
@@ -147,9 +181,10 @@ fn decoys_survive() -> Result<()> {
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
     only_the_proxy_listens(&listening)?;
-    cluster.restart("kubelet", true)?;
+    let node = cluster.node(Node::FIRST);
+    node.restart("kubelet", true)?;
     wait(LIMIT, "the restarted kubelet to clean up what it does not know", || {
-        let lines = cluster
+        let lines = node
             .path_inside("/var/lib/kubelet/device-plugins")?
             .join("kubelet.sock")
             .exists();
@@ -157,9 +192,15 @@ fn decoys_survive() -> Result<()> {
     })?;
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
+    let mut own = Users::begin(&kube)?;
     cluster.down()?;
+    own.check()?;
     decoys.check()?;
-    let changes = before.changes(&Snapshot::take(&tools));
+    is_as_before(&before)
+}
+
+fn is_as_before(before: &Snapshot) -> Result<()> {
+    let changes = before.changes(&Snapshot::take());
     if changes.is_empty() {
         Ok(())
     } else {
@@ -193,7 +234,7 @@ fn pid(child: &Child) -> Result<Pid> {
 
 /// Nothing of that cluster is on the machine: no process, folder or cgroup with its name.
 fn is_gone(name: &str) -> Result<()> {
-    let left = Snapshot::take(&layout::cache()?.join("tools")).lines_with(name);
+    let left = Snapshot::take().lines_with(name);
     if left.is_empty() {
         Ok(())
     } else {
@@ -224,6 +265,7 @@ fn killed_program() -> Result<()> {
 
 fn killed_keeper() -> Result<()> {
     let name = shared::name("keeper");
+    let before = Snapshot::take();
     let cluster = Cluster::up(plain(&name))?;
     let keeper = fs::read_to_string(State::of(&name).keeper()).context("no keeper.pid")?;
     let keeper = keeper
@@ -238,7 +280,8 @@ fn killed_keeper() -> Result<()> {
     if !swept.contains(&name) {
         bail!("the leftovers were not swept: {swept:?}");
     }
-    is_gone(&name)
+    is_gone(&name)?;
+    is_as_before(&before)
 }
 
 fn name_in_use() -> Result<()> {
@@ -250,7 +293,7 @@ fn name_in_use() -> Result<()> {
         bail!("the error does not say what to do: {error:#}");
     }
     Kube::new(&installed.cluster, "default")
-        .run(&["get", "node", NODE])
+        .run(&["get", "node", &Node::FIRST.name()])
         .map(drop)
 }
 
@@ -265,6 +308,34 @@ fn side_by_side() -> Result<()> {
     }
     second.down()?;
     Kube::new(&first.cluster, "default")
-        .run(&["get", "node", NODE])
+        .run(&["get", "node", &Node::FIRST.name()])
         .map(drop)
+}
+
+/// A container with a share runs under containerd's default profile, the plugin under none: it mounts.
+fn apparmor() -> Result<()> {
+    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
+    if enabled.trim() != "Y" {
+        let test = "containers_run_under_the_default_apparmor_profile";
+        vgpu_skip::skip(test, "this machine has no AppArmor: `make guest` boots one that has");
+        return Ok(());
+    }
+    shared::in_namespace("apparmor", |installed, kube| {
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("confined", "client", &HOLD, "t")))?;
+        kube.wait_running("confined", LIMIT)?;
+        let label = "/proc/1/attr/current";
+        let own = kube.exec("confined", &["cat", label])?;
+        ensure!(
+            own.trim() == "cri-containerd.apparmor.d (enforce)",
+            "the pod runs under {own:?}"
+        );
+        kube.exec("confined", &["vgpu-client", "check"])?;
+        let plugin = shell::output(&mut installed.cluster.node(Node::FIRST).inside(&[
+            "sh",
+            "-c",
+            "cat /proc/$(pgrep -o -x vgpu-kubelet-pl)/attr/current",
+        ]))?;
+        ensure!(plugin.trim() == "unconfined", "the plugin runs under {plugin:?}");
+        Ok(())
+    })
 }

@@ -11,6 +11,7 @@
 //! elsewhere.rs  controller mode and what pods need elsewhere: CPU, labels, taints, other drivers
 //! mistakes.rs   what users get wrong in controller mode, and that nobody beside them is the worse for it
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
+//! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -28,6 +29,7 @@ mod machine;
 mod manifests;
 mod mistakes;
 mod modes;
+mod nodes;
 mod processes;
 mod restarts;
 mod shared;
@@ -38,8 +40,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Trial};
-use vgpu_e2e::interrupt;
+use vgpu_e2e::preflight::{self, Nowhere};
 use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::{interrupt, patience};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -49,6 +52,10 @@ fn main() -> ExitCode {
     }
     match prepare() {
         Ok(prepared) => shared::provide(prepared),
+        Err(error) if error.is::<Nowhere>() => {
+            let reason = error.to_string().replace('\n', "; ");
+            return libtest_mimic::run(&arguments, skipped(&reason)).exit_code();
+        }
         Err(error) => {
             eprintln!("the end-to-end tests cannot run: {error:#}");
             return ExitCode::FAILURE;
@@ -63,33 +70,58 @@ fn main() -> ExitCode {
 }
 
 fn prepare() -> Result<Prepared> {
+    patience::check()?;
     let prepared = match Prepared::inherited()? {
         Some(prepared) => prepared,
-        None => Prepared::make(PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e")), &mut |text| {
-            println!("{text}")
-        })?
-        .as_root()?,
+        None => {
+            let program = PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e"));
+            preflight::check(&program, true)?;
+            Prepared::make(program, &mut |text| println!("{text}"))?.as_root()?
+        }
     };
     interrupt::handle()?;
     Ok(prepared)
 }
 
 fn trials() -> Vec<Trial> {
-    let all: Vec<shared::Test> = [
-        machine::TESTS,
-        example::TESTS,
-        bad_input::TESTS,
-        explain::TESTS,
-        restarts::TESTS,
-        controller::TESTS,
-        storm::TESTS,
-        adversity::TESTS,
-        elsewhere::TESTS,
-        mistakes::TESTS,
-        modes::TESTS,
-    ]
-    .concat();
-    all.into_iter()
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
+    let all = tests().into_iter();
+    all.map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
         .collect()
+}
+
+/// The same tests where no cluster can be made: each is named and counted.
+fn skipped(reason: &str) -> Vec<Trial> {
+    let of = |(name, _): Named| {
+        let reason = reason.to_owned();
+        Trial::test(name.clone(), move || {
+            vgpu_skip::skip(&name, &reason);
+            Ok(())
+        })
+    };
+    tests().into_iter().map(of).collect()
+}
+
+/// A test under the name of its module, as `cargo test` has it.
+type Named = (String, fn() -> Result<()>);
+
+fn tests() -> Vec<Named> {
+    let modules = [
+        ("machine", machine::TESTS),
+        ("example", example::TESTS),
+        ("bad_input", bad_input::TESTS),
+        ("explain", explain::TESTS),
+        ("restarts", restarts::TESTS),
+        ("controller", controller::TESTS),
+        ("storm", storm::TESTS),
+        ("adversity", adversity::TESTS),
+        ("elsewhere", elsewhere::TESTS),
+        ("mistakes", mistakes::TESTS),
+        ("modes", modes::TESTS),
+        ("nodes", nodes::TESTS),
+    ];
+    let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {
+        let tests = tests.iter();
+        tests.map(|(name, test)| (format!("{module}::{name}"), *test)).collect()
+    };
+    modules.into_iter().flat_map(of).collect()
 }

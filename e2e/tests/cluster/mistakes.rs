@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::hand_made;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
 
 use crate::fleet::{Fleet, TAKEOVER, create, delete, many, on_fleet, told, wait_bound};
 use crate::shared::{LIMIT, Test};

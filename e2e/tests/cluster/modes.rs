@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use vgpu_e2e::patience;
 
 use crate::checker::{Given, Seen};
 use crate::fleet::{ALL_BOUND, Fleet, Mode, ROOM, bound, create, delete, on_fleet, wait_full};
@@ -30,8 +31,10 @@ const HANDOVER: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(240);
 /// The API server's times have whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
-/// The controller drops what it decided longer than 10 s ago; and the watch lags.
-const DECIDED: Duration = Duration::from_secs(15);
+/// The controller drops what it decided longer than 10 s ago.
+const DECIDED: Duration = Duration::from_secs(10);
+/// The watch's.
+const LAG: Duration = Duration::from_secs(5);
 
 /// Nodes that turn together.
 struct Group {
@@ -74,11 +77,11 @@ impl Group {
         let is_its_own = |given: &Given| self.has(&given.pool) && self.step_of(given) == Some(last);
         if step.mode != Mode::Released && !fleet.given().iter().any(is_its_own) {
             ensure!(
-                lasted < PATIENCE,
+                lasted < patience::stretched(PATIENCE),
                 "nothing of {:?} was given in mode {:?} within {} s",
                 self.nodes,
                 step.mode,
-                PATIENCE.as_secs()
+                lasted.as_secs()
             );
             return Ok(false);
         }
@@ -105,11 +108,12 @@ impl Group {
 
     /// In which step a device was given, by the rules of whoever gave it.
     fn step_of(&self, given: &Given) -> Option<usize> {
+        let decided = DECIDED + patience::stretched(LAG);
         (0..self.done.len()).find(|&number| {
             let step = &self.done[number];
             let (from, late) = match (step.mode, given.by_controller) {
-                (Mode::Settled, true) => (step.asked, DECIDED),
-                (Mode::Controller, true) => (step.asked + HANDOVER - SECOND, DECIDED),
+                (Mode::Settled, true) => (step.asked, decided),
+                (Mode::Controller, true) => (step.asked + HANDOVER - SECOND, decided),
                 (Mode::Scheduler, false) => (step.asked, HANDOVER),
                 _ => return false,
             };

@@ -4,10 +4,10 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use vgpu_e2e::cluster::Cluster;
-use vgpu_e2e::kube::wait;
+use vgpu_e2e::cluster::{Cluster, Member};
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell;
+use vgpu_e2e::wait::wait;
 
 use crate::shared::{Installed, LIMIT};
 
@@ -131,7 +131,8 @@ impl<'a> SecondServer<'a> {
     /// kubectl that prints what a path answers. In the cluster's network alone: so ending it ends kubectl itself.
     pub(crate) fn raw(&self, path: &str) -> Result<Command> {
         let state = self.cluster.state();
-        let init = fs::read_to_string(state.init()).context("cannot read init.pid")?;
+        let init = state.member(Member::ControlPlane).init();
+        let init = fs::read_to_string(init).context("cannot read init.pid")?;
         let mut command = shell::command("nsenter", ["--target", init.trim(), "--net", "--"]);
         command
             .arg(self.cluster.toolchain().program("kubectl")?)

@@ -2,8 +2,10 @@
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
-use vgpu_e2e::install;
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::cluster::Node;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, patience};
 
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};
@@ -34,7 +36,7 @@ fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     // A pod that comes while kubelet does not know the plugin is tried again only after a minute or more: kubelet
     // counts such a pod as synchronised (SyncPod returns no error when PrepareDynamicResources fails).
     let project = Kube::new(&installed.cluster, install::NAME);
-    project.run(&["rollout", "status", "daemonset", "--timeout=60s"])?;
+    project.run(&["rollout", "status", "daemonset", &patience::timeout(LIMIT)])?;
     wait(LIMIT, "the plugin to be ready, which includes its registration", || {
         let found = project.get(&["pod", &shared::plugin_pod(&installed.cluster)?])?;
         Ok((found["status"]["containerStatuses"][0]["ready"] == true).then_some(()))
@@ -57,7 +59,7 @@ fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
 fn kubelet() -> Result<()> {
     shared::in_namespace("kubelet-restart", |installed, kube| {
         holding(kube)?;
-        installed.cluster.restart("kubelet", false)?;
+        installed.cluster.node(Node::FIRST).restart("kubelet", false)?;
         // The kubelet wipes the node's slices when it starts; the plugin has to notice.
         goes_on(installed, kube)
     })

@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::install::{self, PublishedGpu};
-use vgpu_e2e::kube::{Kube, wait};
+use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::prepared::Prepared;
-use vgpu_e2e::{node, workload};
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{node, patience, workload};
 
 /// A test: its name, and what it does.
 pub(crate) type Test = (&'static str, fn() -> Result<()>);
@@ -102,7 +103,7 @@ pub(crate) fn in_namespace_of(
 }
 
 fn clean(installed: &Installed, kube: &Kube<'_>, name: &str, uids: &[String]) -> Result<()> {
-    kube.run(&["delete", "namespace", name, "--timeout=90s"])?;
+    kube.run(&["delete", "namespace", name, &patience::timeout(Duration::from_secs(90))])?;
     wait(LIMIT, "the node to forget the namespace's claims", || {
         let left = node::left_of(&installed.cluster, uids)?;
         if left.is_empty() {

@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
-use vgpu_e2e::shell;
+use vgpu_e2e::{install, patience, shell};
 
 use crate::checker::the_checker_notices;
 use crate::controller::leader;
@@ -77,13 +76,15 @@ fn pause(round: usize) -> Duration {
     Duration::from_secs(5 + (round as u64 * 7) % 36)
 }
 
+/// Long enough for controllers to end three times.
+const LASTS: Duration = Duration::from_secs(60);
 /// How often pods go and others come.
 const TICK: Duration = Duration::from_secs(3);
 
 fn storm() -> Result<()> {
     let pods = usize::try_from(number("VGPU_STORM_PODS", 80)?)?;
     ensure!(pods > 0, "VGPU_STORM_PODS=0: write a number of at least 1");
-    let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", 60)?);
+    let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", patience::stretched(LASTS).as_secs())?);
     let nodes = pods.div_ceil(2 * ROOM);
     let room = nodes * ROOM;
     let (mut made, mut round, mut ended, mut left) = (0, 0, 0, 0);
@@ -112,7 +113,12 @@ fn storm() -> Result<()> {
             delete(kube, bound.iter().take(going).map(String::as_str))?;
             come(going)?;
         }
-        project.run(&["rollout", "status", "deployment", "--timeout=120s"])?;
+        project.run(&[
+            "rollout",
+            "status",
+            "deployment",
+            &patience::timeout(Duration::from_secs(120)),
+        ])?;
         left = wait_full(kube, room, ALL_BOUND)?;
         Ok(())
     })?;

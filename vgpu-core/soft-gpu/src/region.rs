@@ -176,9 +176,11 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
 }
 
 /// UUIDs that depend on the machine and the folder alone, so that they outlive the state; the first four bytes
-/// differ too, because names are made of them.
+/// differ too, because names are made of them. A container has not the machine's `/etc/machine-id`: a file of that
+/// name in the folder goes before it.
 fn uuids(dir: &Path) -> Vec<[u8; 16]> {
-    let machine = fs::read("/etc/machine-id").unwrap_or_default();
+    let files = [dir.join("machine-id"), "/etc/machine-id".into()];
+    let machine = files.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default();
     let seed = [machine.as_slice(), dir.as_os_str().as_encoded_bytes()].concat();
     let mut list: Vec<[u8; 16]> = Vec::new();
     let mut salt = 0u64;
@@ -219,5 +221,18 @@ mod tests {
         assert_eq!(one, uuids(Path::new("/a")));
         let other = uuids(Path::new("/b"));
         assert!(one.iter().zip(&other).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn a_machine_id_in_the_folder_tells_two_nodes_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |id: &str| {
+            fs::write(dir.path().join("machine-id"), id).unwrap();
+            uuids(dir.path())
+        };
+        let (one, other) = (of("1"), of("2"));
+        assert!(one.iter().zip(&other).all(|(a, b)| a[..4] != b[..4]));
+        assert_eq!(one, of("1"));
     }
 }

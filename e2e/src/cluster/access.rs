@@ -1,0 +1,96 @@
+//! Ways into the members of a running cluster, for the keeper and for whoever uses the cluster.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::config::{Config, Member, State};
+use super::protocol::{Wish, send};
+use crate::shell;
+use crate::wait::wait;
+
+/// Within this a component that was told to end has ended.
+const RESTART: Duration = Duration::from_secs(60);
+
+/// A running cluster as its user sees it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access<'a> {
+    pub(super) state: &'a State,
+    pub(super) config: &'a Config,
+    /// The keeper's socket, for the program that started the cluster.
+    pub(super) keeper: Option<&'a UnixStream>,
+}
+
+impl Access<'_> {
+    pub(super) fn wish(self, wish: &Wish) -> Result<()> {
+        let keeper = self.keeper;
+        send(
+            keeper.context("only the program that started the cluster changes its parts")?,
+            wish,
+        )
+    }
+
+    /// kubectl's standard output, with nothing of the caller's own configuration.
+    pub(super) fn kubectl(self, arguments: &[&str]) -> Result<String> {
+        let program = self.config.toolchain.program("kubectl")?;
+        shell::output(self.state.client(program).args(arguments))
+    }
+
+    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    pub(super) fn restart(self, member: Member, component: &str, kill: bool) -> Result<()> {
+        let before = pid_of(self.state, member, component)?;
+        let name = component.to_owned();
+        self.wish(&if kill {
+            Wish::Kill(member, name)
+        } else {
+            Wish::Restart(member, name)
+        })?;
+        wait(RESTART, &format!("{component} to end"), || {
+            Ok((pid_of(self.state, member, component)? != before).then_some(()))
+        })
+    }
+}
+
+/// The init of a member as the host sees it.
+pub(super) fn init_of(state: &State, member: Member) -> Result<String> {
+    let file = state.member(member).init();
+    let pid = fs::read_to_string(&file).with_context(|| format!("{} does not run", member.name()))?;
+    Ok(pid.trim().to_owned())
+}
+
+/// A command inside of a member's namespaces, as root.
+pub(super) fn inside(state: &State, config: &Config, member: Member, command: &[&str]) -> Command {
+    let pid = init_of(state, member).unwrap_or_default(); // nsenter says that it has no target
+    let mut nsenter = shell::command("nsenter", ["--target", &pid, "--mount", "--net", "--pid", "--"]);
+    nsenter
+        .args(command)
+        .env("PATH", config.toolchain.search_path())
+        .env("KUBECONFIG", state.component_kubeconfig("admin"));
+    nsenter
+}
+
+/// Imports an OCI archive into a node's containerd.
+pub(super) fn import(state: &State, config: &Config, member: Member, archive: &Path) -> Result<()> {
+    let path = archive.display().to_string();
+    let ctr = ["ctr", "-n", "k8s.io", "images", "import", &path];
+    shell::run(&mut inside(state, config, member, &ctr))
+        .with_context(|| format!("cannot import {path} on {}", member.name()))
+}
+
+/// Where a path of a member can be seen from the host, as long as it runs.
+pub(super) fn path_inside(state: &State, member: Member, path: &str) -> Result<PathBuf> {
+    Ok(PathBuf::from(format!("/proc/{}/root{path}", init_of(state, member)?)))
+}
+
+/// The process id of a component, as its member sees it.
+pub(super) fn pid_of(state: &State, member: Member, component: &str) -> Result<i32> {
+    let file = state.member(member).pid(component);
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{} holds no number", file.display()))
+}

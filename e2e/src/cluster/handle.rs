@@ -1,0 +1,112 @@
+//! One node of a running cluster, as tests and the demo see it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::access::{Access, import, init_of, inside, path_inside, pid_of};
+use super::config::{Member, Node};
+use super::protocol::Wish;
+use crate::wait::wait;
+
+const START: Duration = Duration::from_secs(60);
+
+/// A node of that cluster, running or not.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeHandle<'a> {
+    cluster: Access<'a>,
+    node: Node,
+}
+
+impl<'a> NodeHandle<'a> {
+    pub(super) fn new(cluster: Access<'a>, node: Node) -> Self {
+        Self { cluster, node }
+    }
+
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.node.name()
+    }
+
+    fn member(&self) -> Member {
+        Member::Node(self.node)
+    }
+
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.cluster.state.member(self.member()).init().exists()
+    }
+
+    /// A command inside of the node's namespaces, as root.
+    #[must_use]
+    pub fn inside(&self, command: &[&str]) -> Command {
+        inside(self.cluster.state, self.cluster.config, self.member(), command)
+    }
+
+    /// Where a path of the node can be seen from the host, as long as the node runs.
+    pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
+        path_inside(self.cluster.state, self.member(), path)
+    }
+
+    /// The node's mounts, in the form of /proc/PID/mountinfo.
+    pub fn mounts(&self) -> Result<String> {
+        let file = format!("/proc/{}/mountinfo", init_of(self.cluster.state, self.member())?);
+        fs::read_to_string(&file).with_context(|| format!("cannot read the mounts of {}", self.name()))
+    }
+
+    /// The process id of a component, as the node sees it.
+    pub fn pid_of(&self, component: &str) -> Result<i32> {
+        pid_of(self.cluster.state, self.member(), component)
+    }
+
+    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
+        self.cluster.restart(self.member(), component, kill)
+    }
+
+    /// Imports an OCI archive into the node's containerd.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        import(self.cluster.state, self.cluster.config, self.member(), archive)
+    }
+
+    /// Ends a component at once and leaves it so. The node's next start brings it back.
+    pub fn stop(&self, component: &str) -> Result<()> {
+        self.cluster.wish(&Wish::Stop(self.member(), component.to_owned()))
+    }
+
+    /// Starts the node, for the first time or again with the disk that it had, and waits until it is Ready. Its
+    /// containerd has these images by then.
+    pub fn start(&self, images: &[PathBuf]) -> Result<()> {
+        // Until the new kubelet is heard, the API server may still call the old one Ready.
+        let before = self.last_heard();
+        self.cluster.wish(&Wish::StartNode(self.node, images.to_vec()))?;
+        wait(START, &format!("{} to be Ready", self.name()), || {
+            Ok((self.last_heard() != before && self.is_ready()?).then_some(()))
+        })
+    }
+
+    /// Ends all its processes at once, as a loss of power does.
+    pub fn end(&self) -> Result<()> {
+        self.cluster.wish(&Wish::EndNode(self.node))?;
+        wait(START, &format!("{} to end", self.name()), || {
+            Ok((!self.runs()).then_some(()))
+        })
+    }
+
+    /// Whether the API server calls it Ready.
+    pub fn is_ready(&self) -> Result<bool> {
+        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+        Ok(self.cluster.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
+    }
+
+    /// When its kubelet last renewed its lease, if ever.
+    fn last_heard(&self) -> Option<String> {
+        let renewed = ["-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}"];
+        self.cluster
+            .kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
+            .ok()
+    }
+}

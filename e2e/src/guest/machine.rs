@@ -1,0 +1,104 @@
+//! The guest as a process: qemu with two disks, two serial lines and no network.
+//!
+//! What the guest writes to its disk goes to a nameless file that qemu makes in the run's folder: the image stays as it
+//! is, and nothing is left when qemu ends, however it ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::accelerator::{Accelerator, QEMU};
+use super::ending::{self, Running};
+use super::rootfs::Image;
+use super::scratch::Scratch;
+use super::shell::Shell;
+
+/// Emulated, it takes about 40 s on an idle machine of two cores.
+const BOOT: Duration = Duration::from_secs(600);
+const KERNEL: &str = "root=/dev/vda rw console=ttyS0 mitigations=off panic=-1";
+
+/// A booted guest. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Machine {
+    shell: Shell,
+    console: PathBuf,
+    _qemu: Running,
+}
+
+impl Machine {
+    /// Boots the image, with the payload as the second disk.
+    pub(super) fn boot(
+        image: &Image,
+        payload: &Path,
+        memory: u64,
+        accelerator: &Accelerator,
+        scratch: &Scratch,
+    ) -> Result<Self> {
+        let console = scratch.path("console.log");
+        let processors = thread::available_parallelism().map_or(2, usize::from).clamp(2, 4);
+        let drive = |file: &Path, more: &str| {
+            format!(
+                "file={},format=raw,if=virtio,{more}",
+                file.display().to_string().replace(',', ",,")
+            )
+        };
+        let mut command = ending::tied(QEMU);
+        command
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-no-reboot",
+                "-display",
+                "none",
+                "-nic",
+                "none",
+            ])
+            .args(accelerator.arguments())
+            .args(["-smp", &processors.to_string(), "-m", &format!("{}M", memory >> 20)])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", KERNEL])
+            .args(["-drive", &drive(&image.disk, "snapshot=on,cache=unsafe")])
+            .args(["-drive", &drive(payload, "readonly=on")])
+            .args(["-serial", &format!("file:{}", console.display())])
+            .args(["-chardev", "stdio,id=shell,signal=off", "-serial", "chardev:shell"])
+            .env("TMPDIR", scratch.folder())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(scratch.path("qemu.log")).context("cannot create qemu.log")?);
+        let mut qemu = Running::start(&mut command, QEMU)?;
+        let input = qemu.child.stdin.take().context("qemu has no standard input")?;
+        let output = qemu.child.stdout.take().context("qemu has no standard output")?;
+        let mut machine = Self {
+            shell: Shell::new(input, output),
+            console,
+            _qemu: qemu,
+        };
+        let booted = machine.shell.ready(BOOT);
+        booted.with_context(|| {
+            let said = fs::read_to_string(scratch.path("qemu.log")).unwrap_or_default();
+            format!("the guest does not boot: {said}{}", machine.end_of_console())
+        })?;
+        Ok(machine)
+    }
+
+    /// Runs a command as the guest's user and returns its status.
+    pub(super) fn run(&mut self, command: &str, limit: Duration, hear: &mut dyn FnMut(&[u8])) -> Result<i32> {
+        let ran = self.shell.run(command, limit, hear);
+        ran.with_context(|| self.end_of_console())
+    }
+
+    fn end_of_console(&self) -> String {
+        let text = fs::read(&self.console).unwrap_or_default();
+        format!(
+            "the end of its console:\n{}",
+            crate::shell::tail(&String::from_utf8_lossy(&text), 15)
+        )
+    }
+}

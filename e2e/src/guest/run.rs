@@ -1,0 +1,222 @@
+//! The steps of one run, and what each must show.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::accelerator::{Accelerator, QEMU};
+use super::ending;
+use super::machine::Machine;
+use super::options::Options;
+use super::payload::{self, quoted};
+use super::rootfs::{self, USER};
+use super::scratch::Scratch;
+use super::transcript::Transcript;
+use crate::prepared::Prepared;
+use crate::{layout, shell};
+
+/// A command in the guest that takes no time by itself.
+const SHORT: Duration = Duration::from_secs(300);
+/// The demo and the tests, on a machine that is 20 times slower.
+const LONG: Duration = Duration::from_secs(2 * 3600);
+
+/// Facts that are shown at the start.
+const FACTS: [&str; 8] = [
+    "sed -n 's/^PRETTY_NAME=//p' /etc/os-release; uname -rv",
+    "id; sudo -n id -un",
+    "nproc; free -h; df -h /",
+    "ip -brief address",
+    "mount | grep cgroup",
+    "cat /sys/fs/cgroup/cgroup.controllers /proc/self/cgroup",
+    "sudo aa-status | head -n 5",
+    "command -v go docker containerd kubelet || echo none of them is there",
+];
+/// Facts that have to be the same at the end.
+const KEPT: [(&str, &str); 5] = [
+    (
+        "the controllers that the root cgroup gives its children",
+        "cat /sys/fs/cgroup/cgroup.subtree_control",
+    ),
+    ("cgroups", "find /sys/fs/cgroup -maxdepth 1 -type d | sort"),
+    (
+        "AppArmor's profiles",
+        "sudo sort /sys/kernel/security/apparmor/profiles",
+    ),
+    ("mounts", "awk '{print $5}' /proc/self/mountinfo | sort"),
+    (
+        "folders of /var/lib, /opt and /etc",
+        "ls -d /var/lib/* /opt/* /etc/* | sort",
+    ),
+];
+
+/// Runs everything, and returns true if something failed.
+pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
+    let scratch = Scratch::take(cache)?;
+    let number = options.debian.number();
+    let path = layout::output().join(format!("guest-debian-{number}.md"));
+    let mut transcript = Transcript::new(&path)?;
+    transcript.line(&format!(
+        "# A guest with Debian {number}: the demo and the machine's tests"
+    ));
+    transcript.heading("This machine");
+
+    let image = rootfs::image(options.debian, options.disk, cache, &scratch, &mut |text| {
+        transcript.line(text)
+    })?;
+    let accelerator = Accelerator::find(&image.kernel, &scratch)?;
+    let program = std::env::current_exe().context("this program has no path")?;
+    let prepared = Prepared::make(program, &mut |text| transcript.line(text))?;
+    ending::check()?;
+    let payload = scratch.path("payload.tar");
+    payload::write(&prepared, options.tests.as_deref(), &payload)?;
+    transcript.line(&format!("checkout: {}", commit()));
+    transcript.line(&format!("{}; {}", version_of_qemu()?, accelerator.describe()));
+
+    transcript.heading("The guest");
+    let mut guest = Guest {
+        machine: Machine::boot(&image, &payload, options.memory, &accelerator, &scratch)?,
+        transcript: &mut transcript,
+    };
+    guest.unpack()?;
+    for fact in FACTS {
+        guest.show(fact, SHORT)?;
+    }
+    let before = guest.kept()?;
+
+    let checkout = layout::workspace();
+    let cd = format!("cd {} && ", quoted(&checkout.display().to_string()));
+    let mut failed = Vec::new();
+    guest.transcript.heading(&format!("The demo, as `{USER}`"));
+    let demo = prepared.program().strip_prefix(&checkout).unwrap_or(prepared.program());
+    if guest.show(&format!("{cd}{} demo", quoted(&demo.display().to_string())), LONG)? != 0 {
+        failed.push("the demo".to_owned());
+    }
+    match &options.tests {
+        Some(tests) => {
+            guest
+                .transcript
+                .heading(&format!("The machine's tests and the examples, as `{USER}`"));
+            let left_out = left_out(tests)?;
+            let program = tests.strip_prefix(&checkout).unwrap_or(tests);
+            let command = format!("{cd}{} {left_out}", quoted(&program.display().to_string()));
+            if guest.show(&command, LONG)? != 0 {
+                failed.push("the tests".to_owned());
+            }
+        }
+        None => failed.push("the tests, of which --tests names no program".to_owned()),
+    }
+
+    guest.transcript.heading("Afterwards");
+    let after = guest.kept()?;
+    for ((what, _), (before, after)) in KEPT.iter().zip(before.iter().zip(&after)) {
+        if before != after {
+            guest
+                .transcript
+                .line(&format!("{what}, before:\n{before}\nafter:\n{after}"));
+            failed.push(format!("{what} are not as before"));
+        }
+    }
+    guest.show("sudo dmesg | grep DENIED || echo AppArmor denied nothing", SHORT)?;
+
+    transcript.heading("Result");
+    match failed.is_empty() {
+        true => transcript.line(&format!("All of it passed, in {} s.", transcript.seconds())),
+        false => transcript.line(&format!("Failed: {}.", failed.join("; "))),
+    }
+    eprintln!("transcript: {}", transcript.path().display());
+    Ok(!failed.is_empty())
+}
+
+struct Guest<'a> {
+    machine: Machine,
+    transcript: &'a mut Transcript,
+}
+
+impl Guest<'_> {
+    /// Runs the command in the transcript and returns its status.
+    fn show(&mut self, command: &str, limit: Duration) -> Result<i32> {
+        self.transcript.line(&format!("```console\n$ {command}"));
+        let transcript = &mut *self.transcript;
+        let status = self.machine.run(command, limit, &mut |bytes| transcript.raw(bytes));
+        self.transcript.line("```");
+        let status = status?;
+        if status != 0 {
+            self.transcript.line(&format!("\nexit status {status}\n"));
+        }
+        Ok(status)
+    }
+
+    /// Runs the command out of the transcript and returns its output; an error when it fails.
+    fn ask(&mut self, command: &str) -> Result<String> {
+        let mut said = Vec::new();
+        let status = self
+            .machine
+            .run(command, SHORT, &mut |bytes| said.extend_from_slice(bytes))?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if status != 0 {
+            bail!(
+                "in the guest, {command}: exit status {status}: {}",
+                shell::tail(&said, 12)
+            );
+        }
+        Ok(said)
+    }
+
+    /// Puts the payload where it belongs, and opens the folders above it, which are root's.
+    fn unpack(&mut self) -> Result<()> {
+        self.ask("systemctl is-system-running --wait || systemctl --failed")?;
+        self.ask("sudo tar -x --numeric-owner --keep-directory-symlink -C / -f /dev/vdb")?;
+        for folder in [layout::workspace(), layout::cache()?, layout::output()] {
+            let folder = quoted(&folder.display().to_string());
+            self.ask(&format!(
+                "p={folder}; while [ \"$p\" != / ]; do sudo chmod a+rx \"$p\" && p=$(dirname \"$p\") || exit; done"
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn kept(&mut self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for (what, command) in KEPT {
+            let said = self.ask(command)?;
+            match said.lines().count() {
+                0..=2 => self.transcript.line(&format!("{what}: {}", said.trim())),
+                count => self.transcript.line(&format!("{what}: {count}")),
+            }
+            found.push(said);
+        }
+        Ok(found)
+    }
+}
+
+/// The tests that belong to a real cluster alone, as options that leave them out: the names of all others' modules.
+fn left_out(tests: &Path) -> Result<String> {
+    let listed = shell::output(&mut shell::command(tests, ["--list"]))?;
+    let mut modules: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| Some(line.split_once("::")?.0))
+        .collect();
+    modules.dedup();
+    for wanted in WANTED {
+        if !modules.contains(&wanted) {
+            bail!("{} has no tests of {wanted}.rs", tests.display());
+        }
+    }
+    let others = modules.iter().filter(|module| !WANTED.contains(module));
+    Ok(others.map(|module| format!(" --skip {module}::")).collect())
+}
+
+const WANTED: [&str; 2] = ["machine", "example"];
+
+/// What git calls the checkout.
+fn commit() -> String {
+    let mut git = shell::command("git", ["describe", "--always", "--dirty", "--abbrev=12"]);
+    let said = shell::output(git.current_dir(layout::workspace()));
+    said.map_or_else(|_| "of no known commit".to_owned(), |said| said.trim().to_owned())
+}
+
+fn version_of_qemu() -> Result<String> {
+    let said = shell::output(&mut shell::command(QEMU, ["--version"]))?;
+    Ok(said.lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,72 @@
+//! The folder of one run: everything temporary is in it, and it goes at the end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::namespaces::in_namespaces;
+use crate::lock::Lock;
+
+/// `run` below the guests' part of the cache. Held by one run at a time.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    folder: PathBuf,
+    _lock: Lock,
+}
+
+impl Scratch {
+    /// Takes the lock, says so when it has to wait for it, and removes what a killed run left.
+    pub(super) fn take(cache: &Path) -> Result<Self> {
+        fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
+        let file = cache.join(".lock");
+        let lock = match Lock::try_take(&file)? {
+            Some(lock) => lock,
+            None => {
+                eprintln!("another guest runs: waiting for its end ({} is locked)", file.display());
+                loop {
+                    super::ending::check()?;
+                    if let Some(lock) = Lock::try_take(&file)? {
+                        break lock;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                }
+            }
+        };
+        let folder = cache.join("run");
+        remove(&folder)?;
+        fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        Ok(Self { folder, _lock: lock })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.folder) {
+            eprintln!("{error:#}: the next run tries again");
+        }
+    }
+}
+
+/// Removes the folder. An ordinary user's may hold files of that user's subordinate users, which take their namespace.
+fn remove(folder: &Path) -> Result<()> {
+    if !folder.exists() || fs::remove_dir_all(folder).is_ok() {
+        return Ok(());
+    }
+    // Not a tied command: it has to run after a signal too.
+    let _ = in_namespaces(crate::shell::command("unshare", [] as [&str; 0]), &["rm", "-rf"])
+        .arg(folder)
+        .status();
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
+}

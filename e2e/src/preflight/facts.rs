@@ -1,0 +1,67 @@
+//! The facts of a machine on which `preflight` decides.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub(super) const GI: u64 = 1 << 30;
+
+/// What a cluster needs of the machine, as it was found.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) root: Root,
+    pub(super) memory: Memory,
+    pub(super) disks: Vec<Disk>,
+}
+
+/// If this user can become root.
+#[derive(Debug)]
+pub(super) enum Root {
+    NoSudo { user: u32 },
+    Refused { user: u32, said: String },
+    Tried(Tried),
+}
+
+/// What root tried, up to the first failure of each kind.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tried {
+    pub(super) namespaces: Option<Failure>,
+    pub(super) cgroups: Option<Failure>,
+    pub(super) kernel_log: Option<Failure>,
+}
+
+/// Something that did not work: what it was, and the system's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) step: Step,
+    pub(super) said: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Step {
+    /// unshare of mount, network and PID namespaces, a tmpfs in them.
+    Mount,
+    Overlay,
+    Bridge,
+    NoCgroups,
+    ReadOnlyCgroups,
+    MakeCgroup,
+    BusyCgroup,
+    KernelLog,
+}
+
+/// The least of what the machine has and its cgroups allow.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) bytes: u64,
+    /// The file that sets the limit, where a cgroup does.
+    pub(super) limit: Option<PathBuf>,
+}
+
+/// A file system, and the bytes that a cluster still has to write there.
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub(super) folders: Vec<PathBuf>,
+    pub(super) free: u64,
+    pub(super) needed: u64,
+}
