@@ -2,13 +2,13 @@
 
 use super::deferred;
 use super::driver::{Driver, INVALID_VALUE, SUCCESS};
-use super::gpu::{Gpu, release};
+use super::gpu::{Gpu, Gpus, release};
 use super::granules::{Allocations, Taken};
 use core::ffi::c_int;
 
 /// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
 #[inline(always)]
-pub fn released<D: Driver>(gpus: &[Gpu<D>], live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+pub fn released<D: Driver>(gpus: &Gpus<D>, live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
     // Out of the table first: once freed, the driver may give the pointer to another thread.
     match live.take(pointer) {
         // The usual way by itself, so that what was taken stays in registers.

@@ -27,6 +27,10 @@ pub struct Gpu<D> {
     pub graphs: Graphs,
 }
 
+/// The GPUs of this process. The usual way of an allocation and a free takes it by reference, and not as a slice: that
+/// is one register across the call of the driver instead of two.
+pub type Gpus<D> = Vec<Gpu<D>>;
+
 impl<D: Driver> Gpu<D> {
     /// A GPU whose shares are `account`. `context_reserve`: the charge for the first context, before it is measured.
     #[must_use]

@@ -24,7 +24,7 @@
 
 use super::charge::charge;
 use super::driver::{Driver, OUT_OF_MEMORY};
-use super::gpu::{Gpu, release};
+use super::gpu::{Gpu, Gpus, release};
 use super::granule::GRANULE;
 use super::live::{Live, STEP, key, place};
 use crate::account::Charge;
@@ -47,7 +47,7 @@ pub enum Taken {
 impl Allocations {
     /// Keeps an allocation that has its granules to itself.
     #[inline(always)]
-    pub fn keep<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, live: Live) {
+    pub fn keep<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, live: Live) {
         // A driver gives a pointer again only after it was freed: by a context's end that we missed.
         if let Some(stale) = self.0.insert(pointer, live) {
             release(gpus, stale);
@@ -61,7 +61,7 @@ impl Allocations {
 
     /// Counts a new small allocation in; `live` is its reservation.
     #[inline(always)]
-    pub fn join<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, bytes: u64, mut live: Live) -> Result<(), c_int> {
+    pub fn join<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, bytes: u64, mut live: Live) -> Result<(), c_int> {
         if pointer % GRANULE + bytes > GRANULE {
             return self.straddle(gpus, pointer, live);
         }
@@ -84,7 +84,7 @@ impl Allocations {
 
     /// It lies in two granules, as no driver known places it: charged both, to itself.
     #[cold]
-    fn straddle<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, mut live: Live) -> Result<(), c_int> {
+    fn straddle<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, mut live: Live) -> Result<(), c_int> {
         let owner = gpus.get(live.gpu());
         let Some(more) = owner.and_then(|gpu| charge(gpu, GRANULE)) else {
             owner.map(|gpu| gpu.driver.free(pointer));
@@ -248,7 +248,7 @@ mod tests {
     const BASE: u64 = 0x7f00_0000_0000;
 
     /// Allocates `bytes` that the driver puts at `pointer`.
-    fn allocate(gpus: &[Gpu<Fake>], live: &Allocations, pointer: u64, bytes: u64) -> Result<(), c_int> {
+    fn allocate(gpus: &Gpus<Fake>, live: &Allocations, pointer: u64, bytes: u64) -> Result<(), c_int> {
         let charged = Live::new(0, charge(&gpus[0], bytes).ok_or(OUT_OF_MEMORY)?);
         if bytes < GRANULE {
             return live.join(gpus, pointer, bytes, charged);
@@ -261,7 +261,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "maps a file")]
     fn a_refused_free_changes_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = ([gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
         for (pointer, bytes) in [(BASE, MIB), (BASE + MIB, 256), (BASE + GRANULE, 4 * MIB)] {
             allocate(&gpus, &live, pointer, bytes).expect("room");
         }
@@ -284,7 +284,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "maps a file")]
     fn a_neighbour_that_comes_while_the_last_is_freed_keeps_the_granule_charged() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = ([gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
         allocate(&gpus, &live, BASE, 256).expect("room");
         released(&gpus, &live, BASE, || {
             assert_eq!(gpus[0].account.charged(), GRANULE, "until the driver has freed it");
@@ -300,7 +300,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "maps a file")]
     fn one_in_two_granules_is_charged_both_or_freed_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = ([gpu(&folder, 2 * GRANULE)], Allocations::default());
+        let (gpus, live) = (vec![gpu(&folder, 2 * GRANULE)], Allocations::default());
         let pointer = BASE + GRANULE - 256;
         allocate(&gpus, &live, pointer, MIB).expect("room");
         assert_eq!(gpus[0].account.charged(), 2 * GRANULE);
@@ -316,7 +316,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "maps a file")]
     fn what_went_with_a_context_is_swept() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = ([gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
         for (pointer, bytes) in [
             (BASE, 256),
             (BASE + 256, 256),
@@ -345,7 +345,7 @@ mod tests {
             steps in prop::collection::vec((0_u64..3, 0_u64..6, any::<bool>()), 1..80),
         ) {
             let folder = tempfile::tempdir().expect("a folder");
-            let (gpus, live) = ([gpu(&folder, 64 * MIB)], Allocations::default());
+            let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
             let mut known = BTreeMap::new();
             for (granule, place, refused) in steps {
                 let pointer = BASE + granule * GRANULE + place * STEP;
