@@ -73,19 +73,21 @@ fn main() {
         put(format!("pub(crate) const {name}: usize = {index};"));
     }
     put("}".into());
+    // Our own functions by their link names: -Bsymbolic binds them to this file, whatever else has that name.
+    put("pub(crate) mod exports { #![allow(dead_code)] unsafe extern \"C\" {".into());
+    for name in &hooks {
+        put(format!("pub(crate) fn {name}();"));
+    }
+    put("} }".into());
     put("pub(crate) fn hooked() -> impl Iterator<Item = (usize, *const ())> { [".into());
     for name in &hooks {
-        let module = TABLES
-            .iter()
-            .find(|table| hooked(table).contains(name))
-            .expect("a table");
-        let module = Path::new(module)
-            .file_stem()
-            .and_then(|stem| stem.to_str())
-            .expect("a name");
-        put(format!("(slot::{name}, crate::table::{module}::{name} as *const ()),"));
+        put(format!("(slot::{name}, exports::{name} as *const ()),"));
     }
     put("].into_iter() }".into());
+    write("names.rs", &out);
+
+    let mut out = String::new();
+    let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
     for (index, name) in all.iter().enumerate() {
         if !hooks.contains(name) {
             put(format!("crate::jump::jump!({name}, {index});"));
@@ -94,6 +96,11 @@ fn main() {
     for name in &data {
         put(format!("crate::jump::object!({name});"));
     }
-    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("names.rs");
-    fs::write(&path, out).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    write("passed.rs", &out);
+}
+
+/// Writes a generated file.
+fn write(name: &str, text: &str) {
+    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join(name);
+    fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }

@@ -14,6 +14,7 @@ pub mod calls;
 pub mod grants;
 pub mod hami;
 pub mod ledger;
+pub mod memory;
 pub mod os;
 pub mod table;
 pub mod visible;

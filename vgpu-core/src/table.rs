@@ -174,7 +174,8 @@ impl<V> Run<V> {
                     return None;
                 }
                 free => {
-                    *free = Some((kept, value));
+                    // It is free: an assignment would call for the drop of what it has.
+                    std::mem::forget(free.replace((kept, value)));
                     self.used += 1;
                     return None;
                 }

@@ -1,45 +1,13 @@
 //! What every detour does around its handler: no unwinding into C, refusal where this process has no
 //! share. errno is kept where the core makes system calls (`vgpu_core::os::errno`).
 
+use crate::codes::{NOT_PERMITTED, NVML_NO_PERMISSION, NVML_UNINITIALIZED, UNKNOWN};
 use crate::names::slot;
-use crate::real;
-use crate::state::{self, Ready};
+use crate::process::Ready;
+use crate::{real, start};
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use vgpu_core::os::{stderr, thread};
-
-pub(crate) const SUCCESS: c_int = 0;
-pub(crate) const INVALID_VALUE: c_int = 1;
-pub(crate) const OUT_OF_MEMORY: c_int = 2;
-pub(crate) const NO_DEVICE: c_int = 100;
-pub(crate) const INVALID_DEVICE: c_int = 101;
-pub(crate) const NOT_FOUND: c_int = 500;
-const NOT_PERMITTED: c_int = 800;
-pub(crate) const NOT_SUPPORTED: c_int = 801;
-const UNKNOWN: c_int = 999;
-
-pub(crate) const NVML_SUCCESS: c_int = 0;
-const NVML_UNINITIALIZED: c_int = 1;
-pub(crate) const NVML_INVALID_ARGUMENT: c_int = 2;
-pub(crate) const NVML_NOT_SUPPORTED: c_int = 3;
-pub(crate) const NVML_NO_PERMISSION: c_int = 4;
-pub(crate) const NVML_NOT_FOUND: c_int = 6;
-pub(crate) const NVML_INSUFFICIENT_SIZE: c_int = 7;
-const NVML_FUNCTION_NOT_FOUND: c_int = 13;
-
-/// Takes any arguments: the caller cleans up in this ABI.
-pub(crate) extern "C" fn refused_cuda() -> c_int {
-    NOT_PERMITTED
-}
-pub(crate) extern "C" fn refused_nvml() -> c_int {
-    NVML_NO_PERMISSION
-}
-pub(crate) extern "C" fn missing_cuda() -> c_int {
-    NOT_SUPPORTED
-}
-pub(crate) extern "C" fn missing_nvml() -> c_int {
-    NVML_FUNCTION_NOT_FOUND
-}
 
 /// The classes of a table's hooks: whether they may change what the GPU holds, or is charged.
 pub(crate) mod class {
@@ -79,7 +47,7 @@ pub(crate) fn nvml(_changes: bool, slot: usize, handle: impl FnOnce(&'static Rea
 
 #[inline(always)]
 fn run(slot: usize, refused: c_int, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    guarded(|| match state::ready() {
+    guarded(|| match start::ready() {
         Some(ready) => handle(ready, real::address(slot)),
         None => refused,
     })

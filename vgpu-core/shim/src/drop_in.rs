@@ -8,14 +8,16 @@
 //! driver capability `utility`), variables that say nothing, no place for the ledger.
 
 use crate::names::slot;
+use crate::process::{self, Ready};
 use crate::real::{self, real};
-use crate::state::{self, Ready, Shares};
+
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_core::account::{Account, Watch};
+use vgpu_core::grants::GpuGrants;
 use vgpu_core::hami::assign::{Device, assign};
 use vgpu_core::hami::mirror::{Mirror, Processes};
 use vgpu_core::hami::variables::Settings;
@@ -38,6 +40,9 @@ const FOLDERS: [&str; 10] = [
 ];
 /// From this level of LIBCUDA_LOG_LEVEL on the limits in force are told.
 const INFO: u8 = 3;
+
+/// The shares, and a region of HAMi's that is to be kept.
+pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
 
 /// The shares that HAMi's variables give, and the region to be kept; None: there are no such variables.
 pub(crate) fn shares() -> Result<Option<Shares>, String> {
@@ -80,7 +85,7 @@ pub(crate) fn watched(account: Account) -> Account {
 /// Mirrors what is charged, if it is time to.
 #[cold]
 fn changed() {
-    if let Some((ready, mirror)) = state::known().and_then(|ready| Some((ready, ready.mirror.as_ref()?))) {
+    if let Some((ready, mirror)) = process::known().and_then(|ready| Some((ready, ready.mirror.as_ref()?))) {
         mirror.refresh(charged(ready), || processes(ready));
     }
 }

@@ -1,11 +1,13 @@
 //! Names that are not hooked: one jump through a table that is filled at first use.
 
+use crate::codes::{refused_cuda, refused_nvml};
+use crate::detour::guarded;
 use crate::names::{COUNT, CUDA};
-use crate::real;
+use crate::{real, start};
 use core::arch::naked_asm;
-use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where each name leads; [`bind`] until it is first asked for.
+/// Where each name leads; [`bind`] until it is first called and its real function is known.
 pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
 
 /// A public name that jumps. r11 is free at a call in this ABI and tells `bind` who it was.
@@ -99,10 +101,18 @@ pub(crate) unsafe extern "C" fn bind() {
 extern "C" fn resolve(index: u32) -> *const () {
     let index = index as usize;
     let _kept = vgpu_core::os::errno::keep();
-    let found = crate::detour::guarded(|| crate::state::ready().map(|_| real::address(index)));
+    let found = guarded(|| {
+        start::ready()?;
+        let address = real::address(index);
+        // Kept only once it will not change any more.
+        if let (Some(known), Some(place)) = (real::known(index), TABLE.get(index)) {
+            place.store(known.cast_mut(), Ordering::Release);
+        }
+        Some(address)
+    });
     match found.flatten() {
         Some(address) => address,
-        None if index < CUDA => crate::detour::refused_cuda as *const (),
-        None => crate::detour::refused_nvml as *const (),
+        None if index < CUDA => refused_cuda as *const (),
+        None => refused_nvml as *const (),
     }
 }

@@ -15,8 +15,8 @@
 //! and its functions are "not found", as where there is none, until it can be opened ([`BETWEEN`]). What contexts
 //! take is then not measured (`hooks::overhead`).
 
-use crate::jump::{TABLE, bind};
-use crate::names::{CUDA, name};
+use crate::codes::{missing_cuda, missing_nvml};
+use crate::names::{COUNT, CUDA, exports, name};
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::ffi::CString;
@@ -27,6 +27,8 @@ use vgpu_core::os::{coarse_millis, errno, fork, stderr};
 
 /// The real libraries' handles: libcuda, libnvidia-ml. A fork child keeps them.
 static HANDLES: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+/// The real function of each slot; null until it was looked up.
+static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(core::ptr::null_mut()) }; COUNT];
 /// Milliseconds between two attempts to open NVML.
 const BETWEEN: u64 = 2000;
 /// Where NVML is; null: not known yet. Leaked, for it never changes.
@@ -46,11 +48,7 @@ pub(crate) use real;
 /// One line that names the file.
 pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
     take_names();
-    load(
-        &HANDLES[0],
-        libcuda,
-        (c"cuInit", crate::table::cuda::cuInit as *const ()),
-    )?;
+    load(&HANDLES[0], libcuda, (c"cuInit", exports::cuInit as *const ()))?;
     if NVML.load(Ordering::Acquire).is_null() {
         let path = Box::into_raw(Box::new(libnvidia_ml.to_owned()));
         NVML.store(path, Ordering::Release);
@@ -95,7 +93,7 @@ fn open_nvml() -> *mut c_void {
     // A child of a fork meanwhile would have the loader's lists as they are half way.
     let _no_fork = fork::guard();
     take_names();
-    let own = crate::table::nvml::nvmlInit_v2 as *const ();
+    let own = exports::nvmlInit_v2 as *const ();
     if let Err(reason) = load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
         NEXT.store(now.saturating_add(BETWEEN), Ordering::Relaxed);
         // A container may have libcuda without it; who asks for it then hears "not found".
@@ -165,19 +163,22 @@ pub(crate) fn function<F: Copy>(index: usize) -> F {
 #[inline(always)]
 pub(crate) fn address(index: usize) -> *const () {
     let address = TABLE[index].load(Ordering::Acquire);
-    if core::ptr::eq(address, bind as *const ()) {
-        look_up(index)
-    } else {
-        address
-    }
+    if address.is_null() { look_up(index) } else { address }
+}
+
+/// The real function of slot `index`, or the one that answers "not supported" for good: None while the library
+/// itself could not be opened, which is tried again.
+pub(crate) fn known(index: usize) -> Option<*const ()> {
+    let address = TABLE[index].load(Ordering::Acquire);
+    (!address.is_null()).then_some(address.cast_const())
 }
 
 #[cold]
 fn look_up(index: usize) -> *const () {
     let missing = if index < CUDA {
-        crate::detour::missing_cuda as *const ()
+        missing_cuda as *const ()
     } else {
-        crate::detour::missing_nvml as *const ()
+        missing_nvml as *const ()
     };
     let _kept = errno::keep();
     let library = library(index);
@@ -196,7 +197,7 @@ fn look_up(index: usize) -> *const () {
 /// Whether the real library has the function of slot `index`.
 pub(crate) fn has(index: usize) -> bool {
     let address = address(index);
-    address != crate::detour::missing_cuda as *const () && address != crate::detour::missing_nvml as *const ()
+    address != missing_cuda as *const () && address != missing_nvml as *const ()
 }
 
 /// VGPU_RUN_DIR.

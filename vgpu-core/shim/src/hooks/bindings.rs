@@ -13,18 +13,18 @@
 //! How it fails: no such memory is free any more: the binding is refused before the driver is asked. Memory
 //! that this process cannot name (a handle of which we never heard) is not charged by its binding either.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::driver::{Backing, Bindings};
 use crate::hooks::imports;
-use crate::hooks::memory::charge;
-use crate::hooks::vmm::{Backing, within};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use vgpu_core::bindings::Part;
+use vgpu_core::memory::backing::within;
+use vgpu_core::memory::charge::charge;
 
 pub(crate) type Memory = Arc<Backing>;
-pub(crate) type Bindings = vgpu_core::bindings::Bindings<Memory>;
 
 /// The memory, or the object, of a handle.
 pub(crate) fn of_handle(ready: &Ready, handle: u64) -> Option<Memory> {
@@ -39,7 +39,7 @@ pub(crate) fn up_to(ready: &Ready, handle: u64, end: u64) -> Option<Option<Memor
 
 /// The memory of the `bytes` at `address`; None: it cannot be charged.
 pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Option<Vec<Memory>> {
-    let mapped = within(ready, address, bytes);
+    let mapped = within(&ready.vmm_maps, address, bytes);
     if !mapped.is_empty() {
         return Some(mapped);
     }
@@ -47,7 +47,7 @@ pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Opt
         return Some(mapped);
     };
     let charge = charge(ready.gpus.get(gpu)?, bytes)?;
-    Some(vec![Arc::new(Backing::surplus(ready, gpu, charge))])
+    Some(vec![Arc::new(Backing::surplus(&ready.gpus, gpu, charge))])
 }
 
 /// Whether host memory lies at an address: that too has a device, the one that it was made for.

@@ -1,8 +1,8 @@
 //! The devices that exist for this process. A virtual ordinal is a CUdevice, as in every driver.
 
-use crate::detour::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
-use crate::hooks::info::put;
-use crate::state::Ready;
+use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
+use crate::out::put;
+use crate::process::Ready;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 type Out = unsafe extern "C" fn(*mut c_int) -> c_int;

@@ -10,9 +10,10 @@
 
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::bindings::{self, Bindings, Memory};
-use crate::state::Ready;
+use crate::codes::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Bindings;
+use crate::hooks::bindings::{self, Memory};
+use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use vgpu_core::bindings::{Object, Part, bind, unbind as unbound};
 

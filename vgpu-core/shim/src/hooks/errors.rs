@@ -1,12 +1,13 @@
 //! Error texts, which must be had where everything else is refused.
 
-use crate::detour::{self, INVALID_VALUE, SUCCESS};
-use crate::{real, state};
+use crate::codes::{INVALID_VALUE, SUCCESS};
+use crate::detour;
+use crate::{real, start};
 use core::ffi::{c_char, c_int};
 
 /// The driver's own text, else ours for the refusal.
 pub(crate) unsafe fn describe(error: c_int, text: *mut *const c_char, slot: usize) -> c_int {
-    let ready = detour::guarded(state::ready).flatten();
+    let ready = detour::guarded(start::ready).flatten();
     if ready.is_some() && real::has(slot) {
         // SAFETY: the real function of this slot has this signature; the caller's pointer is passed on.
         return unsafe {

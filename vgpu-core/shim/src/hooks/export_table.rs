@@ -7,10 +7,13 @@
 //! nvidia-smi lists what the driver shows this process: of other containers' processes nothing where
 //! each has a PID namespace of its own. All that is public is the share's under every driver.
 
-use crate::detour::{self, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
-use crate::hooks::nvml_info::{fill, running};
+use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
+use crate::detour;
+use crate::hooks::nvml_info::running;
+use crate::hooks::nvml_list::fill;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::{self, Ready};
+use crate::start;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// Versions of the driver, as far as their first full stop, whose table this is.
@@ -87,7 +90,7 @@ fn answer(count: *mut c_uint, entries: *mut Entry, list: impl FnOnce(&'static Re
     if count.is_null() {
         return NVML_INVALID_ARGUMENT;
     }
-    let answer = || match state::ready() {
+    let answer = || match start::ready() {
         // SAFETY: nvidia-smi's promises to NVML.
         Some(ready) => unsafe { fill(&list(ready), count, entries) },
         None => NVML_NO_PERMISSION,

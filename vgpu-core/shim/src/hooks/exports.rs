@@ -1,4 +1,4 @@
-//! What leaves this process by name. Where the name can be recognised ([`marks`]), the charge moves to an
+//! What leaves this process by name. Where the name can be recognised ([`export_identity`]), the charge moves to an
 //! object of the ledger before the name is given out, so that whoever of the share imports it is not charged
 //! again, and has the charge when this process frees or dies.
 //!
@@ -34,12 +34,13 @@
 //! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here ([`pools`](super::pools)),
 //! and what others map of it, they are charged.
 
-use crate::detour::{NOT_SUPPORTED, SUCCESS};
+use crate::codes::{NOT_SUPPORTED, SUCCESS};
+use crate::hooks::export_identity;
 use crate::hooks::imports::Handle;
-use crate::hooks::{granules, marks, vmm};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
+use vgpu_core::memory::backing::within;
 
 pub(crate) unsafe fn ipc_handle(
     ready: &'static Ready,
@@ -54,9 +55,10 @@ pub(crate) unsafe fn ipc_handle(
     }
     // SAFETY: the driver has written it.
     let words = unsafe { handle.read_unaligned() }.0;
-    if let Some(key) = marks::of_handle(words) {
+    if let Some(key) = export_identity::of_handle(words) {
         let mut known = false;
-        granules::with_charge(ready, start_of(pointer).unwrap_or(pointer), |gpu, charge| {
+        let start = start_of(pointer).unwrap_or(pointer);
+        ready.live.with_charge(&ready.gpus, start, |gpu, charge| {
             known = true;
             gpu.account.export(charge, key);
         });
@@ -85,7 +87,7 @@ pub(crate) unsafe fn physical(
     let result = unsafe { real(shared, handle, kind, flags) };
     if let (SUCCESS, Some(backing)) = (result, &backing) {
         // SAFETY: the driver has written what this kind is; a descriptor is an int.
-        let key = marks::of_descriptor(kind, || unsafe { shared.cast::<c_int>().read_unaligned() });
+        let key = export_identity::of_descriptor(kind, || unsafe { shared.cast::<c_int>().read_unaligned() });
         if let Some(key) = key {
             backing.export(key);
         }
@@ -106,21 +108,21 @@ pub(crate) unsafe fn range(
     kind: c_int,
     flags: c_ulonglong,
 ) -> c_int {
-    let mapped = vmm::within(ready, pointer, bytes as u64);
+    let mapped = within(&ready.vmm_maps, pointer, bytes as u64);
     if mapped.iter().any(|backing| backing.is_host()) {
         return NOT_SUPPORTED;
     }
     let start = if mapped.is_empty() { start_of(pointer) } else { None };
     // Out of the table before the call: what another thread frees meanwhile stays charged.
-    let taken = start.map(|start| (start, granules::take(ready, start)));
+    let taken = start.map(|start| (start, ready.live.take(start)));
     // SAFETY: passed on.
     let result = unsafe { real(shared, pointer, bytes, kind, flags) };
     if result == SUCCESS {
         core::mem::forget(mapped);
     }
     match taken {
-        Some((start, taken)) if result == SUCCESS => granules::keep_charged(ready, start, taken),
-        Some((start, taken)) => granules::settle(ready, start, taken, false),
+        Some((start, taken)) if result == SUCCESS => ready.live.keep_charged(start, taken),
+        Some((start, taken)) => ready.live.settle(&ready.gpus, start, taken, false),
         None => {}
     }
     result

@@ -4,14 +4,15 @@
 //! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: they were made by those interfaces in
 //! this process, and the driver tells no size before they are mapped.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
-use crate::hooks::memory::charge;
-use crate::hooks::vmm::Backing;
-use crate::state::Ready;
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Backing;
+use crate::driver::Real;
+use crate::process::Ready;
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::driver::Driver;
 
 /// Whether this process has ever mapped any: spares others the look at each free.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -42,7 +43,7 @@ pub(crate) unsafe fn import(
     let Some(charge) = ready.gpus.get(index).and_then(|gpu| charge(gpu, asked.bytes)) else {
         return OUT_OF_MEMORY;
     };
-    let backing = Arc::new(Backing::new(ready, index, Some(charge)));
+    let backing = Arc::new(Backing::new(&ready.gpus, index, Some(charge)));
     let result = pass();
     if result == SUCCESS {
         // SAFETY: the driver has written it.
@@ -81,7 +82,12 @@ pub(crate) unsafe fn array(
     let result = unsafe { real(array, memory, descriptor) };
     if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
         // SAFETY: the driver has written it.
-        arrays::adopt(ready, unsafe { *array }, backing);
+        ready.arrays.adopt(
+            &ready.gpus,
+            unsafe { *array },
+            Real.current_context().unwrap_or(0),
+            backing,
+        );
     }
     result
 }

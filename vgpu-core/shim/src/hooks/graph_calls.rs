@@ -2,15 +2,15 @@
 //! launched (`graphs`); nodes that allocate carry devices, which are translated.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::graphs::{Needs, enter, leave, mapped, settle_all, used};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::hooks::graph_launch::{enter, leave, mapped, settle_all};
 use crate::hooks::locations::{Access, with_real};
-use crate::hooks::memory::GRANULE;
 use crate::hooks::pool_calls;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
-use vgpu_core::account::rounded;
+use vgpu_core::memory::granule::granules;
+use vgpu_core::memory::graphs::{Needs, used};
 
 const CHILD_GRAPH: c_int = 4;
 const MEM_ALLOC: c_int = 10;
@@ -103,7 +103,7 @@ fn allocation(ready: &Ready, node: usize) -> Option<(usize, u64)> {
     // SAFETY: the driver has written it; all-zero would be valid too.
     let params = unsafe { params.assume_init() };
     let gpu = params.pool.location.real_gpu(ready.devices()?)?;
-    Some((gpu, rounded(params.bytes as u64, GRANULE)?))
+    Some((gpu, granules(params.bytes as u64)?))
 }
 
 // === Hooks ===

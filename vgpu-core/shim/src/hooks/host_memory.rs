@@ -18,7 +18,7 @@
 //! of its own: [`host_physical`](super::host_physical).
 //! What a pool tells of itself is its device part.
 //!
-//! How a stream's order is kept: [`parked`].
+//! How a stream's order is kept: [`deferred_free`].
 //!
 //! What differs from a pool: managed memory goes with the context in which it was allocated, here the
 //! stream's, where memory of a device's pool would outlive that context.
@@ -27,14 +27,17 @@
 //! under a hypervisor that cannot) would hold all of it: there the answer is out of memory, as without
 //! host memory. The advice is refused: the pages may migrate, and the driver evicts them again.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::granules::Live;
-use crate::hooks::memory::{GRANULE, PITCH, keep};
-use crate::hooks::{parked, pools};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Gpu;
+use crate::driver::Real;
+use crate::hooks::deferred_free;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
+use vgpu_core::memory::driver::is_captured;
+use vgpu_core::memory::granule::{PITCH, granules};
+use vgpu_core::memory::live::Live;
 
 /// CU_MEM_ATTACH_HOST: begins on the host; visible to a GPU with concurrent access all the same.
 const ATTACH_HOST: c_uint = 2;
@@ -51,10 +54,10 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     let Some(owner) = ready.gpus.get(gpu).filter(|owner| owner.account.has_host()) else {
         return OUT_OF_MEMORY;
     };
-    let Some(whole) = rounded(bytes, GRANULE).filter(|_| is_shared(ready, gpu)) else {
+    let Some(whole) = granules(bytes).filter(|_| is_shared(ready, gpu)) else {
         return OUT_OF_MEMORY;
     };
-    let Some(charge) = parked::reserve(ready, owner, whole) else {
+    let Some(charge) = deferred_free::reserve(ready, owner, whole) else {
         return OUT_OF_MEMORY;
     };
     let mut address = 0;
@@ -67,7 +70,7 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     }
     // SAFETY: the range just allocated.
     unsafe { real!(cuMemAdvise(u64, usize, c_int, c_int))(address, bytes as usize, PREFER, HOST) };
-    keep(ready, address, Live::new(gpu, charge));
+    ready.live.keep(&ready.gpus, address, Live::new(gpu, charge));
     // SAFETY: as promised.
     unsafe { pointer.write(address) };
     SUCCESS
@@ -86,16 +89,16 @@ pub(crate) unsafe fn instead_in_order(
     stream: usize,
 ) -> c_int {
     let gpu = ready.gpus.iter().position(|one| core::ptr::eq(one, owner));
-    let (Some(gpu), Some(whole), true) = (gpu, rounded(bytes, GRANULE), owner.account.has_host()) else {
+    let (Some(gpu), Some(whole), true) = (gpu, granules(bytes), owner.account.has_host()) else {
         return OUT_OF_MEMORY;
     };
-    if pools::is_captured(stream) {
+    if is_captured(&Real, stream) {
         return OUT_OF_MEMORY;
     }
-    let Ok(order) = parked::InOrder::of(stream) else {
+    let Ok(order) = deferred_free::InOrder::of(stream) else {
         return OUT_OF_MEMORY;
     };
-    match parked::again(ready, owner, whole, stream, &order) {
+    match deferred_free::again(ready, owner, whole, stream, &order) {
         Some(address) => {
             // SAFETY: as promised.
             unsafe { pointer.write(address) };

@@ -19,16 +19,16 @@
 //! How it fails: granules of the host's memory are larger than the device's, whose size the program has already
 //! asked for: out of memory, before anything is made.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Backing;
+use crate::hooks::deferred_free;
 use crate::hooks::locations::Location;
-use crate::hooks::memory::GRANULE;
-use crate::hooks::parked;
-use crate::hooks::vmm::{Backing, Properties};
+use crate::hooks::properties::Properties;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_ulonglong};
 use std::sync::Arc;
-use vgpu_core::account::rounded;
+use vgpu_core::memory::granule::granules;
 
 /// CU_MEM_LOCATION_TYPE_HOST_NUMA.
 const HOST_NUMA: c_int = 3;
@@ -50,13 +50,13 @@ pub(crate) unsafe fn instead(
     flags: c_ulonglong,
 ) -> c_int {
     let owner = ready.gpus.get(gpu).filter(|owner| owner.account.has_host());
-    let (Some(owner), Some(whole), Some(own)) = (owner, rounded(bytes as u64, GRANULE), on_host(asked, bytes)) else {
+    let (Some(owner), Some(whole), Some(own)) = (owner, granules(bytes as u64), on_host(asked, bytes)) else {
         return OUT_OF_MEMORY;
     };
-    let Some(charge) = parked::reserve(ready, owner, whole) else {
+    let Some(charge) = deferred_free::reserve(ready, owner, whole) else {
         return OUT_OF_MEMORY;
     };
-    let backing = Arc::new(Backing::new(ready, gpu, Some(charge)));
+    let backing = Arc::new(Backing::new(&ready.gpus, gpu, Some(charge)));
     let create = real!(cuMemCreate(*mut u64, usize, *const Properties, c_ulonglong));
     // SAFETY: as promised; the backing gives its charge back where it is not kept.
     unsafe {

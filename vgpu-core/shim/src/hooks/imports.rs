@@ -1,5 +1,5 @@
 //! Memory of other processes (cuIpc*, pointers of imported pools): charged to who maps it, unless a process
-//! of the same share made it and it can be recognised ([`marks`]): then it is charged once, for as long as
+//! of the same share made it and it can be recognised ([`export_identity`]): then it is charged once, for as long as
 //! either has it.
 //!
 //! ```text
@@ -15,18 +15,19 @@
 //! How it fails: between the driver's call and the charge of what was not recognised, its maker may die, and
 //! it is charged to nobody for that moment.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::counted;
-use crate::hooks::externals;
-use crate::hooks::marks;
-use crate::hooks::memory::{GRANULE, charge};
-use crate::hooks::vmm::Backing;
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Backing;
+use crate::driver::Gpu;
+use crate::hooks::{export_identity, externals};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
-use vgpu_core::account::{Charge, rounded};
+use vgpu_core::account::Charge;
 use vgpu_core::ledger::Key;
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::granule::granules;
+use vgpu_core::memory::refcounts;
 
 /// CUipcMemHandle.
 #[repr(C)]
@@ -93,7 +94,7 @@ pub(crate) unsafe fn open(
     handle: Handle,
     flags: c_uint,
 ) -> c_int {
-    let held = marks::of_handle(handle.0).and_then(|key| Held::of(ready, key));
+    let held = export_identity::of_handle(handle.0).and_then(|key| Held::of(ready, key));
     // SAFETY: passed on.
     let result = unsafe { real(pointer, handle, flags) };
     if result != SUCCESS || pointer.is_null() {
@@ -101,24 +102,24 @@ pub(crate) unsafe fn open(
     }
     // SAFETY: the driver has written it.
     let pointer = unsafe { *pointer };
-    if counted::again(&ready.imports, pointer) {
+    if refcounts::retain(&ready.imports, pointer) {
         return result;
     }
-    let together = |gpu, charge| Backing::new(ready, gpu, Some(charge));
+    let together = |gpu, charge| Backing::new(&ready.gpus, gpu, Some(charge));
     let mapped = match (extent(ready, pointer), held) {
         (None, None) => return result,
         (None, Some(mut held)) => held.charge.take().map(|charge| together(held.gpu, charge)),
         (Some((gpu, bytes)), held) => {
             // Of another size, it is something else than what we hold.
-            let held = held.filter(|held| Some(held.bytes()) == rounded(bytes, GRANULE));
+            let held = held.filter(|held| Some(held.bytes()) == granules(bytes));
             let held = held.and_then(|held| held.on(gpu)).map(|charge| together(gpu, charge));
-            let pay = || Some(Backing::surplus(ready, gpu, charge(ready.gpus.get(gpu)?, bytes)?));
+            let pay = || Some(Backing::surplus(&ready.gpus, gpu, charge(ready.gpus.get(gpu)?, bytes)?));
             held.or_else(pay)
         }
     };
     match mapped {
         Some(mapped) => {
-            counted::come(&ready.imports, pointer, Arc::new(mapped));
+            refcounts::acquire(&ready.imports, pointer, Arc::new(mapped));
             SUCCESS
         }
         None => {
@@ -131,7 +132,7 @@ pub(crate) unsafe fn open(
 
 pub(crate) unsafe fn close(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
     // SAFETY: passed on.
-    counted::release(&ready.imports, pointer, || unsafe { real(pointer) })
+    refcounts::release(&ready.imports, pointer, || unsafe { real(pointer) })
 }
 
 /// A pointer of an imported pool: given back by cuMemFree and cuMemFreeAsync.
@@ -154,7 +155,7 @@ pub(crate) unsafe fn pool_pointer(
     };
     match ready.gpus.get(gpu).and_then(|owner| charge(owner, bytes)) {
         Some(charge) => {
-            externals::keep(ready, pointer, Backing::surplus(ready, gpu, charge));
+            externals::keep(ready, pointer, Backing::surplus(&ready.gpus, gpu, charge));
             SUCCESS
         }
         None => {

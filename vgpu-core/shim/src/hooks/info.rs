@@ -1,10 +1,13 @@
 //! What a program is told about memory: the share, never more than the GPU has. Where the share goes on
 //! in host memory, total and free have both parts: what the program can have altogether.
 
-use crate::detour::{INVALID_DEVICE, SUCCESS};
-use crate::hooks::{level, parked};
-use crate::state::{Gpu, Ready};
+use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::driver::Gpu;
+use crate::hooks::deferred_free;
+use crate::out::put;
+use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::room;
 
 type GetInfo<T> = unsafe extern "C" fn(*mut T, *mut T) -> c_int;
 type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
@@ -12,9 +15,9 @@ type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
 /// Free and total bytes of a GPU's shares; `physical`: what the GPU itself has free.
 fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.look();
-    level::refresh(gpu);
+    room::refresh(gpu);
     if gpu.account.has_host() {
-        parked::collect(ready, gpu);
+        deferred_free::collect(ready, gpu);
     }
     (gpu.account.free(physical), gpu.account.limit())
 }
@@ -106,15 +109,4 @@ pub(crate) unsafe fn total_v1(
 
 fn narrow(bytes: usize) -> c_uint {
     c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
-}
-
-/// Writes where the caller wants it.
-///
-/// # Safety
-/// `at` is null or may be written.
-pub(crate) unsafe fn put<T>(at: *mut T, value: T) {
-    if !at.is_null() {
-        // SAFETY: as promised.
-        unsafe { at.write(value) };
-    }
 }

@@ -1,8 +1,8 @@
 //! cuInit: refused without a share, and without a device of which there is one.
 
-use crate::detour::{NO_DEVICE, SUCCESS};
+use crate::codes::{NO_DEVICE, SUCCESS};
 use crate::hooks::visible;
-use crate::state::Ready;
+use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::os::stderr;
 

@@ -1,9 +1,9 @@
 //! Which CUDA devices OpenGL and VDPAU run on: those of the share, by its numbers.
 
-use crate::detour::{INVALID_VALUE, NO_DEVICE, SUCCESS};
+use crate::codes::{INVALID_VALUE, NO_DEVICE, SUCCESS};
 use crate::hooks::device_list::back;
-use crate::hooks::info::put;
-use crate::state::Ready;
+use crate::out::put;
+use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 
 /// More GPUs than any machine has.

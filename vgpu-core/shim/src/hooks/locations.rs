@@ -1,7 +1,7 @@
 //! The locations that calls about memory carry: the program's devices in, the driver's out.
 
-use crate::detour::{INVALID_DEVICE, INVALID_VALUE};
-use crate::state::{Devices, Ready};
+use crate::codes::{INVALID_DEVICE, INVALID_VALUE};
+use crate::process::{Devices, Ready};
 use core::ffi::{c_int, c_uint, c_ulonglong};
 
 const DEVICE: c_int = 1;

@@ -1,11 +1,11 @@
 //! Modules, libraries and the limits of contexts: what their code, static variables, heaps and stacks
-//! take is measured ([`overhead`](super::overhead)); what cannot be charged is undone.
+//! take is measured ([`measure`](super::measure)); what cannot be charged is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::SUCCESS;
-use crate::hooks::overhead::{Change, measured};
+use crate::codes::SUCCESS;
+use crate::hooks::measure::{Change, measured};
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 
 type Load = unsafe extern "C" fn(*mut usize, *const c_void) -> c_int;

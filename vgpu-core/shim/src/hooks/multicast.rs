@@ -7,10 +7,11 @@
 //! and unbind at once, and calls that fail: [`vgpu_core::bindings`].
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::bindings::{self, Bindings, Memory};
-use crate::hooks::vmm::Backing;
-use crate::state::Ready;
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::{Backing, Bindings};
+use crate::hooks::bindings::{self, Memory};
+
+use crate::process::Ready;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;
 use vgpu_core::bindings::{Object, Part, bind, unbind as unbound};
@@ -69,7 +70,7 @@ pub(crate) unsafe fn create(
         let handle = unsafe { *handle };
         ready
             .vmm_handles
-            .insert(handle, (Arc::new(Backing::new(ready, 0, None)), 1));
+            .insert(handle, (Arc::new(Backing::new(&ready.gpus, 0, None)), 1));
     }
     result
 }

@@ -1,10 +1,10 @@
 //! NVML's list of devices: the GPUs of which this process has shares, in NVML's order.
 
-use crate::detour::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
-use crate::hooks::info::put;
-use crate::hooks::nvml_info::{fill, keep};
+use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
+use crate::hooks::nvml_list::{fill, keep};
+use crate::out::put;
+use crate::process::{NvmlDevice, Ready};
 use crate::real::real;
-use crate::state::{NvmlDevice, Ready};
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering;
 

@@ -3,14 +3,17 @@
 //!
 //! A list of processes names those of this PID namespace: a PID of another means nothing here.
 
-use crate::detour::{
-    self, NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS,
-};
-use crate::hooks::{info::put, level, nvml_devices};
+use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
+use crate::detour;
+use crate::driver::Gpu;
+use crate::hooks::nvml_devices;
+use crate::hooks::nvml_list::{Process, fill, keep};
 use crate::names::slot;
-use crate::state::{Gpu, Ready};
-use crate::{real, state};
+use crate::out::put;
+use crate::process::Ready;
+use crate::{real, start};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use vgpu_core::memory::room;
 
 /// nvmlMemory_t.
 #[repr(C)]
@@ -40,22 +43,6 @@ pub(crate) struct ProcessV1 {
     used: c_ulonglong,
 }
 
-/// nvmlProcessInfo_t.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Process {
-    pub(crate) pid: c_uint,
-    pub(crate) used: c_ulonglong,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-
-impl Process {
-    pub(crate) fn pid(&self) -> c_uint {
-        self.pid
-    }
-}
-
 pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
     let found = nvml_devices::list(ready)
         .into_iter()
@@ -66,7 +53,7 @@ pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> 
 /// Total and used bytes of a GPU's shares.
 pub(crate) fn figures(gpu: &Gpu) -> (u64, u64) {
     gpu.account.look();
-    level::refresh(gpu);
+    room::refresh(gpu);
     (gpu.account.limit(), gpu.account.charged())
 }
 
@@ -111,36 +98,10 @@ pub(crate) unsafe fn memory_v2(
     result
 }
 
-/// Writes `found` the way NVML does: the count alone when there is no room.
-///
-/// # Safety
-/// `count` is null or readable and writable; `list` is null or has `*count` entries.
-pub(crate) unsafe fn fill<T>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int
-where
-    T: Copy,
-{
-    // SAFETY: as promised.
-    let Some(count) = (unsafe { count.as_mut() }) else {
-        return NVML_INVALID_ARGUMENT;
-    };
-    let room = std::mem::replace(count, found.len() as c_uint) as usize;
-    if room < found.len() {
-        return NVML_INSUFFICIENT_SIZE;
-    }
-    if !found.is_empty() {
-        if list.is_null() {
-            return NVML_INVALID_ARGUMENT;
-        }
-        // SAFETY: as promised: there is room.
-        unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), list, found.len()) };
-    }
-    NVML_SUCCESS
-}
-
 pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
     let gpu = gpu(ready, device)?;
     gpu.account.look();
-    level::refresh(gpu);
+    room::refresh(gpu);
     Some(gpu.account.processes())
 }
 
@@ -198,26 +159,6 @@ pub(crate) unsafe fn no_processes(
     unsafe { fill(&[], count, list) }
 }
 
-/// Keeps of the entries that NVML has written those that are the share's own.
-///
-/// # Safety
-/// `count` is null or was written; `list` is null or has that many entries.
-pub(crate) unsafe fn keep<T: Copy>(count: *mut c_uint, list: *mut T, is_own: impl Fn(&T) -> bool) {
-    // SAFETY: as promised.
-    if let (Some(count), false) = (unsafe { count.as_mut() }, list.is_null()) {
-        // SAFETY: as promised, and not null.
-        let entries = unsafe { core::slice::from_raw_parts_mut(list, *count as usize) };
-        let mut kept = 0;
-        for at in 0..entries.len() {
-            if is_own(&entries[at]) {
-                entries[kept] = entries[at];
-                kept += 1;
-            }
-        }
-        *count = kept as c_uint;
-    }
-}
-
 /// Whether a PID is that of a process of the share.
 pub(crate) fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) -> bool {
     let own = running(ready, device).unwrap_or_default();
@@ -253,7 +194,7 @@ pub(crate) unsafe fn unsupported(
 
 /// NVML's own text, else ours for the refusal.
 pub(crate) fn error_text(error: c_int) -> *const c_char {
-    let ready = detour::guarded(state::ready).flatten();
+    let ready = detour::guarded(start::ready).flatten();
     if ready.is_some() && real::has(slot::nvmlErrorString) {
         // SAFETY: the real function of this name has this signature.
         return unsafe {

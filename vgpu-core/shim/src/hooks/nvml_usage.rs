@@ -14,11 +14,12 @@
 //! Figures are percent of the GPU, not of the share's `cores`: those are booked and not enforced, so a share
 //! may well be busier than they say, and percent of them would pass 100.
 
-use crate::detour::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
-use crate::hooks::nvml_info::{Process, gpu, keep, own_pids, running};
+use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
+use crate::hooks::nvml_info::{gpu, own_pids, running};
+use crate::hooks::nvml_list::{Process, keep};
 use crate::names::slot;
+use crate::process::Ready;
 use crate::real::{self, real};
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong};
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,9 +1,9 @@
 //! What NVML tells of a whole GPU, or of any process by its number, in forms of their own: cut to the share.
 
-use crate::detour::{NVML_NOT_FOUND, NVML_SUCCESS};
-use crate::hooks::info::put;
+use crate::codes::{NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml_info::{Memory, figures, gpu, running};
-use crate::state::Ready;
+use crate::out::put;
+use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::Ordering;
 

@@ -3,11 +3,10 @@
 
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::detour::SUCCESS;
+use crate::codes::SUCCESS;
 use crate::hooks::locations::{Location, NO_DEVICE};
-use crate::hooks::pools;
+use crate::process::{Devices, Ready};
 use crate::real::real;
-use crate::state::{Devices, Ready};
 use core::ffi::{c_int, c_ulonglong, c_void};
 
 type Batch =
@@ -73,7 +72,7 @@ pub(crate) unsafe fn pool_of(
     let told = unsafe { pool.as_ref() };
     if let (SUCCESS, Some(pool), Some(gpu)) = (result, told, gpu.and_then(|gpu| ready.gpus.get(gpu))) {
         // That of a part of a GPU, or of managed memory, is told nowhere else.
-        pools::know(gpu, *pool, false);
+        gpu.pools.know(*pool, false);
     }
     result
 }

@@ -1,13 +1,17 @@
-//! Calls about pools: whose pool it is, and what it says of devices, which is translated. What pools are
-//! charged: [`pools`].
+//! Calls about pools: whose pool it is, and what it says of devices, which is translated. How pools are
+//! charged: `vgpu_core::memory::pools`.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::{Gpu, Real};
 use crate::hooks::locations::Location;
-use crate::hooks::memory::released;
-use crate::hooks::{externals, graphs, host_memory, parked, pools};
+use crate::hooks::{deferred_free, externals, host_memory};
+use crate::process::{Devices, Ready};
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_void};
+use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::pools::Wanted;
+use vgpu_core::memory::room;
 
 /// CUmemPoolProps: as the driver has it; only where the pool lies matters here.
 #[repr(C)]
@@ -49,10 +53,10 @@ pub(crate) unsafe fn alloc(
     let Some((gpu, device)) = place_of(ready, stream) else {
         return pass();
     };
-    match chosen_pool(device) {
+    match Real.current_pool(device) {
         // SAFETY: as promised.
-        Some(pool) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
-        None => pass(),
+        Ok(pool) if pool != 0 => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
+        _ => pass(),
     }
 }
 
@@ -69,12 +73,31 @@ unsafe fn from(
     stream: usize,
     pass: impl Fn() -> c_int,
 ) -> c_int {
-    let result = pools::grow(gpu, pool, pointer, bytes, stream, pass);
-    if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && pools::is_plain(ready, gpu, pool) {
+    let result = if bytes == 0 || pointer.is_null() {
+        pass()
+    } else {
+        let bytes = bytes as u64;
+        let allocate = || match pass() {
+            // SAFETY: the driver has written it.
+            SUCCESS => Ok(unsafe { *pointer }),
+            error => Err(error),
+        };
+        let grown = room::grow(gpu, Wanted { pool, bytes, stream }, allocate);
+        grown.err().unwrap_or(SUCCESS)
+    };
+    if result == OUT_OF_MEMORY && gpu.account.has_host() && !pointer.is_null() && is_plain(ready, gpu, pool) {
         // SAFETY: the caller's, to be written.
         return unsafe { host_memory::instead_in_order(ready, gpu, pointer, bytes as u64, stream) };
     }
     result
+}
+
+/// Returns true if host memory may stand in for that of `pool`, of `gpu`.
+#[cold]
+fn is_plain(ready: &Ready, gpu: &Gpu, pool: usize) -> bool {
+    let is_default = |(device, _): &(c_int, usize)| Real.default_pool(*device) == Ok(pool);
+    let default = |devices: &Devices| devices.list.iter().any(is_default);
+    gpu.pools.is_plain(pool) || ready.devices().is_some_and(default)
 }
 
 pub(crate) unsafe fn alloc_ptsz(
@@ -102,13 +125,13 @@ pub(crate) unsafe fn alloc_from(
 ) -> c_int {
     // SAFETY: passed on.
     let pass = || unsafe { real(pointer, bytes, pool, stream) };
-    let owner = pools::owner(ready, pool).or_else(|| {
+    let owner = ready.gpus.iter().find(|gpu| gpu.pools.has(pool)).or_else(|| {
         // A default pool is known to us only here.
         let devices = ready.devices()?;
         let default = devices
             .list
             .iter()
-            .find(|(device, _)| pools::default_pool(*device) == Some(pool));
+            .find(|(device, _)| Real.default_pool(*device) == Ok(pool));
         ready
             .gpus
             .get(default.map(|(_, gpu)| *gpu).or_else(|| ready.current())?)
@@ -154,14 +177,6 @@ fn place_of(ready: &'static Ready, stream: usize) -> Option<(&'static Gpu, c_int
     Some((ready.gpus.get(gpu)?, device))
 }
 
-/// The pool from which a device allocates.
-fn chosen_pool(device: c_int) -> Option<usize> {
-    let mut pool = 0;
-    // SAFETY: to be written.
-    let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
-    (result == SUCCESS && pool != 0).then_some(pool)
-}
-
 pub(crate) unsafe fn free(
     ready: &'static Ready,
     real: unsafe extern "C" fn(u64, usize) -> c_int,
@@ -171,16 +186,15 @@ pub(crate) unsafe fn free(
     // SAFETY: passed on. Memory of cuMemAlloc may be freed here as well.
     let pass = || unsafe { real(pointer, stream) };
     let free = || match ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
-        true => parked::free(ready, pointer, stream, pass),
-        false => released(ready, pointer, pass),
+        true => deferred_free::free(ready, pointer, stream, pass),
+        false => released(&ready.gpus, &ready.live, pointer, pass),
     };
     let result = if externals::used() {
         externals::freed(ready, pointer, free)
     } else {
         free()
     };
-    pools::after_free(ready);
-    graphs::after_free(ready);
+    room::after_free(&ready.gpus);
     result
 }
 
@@ -219,14 +233,19 @@ pub(crate) unsafe fn create(
     let result = unsafe { real(pool, &own) };
     if let (SUCCESS, Some(gpu), false) = (result, gpu.and_then(|gpu| ready.gpus.get(gpu)), pool.is_null()) {
         // SAFETY: the driver has written it.
-        pools::know(gpu, unsafe { *pool }, own.is_plain());
+        gpu.pools.know(unsafe { *pool }, own.is_plain());
     }
     result
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, pool: usize) -> c_int {
     // SAFETY: passed on.
-    pools::retire(ready, pool, || unsafe { real(pool) })
+    let destroy = || unsafe { real(pool) };
+    let retired = ready.gpus.iter().enumerate().find_map(|(index, gpu)| {
+        let device = || ready.devices().and_then(|devices| devices.of_gpu(index));
+        gpu.pools.retire(&gpu.driver, &gpu.account, device, pool, destroy)
+    });
+    retired.unwrap_or_else(destroy)
 }
 
 pub(crate) unsafe fn trim(
@@ -238,8 +257,8 @@ pub(crate) unsafe fn trim(
     // SAFETY: passed on.
     let result = unsafe { real(pool, keep) };
     ready.gpus.iter().for_each(|gpu| {
-        parked::collect(ready, gpu);
+        deferred_free::collect(ready, gpu);
+        gpu.pools.refresh(&gpu.driver, &gpu.account);
     });
-    pools::after_free(ready);
     result
 }

@@ -1,11 +1,11 @@
 //! cuGetProcAddress: the real one answers, so that versions and stream flags are honoured; where
 //! its answer is the real function of a hooked name, ours of the very same variant takes its place.
 
-use crate::detour::{NOT_FOUND, SUCCESS};
-use crate::hooks::info::put;
+use crate::codes::{NOT_FOUND, SUCCESS};
 use crate::names::{CUDA, hooked, name as name_of};
+use crate::out::put;
+use crate::process::Ready;
 use crate::real;
-use crate::state::Ready;
 use core::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
 
 /// CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.

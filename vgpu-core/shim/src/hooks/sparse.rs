@@ -11,12 +11,12 @@
 //!
 //! How it fails: the driver tells neither, and the part is charged one tile.
 
-use crate::detour::{OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::arrays;
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::bindings::of_handle;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::Ready;
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::arrays;
 
 /// What a tile takes, whatever its elements are.
 const TILE: u64 = 64 << 10;
@@ -167,7 +167,7 @@ pub(crate) unsafe fn map_array(
     let result = unsafe { real(own.as_mut_ptr(), count, stream) };
     if result == SUCCESS {
         for (one, backing) in own.iter().zip(backings) {
-            arrays::mapped(ready, one.array, one.tile(), backing);
+            ready.arrays.map(one.array, one.tile(), backing);
         }
     }
     result

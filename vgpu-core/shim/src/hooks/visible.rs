@@ -15,7 +15,7 @@
 //! under every getenv. A child that is forked during cuInit has the variable hidden for good, and sees
 //! all of its shares' GPUs.
 
-use crate::state::Ready;
+use crate::process::Ready;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Hooked names of the driver API, apart from those that only take a device.
 
 use crate::hooks::{
-    arrays, contexts, device_list, endpoints, errors, exports, externals, graph_calls, imports, info, init, interop,
-    locations, memory, modules, multicast, places, pool_calls, proc_address, shapes, sparse, vmm,
+    alloc, array_calls, context_calls, device_list, endpoints, errors, exports, externals, free_calls, graph_calls,
+    imports, info, init, interop, locations, modules, multicast, places, pool_calls, proc_address, properties, shapes,
+    sparse, vmm,
 };
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -16,13 +17,13 @@ hooks! { cuda;
     limited cuDeviceTotalMem_v2: (bytes: *mut usize, device: c_int) => info::total;
     limited cuDeviceTotalMem: (bytes: *mut c_uint, device: c_int) => info::total_v1;
 
-    charged cuMemAlloc_v2: (pointer: *mut u64, bytes: usize) => memory::alloc;
-    charged cuMemAlloc: (pointer: *mut c_uint, bytes: c_uint) => memory::alloc_v1;
-    charged cuMemAllocPitch_v2: (pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint) => memory::pitch;
-    charged cuMemAllocPitch: (pointer: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) => memory::pitch_v1;
-    charged cuMemAllocManaged: (pointer: *mut u64, bytes: usize, flags: c_uint) => memory::managed;
-    released cuMemFree_v2: (pointer: u64) => memory::free;
-    released cuMemFree: (pointer: c_uint) => memory::free_v1;
+    charged cuMemAlloc_v2: (pointer: *mut u64, bytes: usize) => alloc::alloc;
+    charged cuMemAlloc: (pointer: *mut c_uint, bytes: c_uint) => alloc::alloc_v1;
+    charged cuMemAllocPitch_v2: (pointer: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint) => alloc::pitch;
+    charged cuMemAllocPitch: (pointer: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) => alloc::pitch_v1;
+    charged cuMemAllocManaged: (pointer: *mut u64, bytes: usize, flags: c_uint) => alloc::managed;
+    released cuMemFree_v2: (pointer: u64) => free_calls::free;
+    released cuMemFree: (pointer: c_uint) => free_calls::free_v1;
 
     charged cuMemAllocAsync: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc;
     charged cuMemAllocAsync_ptsz: (pointer: *mut u64, bytes: usize, stream: usize) => pool_calls::alloc_ptsz;
@@ -47,7 +48,7 @@ hooks! { cuda;
     released cuGraphExecDestroy: (exec: usize) => graph_calls::destroy;
     released cuDeviceGraphMemTrim: (device: c_int) => graph_calls::trim;
 
-    charged cuMemCreate: (handle: *mut u64, bytes: usize, properties: *const vmm::Properties, flags: c_ulonglong) => vmm::create;
+    charged cuMemCreate: (handle: *mut u64, bytes: usize, properties: *const properties::Properties, flags: c_ulonglong) => vmm::create;
     released cuMemRelease: (handle: u64) => vmm::release;
     limited cuMemRetainAllocationHandle: (handle: *mut u64, address: *mut c_void) => vmm::retain;
     limited cuMemMap: (pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) => vmm::map;
@@ -69,7 +70,7 @@ hooks! { cuda;
     limited cuExternalMemoryGetMappedMipmappedArray: (array: *mut usize, memory: usize, descriptor: *const c_void) => externals::array;
     released cuDestroyExternalMemory: (memory: usize) => externals::destroy;
     released cuMemUnmap: (pointer: u64, bytes: usize) => vmm::unmap;
-    virtualised cuMemGetAllocationGranularity: (granularity: *mut usize, properties: *const vmm::Properties, option: c_int) => vmm::granularity;
+    virtualised cuMemGetAllocationGranularity: (granularity: *mut usize, properties: *const properties::Properties, option: c_int) => vmm::granularity;
     virtualised cuMemSetAccess: (pointer: u64, bytes: usize, access: *const locations::Access, count: usize) => locations::set_access;
     virtualised cuMemGetAccess: (flags: *mut c_ulonglong, location: *const locations::Location, pointer: u64) => locations::get_access;
     virtualised cuMemPoolSetAccess: (pool: usize, access: *const locations::Access, count: usize) => locations::set_pool_access;
@@ -77,7 +78,7 @@ hooks! { cuda;
 
     charged cuMemExportToShareableHandle: (shared: *mut c_void, handle: u64, kind: c_int, flags: c_ulonglong) => exports::physical;
     charged cuMemGetHandleForAddressRange: (shared: *mut c_void, pointer: u64, bytes: usize, kind: c_int, flags: c_ulonglong) => exports::range;
-    virtualised cuMemGetAllocationPropertiesFromHandle: (properties: *mut vmm::Properties, handle: u64) => vmm::properties;
+    virtualised cuMemGetAllocationPropertiesFromHandle: (properties: *mut properties::Properties, handle: u64) => vmm::properties;
 
     virtualised cuLogicalEndpointCreate: (endpoint: c_uint, properties: *const endpoints::Properties) => endpoints::create;
     virtualised cuLogicalEndpointGetLimits: (alignment: *mut u64, largest: *mut u64, properties: *const endpoints::Properties) => endpoints::limits;
@@ -86,25 +87,25 @@ hooks! { cuda;
     released cuLogicalEndpointUnbind: (endpoint: c_uint, device: c_int, offset: u64, bytes: u64) => endpoints::unbind;
     released cuLogicalEndpointDestroy: (endpoint: c_uint) => endpoints::destroy;
 
-    charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const shapes::Flat) => arrays::create;
-    charged cuArrayCreate: (array: *mut usize, descriptor: *const shapes::FlatV1) => arrays::create;
-    charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const shapes::Solid) => arrays::create;
-    charged cuArray3DCreate: (array: *mut usize, descriptor: *const shapes::SolidV1) => arrays::create;
-    charged cuMipmappedArrayCreate: (array: *mut usize, descriptor: *const shapes::Solid, levels: c_uint) => arrays::create_mipmapped;
-    released cuArrayDestroy, cuMipmappedArrayDestroy: (array: usize) => arrays::destroy;
+    charged cuArrayCreate_v2: (array: *mut usize, descriptor: *const shapes::Flat) => array_calls::create;
+    charged cuArrayCreate: (array: *mut usize, descriptor: *const shapes::FlatV1) => array_calls::create;
+    charged cuArray3DCreate_v2: (array: *mut usize, descriptor: *const shapes::Solid) => array_calls::create;
+    charged cuArray3DCreate: (array: *mut usize, descriptor: *const shapes::SolidV1) => array_calls::create;
+    charged cuMipmappedArrayCreate: (array: *mut usize, descriptor: *const shapes::Solid, levels: c_uint) => array_calls::create_mipmapped;
+    released cuArrayDestroy, cuMipmappedArrayDestroy: (array: usize) => array_calls::destroy;
 
-    charged cuDevicePrimaryCtxRetain: (context: *mut usize, device: c_int) => contexts::retain;
-    released cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2: (device: c_int) => contexts::release;
-    released cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2: (device: c_int) => contexts::reset;
-    charged cuCtxCreate, cuCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
-    charged cuCtxCreate_v3: (context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int) => contexts::create_v3;
-    charged cuCtxCreate_v4: (context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int) => contexts::create_v4;
-    charged cuGLCtxCreate, cuGLCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => contexts::create;
-    charged cuVDPAUCtxCreate, cuVDPAUCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int, vdpau: c_uint, functions: *mut c_void) => contexts::create_vdpau;
-    limited cuCtxAttach: (context: *mut usize, flags: c_uint) => contexts::attach;
-    released cuCtxDetach: (context: usize) => contexts::detach;
-    released cuCtxDestroy, cuCtxDestroy_v2, cuGreenCtxDestroy: (context: usize) => contexts::destroy;
-    charged cuGreenCtxCreate: (context: *mut usize, resources: usize, device: c_int, flags: c_uint) => contexts::create_green;
+    charged cuDevicePrimaryCtxRetain: (context: *mut usize, device: c_int) => context_calls::retain;
+    released cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2: (device: c_int) => context_calls::release;
+    released cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2: (device: c_int) => context_calls::reset;
+    charged cuCtxCreate, cuCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => context_calls::create;
+    charged cuCtxCreate_v3: (context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int) => context_calls::create_v3;
+    charged cuCtxCreate_v4: (context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int) => context_calls::create_v4;
+    charged cuGLCtxCreate, cuGLCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int) => context_calls::create;
+    charged cuVDPAUCtxCreate, cuVDPAUCtxCreate_v2: (context: *mut usize, flags: c_uint, device: c_int, vdpau: c_uint, functions: *mut c_void) => context_calls::create_vdpau;
+    limited cuCtxAttach: (context: *mut usize, flags: c_uint) => context_calls::attach;
+    released cuCtxDetach: (context: usize) => context_calls::detach;
+    released cuCtxDestroy, cuCtxDestroy_v2, cuGreenCtxDestroy: (context: usize) => context_calls::destroy;
+    charged cuGreenCtxCreate: (context: *mut usize, resources: usize, device: c_int, flags: c_uint) => context_calls::create_green;
     charged cuCtxSetLimit: (limit: c_int, value: usize) => modules::set_limit;
     charged cuModuleLoad, cuModuleLoadData, cuModuleLoadFatBinary: (module: *mut usize, image: *const c_void) => modules::load;
     charged cuModuleLoadDataEx: (module: *mut usize, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) => modules::load_ex;

@@ -1,6 +1,6 @@
 //! Hooked names of NVML.
 
-use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_usage, nvml_whole};
+use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_list, nvml_usage, nvml_whole};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
@@ -25,7 +25,7 @@ hooks! { nvml;
     virtualised nvmlDeviceGetAccountingStats: (device: usize, pid: c_uint, stats: *mut c_void) => nvml_whole::accounting;
     virtualised nvmlDeviceGetAccountingStats_v2: (device: usize, stats: *mut c_uint) => nvml_whole::accounting_v2;
     virtualised nvmlDeviceGetComputeRunningProcesses: (device: usize, count: *mut c_uint, list: *mut nvml_info::ProcessV1) => nvml_info::processes_v1;
-    virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_info::Process) => nvml_info::processes;
+    virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_list::Process) => nvml_info::processes;
     virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
     virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
     virtualised nvmlDeviceGetUtilizationRates: (device: usize, rates: *mut nvml_usage::Rates) => nvml_usage::rates;

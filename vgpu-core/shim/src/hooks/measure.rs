@@ -20,7 +20,7 @@
 //!
 //! A call that does not end soon (a free or the launch of a graph waits for the GPU; its thread is not running, or
 //! ended in it) is not waited for, nor are the locks that it holds: what it may have taken or given back is what is
-//! charged and lies in no table ([`at_rest`]). The overhead then lies between two bounds, the greater is charged, and
+//! charged and lies in no table ([`settled_bytes`]). The overhead then lies between two bounds, the greater is charged, and
 //! the next look corrects it.
 //!
 //! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
@@ -35,22 +35,25 @@
 //! Memory of another process that is charged here too, for it could not be recognised, is not in the list's
 //! figure of this one, nor is what is charged twice; so it is not taken from that.
 //!
-//! [`at_rest`]: super::at_rest
+//! [`settled_bytes`]: super::settled_bytes
 
-use crate::detour::{NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::at_rest::AtRest;
-use crate::hooks::level::{self, Level};
-use crate::hooks::nvml_info::Process;
-use crate::hooks::{memory, nvml_devices};
+use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_SUCCESS, OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Gpu;
+use crate::hooks::nvml_devices;
+use crate::hooks::nvml_list::Process;
+use crate::hooks::settled_bytes::SettledBytes;
 use crate::names::slot;
+use crate::process::Ready;
 use crate::real::{self, real};
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vgpu_core::account::Own;
 use vgpu_core::calls::UnderWay;
-use vgpu_core::os::spin::Patience;
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::overhead::Overhead;
+use vgpu_core::memory::room;
+use vgpu_core::os::spin::{Held, Patience};
 use vgpu_core::os::thread;
 
 /// How often NVML is asked for a list that has this process in it.
@@ -63,17 +66,6 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must show the same new process before it is taken for this one.
 const AGREED: u32 = 4;
-
-/// What one GPU's contexts and code are charged.
-#[derive(Debug, Default)]
-pub(crate) struct Overhead {
-    level: Level,
-    measured: u64,
-    /// It may be less than what is charged: something was given back unseen, or a call did not end.
-    may_fall: bool,
-    /// Calls of others that were waited for in vain.
-    in_vain: UnderWay,
-}
 
 /// What a call may do to the overhead.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,74 +85,76 @@ enum Look {
     Blind,
 }
 
-impl Overhead {
+/// The right to measure the overhead of a GPU, which one thread at a time has.
+pub(crate) struct Measurement<'a> {
+    ready: &'static Ready,
+    gpu: &'a Gpu,
+    overhead: Held<'a, Overhead>,
+}
+
+impl<'a> Measurement<'a> {
+    pub(crate) fn of(ready: &'static Ready, gpu: &'a Gpu) -> Self {
+        let overhead = gpu.overhead.lock();
+        Self { ready, gpu, overhead }
+    }
+
+    /// After the last context went; nothing is left of it.
+    pub(crate) fn clear(&mut self) {
+        self.overhead.clear(&self.gpu.account);
+    }
+
     /// Calls `call`, measured. `first`: it makes the first context on this GPU, for which so much
     /// is charged before; answers its result, and whether what it took is charged.
-    pub(crate) fn around(
-        &mut self,
-        ready: &'static Ready,
-        gpu: &Gpu,
-        first: Option<u64>,
-        change: Change,
-        call: impl FnOnce() -> c_int,
-    ) -> (c_int, bool) {
+    pub(crate) fn around(&mut self, first: Option<u64>, change: Change, call: impl FnOnce() -> c_int) -> (c_int, bool) {
         let ahead = first.unwrap_or(0);
-        if ahead > self.level.bytes() {
-            match memory::charge(gpu, ahead - self.level.bytes()) {
-                Some(charge) => self.level.add(charge),
+        if ahead > self.overhead.charge.bytes() {
+            match charge(self.gpu, ahead - self.overhead.charge.bytes()) {
+                Some(charge) => self.overhead.charge.add(charge),
                 None => return (OUT_OF_MEMORY, true),
             }
         }
         // Asked for only where it counts: each look is a call of NVML. Who is new beside a first context may be
         // this process; later it has long been listed, and who is new is another.
-        let is_coming = first.is_some() && ready.nvml_pid.load(Ordering::Relaxed) == 0;
+        let is_coming = first.is_some() && self.ready.nvml_pid.load(Ordering::Relaxed) == 0;
         let before = if is_coming || change == Change::GivesBack {
-            self.look(ready, gpu, None)
+            self.look(None)
         } else {
             Look::Blind
         };
         let result = call();
         if result != SUCCESS && change == Change::Takes {
-            let back = self.measured;
-            self.level.set(gpu, back);
+            let back = self.overhead.measured;
+            self.overhead.charge.set(&self.gpu.account, back);
             return (result, true);
         }
         let known = match &before {
             Look::Strangers(pids) => Some(pids.as_slice()),
             _ => None,
         };
-        let start = self.measured;
-        let mut fits = self.settle(ready, gpu, change, start, &before, known);
+        let start = self.overhead.measured;
+        let mut fits = self.settle(change, start, &before, known);
         for _ in 0..SECOND_THOUGHTS {
-            if fits || self.in_vain.is_nobody() {
+            if fits || self.overhead.in_vain.is_nobody() {
                 break;
             }
-            self.in_vain = UnderWay::default();
-            fits = self.settle(ready, gpu, change, start, &before, known);
+            self.overhead.in_vain = UnderWay::default();
+            fits = self.settle(change, start, &before, known);
         }
         // What went is not refused for what else is there.
         (result, fits || change == Change::GivesBack)
     }
 
     /// Charges what is there after a call, `start` before; false: that is not free.
-    fn settle(
-        &mut self,
-        ready: &'static Ready,
-        gpu: &Gpu,
-        change: Change,
-        start: u64,
-        before: &Look,
-        known: Option<&[u32]>,
-    ) -> bool {
-        let Look::Excess(least, most) = self.look(ready, gpu, known) else {
+    fn settle(&mut self, change: Change, start: u64, before: &Look, known: Option<&[u32]>) -> bool {
+        let Look::Excess(least, most) = self.look(known) else {
             // Not seen: what was charged ahead stays, and what went is still charged.
-            self.measured = self.level.bytes();
-            self.may_fall |= change != Change::Takes;
+            self.overhead.measured = self.overhead.charge.bytes();
+            self.overhead.may_fall |= change != Change::Takes;
             return true;
         };
         let all = most.max(0) as u64;
-        self.measured = match (change, before) {
-            _ if self.may_fall => all,
+        self.overhead.measured = match (change, before) {
+            _ if self.overhead.may_fall => all,
             (Change::Takes, _) => start.max(all),
             (Change::GivesBack, Look::Excess(least_before, _)) => {
                 let fallen = start.saturating_add_signed((most - least_before).min(0));
@@ -169,53 +163,45 @@ impl Overhead {
             (Change::GivesBack, _) => start.min(all),
             (Change::Either, _) => all,
         };
-        self.may_fall = most > least;
-        let target = self.measured;
-        let fits = self.level.set(gpu, target);
+        self.overhead.may_fall = most > least;
+        let target = self.overhead.measured;
+        let fits = self.overhead.charge.set(&self.gpu.account, target);
         if !fits {
-            memory::make_room(gpu);
+            room::make_room(self.gpu);
         }
-        fits || self.level.set(gpu, target)
+        fits || self.overhead.charge.set(&self.gpu.account, target)
     }
 
-    /// After the last context went; nothing is left of it.
-    pub(crate) fn clear(&mut self, gpu: &Gpu) {
-        *self = Self {
-            level: core::mem::take(&mut self.level),
-            ..Self::default()
-        };
-        self.level.set(gpu, 0);
-    }
-
-    fn look(&mut self, ready: &'static Ready, gpu: &Gpu, known: Option<&[u32]>) -> Look {
+    fn look(&mut self, known: Option<&[u32]>) -> Look {
         let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
         let mut patience = Patience::new(PATIENCE);
         // Before others are stopped: to open NVML takes milliseconds.
-        let Some(device) = device(ready, gpu) else {
+        let Some(device) = device(self.ready, self.gpu) else {
             return Look::Blind;
         };
+        let calls = &self.ready.calls;
         for _ in 0..LOOKS {
-            let _stopped = ready.calls.stop();
-            let (charged, others, is_fresh) = self.stillness(ready, gpu, &mut patience);
-            let surplus = gpu.surplus.load(Ordering::Relaxed);
+            let _stopped = calls.stop();
+            let (charged, others, is_fresh) = self.stillness(&mut patience);
+            let surplus = self.gpu.surplus.load(Ordering::Relaxed);
             let all_else = charged
                 .bytes()
-                .saturating_sub(self.level.bytes())
+                .saturating_sub(self.overhead.charge.bytes())
                 .saturating_sub(surplus);
-            let at_rest = (!others.is_nobody() || !is_fresh).then(|| AtRest::of(ready, gpu));
-            let at_stake = at_rest.map_or(0, |at_rest| all_else.saturating_sub(at_rest.bytes));
+            let settled = (!others.is_nobody() || !is_fresh).then(|| SettledBytes::of(self.ready, self.gpu));
+            let at_stake = settled.map_or(0, |settled| all_else.saturating_sub(settled.bytes));
             let Some(list) = processes(device) else {
                 return Look::Blind;
             };
             // A pool is charged after it grew: who was at it while NVML was asked shows now.
-            let is_fresh = level::refresh_with(gpu, &mut patience);
-            let is_still = ready.calls.under_way() == others
-                && gpu.account.own() == charged
-                && match at_rest {
-                    Some(at_rest) => AtRest::of(ready, gpu) == at_rest,
+            let is_fresh = room::refresh_with(self.gpu, &mut patience);
+            let is_still = self.ready.calls.under_way() == others
+                && self.gpu.account.own() == charged
+                && match settled {
+                    Some(settled) => SettledBytes::of(self.ready, self.gpu) == settled,
                     None => is_fresh,
                 };
-            if ready.nvml_pid.load(Ordering::Relaxed) == 0 {
+            if self.ready.nvml_pid.load(Ordering::Relaxed) == 0 {
                 let pids = list.iter().map(|(pid, _)| *pid);
                 let Some(known) = known else {
                     return Look::Strangers(pids.collect());
@@ -241,9 +227,9 @@ impl Overhead {
                         continue;
                     }
                 };
-                ready.nvml_pid.store(own, Ordering::Relaxed);
+                self.ready.nvml_pid.store(own, Ordering::Relaxed);
             }
-            let own = ready.nvml_pid.load(Ordering::Relaxed);
+            let own = self.ready.nvml_pid.load(Ordering::Relaxed);
             match list.iter().find(|(pid, _)| *pid == own) {
                 Some((_, held)) if is_still => {
                     let least = *held as i64 - all_else as i64;
@@ -264,14 +250,14 @@ impl Overhead {
 
     /// What this process is charged when no other thread is in a call, or who still is; and whether that is what
     /// pools and graphs reserve.
-    fn stillness(&mut self, ready: &Ready, gpu: &Gpu, patience: &mut Patience) -> (Own, UnderWay, bool) {
+    fn stillness(&mut self, patience: &mut Patience) -> (Own, UnderWay, bool) {
         loop {
-            let is_fresh = level::refresh_with(gpu, patience);
+            let is_fresh = room::refresh_with(self.gpu, patience);
             // In this order: a call that began before it charged is under way then.
-            let charged = gpu.account.own();
-            let others = ready.calls.under_way();
-            if others.is_nobody() || others == self.in_vain || !patience.nap() {
-                self.in_vain = others;
+            let charged = self.gpu.account.own();
+            let others = self.ready.calls.under_way();
+            if others.is_nobody() || others == self.overhead.in_vain || !patience.nap() {
+                self.overhead.in_vain = others;
                 return (charged, others, is_fresh);
             }
         }
@@ -307,7 +293,7 @@ fn processes(device: usize) -> Option<Vec<(u32, u64)>> {
                 let seen = found.iter().take(count as usize);
                 return Some(seen.map(|process| (process.pid, process.used)).collect());
             }
-            crate::detour::NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
+            NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
                 found.resize(found.len() * 4, Process::default());
             }
             _ => return None,
@@ -327,12 +313,12 @@ pub(crate) fn measured(
     };
     let _outside = ready.calls.outside(thread());
     real::need_nvml();
-    let mut overhead = gpu.overhead.lock();
-    let (result, fits) = overhead.around(ready, gpu, None, change, call);
+    let mut measurement = Measurement::of(ready, gpu);
+    let (result, fits) = measurement.around(None, change, call);
     if fits {
         return result;
     }
-    overhead.around(ready, gpu, None, Change::GivesBack, || {
+    measurement.around(None, Change::GivesBack, || {
         undo();
         SUCCESS
     });

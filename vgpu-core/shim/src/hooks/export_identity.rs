@@ -1,5 +1,4 @@
-//! By what memory that one process exported is recognised where another imports it; `vgpu_core::ledger::objects`
-//! says what for.
+//! How an import is matched to the export it came from; `vgpu_core::ledger::objects` has the shared charges.
 //!
 //! - The 64 bytes of cuIpcGetMemHandle: the driver finds the memory by them alone, so no two live allocations
 //!   have the same ones, in one PID namespace (a handle names its maker's process).

@@ -1,9 +1,9 @@
-//! What the driver holds for sure, while some thread is in a call that does not end: all that is charged and lies
-//! in a table.
+//! The bytes that the driver holds for sure while some thread is in a call that does not end: everything that is
+//! charged and lies in a table.
 //!
 //! ```text
 //!  charged ─► driver ─► in its table ─► taken out ─► driver ─► given back
-//!  \_ under way ____/  \__ at rest __/  \____ under way ____________/
+//!  \_ under way ____/  \__ settled __/  \____ under way ____________/
 //! ```
 //!
 //! Asked for rarely, so it is counted then. What only a binding or a tile keeps, what another process made, and
@@ -13,21 +13,21 @@
 //! How it fails: the tables are looked at one after the other, and before or after whatever it is compared with.
 //! So it is looked at twice: if the two are equal, it was that all the while.
 
-use crate::hooks::vmm::Backing;
-use crate::hooks::{granules, graphs, pools};
-use crate::state::{Gpu, Ready};
+use crate::driver::Backing;
+use crate::driver::Gpu;
+use crate::process::Ready;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Device memory on one GPU; contexts and code apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AtRest {
+pub(crate) struct SettledBytes {
     pub(crate) bytes: u64,
     /// Of what it is: others of as many bytes add up to another sum.
     mark: u64,
 }
 
-impl AtRest {
+impl SettledBytes {
     fn note(&mut self, key: u64, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         let mixed = (key ^ bytes.rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -52,10 +52,10 @@ impl AtRest {
         ready.externals.each(|_, backing| note(backing));
         ready.buffers.each(|_, backing| note(backing));
         backings.into_iter().for_each(|(key, bytes)| found.note(key, bytes));
-        granules::at_rest(ready, index, |key, bytes| found.note(key, bytes));
-        ready.arrays.each(|key, array| found.note(key, array.bytes_on(index)));
-        found.note(1, pools::reserved(gpu).unwrap_or(0));
-        found.note(2, graphs::reserved(gpu).unwrap_or(0));
+        ready.live.settled(index, |key, bytes| found.note(key, bytes));
+        ready.arrays.settled(index, |key, bytes| found.note(key, bytes));
+        found.note(1, gpu.pools.reserved().unwrap_or(0));
+        found.note(2, gpu.graphs.reserved().unwrap_or(0));
         found
     }
 }

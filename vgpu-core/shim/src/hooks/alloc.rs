@@ -1,49 +1,15 @@
-//! cuMemAlloc and its kin: charged before the driver is asked, what the driver takes.
-//!
-//! A charge is the size rounded up to the driver's granule of 2 MiB; what is smaller shares a granule
-//! with its neighbours ([`granules`]).
+//! cuMemAlloc and its variants: charged before the driver is asked.
 
-use crate::detour::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::granules::{self, Live, Taken};
-use crate::hooks::{externals, graphs, host_memory, parked, pools};
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::host_memory;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint};
-use vgpu_core::account::{Charge, rounded};
-use vgpu_core::ledger::Refusal;
-
-/// What the driver takes memory in.
-pub(crate) const GRANULE: u64 = 2 << 20;
-/// What rows of a pitched allocation are aligned to, at most.
-pub(crate) const PITCH: u64 = 512;
-
-/// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
-#[inline(always)]
-pub(crate) fn charge(gpu: &Gpu, bytes: u64) -> Option<Charge> {
-    let bytes = rounded(bytes, GRANULE)?;
-    let charge = match gpu.account.reserve(bytes) {
-        Ok(charge) => charge,
-        Err(Refusal::Limit) => charge_with_room(gpu, bytes)?,
-        Err(_) => return None,
-    };
-    Some(charge)
-}
-
-#[cold]
-#[inline(never)]
-fn charge_with_room(gpu: &Gpu, bytes: u64) -> Option<Charge> {
-    if !make_room(gpu) {
-        return None;
-    }
-    gpu.account.reserve(bytes).ok()
-}
-
-/// Has the driver give back what it keeps unused; whether that may have been anything.
-#[cold]
-pub(crate) fn make_room(gpu: &Gpu) -> bool {
-    let pools = pools::trim_all(gpu);
-    graphs::trim_all(gpu) || pools
-}
+use vgpu_core::account::rounded;
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::granule::{GRANULE, PITCH, granules};
+use vgpu_core::memory::live::Live;
 
 /// Charges, calls the driver, and keeps the charge with the pointer that `allocate` answers. `packed`:
 /// the driver may put it into a granule with others.
@@ -61,47 +27,14 @@ fn charged(
         Ok(pointer) => {
             let live = Live::new(gpu, charge);
             if packed && bytes < GRANULE {
-                return granules::join(ready, pointer, bytes, live);
+                return ready.live.join(&ready.gpus, pointer, bytes, live);
             }
-            keep(ready, pointer, live);
+            ready.live.keep(&ready.gpus, pointer, live);
             Ok(())
         }
         Err(error) => {
             owner.account.release(charge);
             Err(error)
-        }
-    }
-}
-
-#[inline(always)]
-pub(crate) fn keep(ready: &Ready, pointer: u64, live: Live) {
-    // A driver gives a pointer again only after it was freed: by a context's end that we missed.
-    if let Some(stale) = ready.live.insert(pointer, live) {
-        stale.forget(ready);
-    }
-}
-
-/// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
-#[inline(always)]
-pub(crate) fn released(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
-    // Out of the table first: once freed, the driver may give the pointer to another thread.
-    match granules::take(ready, pointer) {
-        // The usual way by itself, so that what was taken stays in registers.
-        Taken::Whole(live) => {
-            let result = free();
-            if result == SUCCESS {
-                live.forget(ready);
-            } else {
-                granules::settle(ready, pointer, Taken::Whole(live), false);
-            }
-            result
-        }
-        // Freed in the order of a stream; the driver does not know that yet.
-        Taken::Nothing if parked::used() && parked::is_parked(ready, pointer) => INVALID_VALUE,
-        taken => {
-            let result = free();
-            granules::settle(ready, pointer, taken, result == SUCCESS);
-            result
         }
     }
 }
@@ -210,7 +143,9 @@ fn pitched(
     }
     // Rows are wider than any driver known makes them, and that much is not free.
     // SAFETY: a pointer that the driver has just given.
-    released(ready, pointer, || unsafe { real!(cuMemFree_v2(u64))(pointer) });
+    released(&ready.gpus, &ready.live, pointer, || unsafe {
+        real!(cuMemFree_v2(u64))(pointer)
+    });
     OUT_OF_MEMORY
 }
 
@@ -267,7 +202,7 @@ pub(crate) unsafe fn pitch_v1(
 
 /// Charges what an allocation took beyond `expected`; false: that is not free.
 fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bool {
-    let (Some(expected), Some(taken)) = (rounded(expected, GRANULE), rounded(taken, GRANULE)) else {
+    let (Some(expected), Some(taken)) = (granules(expected), granules(taken)) else {
         return false;
     };
     if taken <= expected {
@@ -277,45 +212,4 @@ fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bo
         return false;
     };
     ready.live.with(handle, |live| live.join_charge(more)).is_some()
-}
-
-#[inline(always)]
-pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
-    // SAFETY: passed on.
-    let pass = || unsafe { real(pointer) };
-    let result = if externals::used() {
-        externals::freed(ready, pointer, || released(ready, pointer, pass))
-    } else {
-        released(ready, pointer, pass)
-    };
-    pools::after_free(ready);
-    graphs::after_free(ready);
-    result
-}
-
-pub(crate) unsafe fn free_v1(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(c_uint) -> c_int,
-    pointer: c_uint,
-) -> c_int {
-    // SAFETY: passed on.
-    released(ready, u64::from(pointer), || unsafe { real(pointer) })
-}
-
-/// After contexts went: gives back the pointers that went with them. The driver knows which are left.
-pub(crate) fn sweep(ready: &Ready, gpu: usize) {
-    const MEMORY_TYPE: c_int = 2;
-    let is_gone = |pointer| {
-        let mut kind: c_uint = 0;
-        let at: *mut c_uint = &mut kind;
-        // SAFETY: `kind` is to be written; the driver validates the pointer.
-        let result = unsafe {
-            real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer)
-        };
-        result == INVALID_VALUE
-    };
-    granules::sweep(ready, gpu, is_gone);
-    if externals::used() {
-        externals::sweep(ready, gpu, is_gone);
-    }
 }

@@ -1,32 +1,22 @@
-//! What this process knows: its shares, its devices, what it has allocated. Made at the first call
-//! of any hooked function, made anew in a fork child.
+//! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
+//! of any hooked function, and anew in a fork child.
 
-use crate::drop_in;
-use crate::hooks::arrays::Array;
-use crate::hooks::bindings::Bindings;
-use crate::hooks::contexts::{Contexts, Made};
-use crate::hooks::counted::Counted;
-use crate::hooks::granules::Live;
-use crate::hooks::graphs;
-use crate::hooks::overhead::Overhead;
-use crate::hooks::parked::Parked;
-use crate::hooks::pools::Pool;
-use crate::hooks::vmm::Backing;
+use crate::driver::Gpu;
+use crate::driver::{Arrays, Backing, Bindings, Mappings};
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use vgpu_core::account::Account;
 use vgpu_core::calls::Calls;
-use vgpu_core::grants::{self, GpuGrants};
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::memory::contexts::Made;
+use vgpu_core::memory::granules::Allocations;
+use vgpu_core::memory::graphs;
+use vgpu_core::memory::refcounts::Refcounts;
+use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
-use vgpu_core::os::{fork, stderr};
 use vgpu_core::table::Table;
 use vgpu_core::visible::choose;
-
-/// The shares, and a region of HAMi's that is to be kept.
-pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
 
 /// Either, for good: a process that was refused stays refused.
 struct State(Option<Ready>);
@@ -38,11 +28,11 @@ pub(crate) struct Ready {
     /// Which threads are in calls that may change what the GPUs hold.
     pub(crate) calls: Calls,
     /// Live allocations by pointer, and granules that small ones share.
-    pub(crate) live: Table<Live>,
-    pub(crate) arrays: Table<Array>,
-    pub(crate) vmm_handles: Counted,
-    pub(crate) vmm_maps: Table<(Arc<Backing>, u64)>,
-    pub(crate) imports: Counted,
+    pub(crate) live: Allocations,
+    pub(crate) arrays: Arrays,
+    pub(crate) vmm_handles: Refcounts<Backing>,
+    pub(crate) vmm_maps: Mappings,
+    pub(crate) imports: Refcounts<Backing>,
     /// External memory by handle, and the buffers that are mapped of it.
     pub(crate) externals: Table<Arc<Backing>>,
     pub(crate) buffers: Table<Arc<Backing>>,
@@ -70,21 +60,6 @@ pub(crate) struct Ready {
     devices: OnceLock<Devices>,
 }
 
-/// One GPU of which this process has shares.
-#[derive(Debug)]
-pub(crate) struct Gpu {
-    pub(crate) uuid: String,
-    pub(crate) account: Account,
-    /// Bytes of it that the driver does not count as this process's, or counts once where they are charged twice.
-    pub(crate) surplus: AtomicU64,
-    pub(crate) context_reserve: u64,
-    pub(crate) contexts: Spin<Contexts>,
-    pub(crate) overhead: Spin<Overhead>,
-    pub(crate) pools: Spin<Vec<Pool>>,
-    pub(crate) parked: Spin<Vec<Parked>>,
-    pub(crate) graphs: Spin<graphs::Memory>,
-}
-
 /// The CUDA devices that exist for this process: virtual ordinal -> real device and GPU.
 #[derive(Debug)]
 pub(crate) struct Devices {
@@ -100,80 +75,31 @@ pub(crate) struct NvmlDevice {
     pub(crate) gpu: usize,
 }
 
-/// This process's state; None: it is refused.
+/// The state of this process, if it was made already; the inner None: the process was refused.
 #[inline(always)]
-pub(crate) fn ready() -> Option<&'static Ready> {
-    match fork::current::<State>() {
-        Some(state) => state.0.as_ref(),
-        None => first(),
-    }
+pub(crate) fn made() -> Option<Option<&'static Ready>> {
+    Some(fork::current::<State>()?.0.as_ref())
 }
 
-/// This process's state, if it was made already.
+/// The state of this process, if it was made already and the process was not refused.
 pub(crate) fn known() -> Option<&'static Ready> {
-    fork::current::<State>()?.0.as_ref()
+    made().flatten()
 }
 
-#[cold]
-fn first() -> Option<&'static Ready> {
+/// Makes the state of this process with `make`, once; None: there is no memory for it, or the process was refused.
+pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Ready> {
     // SAFETY: State is the only type that this library keeps there.
-    let state = unsafe { fork::start(make) }?;
+    let state = unsafe { fork::start(|| State(make())) }?;
     state.0.as_ref()
 }
 
-fn make() -> State {
-    match Ready::new() {
-        Ok(ready) => {
-            drop_in::show(&ready);
-            State(Some(ready))
-        }
-        Err(reason) => {
-            stderr::say(&reason);
-            State(None)
-        }
-    }
-}
-
-/// What this process is held to, with the driver's libraries opened: see `vgpu_core::grants` for where
-/// it comes from.
-fn shares() -> Result<Shares, String> {
-    let directory = match grants::directory(real::run_dir()) {
-        Ok(directory) => directory,
-        Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
-    };
-    let grants = grants::read(&directory).map_err(|error| error.to_string())?;
-    let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
-    real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
-    Ok((grants, None))
-}
-
 impl Ready {
-    fn new() -> Result<Self, String> {
-        let (grants, mirror) = shares()?;
-        let open = |grant: &GpuGrants| -> Result<Gpu, String> {
-            let account = Account::open(grant)
-                .map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
-            Ok(Gpu {
-                uuid: grant.gpu.clone(),
-                account: if mirror.is_some() {
-                    drop_in::watched(account)
-                } else {
-                    account
-                },
-                surplus: AtomicU64::new(0),
-                context_reserve: grant.shares.first().map_or(0, |share| share.limits.context_reserve),
-                contexts: Spin::default(),
-                overhead: Spin::default(),
-                pools: Spin::default(),
-                parked: Spin::default(),
-                graphs: Spin::default(),
-            })
-        };
-        Ok(Self {
-            gpus: grants.iter().map(open).collect::<Result<_, _>>()?,
+    pub(crate) fn new(gpus: Vec<Gpu>, mirror: Option<Mirror>) -> Self {
+        Self {
+            gpus,
             calls: Calls::default(),
-            live: Table::default(),
-            arrays: Table::default(),
+            live: Allocations::default(),
+            arrays: Arrays::default(),
             vmm_handles: Table::default(),
             vmm_maps: Table::default(),
             imports: Table::default(),
@@ -191,7 +117,7 @@ impl Ready {
             visible: Spin::default(),
             mirror,
             devices: OnceLock::new(),
-        })
+        }
     }
 
     /// Whether NVML is initialised by us alone, so that the program must not find it so.

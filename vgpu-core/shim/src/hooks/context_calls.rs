@@ -1,38 +1,16 @@
-//! Contexts: what each takes is measured ([`overhead`](super::overhead)); a process's first on a GPU is
+//! Contexts: what each takes is measured ([`measure`](super::measure)); a process's first on a GPU is
 //! charged the share's reserve before. What was allocated in a context goes with it.
 
-use crate::detour::{INVALID_DEVICE, OUT_OF_MEMORY, SUCCESS};
-use crate::hooks::memory::sweep;
-use crate::hooks::overhead::Change;
-use crate::hooks::{arrays, graphs, level, parked};
+use crate::codes::{INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Gpu;
+use crate::hooks::measure::{Change, Measurement};
+use crate::hooks::{deferred_free, externals, graph_launch};
+use crate::process::Ready;
 use crate::real::{self, real};
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::memory::contexts::{Contexts, Made};
+use vgpu_core::memory::{deferred, graphs, room};
 use vgpu_core::os::thread;
-
-/// The contexts of one GPU.
-#[derive(Debug, Default)]
-pub(crate) struct Contexts {
-    retains: u32,
-    created: u32,
-    /// Handle of the primary context; 0: not retained yet.
-    primary: usize,
-}
-
-impl Contexts {
-    fn any(&self) -> bool {
-        self.retains > 0 || self.created > 0
-    }
-}
-
-/// A context that is not the primary one.
-#[derive(Debug)]
-pub(crate) struct Made {
-    gpu: usize,
-    /// How often cuCtxAttach was called for it, less cuCtxDetach.
-    attached: u32,
-    is_green: bool,
-}
 
 /// Makes a context through `make` (given the real device) with what it takes charged; `count` is told
 /// that there is one more; `undo` (given the real device) takes it back.
@@ -58,10 +36,10 @@ fn charged(
     let mut contexts = gpu.contexts.lock();
     let (result, fits) = if is_new(&contexts) {
         let first = (!contexts.any()).then_some(gpu.context_reserve);
-        let mut overhead = gpu.overhead.lock();
-        let (result, fits) = overhead.around(ready, gpu, first, Change::Takes, || make(real));
+        let mut measurement = Measurement::of(ready, gpu);
+        let (result, fits) = measurement.around(first, Change::Takes, || make(real));
         if !fits {
-            overhead.around(ready, gpu, None, Change::GivesBack, || {
+            measurement.around(None, Change::GivesBack, || {
                 undo(real);
                 SUCCESS
             });
@@ -105,22 +83,22 @@ fn ended_of(
     count: impl FnOnce(&mut Contexts),
     sweep_more: impl FnOnce(&Contexts),
 ) -> c_int {
-    let mut overhead = gpu.overhead.lock();
-    let (result, _) = overhead.around(ready, gpu, None, Change::GivesBack, || {
+    let mut measurement = Measurement::of(ready, gpu);
+    let (result, _) = measurement.around(None, Change::GivesBack, || {
         let result = end();
         if result == SUCCESS {
             count(contexts);
             // What went with the context is given back before the second look.
             sweep(ready, index);
             sweep_more(contexts);
-            level::refresh(gpu);
+            room::refresh(gpu);
         }
         result
     });
     if result == SUCCESS && !contexts.any() {
-        overhead.clear(gpu);
+        measurement.clear();
         if graphs::used() {
-            graphs::forget(ready, index);
+            graph_launch::forget(ready, index);
         }
     }
     result
@@ -172,12 +150,12 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
             return result;
         }
         let primary = contexts.primary;
-        if primary == 0 || !parked::has_of(ready, primary) {
+        if primary == 0 || !deferred_free::has_of(ready, primary) {
             break;
         }
         // Work is waited for without the lock; who retains it meanwhile is seen above.
         drop(contexts);
-        parked::empty(ready, primary);
+        deferred_free::empty(ready, primary);
         contexts = gpu.contexts.lock();
     }
     ended_of(
@@ -190,7 +168,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
         |contexts| {
             // Others may hold it by ways that we do not see: then nothing has gone.
             if !is_active(real) {
-                arrays::sweep(ready, contexts.primary);
+                ready.arrays.sweep(&ready.gpus, contexts.primary);
             }
         },
     )
@@ -314,15 +292,15 @@ pub(crate) unsafe fn destroy(
     let Some(known) = ready.contexts.remove(context as u64) else {
         return end();
     };
-    if parked::used() {
-        parked::empty(ready, if known.is_green { behind(context) } else { context });
+    if deferred::used() {
+        deferred_free::empty(ready, if known.is_green { behind(context) } else { context });
     }
     let result = ended(
         ready,
         known.gpu,
         end,
         |contexts| contexts.created = contexts.created.saturating_sub(1),
-        |_| arrays::sweep(ready, context),
+        |_| ready.arrays.sweep(&ready.gpus, context),
     );
     if result != SUCCESS {
         ready.contexts.insert(context as u64, known);
@@ -411,5 +389,23 @@ pub(crate) unsafe fn create_green(
         made_as(ready, context, device, true, |device| {
             real(context, resources, device, flags)
         })
+    }
+}
+
+/// After contexts went: gives back the pointers that went with them. The driver knows which are left.
+fn sweep(ready: &Ready, gpu: usize) {
+    const MEMORY_TYPE: c_int = 2;
+    let is_gone = |pointer| {
+        let mut kind: c_uint = 0;
+        let at: *mut c_uint = &mut kind;
+        // SAFETY: `kind` is to be written; the driver validates the pointer.
+        let result = unsafe {
+            real!(cuPointerGetAttribute(*mut core::ffi::c_void, c_int, u64))(at.cast(), MEMORY_TYPE, pointer)
+        };
+        result == INVALID_VALUE
+    };
+    ready.live.sweep(&ready.gpus, gpu, is_gone);
+    if externals::used() {
+        externals::sweep(ready, gpu, is_gone);
     }
 }

@@ -2,18 +2,18 @@
 //! use it, and what frees managed memory knows no streams.
 //!
 //! ```text
-//!  cuMemFreeAsync ─► event in the stream ─► parked: still there, still charged
+//!  cuMemFreeAsync ─► event in the stream ─► deferred: still there, still charged
 //!                                             ├─ allocation of that size ─► its stream waits for the event ─► lent again
 //!                                             └─ event reached, and room is wanted or asked for ─► freed, given back
 //! ```
 //!
 //! As with a pool, nothing waits but what would be refused otherwise, and freeing, for which a driver may
-//! wait for the whole GPU, is left to calls of which that is expected. So what is parked stays charged until
+//! wait for the whole GPU, is left to calls of which that is expected. So what is deferred stays charged until
 //! this process wants room, asks how much there is (cuMemGetInfo), trims a pool or ends a context.
 //!
 //! Two contexts matter: the memory goes with the one in which it was allocated, and the event with the one
 //! of the stream. So it is lent again only where it was allocated, and a context that ends waits for what is
-//! parked of either kind, of whatever GPU, and for nothing else.
+//! deferred of either kind, of whatever GPU, and for nothing else.
 //!
 //! Another thread may be capturing a stream, in which no call may be made that could wait: the calls here
 //! have nothing to do with what it captures, and are made in a mode that lets them.
@@ -21,19 +21,22 @@
 //! How it fails: no event can be made, and the free is refused, with the driver's reason. Work that never
 //! ends is waited for [`LONGEST`], then the allocation is refused; one that no free would make fit is refused
 //! at once. An event of which the driver says neither that it is reached nor that its context has failed
-//! stays parked. A context that is about to end waits as long as it takes; what the driver does not free then
-//! goes with its context, as all else does ([`memory::sweep`](super::memory::sweep)).
+//! stays deferred. A context that is about to end waits as long as it takes; what the driver does not free then
+//! goes with its context, as all else does.
 
-use crate::detour::{INVALID_VALUE, SUCCESS};
-use crate::hooks::granules::{self, Live, Taken};
-use crate::hooks::memory::{keep, released};
-use crate::hooks::pools;
+use crate::codes::{INVALID_VALUE, SUCCESS};
+use crate::driver::Gpu;
+use crate::driver::Real;
+use crate::process::Ready;
 use crate::real::real;
-use crate::state::{Gpu, Ready};
 use core::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use vgpu_core::account::Charge;
+use vgpu_core::memory::deferred::{self, Deferred, Leaving};
+use vgpu_core::memory::driver::is_captured;
+use vgpu_core::memory::free::released;
+use vgpu_core::memory::gpu::release;
+use vgpu_core::memory::granules::Taken;
 use vgpu_core::os::spin::Patience;
 
 /// How long a stream's work is waited for before an allocation is refused.
@@ -42,32 +45,6 @@ const LONGEST: Duration = Duration::from_secs(10);
 const LOOKS: u32 = 200;
 /// CU_EVENT_DISABLE_TIMING.
 const NO_TIMING: c_uint = 2;
-
-/// Whether anything was ever parked: spares others the look.
-static USED: AtomicBool = AtomicBool::new(false);
-
-/// Freed once `event` is reached.
-#[derive(Debug)]
-pub(crate) struct Parked {
-    pointer: u64,
-    /// The context with which the memory goes; 0: the driver does not tell.
-    home: usize,
-    /// The stream's, with which the event goes.
-    context: usize,
-    event: usize,
-    bytes: u64,
-    /// None: it is being freed, outside the list's lock.
-    live: Option<Live>,
-}
-
-/// What was taken out to be freed.
-struct Leaving {
-    pointer: u64,
-    home: usize,
-    context: usize,
-    event: usize,
-    live: Live,
-}
 
 /// The calling thread may make calls that a capture forbids, until this is dropped.
 struct Relaxed(c_int);
@@ -99,31 +76,13 @@ impl InOrder {
     }
 }
 
-impl Parked {
-    /// Whether it cannot outlive a context.
-    fn is_of(&self, context: usize) -> bool {
-        self.home == context || self.context == context || self.home == 0
-    }
-
-    /// Takes it out of the list, where its place stays until it is freed.
-    fn leave(&mut self) -> Option<Leaving> {
-        Some(Leaving {
-            pointer: self.pointer,
-            home: self.home,
-            context: self.context,
-            event: self.event,
-            live: self.live.take()?,
-        })
-    }
-}
-
 /// Frees `pointer` in the order of `stream`; `pass` asks the driver, which does that for what is not host-part
 /// memory.
 pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce() -> c_int) -> c_int {
     if ready.live.with(pointer, |live| live.is_host()) != Some(true) {
-        return released(ready, pointer, pass);
+        return released(&ready.gpus, &ready.live, pointer, pass);
     }
-    if pools::is_captured(stream) {
+    if is_captured(&Real, stream) {
         // A graph frees what it has allocated, and this it has not: nothing is freed here.
         return pass();
     }
@@ -133,14 +92,14 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
     };
     let home = context_of(pointer);
     // Out of the table first, so that of two frees one finds it.
-    let Taken::Whole(live) = granules::take(ready, pointer) else {
+    let Taken::Whole(live) = ready.live.take(pointer) else {
         return INVALID_VALUE;
     };
     match event_in(stream) {
         Ok(event) => {
             if let Some(gpu) = ready.gpus.get(live.gpu()) {
-                USED.store(true, Ordering::Relaxed);
-                gpu.parked.lock().push(Parked {
+                deferred::note_used();
+                gpu.deferred.lock().push(Deferred {
                     pointer,
                     home,
                     context: order.context,
@@ -152,26 +111,10 @@ pub(crate) fn free(ready: &Ready, pointer: u64, stream: usize, pass: impl FnOnce
             SUCCESS
         }
         Err(error) => {
-            keep(ready, pointer, live);
+            ready.live.keep(&ready.gpus, pointer, live);
             error
         }
     }
-}
-
-/// Whether a pointer is freed already, of which the driver does not know yet.
-#[cold]
-pub(crate) fn is_parked(ready: &Ready, pointer: u64) -> bool {
-    let has = |gpu: &Gpu| {
-        let parked = gpu.parked.lock();
-        parked.iter().any(|one| one.pointer == pointer && one.live.is_some())
-    };
-    ready.gpus.iter().any(has)
-}
-
-/// Whether this process has ever parked anything.
-#[inline(always)]
-pub(crate) fn used() -> bool {
-    USED.load(Ordering::Relaxed)
 }
 
 /// The context in which memory was allocated; 0: the driver does not tell.
@@ -210,27 +153,27 @@ fn destroy(event: usize) {
     unsafe { real!(cuEventDestroy_v2(usize))(event) };
 }
 
-/// Parked memory of that size and of the stream's context, in the order of `stream`.
+/// Deferred memory of that size and of the stream's context, in the order of `stream`.
 pub(crate) fn again(ready: &Ready, gpu: &Gpu, bytes: u64, stream: usize, order: &InOrder) -> Option<u64> {
     let found = {
-        let mut parked = gpu.parked.lock();
-        let fits = |one: &Parked| one.bytes == bytes && one.home == order.context && one.live.is_some();
-        let best = parked.iter().position(|one| fits(one) && is_reached(one));
-        let at = best.or_else(|| parked.iter().position(fits))?;
-        parked.swap_remove(at)
+        let mut deferred = gpu.deferred.lock();
+        let fits = |one: &Deferred| one.bytes == bytes && one.home == order.context && one.live.is_some();
+        let best = deferred.iter().position(|one| fits(one) && is_reached(one));
+        let at = best.or_else(|| deferred.iter().position(fits))?;
+        deferred.swap_remove(at)
     };
     // SAFETY: an event that was made here, and the caller's stream.
     let waits = unsafe { real!(cuStreamWaitEvent(usize, usize, c_uint))(stream, found.event, 0) };
     if waits != SUCCESS {
-        gpu.parked.lock().push(found);
+        gpu.deferred.lock().push(found);
         return None;
     }
     destroy(found.event);
-    keep(ready, found.pointer, found.live?);
+    ready.live.keep(&ready.gpus, found.pointer, found.live?);
     Some(found.pointer)
 }
 
-/// Charges host memory, for which parked memory gives way.
+/// Charges host memory, for which deferred memory gives way.
 pub(crate) fn reserve(ready: &Ready, gpu: &Gpu, bytes: u64) -> Option<Charge> {
     let mut patience = None;
     loop {
@@ -242,12 +185,12 @@ pub(crate) fn reserve(ready: &Ready, gpu: &Gpu, bytes: u64) -> Option<Charge> {
                 break;
             }
             // In this order: what another thread gives back between the two counts twice, not never.
-            let parked = gpu.parked.lock().iter().map(|one| one.bytes).sum::<u64>();
+            let deferred = gpu.deferred.lock().iter().map(|one| one.bytes).sum::<u64>();
             let room = gpu.account.host_room();
-            if room.saturating_add(parked) < bytes {
+            if room.saturating_add(deferred) < bytes {
                 return None;
             }
-            if parked == 0 {
+            if deferred == 0 {
                 // Given back since it was refused, perhaps.
                 return gpu.account.reserve_host(bytes).ok();
             }
@@ -258,32 +201,32 @@ pub(crate) fn reserve(ready: &Ready, gpu: &Gpu, bytes: u64) -> Option<Charge> {
     }
 }
 
-/// Frees what is parked and in use no more; whether that was anything.
+/// Frees what is deferred and in use no more; whether that was anything.
 pub(crate) fn collect(ready: &Ready, gpu: &Gpu) -> bool {
     let reached: Vec<Leaving> = {
-        let mut parked = gpu.parked.lock();
-        if parked.is_empty() {
+        let mut deferred = gpu.deferred.lock();
+        if deferred.is_empty() {
             return false;
         }
         let _relaxed = Relaxed::new();
-        let reached = parked.iter_mut().filter(|one| one.live.is_some() && is_reached(one));
-        reached.filter_map(Parked::leave).collect()
+        let reached = deferred.iter_mut().filter(|one| one.live.is_some() && is_reached(one));
+        reached.filter_map(Deferred::leave).collect()
     };
     let any = !reached.is_empty();
     reached.into_iter().for_each(|one| finish(ready, gpu, one));
     any
 }
 
-/// Waits for what is parked and cannot outlive `context`, which is about to end, and frees it.
+/// Waits for what is deferred and cannot outlive `context`, which is about to end, and frees it.
 pub(crate) fn empty(ready: &Ready, context: usize) {
     for gpu in &ready.gpus {
         loop {
             let next = gpu
-                .parked
+                .deferred
                 .lock()
                 .iter_mut()
                 .filter(|one| one.is_of(context))
-                .find_map(Parked::leave);
+                .find_map(Deferred::leave);
             let Some(one) = next else { break };
             let over = {
                 let _relaxed = Relaxed::new();
@@ -295,7 +238,7 @@ pub(crate) fn empty(ready: &Ready, context: usize) {
             } else {
                 // Its event may end now: it goes with its context.
                 drop_place(gpu, one.pointer);
-                keep(ready, one.pointer, one.live);
+                ready.live.keep(&ready.gpus, one.pointer, one.live);
             }
         }
         // Those that other threads are freeing: the address may be another's once the context has ended.
@@ -304,19 +247,19 @@ pub(crate) fn empty(ready: &Ready, context: usize) {
     }
 }
 
-/// Whether something is parked that cannot outlive `context`.
+/// Whether something is deferred that cannot outlive `context`.
 pub(crate) fn has_of(ready: &Ready, context: usize) -> bool {
-    let waits = |one: &Parked| one.is_of(context) && one.live.is_some();
-    used() && ready.gpus.iter().any(|gpu| gpu.parked.lock().iter().any(waits))
+    let waits = |one: &Deferred| one.is_of(context) && one.live.is_some();
+    deferred::used() && ready.gpus.iter().any(|gpu| gpu.deferred.lock().iter().any(waits))
 }
 
 /// The same, or is being freed by another thread right now.
 fn has_any(gpu: &Gpu, context: usize) -> bool {
-    gpu.parked.lock().iter().any(|one| one.is_of(context))
+    gpu.deferred.lock().iter().any(|one| one.is_of(context))
 }
 
 /// Whether it is in use no more. In relaxed mode.
-fn is_reached(one: &Parked) -> bool {
+fn is_reached(one: &Deferred) -> bool {
     // SAFETY: an event that was made here.
     is_over(within(one.context, || unsafe { real!(cuEventQuery(usize))(one.event) }))
 }
@@ -347,12 +290,12 @@ fn is_gone(error: c_int) -> bool {
 }
 
 fn drop_place(gpu: &Gpu, pointer: u64) {
-    let mut parked = gpu.parked.lock();
-    if let Some(at) = parked
+    let mut deferred = gpu.deferred.lock();
+    if let Some(at) = deferred
         .iter()
         .position(|one| one.pointer == pointer && one.live.is_none())
     {
-        parked.swap_remove(at);
+        deferred.swap_remove(at);
     }
 }
 
@@ -365,10 +308,10 @@ fn finish(ready: &Ready, gpu: &Gpu, one: Leaving) {
     let home = if one.home == 0 { one.context } else { one.home };
     match Within::new(home) {
         // The memory went with its context, and its address may be another's by now.
-        Err(error) if one.home != 0 && is_gone(error) => one.live.forget(ready),
+        Err(error) if one.home != 0 && is_gone(error) => release(&ready.gpus, one.live),
         // SAFETY: memory that the program has freed, and that nothing uses any more.
-        Ok(_within) if unsafe { real!(cuMemFree_v2(u64))(one.pointer) } == SUCCESS => one.live.forget(ready),
-        _ => keep(ready, one.pointer, one.live),
+        Ok(_within) if unsafe { real!(cuMemFree_v2(u64))(one.pointer) } == SUCCESS => release(&ready.gpus, one.live),
+        _ => ready.live.keep(&ready.gpus, one.pointer, one.live),
     }
     drop_place(gpu, one.pointer);
 }

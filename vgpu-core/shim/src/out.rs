@@ -1,0 +1,12 @@
+//! Out-parameters of the caller.
+
+/// Writes where the caller wants it.
+///
+/// # Safety
+/// `at` is null or may be written.
+pub(crate) unsafe fn put<T>(at: *mut T, value: T) {
+    if !at.is_null() {
+        // SAFETY: as promised.
+        unsafe { at.write(value) };
+    }
+}

@@ -1,0 +1,63 @@
+//! Start-up: makes the state of this process at the first call of any function, and anew in a fork child.
+//!
+//! How it fails: there is no valid share: one line on stderr, and the process stays refused for good.
+
+use crate::driver::{Gpu, Real};
+use crate::process::{self, Ready};
+use crate::{drop_in, real};
+use vgpu_core::account::Account;
+use vgpu_core::grants;
+use vgpu_core::os::stderr;
+
+/// The state of this process; None: it is refused.
+#[inline(always)]
+pub(crate) fn ready() -> Option<&'static Ready> {
+    match process::made() {
+        Some(state) => state,
+        None => first(),
+    }
+}
+
+#[cold]
+fn first() -> Option<&'static Ready> {
+    process::make(|| match open() {
+        Ok(ready) => {
+            drop_in::show(&ready);
+            Some(ready)
+        }
+        Err(reason) => {
+            stderr::say(&reason);
+            None
+        }
+    })
+}
+
+/// Opens the shares of this process and the driver's libraries.
+fn open() -> Result<Ready, String> {
+    let (grants, mirror) = shares()?;
+    let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
+        let account =
+            Account::open(grant).map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
+        let account = if mirror.is_some() {
+            drop_in::watched(account)
+        } else {
+            account
+        };
+        let reserve = grant.shares.first().map_or(0, |share| share.limits.context_reserve);
+        Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
+    };
+    let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
+    Ok(Ready::new(gpus, mirror))
+}
+
+/// The shares of this process, with the driver's libraries opened; `vgpu_core::grants` says where shares come from.
+fn shares() -> Result<drop_in::Shares, String> {
+    let directory = match grants::directory(real::run_dir()) {
+        Ok(directory) => directory,
+        Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
+    };
+    let grants = grants::read(&directory).map_err(|error| error.to_string())?;
+    let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
+    real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
+    Ok((grants, None))
+}

@@ -1,0 +1,158 @@
+//! Physical memory, charged as long as something refers to it.
+//!
+//! ```text
+//!  handle (counted) ──┐
+//!  mapping ───────────┼─► Backing ─► its charge
+//!  tile of an array ──┤      │
+//!  multicast object ──┘      └─► imported: charged by what is mapped of it
+//! ```
+
+use super::charge::charge;
+use super::driver::Driver;
+use super::gpu::Gpu;
+use super::granule::granules;
+use crate::account::Charge;
+use crate::ledger::Key;
+use crate::os::spin::Spin;
+use crate::table::Table;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that is bound to an object of the driver's.
+pub type Bindings<D> = crate::bindings::Bindings<Arc<Backing<D>>>;
+/// Mappings by address, with their sizes.
+pub type Mappings<D> = Table<(Arc<Backing<D>>, u64)>;
+
+/// Physical memory: charged as long as something refers to it.
+#[derive(Debug)]
+pub struct Backing<D: 'static> {
+    gpus: &'static [Gpu<D>],
+    pub gpu: usize,
+    charge: Spin<Option<Charge>>,
+    /// Made by another process: charged by what is mapped of it.
+    pub imported: bool,
+    /// How much of its charge the driver's figure of this process does not have.
+    surplus: AtomicU64,
+    /// What is bound to it: a multicast object's.
+    pub bound: Spin<Bindings<D>>,
+}
+
+impl<D: 'static> Drop for Backing<D> {
+    fn drop(&mut self) {
+        if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.lock().take()) {
+            gpu.surplus
+                .fetch_sub(self.surplus.load(Ordering::Relaxed), Ordering::Relaxed);
+            gpu.account.release(charge);
+        }
+    }
+}
+
+impl<D: Driver + 'static> Backing<D> {
+    pub fn new(gpus: &'static [Gpu<D>], gpu: usize, charge: Option<Charge>) -> Self {
+        Self {
+            gpus,
+            gpu,
+            charge: Spin::new(charge),
+            imported: false,
+            surplus: AtomicU64::new(0),
+            bound: Spin::default(),
+        }
+    }
+
+    /// Memory that is charged here although the driver counts it elsewhere, or once alone.
+    pub fn surplus(gpus: &'static [Gpu<D>], gpu: usize, charge: Charge) -> Self {
+        let bytes = charge.bytes();
+        let backing = Self::new(gpus, gpu, Some(charge));
+        backing.note_surplus(bytes);
+        backing
+    }
+
+    fn note_surplus(&self, bytes: u64) {
+        if let Some(gpu) = self.gpus.get(self.gpu) {
+            self.surplus.fetch_add(bytes, Ordering::Relaxed);
+            gpu.surplus.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it lies on the host, in the place of its GPU's memory.
+    pub fn is_host(&self) -> bool {
+        self.charge.lock().as_ref().is_some_and(Charge::is_host)
+    }
+
+    /// What it is charged of device memory that the driver counts as this process's.
+    pub fn own_bytes(&self) -> u64 {
+        if self.imported {
+            return 0;
+        }
+        let charge = self.charge.lock();
+        let bytes = charge
+            .as_ref()
+            .filter(|charge| !charge.is_host())
+            .map_or(0, Charge::bytes);
+        bytes.saturating_sub(self.surplus.load(Ordering::Relaxed))
+    }
+
+    /// Whether another process made it.
+    pub fn is_imported(&self) -> bool {
+        self.imported
+    }
+
+    /// Has the charge found by `key` by who imports it.
+    pub fn export(&self, key: Key) {
+        if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.lock().as_mut()) {
+            gpu.account.export(charge, key);
+        }
+    }
+
+    /// Charges imported memory up to `end`; false: that is not free.
+    pub fn reach(&self, end: u64) -> bool {
+        if !self.imported {
+            return true;
+        }
+        let mut held = self.charge.lock();
+        let have = held.as_ref().map_or(0, Charge::bytes);
+        let (Some(end), Some(gpu)) = (granules(end), self.gpus.get(self.gpu)) else {
+            return false;
+        };
+        if end <= have {
+            return true;
+        }
+        let Some(more) = charge(gpu, end - have) else {
+            return false;
+        };
+        self.note_surplus(more.bytes());
+        match held.as_mut() {
+            Some(charge) => charge.join(more),
+            None => *held = Some(more),
+        }
+        true
+    }
+}
+
+/// What lies at `address`, inside a mapping or at its start.
+pub fn at<D>(maps: &Mappings<D>, address: u64) -> Option<Arc<Backing<D>>> {
+    let exact = maps.with(address, |(backing, _)| backing.clone());
+    exact.or_else(|| {
+        let mut found = None;
+        maps.drain(|start, (backing, size)| {
+            if address >= start && address - start < *size {
+                found = Some(backing.clone());
+            }
+            false
+        });
+        found
+    })
+}
+
+/// What lies at any of the `bytes` at `address`.
+pub fn within<D>(maps: &Mappings<D>, address: u64, bytes: u64) -> Vec<Arc<Backing<D>>> {
+    let end = address.saturating_add(bytes);
+    let mut found = Vec::new();
+    maps.drain(|start, (backing, size)| {
+        if start < end && start.saturating_add(*size) > address {
+            found.push(backing.clone());
+        }
+        false
+    });
+    found
+}

@@ -1,0 +1,42 @@
+//! Releases the charge of an allocation after the driver has freed it.
+
+use super::deferred;
+use super::driver::{Driver, INVALID_VALUE, SUCCESS};
+use super::gpu::{Gpu, Gpus, release};
+use super::granules::{Allocations, Taken};
+use core::ffi::c_int;
+
+/// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
+#[inline(always)]
+pub fn released<D: Driver>(gpus: &Gpus<D>, live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the pointer to another thread.
+    match live.take(pointer) {
+        // The usual way by itself, so that what was taken stays in registers.
+        Taken::Whole(one) => {
+            let result = free();
+            if result == SUCCESS {
+                release(gpus, one);
+            } else {
+                live.settle(gpus, pointer, Taken::Whole(one), false);
+            }
+            result
+        }
+        // Freed in the order of a stream; the driver does not know that yet.
+        Taken::Nothing if deferred::used() && is_deferred(gpus, pointer) => INVALID_VALUE,
+        taken => {
+            let result = free();
+            live.settle(gpus, pointer, taken, result == SUCCESS);
+            result
+        }
+    }
+}
+
+/// Returns true if the program has freed `pointer`, of which the driver does not know yet.
+#[cold]
+fn is_deferred<D: Driver>(gpus: &[Gpu<D>], pointer: u64) -> bool {
+    let has = |gpu: &Gpu<D>| {
+        let deferred = gpu.deferred.lock();
+        deferred.iter().any(|one| one.pointer == pointer && one.live.is_some())
+    };
+    gpus.iter().any(has)
+}

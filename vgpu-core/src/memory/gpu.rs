@@ -1,0 +1,59 @@
+//! One GPU of which this process has shares, and everything that is charged to them.
+
+use super::contexts::Contexts;
+use super::deferred::Deferred;
+use super::driver::Driver;
+use super::graphs::Graphs;
+use super::live::Live;
+use super::overhead::Overhead;
+use super::pools::Pools;
+use crate::account::Account;
+use crate::os::spin::Spin;
+use std::sync::atomic::AtomicU64;
+
+#[derive(Debug)]
+pub struct Gpu<D> {
+    pub driver: D,
+    pub uuid: String,
+    pub account: Account,
+    /// Bytes of it that the driver does not count as this process's, or counts once where they are charged twice.
+    pub surplus: AtomicU64,
+    pub context_reserve: u64,
+    pub contexts: Spin<Contexts>,
+    pub overhead: Spin<Overhead>,
+    pub pools: Pools,
+    /// Host memory whose free waits for a stream.
+    pub deferred: Spin<Vec<Deferred>>,
+    pub graphs: Graphs,
+}
+
+/// The GPUs of this process. The usual way of an allocation and a free takes it by reference, and not as a slice: that
+/// is one register across the call of the driver instead of two.
+pub type Gpus<D> = Vec<Gpu<D>>;
+
+impl<D: Driver> Gpu<D> {
+    /// A GPU whose shares are `account`. `context_reserve`: the charge for the first context, before it is measured.
+    #[must_use]
+    pub fn new(driver: D, uuid: String, account: Account, context_reserve: u64) -> Self {
+        Self {
+            driver,
+            uuid,
+            account,
+            surplus: AtomicU64::new(0),
+            context_reserve,
+            contexts: Spin::default(),
+            overhead: Spin::default(),
+            pools: Pools::default(),
+            deferred: Spin::default(),
+            graphs: Graphs::default(),
+        }
+    }
+}
+
+/// Releases the charge of an allocation that is gone.
+#[inline(always)]
+pub fn release<D>(gpus: &[Gpu<D>], live: Live) {
+    if let Some(gpu) = gpus.get(live.gpu()) {
+        gpu.account.release(live.into_charge());
+    }
+}

@@ -1,0 +1,245 @@
+//! Memory of graphs: charged by what the driver keeps reserved for them, which it tells.
+//!
+//! A node that allocates only reserves an address, whether it was added or captured. The driver takes
+//! memory when an executable graph is uploaded or launched, keeps it for the next launch, lets graphs
+//! that do not run at once share it, and gives it back when the device's graph memory is trimmed.
+//!
+//! ```text
+//!  instantiate ─► sum of the allocating nodes, a GPU: what the graph can need
+//!  launch      ─► charge ahead what it can grow by ─► driver ─► ask what is reserved ─► charge that
+//!  refused     ─► trim pools and graph memory, ask again ─► wait for the stream, trim ─► once more
+//! ```
+//!
+//! What a launch can grow by is at most what its graph needs, and at most what all executable graphs
+//! of the process need together beyond what is charged already. So a graph that is launched again and
+//! again charges nothing ahead once its memory is there, and the driver never has more than is charged.
+//! Memory that outlives its executable graph is counted among the needs for as long as anything is
+//! reserved. Conditional bodies cannot allocate.
+//!
+//! How it fails: a driver that does not tell what is reserved (before 11.4): charged is what all
+//! executable graphs need, which is more than it takes, and what they needed stays charged.
+
+use super::driver::{Driver, is_captured};
+use super::pools::Pools;
+use super::tracked_charge::TrackedCharge;
+use crate::account::Account;
+use crate::os::spin::{Held, Patience, Spin};
+use core::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set once this process has had a graph that allocates: other processes skip the look at their graphs.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// The memory of one GPU's graphs.
+#[derive(Debug, Default)]
+pub struct Graphs(Spin<Memory>);
+
+/// The charge for one GPU's graphs, and its bounds.
+#[derive(Debug, Default)]
+pub struct Memory {
+    charge: TrackedCharge,
+    /// What the executable graphs can need together.
+    need: u64,
+    /// What destroyed ones may have left behind.
+    left: u64,
+    /// The driver's device, once a graph has needed it.
+    device: Option<c_int>,
+}
+
+/// What an executable graph needs of each GPU.
+pub type Needs = Vec<(usize, u64)>;
+
+impl Memory {
+    /// Charges what the driver says is reserved.
+    pub fn settle(&mut self, driver: &impl Driver, account: &Account) {
+        let Some(device) = self.device else { return };
+        if let Ok(reserved) = driver.graphs_reserved(device) {
+            self.left = self.left.min(reserved);
+            // A launch grows by what was charged ahead at most, so this has room.
+            self.charge.set(account, reserved);
+        }
+    }
+
+    fn trim(&mut self, driver: &impl Driver, account: &Account) {
+        if let Some(device) = self.device {
+            driver.trim_graphs(device);
+            self.settle(driver, account);
+        }
+    }
+
+    /// Charges what a launch of a graph that needs `need` can grow by. Returns false if that is not free.
+    pub fn reserve(
+        &mut self,
+        driver: &impl Driver,
+        account: &Account,
+        pools: &Pools,
+        need: u64,
+        stream: usize,
+    ) -> bool {
+        self.settle(driver, account);
+        if self.attempt(account, need) {
+            return true;
+        }
+        pools.trim_all(driver, account);
+        self.trim(driver, account);
+        if self.attempt(account, need) {
+            return true;
+        }
+        if is_captured(driver, stream) {
+            // Nothing is launched: it becomes part of the graph that is being captured.
+            return true;
+        }
+        driver.synchronize(stream);
+        self.trim(driver, account);
+        self.attempt(account, need)
+    }
+
+    fn attempt(&mut self, account: &Account, need: u64) -> bool {
+        let room = self.need.saturating_add(self.left).saturating_sub(self.charge.bytes());
+        match need.min(room) {
+            0 => true,
+            want => account.reserve(want).map(|ahead| self.charge.add(ahead)).is_ok(),
+        }
+    }
+}
+
+impl Graphs {
+    pub fn lock(&self) -> Held<'_, Memory> {
+        self.0.lock()
+    }
+
+    /// Counts the need of a new executable graph. `device`: the driver's number of their GPU.
+    pub fn enter(&self, device: Option<c_int>, need: u64) {
+        let mut memory = self.0.lock();
+        memory.need = memory.need.saturating_add(need);
+        memory.device = device;
+    }
+
+    /// Counts it out; what it may leave behind is known only by what stays reserved.
+    pub fn leave(&self, need: u64) {
+        let mut memory = self.0.lock();
+        memory.need = memory.need.saturating_sub(need);
+        memory.left = memory.left.saturating_add(need);
+    }
+
+    /// After the last context of the GPU went, and with it all graphs that need it.
+    pub fn clear(&self, driver: &impl Driver, account: &Account) {
+        let mut memory = self.0.lock();
+        memory.need = 0;
+        memory.settle(driver, account);
+        memory.left = memory.charge.bytes();
+    }
+
+    /// Returns the bytes that the graphs are charged, or None if another thread is launching one.
+    pub fn reserved(&self) -> Option<u64> {
+        Some(self.0.try_lock()?.charge.bytes())
+    }
+
+    /// Charges the graphs what the driver reserves for them now.
+    #[inline(always)]
+    pub fn refresh(&self, driver: &impl Driver, account: &Account) {
+        if used() {
+            self.0.lock().settle(driver, account);
+        }
+    }
+
+    /// The same. Returns false if another thread was launching one for longer than `patience` lasts.
+    pub fn refresh_with(&self, driver: &impl Driver, account: &Account, patience: &mut Patience) -> bool {
+        !used()
+            || self
+                .0
+                .lock_with(patience)
+                .map(|mut graphs| graphs.settle(driver, account))
+                .is_some()
+    }
+
+    /// Has the driver give back what graphs keep unused. Returns true if there are any.
+    #[cold]
+    pub fn trim_all(&self, driver: &impl Driver, account: &Account) -> bool {
+        let any = used();
+        if any {
+            self.0.lock().trim(driver, account);
+        }
+        any
+    }
+}
+
+/// Returns true if this process has ever had a graph that allocates.
+#[inline(always)]
+pub fn used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+/// Notes that this process has a graph that allocates.
+pub fn note_used() {
+    USED.store(true, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{DEVICE, Fake, MIB, gpu};
+    use super::super::gpu::Gpu;
+    use super::*;
+
+    const STREAM: usize = 5;
+
+    /// A launch of a graph that needs `need`, after which the driver reserves `reserved` for graphs.
+    fn launch(gpu: &Gpu<Fake>, need: u64, reserved: u64) -> bool {
+        let mut memory = gpu.graphs.lock();
+        let fits = memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, need, STREAM);
+        if fits {
+            gpu.driver.state().graphs_reserved = reserved;
+        }
+        memory.settle(&gpu.driver, &gpu.account);
+        fits
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_launch_charges_ahead_what_it_can_grow_by_and_then_what_is_reserved() {
+        note_used();
+        let folder = tempfile::tempdir().expect("a folder");
+        let gpu = gpu(&folder, 16 * MIB);
+        gpu.graphs.enter(Some(DEVICE), 8 * MIB);
+        assert_eq!(gpu.account.charged(), 0, "nothing is launched yet");
+        assert!(launch(&gpu, 8 * MIB, 6 * MIB));
+        assert_eq!(gpu.account.charged(), 6 * MIB);
+        let filler = gpu.account.reserve(8 * MIB).expect("room");
+        assert!(launch(&gpu, 8 * MIB, 8 * MIB), "it can grow by 2 MiB, which are free");
+        assert_eq!(gpu.account.charged(), 16 * MIB);
+        assert!(launch(&gpu, 8 * MIB, 8 * MIB), "again and again");
+        gpu.account.release(filler);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_launch_without_room_waits_for_its_stream_unless_it_is_captured() {
+        note_used();
+        let folder = tempfile::tempdir().expect("a folder");
+        let gpu = gpu(&folder, 8 * MIB);
+        let filler = gpu.account.reserve(6 * MIB).expect("room");
+        gpu.graphs.enter(Some(DEVICE), 4 * MIB);
+        assert!(!launch(&gpu, 4 * MIB, 4 * MIB));
+        assert_eq!(gpu.driver.state().log, ["synchronize 5"]);
+        gpu.driver.state().capturing.push(STREAM);
+        assert!(launch(&gpu, 4 * MIB, 0), "it becomes a part of another graph");
+        gpu.account.release(filler);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_that_outlives_its_graph_stays_charged_until_it_is_trimmed() {
+        note_used();
+        let folder = tempfile::tempdir().expect("a folder");
+        let gpu = gpu(&folder, 16 * MIB);
+        gpu.graphs.enter(Some(DEVICE), 8 * MIB);
+        assert!(launch(&gpu, 8 * MIB, 8 * MIB));
+        gpu.graphs.leave(8 * MIB);
+        gpu.graphs.refresh(&gpu.driver, &gpu.account);
+        assert_eq!(gpu.graphs.reserved(), Some(8 * MIB));
+        gpu.driver.state().graphs_unused = 8 * MIB;
+        assert!(gpu.graphs.trim_all(&gpu.driver, &gpu.account));
+        assert_eq!(gpu.account.charged(), 0);
+        gpu.graphs.clear(&gpu.driver, &gpu.account);
+    }
+}
