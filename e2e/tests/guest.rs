@@ -68,9 +68,10 @@ impl Machine {
         ] {
             fs::write(self.path("dist").join(name), "").unwrap();
         }
+        let small = self.path("dist");
         let built = serde_json::json!({
-            "program": PROGRAM, "dist": "/", "gpu": "Absent", "pause": PROGRAM, "owner": null, "time_factor": 1.0,
-            "toolchain": {"kubernetes": "1.37.1", "containerd": "2.4.2", "folders": [], "cni": "/", "runc": PROGRAM},
+            "program": PROGRAM, "dist": small, "gpu": "Absent", "pause": PROGRAM, "owner": null, "time_factor": 1.0,
+            "toolchain": {"kubernetes": "1.37.1", "containerd": "2.4.2", "folders": [], "cni": small, "runc": PROGRAM},
             "images": {"archives": [], "nvidia_smi": false}, "so_far": [0, {"secs": 0, "nanos": 0}],
         });
         fs::write(self.path("built.json"), built.to_string()).unwrap();

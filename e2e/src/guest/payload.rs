@@ -21,6 +21,9 @@ use crate::prepared::{self, Prepared};
 /// Settings of this machine's user that count in the guest too.
 const PASSED_ON: [&str; 3] = ["CONTAINERD_VERSION", "KUBERNETES_VERSION", "VGPU_TIME_FACTOR"];
 
+/// What git and cargo keep in a checkout.
+const LEFT_OUT: [&str; 2] = [".git", "target"];
+
 /// Writes the payload.
 pub(super) fn write(prepared: &Prepared, tests: Option<&Path>, to: &Path) -> Result<()> {
     let file = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
@@ -94,7 +97,7 @@ pub(super) fn quoted(text: &str) -> String {
 struct Payload(Builder<File>);
 
 impl Payload {
-    /// A file or folder with all that is in it, but what git and cargo keep for themselves.
+    /// A file or folder with all that is in it, but [`LEFT_OUT`].
     fn tree(&mut self, path: &Path) -> Result<()> {
         ending::check()?;
         let known = fs::symlink_metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -104,7 +107,7 @@ impl Payload {
         if known.is_file() {
             return self.file(path);
         }
-        if !known.is_dir() || path.join("CACHEDIR.TAG").exists() {
+        if !known.is_dir() {
             return Ok(());
         }
         self.folder(path)?;
@@ -112,7 +115,11 @@ impl Payload {
             .with_context(|| format!("cannot read {}", path.display()))?
             .flatten()
             .map(|entry| entry.path())
-            .filter(|entry| entry.file_name().is_some_and(|name| name != ".git"))
+            .filter(|entry| {
+                !entry
+                    .file_name()
+                    .is_some_and(|name| LEFT_OUT.iter().any(|one| name == *one))
+            })
             .collect();
         entries.sort();
         entries.iter().try_for_each(|entry| self.tree(entry))
