@@ -18,7 +18,7 @@ build_program() {
 }
 
 local_artefacts() {
-  local from=$CARGO_TARGET_DIR/release file
+  local from=$CARGO_TARGET_DIR/release
   export VGPU_DIST=$CARGO_TARGET_DIR/local-share
   say "building what a share on this machine needs"
   cargo build --quiet --release -p vgpu-cli -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml

@@ -25,7 +25,7 @@ use crate::patience;
 
 /// Where v2 is mounted, when it is the only version.
 pub(crate) const UNIFIED: &str = "/sys/fs/cgroup";
-/// What every cluster's folder begins with.
+/// The prefix of every cluster's folder.
 pub(crate) const PREFIX: &str = "vgpu-e2e-";
 /// Controllers that the kubelet refuses to start without, as far as the kernel has them.
 pub(crate) const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];

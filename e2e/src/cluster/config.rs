@@ -1,4 +1,4 @@
-//! What a cluster is made of: nodes, names, addresses, and where its state lies.
+//! A cluster's nodes, names and addresses, and the folders of its state.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -225,7 +225,7 @@ impl State {
         self.0.join("pki").join(file)
     }
 
-    /// What belongs to one member.
+    /// The state of one member.
     #[must_use]
     pub fn member(&self, member: Member) -> MemberState {
         MemberState(self.0.join(member.name()))

@@ -1,5 +1,5 @@
-//! What clusters change on the machine itself, and how it is given back: written down before the first cluster starts,
-//! undone after the last one ends.
+//! Changes that clusters make to the machine itself. Its state is saved before the first cluster starts and restored
+//! after the last one ends.
 //!
 //! ```text
 //! up, all clusters locked ─► /var/lib/vgpu-e2e/before.json, if there is none ─► the cluster

@@ -363,7 +363,7 @@ impl Keeper<'_> {
         Ok(pid.to_string())
     }
 
-    /// What a node loses with its power: processes, memory, /run. Its disk stays.
+    /// Ends the node as a loss of power does: processes, memory and /run are lost, the disk stays.
     fn end_node(&mut self, node: Node) -> Result<()> {
         let member = Member::Node(node);
         let init = self.inits.remove(&member);

@@ -34,7 +34,7 @@ pub(super) const ON_DISK: [&str; 7] = [
     "log/pods",
     "log/containers",
 ];
-/// What a kubelet sets (pkg/kubelet/cm, setupKernelTunables) and the values that it expects.
+/// The sysctls that a kubelet sets (pkg/kubelet/cm, setupKernelTunables), with the values that it expects.
 const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -1,4 +1,4 @@
-//! What the guest gets, as one tar: the checkout, the built programs, the tools and the images, at the same paths and
+//! The guest's files as one tar: the checkout, the built programs, the tools and the images, at the same paths and
 //! with the guest's user as their owner.
 //!
 //! The guest unpacks it from its second disk. It has neither Go nor a network, so it also gets a file that says what
