@@ -29,7 +29,7 @@ some() {
 
 check_present() { # FILE
   [ -s "$dist/$1" ] || { finding "$1" "missing: run \`make dist\`"; return 1; }
-  readelf -h "$dist/$1" 2>/dev/null | grep -q 'X86-64' || { finding "$1" "not an ELF file for x86-64"; return 1; }
+  readelf -h "$dist/$1" 2>/dev/null | grep 'X86-64' >/dev/null || { finding "$1" "not an ELF file for x86-64"; return 1; }
 }
 
 check_glibc() { # FILE
@@ -75,7 +75,7 @@ check_exports_only() { # FILE NAME...
 }
 
 check_flag() { # FILE FLAG WHY
-  flags "$dist/$1" | grep -qw "$2" || finding "$1" "lacks the flag $2 ($3)"
+  flags "$dist/$1" | grep -w "$2" >/dev/null || finding "$1" "lacks the flag $2 ($3)"
 }
 
 check_static() { # FILE

@@ -14,7 +14,7 @@ packages=()
 
 # at_least HAVE WANT
 at_least() {
-  [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+  [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | sed -n 1p)" = "$2" ]
 }
 
 # need PACKAGE WHAT COMMAND...: when COMMAND fails, PACKAGE (Debian's name) is missing, and with it WHAT.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
 # prerequisites.sh must name what a machine lacks, and check-docs.py the dead links of a document. It then checks the
-# documents of this repository.
+# scripts and documents of this repository.
 . "$(dirname "$0")/env.sh"
 
 work=$(mktemp -d)
@@ -107,8 +107,20 @@ dead_links_and_commands_are_named() {
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
+# With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) ends its writer by SIGPIPE, and with it the script,
+# but only where the writer has more than the pipe holds: on another machine.
+no_pipe_ends_in_a_reader_that_stops_early() {
+  local out
+  out=$(grep -nE '\| *(head\b|grep +-[a-zA-Z]*[qm]|sed [^|]*[0-9;]q\b)' build/*.sh bench/*.sh gpu-check/*.sh |
+    grep -v 'head -c -' | grep -vF 'grep -nE') || return 0
+  echo "scripts-test.sh: read to the end of the input instead (awk 'NR <= 20', grep >/dev/null):" >&2
+  echo "$out" >&2
+  bad=1
+}
+
 cd "$root"
 broken_artefacts_are_named
+no_pipe_ends_in_a_reader_that_stops_early
 missing_prerequisites_are_named
 dead_links_and_commands_are_named
 [ $bad -eq 0 ] && echo "scripts-test.sh: ok"

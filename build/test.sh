@@ -194,7 +194,7 @@ echo "seconds of each stage (tools: the wait for them, as they are built beside 
 printf '%s\n' "${durations[@]}" | awk '{printf "%8d  %s\n", $1, $2; sum += $1} END {printf "%8d  all\n", sum}'
 if [ -s "$logs/times" ]; then
   echo "the twenty slowest tests, seconds (~: since the test before it ended):"
-  sort -rn "$logs/times" | head -n 20 | awk '{seconds = $1; sub(/^[^ ]* /, ""); sub(/ \.\.\. ok$/, ""); printf "%9s  %s\n", seconds, $0}'
+  sort -rn "$logs/times" | awk 'NR <= 20 {seconds = $1; sub(/^[^ ]* /, ""); sub(/ \.\.\. ok$/, ""); printf "%9s  %s\n", seconds, $0}'
 fi
 echo
 sort -u "$VGPU_SKIP_LOG" "$logs/ignored" | sed 's/^/skipped: /'
