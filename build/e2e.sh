@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | guest | bench: the cluster's own program (crate vgpu-e2e), which asks for root
-# where it needs it.
+# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | guest | bench: the cluster's own program (crate
+# vgpu-e2e), which asks for root where it needs it.
 #
 # demo builds dist/ first. Where no cluster can be made, it shows a share without one, says what is missing, and exits 3
 # (make says `Error 3` then and itself exits 2). For that much Rust and a C compiler are enough: without the rest, what
@@ -10,7 +10,7 @@ as_caller "$@"
 cd "$root"
 
 prerequisites() {
-  "$root/build/prerequisites.sh" "$1"
+  "$root/build/prerequisites.sh" "$@"
 }
 
 build_program() {
@@ -30,18 +30,20 @@ local_artefacts() {
   install -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
 }
 
-# Before anything long is built: variables that are refused, and whether a cluster can be made here. What a cluster needs
-# is asked for only where one can.
+# Before anything long is built or installed: variables that are refused, and if a cluster can be made here. What a
+# cluster needs is installed, or asked for, only where one can.
 ready_for_demo() {
-  local missing said rc=0 complete=1
-  missing=$(prerequisites demo 2>&1) || complete=
-  prerequisites local
+  local missing said rc=0
+  if ! missing=$(prerequisites demo --only-check 2>&1) && ! prerequisites local 2>/dev/null; then
+    echo "$missing" >&2
+    exit 1
+  fi
   build_program
   said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
   case $rc in
-    0) ;;
+    0) prerequisites demo ;;
     3)
-      prerequisites build >/dev/null 2>&1 || {
+      prerequisites build --only-check 2>/dev/null || {
         local_artefacts
         return
       }
@@ -51,10 +53,6 @@ ready_for_demo() {
       exit 1
       ;;
   esac
-  if [ $rc = 0 ] && [ -z "$complete" ]; then
-    echo "$missing" >&2
-    exit 1
-  fi
   "$root/build/dist.sh"
 }
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# What the machine must have: `prerequisites.sh local` for a share without a cluster, `prerequisites.sh build` for dist/,
-# `prerequisites.sh demo` for the cluster too, `prerequisites.sh guest` for an emulated machine with a cluster. Rights and sizes are not asked for here: `vgpu-e2e preflight` tries them.
+# prerequisites.sh local | build | demo | guest [--only-check]: what the machine must have for a share without a cluster,
+# for dist/, for a cluster too, for an emulated machine with a cluster. Rights and sizes are not asked for here:
+# `vgpu-e2e preflight` tries them.
 #
-# Rust and Go are named when they are missing or too old, because what distributions ship is too old.
-# Everything else is installed where apt and root (or sudo) are at hand, else named. All that is
-# missing is reported at once, one line each.
+# Rust and Go are named when they are missing or too old, because what distributions ship is too old. Everything else is
+# installed where apt and root (or sudo) are at hand, else named; --only-check installs nothing. All that is missing is
+# reported at once, one line each.
 . "$(dirname "$0")/env.sh"
 
 readonly RUST=1.89 GO=1.26.6 GO_SWITCHING=1.21
-mode=${1:-build}
+mode=${1:-build} only_check=${2:-}
 missing=()
 packages=()
 
@@ -68,6 +69,7 @@ runc_or_seccomp() {
 # Installs what is missing, or fails.
 install_packages() {
   local names=("${packages[@]%%:*}") as_root=()
+  [ -z "$only_check" ] || return
   [ "$(id -u)" = 0 ] || as_root=(sudo)
   command -v apt-get >/dev/null || return
   [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || return

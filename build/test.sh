@@ -173,15 +173,12 @@ if [ "${stages[*]}" = quick ]; then
   build/prerequisites.sh build
   stages=(fmt circles clippy scripts dist unit conformance)
   export VGPU_GO=cached
-# Where no cluster can be made, what only a cluster needs is not missing.
-elif ! build/prerequisites.sh demo 2>"$logs/missing"; then
+# Where no cluster can be made, what only a cluster needs is not missing, and not installed.
+elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   rc=0
   build/prerequisites.sh build
-  build/e2e.sh preflight || rc=$?
-  [ $rc -eq 3 ] || {
-    cat "$logs/missing" >&2
-    exit 1
-  }
+  build/e2e.sh preflight --without-asking || rc=$?
+  [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
 case " ${stages[*]} " in *" tools "*) begin_tools ;; esac
 for name in "${stages[@]}"; do

@@ -62,12 +62,13 @@ impl Cluster {
                 config.name
             );
         }
+        // Before anything is made: a signal waits for the lock that is held here.
+        interrupt::started(&config.name, |name| down(name).map(drop));
         host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;
         fs::write(state.config(), json).context("cannot write the configuration")?;
 
-        interrupt::started(&config.name, |name| down(name).map(drop));
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
         let log = state.0.join("keeper.log");
         let child = Command::new(&config.program)

@@ -1,5 +1,9 @@
 //! Ctrl-C and its like: the cluster of this program is taken down before the program ends.
+//!
+//! A signal kills the running commands, so the main thread sees them fail and reaches the end of `main`. There it waits
+//! in [`wait_if_interrupted`]: otherwise the program would end before its cluster has.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -14,6 +18,8 @@ type End = fn(&str) -> Result<()>;
 
 /// The clusters that this program has started and not yet ended.
 static OURS: Mutex<Vec<(String, End)>> = Mutex::new(Vec::new());
+/// A signal asked this program to end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn started(name: &str, end: End) {
     OURS.lock()
@@ -32,6 +38,7 @@ pub fn handle() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
+            INTERRUPTED.store(true, Ordering::SeqCst);
             eprintln!("\ninterrupted: leaving the machine as it was");
             shell::end_all();
             let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -44,4 +51,12 @@ pub fn handle() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Returns at once if no signal has come; after one it never returns, and the handler ends the program. To be called
+/// before the program ends by itself.
+pub fn wait_if_interrupted() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        thread::park();
+    }
 }

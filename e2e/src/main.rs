@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match vgpu_e2e::cli::run(vgpu_e2e::cli::Arguments::parse()) {
+    let done = vgpu_e2e::cli::run(vgpu_e2e::cli::Arguments::parse());
+    vgpu_e2e::interrupt::wait_if_interrupted();
+    match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("vgpu-e2e: {error:#}");

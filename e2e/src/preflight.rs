@@ -65,20 +65,12 @@ fn missing(facts: &Facts) -> Vec<String> {
              without a password where there is no terminal"
         )),
         Root::Tried(tried) => {
-            let all = [&tried.namespaces, &tried.cgroups, &tried.kernel_log];
-            let failures: Vec<&Failure> = all.into_iter().flatten().collect();
-            // Without the right to mount the rest follows.
-            let only = failures
-                .iter()
-                .take_while(|failure| failure.step == Step::Mount)
-                .count()
-                .max(1);
-            let shown = if failures.first().is_some_and(|first| first.step == Step::Mount) {
-                only
-            } else {
-                failures.len()
-            };
-            lines.extend(failures.iter().take(shown).map(|failure| of_root(failure)));
+            let all = [&tried.namespaces, &tried.cgroups, &tried.kernel_log, &tried.state];
+            let mut failures: Vec<&Failure> = all.into_iter().flatten().collect();
+            if failures.first().is_some_and(|first| first.step == Step::Mount) {
+                failures.truncate(1); // without the right to mount the rest fails as well
+            }
+            lines.extend(failures.into_iter().map(of_root));
         }
     }
     lines.extend(of_memory(&facts.memory));
@@ -98,6 +90,14 @@ fn of_root(failure: &Failure) -> String {
             "no network bridge can be made, CAP_NET_ADMIN and the kernel's bridge ({said}): load it with \
              `modprobe bridge`, run outside of the container, or start it with --privileged"
         ),
+        Step::Veth => format!(
+            "no pair of network devices can be made, which pods are connected by ({said}): load it with \
+             `modprobe veth`"
+        ),
+        Step::Forward => format!(
+            "packets cannot be passed on between pods ({said}): run outside of the container, or start it with \
+             --privileged"
+        ),
         Step::NoCgroups => "no cgroup hierarchy is mounted under /sys/fs/cgroup: run outside of the container, or \
                             mount one, as systemd does"
             .to_owned(),
@@ -112,8 +112,12 @@ fn of_root(failure: &Failure) -> String {
              ({said}): run outside of the container, or move them to a child cgroup first"
         ),
         Step::KernelLog => format!(
-            "kubelet needs to read the kernel's log ({said}): run outside of the container, or give it /dev/kmsg"
+            "kubelet needs to read the kernel's log ({said}): run outside of the container, or give it /dev/kmsg and \
+             CAP_SYSLOG"
         ),
+        Step::State => {
+            format!("a cluster keeps its files there, and root cannot write them ({said}): make it writable")
+        }
     }
 }
 
@@ -218,6 +222,8 @@ mod tests {
             (Step::Mount, "CAP_SYS_ADMIN"),
             (Step::Overlay, "modprobe overlay"),
             (Step::Bridge, "CAP_NET_ADMIN"),
+            (Step::Veth, "modprobe veth"),
+            (Step::Forward, "packets cannot be passed on"),
         ] {
             let namespaces = failed(step, "the answer");
             only(
@@ -249,7 +255,15 @@ mod tests {
                 kernel_log,
                 ..Tried::default()
             }),
-            &["/dev/kmsg", "the answer"],
+            &["/dev/kmsg", "CAP_SYSLOG", "the answer"],
+        );
+        let state = failed(Step::State, "the answer");
+        only(
+            &with(Tried {
+                state,
+                ..Tried::default()
+            }),
+            &["root cannot write", "the answer"],
         );
     }
 
@@ -259,13 +273,14 @@ mod tests {
             namespaces: failed(step, "no"),
             cgroups: failed(Step::ReadOnlyCgroups, "no"),
             kernel_log: failed(Step::KernelLog, "no"),
+            state: failed(Step::State, "no"),
         };
         let with = |tried| Facts {
             root: Root::Tried(tried),
             ..able()
         };
         only(&with(all(Step::Mount)), &["CAP_SYS_ADMIN"]);
-        assert_eq!(missing(&with(all(Step::Overlay))).len(), 3);
+        assert_eq!(missing(&with(all(Step::Overlay))).len(), 4);
     }
 
     #[test]

@@ -204,6 +204,19 @@ fn cgroups_that_cannot_be_written() {
 }
 
 #[test]
+fn a_folder_for_clusters_that_cannot_be_written() {
+    if !has_user_namespaces("a_folder_for_clusters_that_cannot_be_written") {
+        return;
+    }
+    let place = Place::new();
+    let read_only = "mount -t tmpfs -o ro x /var/lib; exec \"$@\"";
+    is_told(
+        &place.run(&after(read_only), &["preflight"]),
+        &["root cannot write them (/var/lib: Read-only file system"],
+    );
+}
+
+#[test]
 fn a_disk_that_is_too_small() {
     if !has_user_namespaces("a_disk_that_is_too_small") {
         return;

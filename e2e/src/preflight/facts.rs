@@ -28,6 +28,7 @@ pub(super) struct Tried {
     pub(super) namespaces: Option<Failure>,
     pub(super) cgroups: Option<Failure>,
     pub(super) kernel_log: Option<Failure>,
+    pub(super) state: Option<Failure>,
 }
 
 /// Something that did not work: what it was, and the system's answer.
@@ -43,11 +44,16 @@ pub(super) enum Step {
     Mount,
     Overlay,
     Bridge,
+    Veth,
+    /// The sysctl that lets packets pass between network devices.
+    Forward,
     NoCgroups,
     ReadOnlyCgroups,
     MakeCgroup,
     BusyCgroup,
     KernelLog,
+    /// A folder for the files of clusters.
+    State,
 }
 
 /// The least of what the machine has and its cgroups allow.

@@ -82,6 +82,7 @@ pub(crate) fn as_root() -> Result<()> {
         namespaces: namespaces()?,
         cgroups: cgroups()?,
         kernel_log: kernel_log(),
+        state: state(Path::new(layout::STATE)),
     };
     println!(
         "{}",
@@ -112,7 +113,7 @@ fn namespaces() -> Result<Option<Failure>> {
 
 /// The command `probe --inside`: the mounts and the network device of a cluster.
 pub(crate) fn in_namespaces() -> Result<()> {
-    let found = mounts().or_else(bridge);
+    let found = mounts().or_else(network);
     println!(
         "{}",
         serde_json::to_string(&found).context("cannot encode what was found")?
@@ -133,13 +134,25 @@ fn mounts() -> Option<Failure> {
     failure(Step::Overlay, format!("mount of an overlay: {error}"))
 }
 
-/// A missing `ip` is named with the other missing programs.
-fn bridge() -> Option<Failure> {
-    let mut add = shell::command("ip", ["link", "add", "name", "probe", "type", "bridge"]);
-    let path = env::var("PATH").unwrap_or_default();
-    let output = add.env("PATH", format!("{path}:/usr/sbin:/sbin")).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    (!output.status.success()).then(|| failure(Step::Bridge, shell::tail(&said, 1)))?
+/// In a network namespace of its own, which ends with this process.
+fn network() -> Option<Failure> {
+    let link = |step, kind| {
+        let mut add = shell::command("ip", ["link", "add", "name", kind, "type", kind]);
+        let path = env::var("PATH").unwrap_or_default();
+        // A missing `ip` is named with the other missing programs.
+        let output = add.env("PATH", format!("{path}:/usr/sbin:/sbin")).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        (!output.status.success()).then(|| failure(step, shell::tail(&said, 1)))?
+    };
+    link(Step::Bridge, "bridge")
+        .or_else(|| link(Step::Veth, "veth"))
+        .or_else(forward)
+}
+
+fn forward() -> Option<Failure> {
+    let file = "/proc/sys/net/ipv4/ip_forward";
+    let error = fs::write(file, "1").err()?;
+    failure(Step::Forward, format!("{file}: {error}"))
 }
 
 fn kernel_log() -> Option<Failure> {
@@ -149,6 +162,13 @@ fn kernel_log() -> Option<Failure> {
         .custom_flags(nonblocking)
         .open("/dev/kmsg");
     failure(Step::KernelLog, format!("/dev/kmsg: {}", opened.err()?))
+}
+
+/// The folder, or its nearest parent that exists, can be written.
+fn state(folder: &Path) -> Option<Failure> {
+    let there = folder.ancestors().find(|folder| folder.exists())?;
+    let error = rustix::fs::access(there, rustix::fs::Access::WRITE_OK).err()?;
+    failure(Step::State, format!("{}: {error}", there.display()))
 }
 
 fn failure(step: Step, said: impl Into<String>) -> Option<Failure> {

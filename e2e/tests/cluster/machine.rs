@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Node, State};
+use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Member, Node, State};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::snapshot::Snapshot;
 use vgpu_e2e::wait::wait;
@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
         decoys_survive,
     ),
     ("interrupted_cluster_is_gone_when_the_program_returns", interrupted),
+    ("cluster_interrupted_on_its_way_up_is_gone", interrupted_on_the_way_up),
     ("cluster_of_a_killed_program_is_taken_down", killed_program),
     ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
     ("a_name_in_use_is_refused", name_in_use),
@@ -251,6 +252,40 @@ fn interrupted() -> Result<()> {
         bail!("an interrupted program ended with {status} instead of 130");
     }
     is_gone(&name)
+}
+
+/// At several points of the way up.
+fn interrupted_on_the_way_up() -> Result<()> {
+    let before = Snapshot::take();
+    let name = shared::name("early");
+    let state = State::of(&name);
+    let first_node = Member::Node(Node::FIRST);
+    for reached in [
+        state.0.clone(),
+        state.member(Member::ControlPlane).init(),
+        state.member(first_node).init(),
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_vgpu-e2e"))
+            .args(["--cluster", &name, "up", "--hold"])
+            .env(prepared::VARIABLE, shared::prepared().save()?)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run vgpu-e2e")?;
+        wait(LIMIT, &format!("{} to appear", reached.display()), || {
+            Ok(reached.exists().then_some(()))
+        })?;
+        kill_process(pid(&child)?, Signal::INT)?;
+        let status = child.wait()?;
+        if status.code() != Some(130) {
+            bail!(
+                "interrupted once {} was there, the program ended with {status} instead of 130",
+                reached.display()
+            );
+        }
+        is_gone(&name)?;
+    }
+    is_as_before(&before)
 }
 
 fn killed_program() -> Result<()> {
