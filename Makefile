@@ -8,7 +8,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 # It builds dist/ itself: where no cluster can be made, it needs less of the machine (exit status 3, make's own is 2).
-demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster
+demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster, V=1 prints documents in full
 	@build/e2e.sh demo
 
 down: ## end the cluster that `make demo KEEP=1` kept

@@ -13,7 +13,7 @@ use crate::prepared::Prepared;
 use crate::progress::Progress;
 use crate::snapshot::Snapshot;
 use crate::toolchain::Versions;
-use crate::{install, layout, patience, preflight};
+use crate::{install, layout, patience, preflight, progress};
 use steps::Demo;
 
 const STEPS: u32 = 11;
@@ -52,6 +52,7 @@ fn first_half() -> Result<Prepared> {
         "ready: Kubernetes {}, containerd {}",
         prepared.toolchain.kubernetes, prepared.toolchain.containerd
     ));
+    progress.why("everything around the GPU is what a production cluster runs");
     prepared.so_far = progress.so_far();
     Ok(prepared)
 }
@@ -68,8 +69,12 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
         prepared.toolchain.kubernetes
     ));
     let cluster = Cluster::up(prepared.config(name))?;
-    progress.note(&format!("node Ready; KUBECONFIG={}", cluster.kubeconfig().display()));
-    progress.note(&format!("GPUs: {}", prepared.gpu.describe()));
+    progress.note(&format!(
+        "the node is Ready; KUBECONFIG={}; {}",
+        cluster.kubeconfig().display(),
+        prepared.gpu.describe()
+    ));
+    progress.why("it has processes, mounts and a network of its own, so a kubelet of this machine would not notice");
     if let Err(error) = show(&cluster, prepared, &mut progress) {
         let end = cluster
             .down()
@@ -101,21 +106,24 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
         bail!("something of the cluster is left:\n{}", ours.join("\n"));
     }
     progress.note("no process, mount, cgroup, sysctl or file of it is left");
-    println!("\nall of it was shown in {:.0} s", progress.so_far().1.as_secs_f64());
+    progress.why("the demo may run on a machine that is in use");
+    println!(
+        "all of it was shown in {:.0} s; {}=1 prints the documents in full",
+        progress.so_far().1.as_secs_f64(),
+        progress::VARIABLE
+    );
     Ok(())
 }
 
 fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Result<()> {
     progress.step("this project, installed by Helm");
     let gpus = install::install(cluster, prepared, &[])?;
-    for gpu in &gpus {
-        progress.note(&format!(
-            "{}: {}, {} MiB to share",
-            gpu.device,
-            gpu.product,
-            gpu.memory >> 20
-        ));
-    }
+    let published: Vec<String> = gpus
+        .iter()
+        .map(|gpu| format!("{}: {}, {} MiB to share", gpu.device, gpu.product, gpu.memory >> 20))
+        .collect();
+    progress.note(&published.join("; "));
+    progress.why("each GPU is a device with consumable capacity in a ResourceSlice: several claims may share it");
     let demo = Demo {
         cluster,
         kube: Kube::new(cluster, steps::NAMESPACE),

@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Config, Gpu};
 use crate::image::{self, Built};
 use crate::toolchain::Toolchain;
-use crate::{layout, patience};
+use crate::{layout, patience, progress};
 
 /// Names a file with what another machine has built, for one that has no Go and no network.
 pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// What sudo would take away and the second half reads.
-const PASSED_ON: [&str; 13] = [
+const PASSED_ON: [&str; 14] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -36,6 +36,7 @@ const PASSED_ON: [&str; 13] = [
     patience::VARIABLE,
     "CLUSTER",
     "KEEP",
+    progress::VARIABLE,
 ];
 
 /// All that a cluster with this project on it is made of.

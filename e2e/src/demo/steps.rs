@@ -1,5 +1,6 @@
 //! The steps of the demo on a cluster, each an assertion that a person can read.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -24,9 +25,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     let client = image::client_program()?;
     let mut command = shell::command(dist.join("vgpu"), ["run"]);
+    let mut on = "";
     if matches!(Gpu::of_this_machine(dist), Gpu::Soft(_)) {
         command.arg("--soft-gpu");
-        progress.note("this machine has no NVIDIA driver, so the software GPU of this project stands in");
+        on = " (on this project's software GPU: this machine has no NVIDIA driver)";
     }
     let said = shell::output(command.args(["--memory", ASKED, "--"]).arg(client).arg("check"))?;
     let seen: Value = serde_json::from_str(&said).context("vgpu-client said something that is no JSON")?;
@@ -34,8 +36,11 @@ pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     if Some(total) != install::bytes(ASKED) {
         bail!("the program sees {total} bytes in total instead of {ASKED}");
     }
-    progress.note(said.trim());
-    progress.note("the program sees 20 GiB, can allocate all that is free, and not one granule more");
+    progress.note(&format!(
+        "the program sees 20 GiB, can allocate all that is free, and not one granule more{on}"
+    ));
+    progress.detail(said.trim());
+    progress.why("a library in the process enforces the limit; the program is unchanged and needs no cluster");
     Ok(())
 }
 
@@ -52,7 +57,7 @@ impl Demo<'_> {
         (self.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(0) / 4) >> 20 << 20
     }
 
-    /// Applies the example; gives the pod that waits.
+    /// Applies the example; returns the pod that waits.
     pub(super) fn apply(&self, gpu: &Gpu, progress: &Progress) -> Result<String> {
         let mut text = workload::manifests(&install::example(EXAMPLE))?;
         if *gpu == Gpu::Nvidia {
@@ -67,13 +72,21 @@ impl Demo<'_> {
         self.kube.apply(&text)?;
         let room = self.gpus.len() * 4;
         let (running, pending) = workload::settle(&self.kube, room, 1, LIMIT)?;
-        for (device, pods) in workload::by_device(&workload::shares(&self.kube)?) {
+        let devices = workload::by_device(&workload::shares(&self.kube)?);
+        for (device, pods) in &devices {
             if pods.len() != 4 {
                 bail!("{device} has {} pods instead of four: {}", pods.len(), pods.join(", "));
             }
-            progress.note(&format!("{device}: {}", pods.join(", ")));
+            progress.detail(&format!("{device}: {}", pods.join(", ")));
         }
-        progress.note(&format!("{} run, {} waits", running.len(), pending[0]));
+        let devices: Vec<&str> = devices.keys().map(String::as_str).collect();
+        progress.note(&format!(
+            "{} pods run, four on each of {}; {} waits",
+            running.len(),
+            devices.join(", "),
+            pending[0]
+        ));
+        progress.why("Kubernetes itself counts memory and cores of each GPU, so no GPU is ever over-committed");
         Ok(pending[0].clone())
     }
 
@@ -91,9 +104,11 @@ impl Demo<'_> {
             },
         )?;
         for said in self.kube.events(pod, "FailedScheduling")?.into_iter().take(1) {
-            progress.note(&format!("kube-scheduler: {said}"));
+            progress.detail(&format!("kube-scheduler: {said}"));
         }
         progress.note(&format!("vgpu-controller: {message}"));
+        progress
+            .why("kube-scheduler only says that it cannot allocate; this names what is free and who holds the rest");
         Ok(())
     }
 
@@ -134,9 +149,13 @@ impl Demo<'_> {
             if line["devices"] != 1 {
                 bail!("{pod} sees {} GPUs instead of one", line["devices"]);
             }
-            progress.note(&format!("{pod}: {}", said.trim()));
+            progress.detail(&format!("{pod}: {}", said.trim()));
         }
-        progress.note(&format!("{} pods of {device} did that at the same time", pods.len()));
+        progress.note(&format!(
+            "{} pods of {device} allocated their whole share at the same time, and not one granule more",
+            pods.len()
+        ));
+        progress.why("no pod can take memory that another was given, nor run into its out-of-memory error");
         Ok(())
     }
 
@@ -159,15 +178,17 @@ impl Demo<'_> {
             bail!("pynvml in {pod} does not see one GPU: {said}");
         }
         self.is_the_limit(pod, words.next().and_then(|word| word.parse().ok()))?;
-        progress.note(&format!("pynvml in {pod}: {}", said.trim()));
+        let mut shown = format!("pynvml in {pod}: {}", said.trim());
         if nvidia_smi {
             let query = [
                 "nvidia-smi",
                 "--query-gpu=name,memory.total,memory.used",
                 "--format=csv,noheader",
             ];
-            progress.note(&format!("nvidia-smi in {pod}: {}", self.kube.exec(pod, &query)?.trim()));
+            shown += &format!("; nvidia-smi: {}", self.kube.exec(pod, &query)?.trim());
         }
+        progress.note(&shown);
+        progress.why("frameworks and monitoring size themselves by what NVML reports");
         Ok(())
     }
 
@@ -185,10 +206,13 @@ impl Demo<'_> {
                 bail!("status.allocation of {} has no {key}", share.claim);
             }
         }
-        progress.note(&format!("{}: {result}", share.claim));
+        progress.detail(&format!("{}: {result}", share.claim));
         let (path, text) = node::cdi_spec(self.cluster, &share.claim_uid)?;
-        serde_json::from_str::<Value>(&text).with_context(|| format!("{path} is no JSON"))?;
-        progress.note(&format!("{path}:\n{}", text.trim()));
+        let spec: Value = serde_json::from_str(&text).with_context(|| format!("{path} is no JSON"))?;
+        let shown = mounts(&spec).with_context(|| format!("{path} mounts no library or no limits"))?;
+        progress.note(&format!("{path} mounts {shown}"));
+        progress.detail(text.trim());
+        progress.why("kubelet hands this file to the runtime: the image and the pod know nothing of the library");
         Ok(())
     }
 
@@ -200,7 +224,7 @@ impl Demo<'_> {
         let share = shares.into_iter().find(|share| share.pod == *gone);
         self.kube.run(&["delete", "pod", gone, "--wait=false"])?;
         self.kube.wait_running(waiting, LIMIT)?;
-        progress.note(&format!("{gone} was deleted, {waiting} runs"));
+        progress.detail(&format!("{gone} was deleted, {waiting} runs"));
         Ok(share.with_context(|| format!("{gone} had no claim"))?.claim_uid)
     }
 
@@ -226,11 +250,47 @@ impl Demo<'_> {
             }
         })?;
         progress.note(&format!(
-            "{} claims ended: no CDI file, folder, mount or checkpoint entry is left",
+            "then all {} claims end, and no CDI file, folder, mount or checkpoint entry is left",
             uids.len()
         ));
+        progress.why("a share is free again as soon as its pod is gone, and nothing of it stays on the node");
         Ok(())
     }
+}
+
+/// The mounts of a CDI spec in a line: the library under the names of the driver's, and the limits, which are read-only.
+fn mounts(spec: &Value) -> Option<String> {
+    fn target(mount: &Value) -> Option<&Path> {
+        mount["containerPath"].as_str().map(Path::new)
+    }
+    let devices = spec["devices"].as_array().into_iter().flatten();
+    let edits = devices.map(|device| &device["containerEdits"]);
+    let edits = edits.chain([&spec["containerEdits"]]);
+    let all: Vec<&Value> = edits.filter_map(|edits| edits["mounts"].as_array()).flatten().collect();
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let library = all.iter().filter(|mount| {
+        let host = mount["hostPath"].as_str().unwrap_or_default();
+        Path::new(host).ends_with("libvgpu.so")
+    });
+    let names: BTreeSet<String> = library.filter_map(|mount| target(mount)).filter_map(name).collect();
+    let is_read_only = |mount: &Value| {
+        mount["options"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|one| one == "ro"))
+    };
+    let limits = all
+        .iter()
+        .filter(|mount| is_read_only(mount))
+        .filter_map(|mount| target(mount))
+        .find(|path| path.parent() == Some(Path::new("/run/vgpu")))?;
+    (!names.is_empty()).then(|| {
+        format!(
+            "libvgpu.so as {}, and the limits, read-only, in {} ({} mounts in all)",
+            names.into_iter().collect::<Vec<_>>().join(", "),
+            limits.display(),
+            all.len()
+        )
+    })
 }
 
 /// The example for GPUs of another size and number: the memory asked for, and how many pods like its first one.
@@ -257,6 +317,27 @@ fn fit(manifests: &str, memory: &str, pods: usize) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mounts_are_told_in_a_line_and_limits_that_can_be_written_are_not() {
+        let spec = |option: &str| {
+            serde_json::json!({
+                "devices": [{"name": "a", "containerEdits": {"mounts": [
+                    {"hostPath": "/h/claims/c/s", "containerPath": "/run/vgpu/s", "options": [option, "bind"]},
+                    {"hostPath": "/h/claims/c/s/ledger", "containerPath": "/run/vgpu/s/ledger", "options": ["rw"]},
+                ]}}],
+                "containerEdits": {"mounts": [
+                    {"hostPath": "/h/libvgpu.so", "containerPath": "/usr/lib/libnvidia-ml.so.1"},
+                    {"hostPath": "/h/libvgpu.so", "containerPath": "/usr/lib/libcuda.so.1"},
+                    {"hostPath": "/h/libvgpu.so", "containerPath": "/usr/lib64/libcuda.so.1"},
+                ]},
+            })
+        };
+        let told = "libvgpu.so as libcuda.so.1, libnvidia-ml.so.1, and the limits, read-only, in /run/vgpu/s (5 mounts in all)";
+        assert_eq!(mounts(&spec("ro")).as_deref(), Some(told));
+        assert_eq!(mounts(&spec("rw")), None);
+        assert_eq!(mounts(&serde_json::json!({"devices": []})), None);
+    }
 
     #[test]
     fn the_example_is_fitted_to_other_gpus() {
