@@ -24,30 +24,30 @@ if runs allocator; then
   kubernetes=$CARGO_TARGET_DIR/kubernetes-go
   (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
   # As they are released.
-  cargo build --quiet --profile programs -p vgpu-cel --example speed -p vgpu-allocator --example figures
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator
   echo "selectors:"
-  "$CARGO_TARGET_DIR/programs/examples/speed"
+  "$CARGO_TARGET_DIR/programs/bench-selectors"
   echo "one fractional claim:"
-  "$CARGO_TARGET_DIR/programs/examples/figures" 1000 0 --kubernetes "$kubernetes"
-  "$CARGO_TARGET_DIR/programs/examples/figures" 1000 10000 --kubernetes "$kubernetes"
-  "$CARGO_TARGET_DIR/programs/examples/figures" 5000 100000
+  "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 0 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 --kubernetes "$kubernetes"
+  "$CARGO_TARGET_DIR/programs/bench-allocator" 5000 100000
   for policy in spread numa pcie whole-gpus first-fit; do
-    "$CARGO_TARGET_DIR/programs/examples/figures" 1000 10000 "$policy"
+    "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 "$policy"
   done
 fi
 if runs cluster || runs controller; then
   build/prerequisites.sh demo
-  cargo build --quiet --release -p vgpu-e2e
+  cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
 fi
 if runs cluster; then
-  cargo build --quiet --profile programs -p vgpu-kubelet-plugin --example prepare_bench
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench node --prepare-bench "$CARGO_TARGET_DIR/programs/examples/prepare_bench"
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-prepare
+  "$CARGO_TARGET_DIR/release/vgpu-bench" node --prepare "$CARGO_TARGET_DIR/programs/bench-prepare"
 fi
 if runs controller; then
   # As it is released.
-  cargo build --quiet --profile programs -p vgpu-controller --example explain_figures
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench burst "$@"
-  "$CARGO_TARGET_DIR/release/vgpu-e2e" --cluster bench bench memory
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-explanations
+  "$CARGO_TARGET_DIR/release/vgpu-bench" burst "$@"
+  "$CARGO_TARGET_DIR/release/vgpu-bench" memory
   echo "explanations:"
-  "$CARGO_TARGET_DIR/programs/examples/explain_figures"
+  "$CARGO_TARGET_DIR/programs/bench-explanations"
 fi

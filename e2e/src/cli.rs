@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::cluster::{self, Cluster, Config, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::{Toolchain, Versions};
-use crate::{bench, demo, guest, image, interrupt, layout, patience, preflight};
+use crate::{demo, guest, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -68,11 +68,6 @@ enum Verb {
     Images,
     /// Run the demo and the tests that concern the machine in an emulated Debian, and print a transcript.
     Guest(guest::Arguments),
-    /// Print how long things take here, and how much memory.
-    Bench {
-        #[command(subcommand)]
-        part: bench::Part,
-    },
     #[command(hide = true)]
     Probe {
         #[arg(long)]
@@ -120,11 +115,6 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             for archive in images.archives {
                 println!("{}", archive.display());
             }
-        }
-        Verb::Bench { part } => {
-            let prepared = build(&mut |text| eprintln!("{text}"))?;
-            interrupt::handle()?;
-            bench::run(&arguments.cluster, &prepared, &part)?;
         }
         Verb::Guest(arguments) => return guest::run(arguments),
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,

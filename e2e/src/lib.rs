@@ -30,7 +30,6 @@
 //! Errors are `anyhow`: this is a tool for people, and whatever goes wrong ends the run with the chain of reasons.
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod demo;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::cluster::Cluster;
-use crate::install;
-use crate::kube::Kube;
-use crate::patience;
-use crate::wait::wait;
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::patience;
+use vgpu_e2e::wait::wait;
 
 const DEPLOYMENT: &str = "deployment/dra-driver-vgpu-controller";
 const PODS: &str = "app.kubernetes.io/component=controller";

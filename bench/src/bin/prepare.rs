@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set:
-//! `prepare_bench --node NODE [--claims 100] [--rounds 200]`. Prints one figure a line:
+//! `bench-prepare --node NODE [--claims 100] [--rounds 200]`. Prints one figure a line:
 //! `<name> <unit> <value>`. Units: microseconds, kibibytes.
 #![forbid(unsafe_code)]
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::kube::Kube;
-use crate::patience;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::patience;
 
 /// Which of these pods are not yet bound.
 #[derive(Debug)]

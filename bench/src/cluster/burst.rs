@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use super::bound::{Bound, Missing, Watch};
 use super::deployed::{self, Deployed};
 use super::fleet::{self, Fleet, Owner};
-use super::{NAMESPACE, machine, make_namespace, median, on_cluster};
-use crate::cluster::Cluster;
-use crate::hand_made;
-use crate::install;
-use crate::kube::Kube;
-use crate::prepared::Prepared;
-use crate::wait::wait;
+use crate::common::{NAMESPACE, machine, make_namespace, median, on_cluster};
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::hand_made;
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::wait::wait;
 
 /// What the chart runs.
 const REPLICAS: usize = 2;
@@ -37,7 +37,7 @@ const CLEARED: Duration = Duration::from_secs(180);
 const REST: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Size {
+pub(crate) struct Size {
     /// How often each way is measured.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -68,7 +68,7 @@ struct Run {
 
 type Runs = BTreeMap<(Claims, bool), Vec<Run>>;
 
-pub(super) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
+pub(crate) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
     if size.rounds == 0 || size.pods == 0 || size.nodes == 0 {
         bail!("--rounds, --pods and --nodes must be 1 or more");
     }

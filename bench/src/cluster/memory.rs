@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 
 use super::deployed::{Deployed, Memory};
 use super::fleet::{self, Fleet, Owner};
-use super::{NAMESPACE, machine, make_namespace, on_cluster};
-use crate::cluster::Cluster;
-use crate::hand_made;
-use crate::install;
-use crate::kube::Kube;
-use crate::prepared::Prepared;
+use crate::common::{NAMESPACE, machine, make_namespace, on_cluster};
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::hand_made;
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::prepared::Prepared;
 
 const GPUS: usize = 8;
 /// Of one GPU.
 const SHARES: usize = 4;
 
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Size {
+pub(crate) struct Size {
     /// Hand-made nodes, with eight GPUs each.
     #[arg(long, default_value_t = 1000)]
     nodes: usize,
@@ -35,7 +35,7 @@ pub struct Size {
     claims: usize,
 }
 
-pub(super) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
+pub(crate) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
     let room = size.nodes * GPUS * SHARES;
     if size.claims > room {
         bail!("--claims {}: {} nodes have room for {room}", size.claims, size.nodes);

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{NAMESPACE, make_namespace, median, on_cluster};
-use crate::cluster::{Cluster, Node};
-use crate::install;
-use crate::kube::Kube;
-use crate::patience;
-use crate::prepared::Prepared;
+use crate::common::{NAMESPACE, make_namespace, median, on_cluster};
+use vgpu_e2e::cluster::{Cluster, Node};
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::patience;
+use vgpu_e2e::prepared::Prepared;
 
 const PODS: usize = 20;
 const ROUNDS: &str = "1000";
@@ -22,24 +22,22 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(2);
 const COLUMNS: &str = "custom-columns=NAME:.metadata.name,RUNNING:.status.containerStatuses[0].state.running.startedAt";
 
-/// `prepare_bench` is the kubelet plugin's example program.
-pub(super) fn run(name: &str, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
+/// `prepare` is the program bench-prepare.
+pub(crate) fn run(name: &str, prepared: &Prepared, prepare: &Path) -> Result<()> {
     let start = Instant::now();
     on_cluster(name, prepared, |cluster| {
         println!("node Ready after {:.1} s", start.elapsed().as_secs_f64());
-        figures(cluster, prepared, prepare_bench)
+        figures(cluster, prepared, prepare)
     })
 }
 
-fn figures(cluster: &Cluster, prepared: &Prepared, prepare_bench: &Path) -> Result<()> {
+fn figures(cluster: &Cluster, prepared: &Prepared, prepare: &Path) -> Result<()> {
     install::install(cluster, prepared, &[])?;
     let kube = Kube::new(cluster, NAMESPACE);
     make_namespace(&kube)?;
     kube.apply(TEMPLATE)?;
     pods(&kube)?;
-    let program = prepare_bench
-        .to_str()
-        .context("the path of prepare_bench is not UTF-8")?;
+    let program = prepare.to_str().context("the path of prepare is not UTF-8")?;
     let status = cluster
         .node(Node::FIRST)
         .inside(&[

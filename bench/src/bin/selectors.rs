@@ -1,4 +1,4 @@
-//! How long selectors take: `cargo run --release -p vgpu-cel --example speed`.
+//! How long selectors take: `cargo run --release -p vgpu-bench --bin bench-selectors`.
 
 use std::hint::black_box;
 use std::time::Instant;

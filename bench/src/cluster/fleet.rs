@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 
-use crate::hand_made;
-use crate::kube::Kube;
-use crate::patience;
-use crate::wait::wait;
+use vgpu_e2e::hand_made;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::patience;
+use vgpu_e2e::wait::wait;
 
 /// kube-controller-manager gives a node 50 s.
 const UNREACHABLE: Duration = Duration::from_secs(180);
@@ -136,7 +136,11 @@ fn write_once(kube: &Kube<'_>, command: &[&str], objects: &[Value]) -> Result<()
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
     let said = kube.try_run_with_input(&[command, &["-f", "-", "-o", "name"]].concat(), &list)?;
     if !said.status.success() {
-        bail!("kubectl {}: {}", command.join(" "), crate::shell::tail(&said.stderr, 5));
+        bail!(
+            "kubectl {}: {}",
+            command.join(" "),
+            vgpu_e2e::shell::tail(&said.stderr, 5)
+        );
     }
     Ok(())
 }

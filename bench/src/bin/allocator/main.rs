@@ -1,5 +1,5 @@
 //! How long one claim takes:
-//! `cargo run --release -p vgpu-allocator --example figures [NODES [CLAIMS [POLICY]]] [--kubernetes PROGRAM]`.
+//! `cargo run --release -p vgpu-bench --bin bench-allocator -- [NODES [CLAIMS [POLICY]]] [--kubernetes PROGRAM]`.
 //!
 //! A cluster of NODES nodes with 8 GPUs of 80 GiB and CLAIMS live claims (default 1,000 and none). Then claims come one
 //! after the other, each a fraction: taking in the last allocation's event and choosing node and device is what is

@@ -1,0 +1,8 @@
+//! The parts that need a cluster, and what they share.
+
+mod bound;
+pub(crate) mod burst;
+mod deployed;
+mod fleet;
+pub(crate) mod memory;
+pub(crate) mod node;

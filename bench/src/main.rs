@@ -1,0 +1,93 @@
+//! `vgpu-bench`: the cluster's and the controller's parts of `make bench`.
+//!
+//! ```text
+//! cluster/node.rs      how long a node, a pod and a Prepare take
+//! cluster/burst.rs     many pods at once on hand-made nodes (fleet.rs): kube-scheduler alone beside vgpu-controller, in
+//!                      turn, timed by one watch (bound.rs)
+//! cluster/memory.rs    what vgpu-controller keeps in memory of a large cluster
+//! cluster/deployed.rs  vgpu-controller as the chart runs it: none or some of it, its memory, its CPU time, its own counts
+//! ```
+//! The programs in `bin/` need no cluster, but for `prepare.rs`, which node.rs runs on the node. What the library costs
+//! is measured by run.py with client.c.
+//!
+//! Each part has a cluster of its own, which is gone afterwards, however it ends. Nothing is asserted about time:
+//! figures differ by machine. What would make a figure one of something else is an error: a pod that is never bound, or
+//! a claim that was allocated by somebody else.
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod common;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+use vgpu_e2e::prepared::Prepared;
+use vgpu_e2e::{cli, interrupt, patience, preflight};
+
+use cluster::{burst, memory, node};
+
+#[derive(Debug, Parser)]
+#[command(name = "vgpu-bench", about = "Measures dra-driver-vgpu on a cluster of this machine")]
+struct Arguments {
+    /// The cluster's name.
+    #[arg(long, global = true, env = "CLUSTER", default_value = "bench")]
+    cluster: String,
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// How long a node, a pod and a Prepare take.
+    Node {
+        /// The program bench-prepare.
+        #[arg(long)]
+        prepare: PathBuf,
+    },
+    /// How long many pods take until the last is bound, by kube-scheduler alone and with vgpu-controller.
+    Burst(burst::Size),
+    /// What vgpu-controller keeps in memory of a large cluster.
+    Memory(memory::Size),
+}
+
+fn main() -> ExitCode {
+    let done = run(&Arguments::parse());
+    interrupt::wait_if_interrupted();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vgpu-bench: {error:#}");
+            ExitCode::from(cli::status(&error))
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    patience::check()?;
+    let prepared = prepare()?;
+    interrupt::handle()?;
+    let name = &arguments.cluster;
+    match &arguments.part {
+        Part::Node { prepare } => node::run(name, &prepared, prepare),
+        Part::Burst(size) => burst::run(name, &prepared, size),
+        Part::Memory(size) => memory::run(name, &prepared, size),
+    }
+}
+
+/// What a cluster is made of: as the caller when this is the first half, as root when it returns.
+fn prepare() -> Result<Prepared> {
+    if let Some(prepared) = Prepared::inherited()? {
+        return Ok(prepared);
+    }
+    let own = std::env::current_exe().context("this program has no path")?;
+    let program = own.with_file_name("vgpu-e2e");
+    ensure!(
+        program.exists(),
+        "{} is missing: cargo build --release -p vgpu-e2e builds it",
+        program.display()
+    );
+    preflight::check(&program, true)?;
+    Prepared::make(program, &mut |text| eprintln!("{text}"))?.as_root()
+}
