@@ -9,7 +9,7 @@
 #   `#[ignore = "reason"]` counts as skipped too. With VGPU_SKIP_LOG unset, the line on stderr is all. A stage that
 #   cannot run counts as one test.
 #
-# `test.sh STAGE...` runs only these stages: fmt circles clippy scripts dist tools unit conformance e2e, and miri, which
+# `test.sh STAGE...` runs only these stages: fmt circles scripts dist tools clippy unit conformance e2e, and miri, which
 # takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither a cluster
 # nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
 #
@@ -21,12 +21,11 @@ as_caller "$@"
 cd "$root"
 
 logs=$(mktemp -d)
-tools=
-trap '[ -z "$tools" ] || kill -- -"$tools" 2>/dev/null || true; rm -rf "$logs"' EXIT
-export VGPU_SKIP_LOG=$logs/skipped
-: >"$VGPU_SKIP_LOG"
-: >"$logs/ignored"
+declare -A beside=() # stages that run beside others: the process group of each
+trap '[ ${#beside[@]} -eq 0 ] || kill -- "${beside[@]/#/-}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+: >"$logs/skips.ignored"
 : >"$logs/times"
+gently=() # how the stages run that have the cluster's tests beside them
 passed=0 failed=0 skipped=0
 failures=()
 durations=()
@@ -39,7 +38,7 @@ plain() {
 # Many: the tests of each program that `cargo test` runs.
 libtest() {
   CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/timed.sh \
-    cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
+    "${gently[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
 }
 
 # Takes the time off each test's line and into $logs/times: seconds, program, test.
@@ -76,10 +75,42 @@ interpreted() {
   RUSTUP_AUTO_INSTALL=0 cargo +nightly miri test --no-fail-fast "$@" 2>&1 | tee "$logs/$stage"
 }
 
+skips_of() { # STAGE: the tests that it runs write their skips to a file of its own
+  export VGPU_SKIP_LOG=$logs/skips.$1
+  : >"$VGPU_SKIP_LOG"
+}
+
+# begin STAGE KIND COMMAND...: runs it beside the stages to come, in a process group of its own, which ends with this
+# script. run_stage shows its output and counts it.
+begin() {
+  local stage=$1
+  shift
+  : >"$logs/$stage.out"
+  set -m
+  (
+    rc=0
+    skips_of "$stage"
+    SECONDS=0
+    "$@" >"$logs/$stage.out" 2>&1 </dev/null || rc=$?
+    echo "$SECONDS" >"$logs/$stage.seconds"
+    echo "$rc" >"$logs/$stage.rc"
+  ) &
+  beside[$stage]=$!
+  set +m
+}
+
+# Shows what $stage prints until it has ended, and returns its status.
+follow() {
+  tail -n +1 -f --pid="${beside[$stage]}" "$logs/$stage.out"
+  unset "beside[$stage]"
+  [ -s "$logs/$stage.rc" ] || fail "$stage was killed before it ended: there may be too little memory; build/test.sh $stage runs it alone"
+  return "$(cat "$logs/$stage.rc")"
+}
+
 left_out() { # STAGE REASON
   say "$1"
   echo "skipped: $1: $2" >&2
-  echo "$1: $2" >>"$logs/ignored"
+  echo "$1: $2" >>"$logs/skips.ignored"
   skipped=$((skipped + 1))
 }
 
@@ -87,18 +118,24 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
   sed -n "s/^test result: .* \([0-9]*\) $1;.*/\1/p" "$logs/$stage" | awk '{n += $1} END {print n + 0}'
 }
 
+# run_stage STAGE KIND COMMAND...: runs it now, or waits for it where it was begun beside others, and counts.
 run_stage() {
   stage=$1
-  local rc=0 before by_log failed_here begun=$SECONDS
+  local rc=0 by_log failed_here begun=$SECONDS
   shift
   say "$stage"
-  before=$(sort -u "$VGPU_SKIP_LOG" | wc -l)
-  "$@" || rc=$?
-  durations+=("$((SECONDS - begun)) $stage")
-  by_log=$(($(sort -u "$VGPU_SKIP_LOG" | wc -l) - before))
+  if [ -n "${beside[$stage]:-}" ]; then
+    follow || rc=$?
+    durations+=("$((SECONDS - begun)) $stage ($(cat "$logs/$stage.seconds") s, beside others)")
+  else
+    skips_of "$stage"
+    "$@" || rc=$?
+    durations+=("$((SECONDS - begun)) $stage")
+  fi
+  by_log=$(sort -u "$logs/skips.$stage" | wc -l)
   if [ "$1" != plain ]; then
     # What the interpreter ignores, the unit stage has run.
-    [ "$1" = interpreted ] || sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/ignored"
+    [ "$1" = interpreted ] || sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/skips.ignored"
     passed=$((passed + $(count_of passed) - by_log))
     skipped=$((skipped + by_log))
     [ "$1" = interpreted ] || skipped=$((skipped + $(count_of ignored)))
@@ -120,38 +157,24 @@ run_stage() {
 
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_circles() { run_stage circles plain build/lint.sh circles; }
-stage_clippy() { run_stage clippy plain build/lint.sh clippy; }
+stage_clippy() { run_stage clippy plain "${gently[@]}" build/lint.sh clippy; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_dist() { run_stage dist plain build/dist.sh; }
 # Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
 # has work for the core that a single large crate leaves idle.
-begin_tools() {
-  : >"$logs/building"
-  # In a group of its own, which ends with this script.
-  set -m
-  (
-    rc=0
-    # Without asking for a password: a job in the background has no terminal.
-    { build/e2e.sh preflight --without-asking && : >"$logs/wanted" && build/e2e.sh tools; } >"$logs/building" 2>&1 </dev/null || rc=$?
-    echo "$rc" >"$logs/built"
-  ) &
-  tools=$!
-  set +m
-}
-built_tools() {
-  tail -n +1 -f --pid="$tools" "$logs/building"
-  [ -s "$logs/built" ] || fail "the build of the tools was killed before it ended: there may be too little memory; build/e2e.sh tools runs it alone"
-  return "$(cat "$logs/built")"
+build_tools() {
+  # Without asking for a password: a job in the background has no terminal.
+  build/e2e.sh preflight --without-asking && : >"$logs/wanted" && build/e2e.sh tools
 }
 stage_tools() {
-  [ -n "$tools" ] || begin_tools
-  until [ -e "$logs/wanted" ] || ! kill -0 "$tools" 2>/dev/null; do sleep 0.2; done
-  if [ ! -e "$logs/wanted" ] && [ "$(cat "$logs/built")" = 3 ]; then
-    left_out tools "$(tail -n 1 "$logs/building")"
+  [ -n "${beside[tools]:-}" ] || begin tools plain build_tools
+  until [ -e "$logs/wanted" ] || [ -e "$logs/tools.rc" ] || ! kill -0 "${beside[tools]}" 2>/dev/null; do sleep 0.2; done
+  if [ ! -e "$logs/wanted" ] && [ "$(cat "$logs/tools.rc")" = 3 ]; then
+    left_out tools "$(tail -n 1 "$logs/tools")"
+    unset 'beside[tools]'
   else
-    run_stage tools plain built_tools
+    run_stage tools plain
   fi
-  tools=
 }
 stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
 # The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
@@ -165,13 +188,15 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-stage_e2e() { run_stage e2e libtest -p vgpu-e2e; }
+# Most of it is waiting for a cluster, so it runs beside clippy and the unit tests where both are wanted.
+e2e=(libtest -p vgpu-e2e)
+stage_e2e() { run_stage e2e "${e2e[@]}"; }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(fmt circles clippy scripts dist tools unit conformance e2e)
+[ ${#stages[@]} -gt 0 ] || stages=(fmt circles scripts dist tools clippy unit conformance e2e)
 if [ "${stages[*]}" = quick ]; then
   build/prerequisites.sh build
-  stages=(fmt circles clippy scripts dist unit conformance)
+  stages=(fmt circles scripts dist clippy unit conformance)
   export VGPU_GO=cached
 # Where no cluster can be made, what only a cluster needs is not missing, and not installed.
 elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
@@ -180,21 +205,27 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   build/e2e.sh preflight --without-asking || rc=$?
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
-case " ${stages[*]} " in *" tools "*) begin_tools ;; esac
+case " ${stages[*]} " in *" tools "*) begin tools plain build_tools ;; esac
 for name in "${stages[@]}"; do
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles clippy scripts dist tools unit miri conformance e2e"
+  # From here on nothing is built that the cluster needs.
+  case "$name ${stages[*]} " in "clippy "*" tools "*" e2e "*)
+    begin e2e "${e2e[@]}"
+    gently=(nice -n 5)
+    ;;
+  esac
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles scripts dist tools clippy unit miri conformance e2e"
   "stage_$name"
 done
 
 echo
-echo "seconds of each stage (tools: the wait for them, as they are built beside the stages before):"
-printf '%s\n' "${durations[@]}" | awk '{printf "%8d  %s\n", $1, $2; sum += $1} END {printf "%8d  all\n", sum}'
+echo "seconds of each stage:"
+printf '%s\n' "${durations[@]}" | awk '{seconds = $1; sub(/^[^ ]* /, ""); printf "%8d  %s\n", seconds, $0; sum += seconds} END {printf "%8d  all\n", sum}'
 if [ -s "$logs/times" ]; then
   echo "the twenty slowest tests, seconds (~: since the test before it ended):"
   sort -rn "$logs/times" | awk 'NR <= 20 {seconds = $1; sub(/^[^ ]* /, ""); sub(/ \.\.\. ok$/, ""); printf "%9s  %s\n", seconds, $0}'
 fi
 echo
-sort -u "$VGPU_SKIP_LOG" "$logs/ignored" | sed 's/^/skipped: /'
+sort -u "$logs"/skips.* | sed 's/^/skipped: /'
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]
