@@ -251,18 +251,20 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     }
     let state = State::of(name);
     let mut removed = Vec::new();
-    if let Some(pid) = end_keeper(&state)? {
-        let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
-        while Lock::is_held(&state.lock()) {
-            if Instant::now() > deadline {
-                bail!(
-                    "the keeper of {name} (process {pid}) does not end: see {}",
-                    state.0.join("keeper.log").display()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(50));
+    let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
+    let mut asked = None;
+    while ask_keeper_to_end(&state, &mut asked)? {
+        if Instant::now() > deadline {
+            bail!(
+                "the keeper of {name} (process {}) does not end: see {}",
+                asked.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string()),
+                state.0.join("keeper.log").display()
+            );
         }
-        removed.push(name.to_owned());
+        std::thread::sleep(Duration::from_millis(50));
+        if removed.is_empty() {
+            removed.push(name.to_owned());
+        }
     }
     removed.extend(sweep()?);
     removed.sort();
@@ -281,26 +283,36 @@ fn is_running(state: &State) -> Result<bool> {
     Ok(Lock::is_held(&state.lock()))
 }
 
-/// Asks the keeper of a running cluster to end it. Under the lock over all clusters, so that nobody starts or sweeps this
-/// one meanwhile, and the process that holds the cluster's lock is its keeper.
-fn end_keeper(state: &State) -> Result<Option<u32>> {
+/// Asks the keeper of a running cluster to end it. Returns false if none holds it any more. One that has just started
+/// has not written its process id or is not in its cgroup yet, and is asked by a later call. `asked` is the one that
+/// was asked.
+///
+/// Under the lock over all clusters, so that nobody starts or sweeps this one meanwhile, and the process that holds the
+/// cluster's lock is its keeper.
+fn ask_keeper_to_end(state: &State, asked: &mut Option<u32>) -> Result<bool> {
     let _all = Lock::wait_for_folder(Path::new(layout::STATE))?;
     if !Lock::is_held(&state.lock()) {
-        return Ok(None);
+        return Ok(false);
     }
     let file = state.keeper();
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = fs::read_to_string(&file).unwrap_or_default();
+    if text.is_empty() {
+        return Ok(true);
+    }
     let pid: u32 = text
         .trim()
         .parse()
         .with_context(|| format!("{} holds no process id: end the keeper by hand", file.display()))?;
-    // It may be on its way out already.
+    if asked.is_some() {
+        return Ok(*asked == Some(pid)); // another process id is another cluster of that name
+    }
     if cgroup::processes(&state.name())?.contains(&pid)
         && let Some(process) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)
     {
         rustix::process::kill_process(process, rustix::process::Signal::TERM).context("cannot signal the keeper")?;
+        *asked = Some(pid);
     }
-    Ok(Some(pid))
+    Ok(true)
 }
 
 /// Removes the leftovers of clusters that died.
