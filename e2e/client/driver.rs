@@ -200,7 +200,7 @@ struct Memory {
     used: u64,
 }
 
-/// What NVML says of its first device: how many there are, the UUID, and the total.
+/// Reads from NVML: the number of devices, and the UUID and total memory of the first.
 pub(crate) fn nvml() -> Result<(c_uint, String, u64), Error> {
     let library = Library::open(c"libnvidia-ml.so.1")?;
     call!(library, Error::Nvml, "nvmlInit_v2", (), ())?;

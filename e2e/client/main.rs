@@ -1,6 +1,6 @@
-//! `vgpu-client`: a CUDA program that knows nothing of this project, and says what it sees of its GPU in one line.
+//! `vgpu-client`: a plain CUDA program, unaware of this project, that prints what it sees of its GPU in one line.
 //!
-//! `check` proves a limit from the inside: all that is free can be allocated, one granule more cannot.
+//! `check` proves a limit from the inside: all free memory can be allocated, and one granule more cannot.
 //! `hold [BYTES]` stays until SIGTERM, `alloc BYTES` allocates once.
 
 mod driver;
@@ -11,7 +11,7 @@ use driver::{Cuda, Error, OUT_OF_MEMORY, cuda_name, nvml};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// What drivers round device memory to.
+/// Drivers round device memory up to this.
 const GRANULE: u64 = 2 << 20;
 
 const USAGE: &str = "usage: vgpu-client check | hold [BYTES] | alloc BYTES";

@@ -26,7 +26,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Show the whole of it: a local share, then a cluster whose pods share its GPUs.
+    /// Run the demo: a local share, then a cluster whose pods share its GPUs.
     Demo {
         /// Leave the cluster up.
         #[arg(long, env = "KEEP", value_parser = clap::builder::FalseyValueParser::new())]
@@ -34,7 +34,7 @@ enum Verb {
     },
     /// Bring a cluster up with our images in it, and leave it running.
     Up {
-        /// Stay, and take the cluster down again when this program ends, however it ends.
+        /// Stay in the foreground; the cluster is removed when this program ends, in any way.
         #[arg(long)]
         hold: bool,
         /// Number of nodes, 1 to 9.
@@ -56,7 +56,7 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
-    /// Say if a cluster can be made on this machine, and what is missing: exit status 0 or 3.
+    /// Check if a cluster can be made on this machine and name what is missing: exit status 0 or 3.
     Preflight {
         /// Where sudo would ask for a password, assume that it will be given.
         #[arg(long)]
@@ -89,7 +89,7 @@ pub fn status(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Does what the command line says, and gives the exit status.
+/// Runs the command and returns the exit status.
 pub fn run(arguments: Arguments) -> Result<u8> {
     patience::check()?;
     match arguments.command {
@@ -155,7 +155,7 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-/// What a cluster is made of: as the caller when this is the first half, as root when it returns.
+/// Builds what a cluster needs. Called as the caller; returns as root.
 fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     match Prepared::inherited()? {
         Some(prepared) => Ok(prepared),

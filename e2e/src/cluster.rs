@@ -1,4 +1,4 @@
-//! A cluster: up, down, nodes that come and go, commands on it, images into it. See the crate's picture for the processes.
+//! A cluster: start, end, add and remove nodes, run commands, import images. The crate's head shows its processes.
 //!
 //! ```text
 //! Cluster::up ─ lock over all clusters ─ sweep leftovers ─ state folder ─ spawn keeper ─► News::Ready
@@ -87,7 +87,7 @@ impl Cluster {
             config,
             keeper: Some((child, ours)),
         };
-        // The first news comes with the keeper's own lock, and from then on no sweep takes it for a leftover.
+        // The keeper holds its own lock when it sends its first message. From then on no sweep removes the cluster.
         let mut heard = news.next();
         drop(all);
         loop {
@@ -107,7 +107,7 @@ impl Cluster {
         }
     }
 
-    /// A cluster that somebody brought up and kept.
+    /// A running cluster that another program started.
     pub fn attach(name: &str) -> Result<Self> {
         check_name(name)?;
         let state = State::of(name);
@@ -205,7 +205,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes the cluster down and says what went wrong with that.
+    /// Removes the cluster. Returns an error if that failed.
     pub fn down(mut self) -> Result<()> {
         match self.keeper.take() {
             Some((mut child, socket)) => {
@@ -231,7 +231,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Tells the keeper that nobody wants the cluster any more, and waits until all of it is gone.
+/// Asks the keeper to end, and waits until all of the cluster is gone.
 fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
     let _ = socket.shutdown(std::net::Shutdown::Write);
     let last = messages::<News>(socket)?.last();
@@ -243,7 +243,7 @@ fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
     }
 }
 
-/// Ends the cluster of that name, if one runs, and removes the leftovers of all that died. Returns the names removed.
+/// Ends the cluster of that name if it runs, and removes what dead clusters left. Returns the removed names.
 pub fn down(name: &str) -> Result<Vec<String>> {
     check_name(name)?;
     if !Path::new(layout::STATE).exists() {

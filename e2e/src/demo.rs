@@ -18,7 +18,7 @@ use steps::Demo;
 
 const STEPS: u32 = 11;
 
-/// Runs the demo. Any step that does not show what it should ends it with an error, after taking the cluster down.
+/// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed.
 pub fn run(name: &str, keep: bool) -> Result<()> {
     let prepared = match Prepared::inherited()? {
         Some(prepared) => {
@@ -91,7 +91,7 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     }
     progress.step("the cluster goes, and the machine is as it was");
     cluster.down()?;
-    // Other programs of the machine come and go meanwhile, so only what can be the cluster's counts here.
+    // Other programs start and end meanwhile, so only changes that a cluster can cause count here.
     let signs = [
         "vgpu",
         "/proc/sys",

@@ -8,7 +8,7 @@
 //! run.rs     facts ─► demo ─► tests ─► facts: transcript.rs prints and saves them
 //! ```
 //!
-//! How it fails, and what then happens:
+//! Failure modes:
 //! - A signal: `ending.rs` kills the running child, the step that waited for it fails, and the folder of this run is
 //!   removed on the way out.
 //! - This program is killed: each child asked the kernel to be killed with it. The run's folder stays, and the next run

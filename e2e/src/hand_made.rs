@@ -22,7 +22,7 @@ pub fn pool(node: &str) -> String {
     format!("{node}/vgpu")
 }
 
-/// All that a node publishes, of which one slice is enough.
+/// The slices that a node publishes; one is enough here.
 #[must_use]
 pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
@@ -35,7 +35,7 @@ pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
 /// The memory of each GPU.
 const MEMORY: &str = "80Gi";
 
-/// What a shared GPU has to give, its memory and 100 cores, as `kubelet-plugin/src/slice.rs` says it.
+/// The capacity of a shared GPU: its memory and 100 cores, in the form of `kubelet-plugin/src/slice.rs`.
 #[must_use]
 pub fn capacity() -> Value {
     json!({
@@ -51,7 +51,7 @@ pub fn quarter() -> Value {
     json!({"memory": "20Gi", "cores": "25"})
 }
 
-/// Who allocates the device. The server adds the time.
+/// The taint for the component that allocates the device. The server adds the time.
 #[must_use]
 pub fn taint(value: &str) -> Value {
     json!({"key": "dra.vgpu/allocator", "value": value, "effect": "NoSchedule"})

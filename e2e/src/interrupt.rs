@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 
 use crate::shell;
 
-/// Ends what goes by that name.
+/// Ends the cluster of that name.
 type End = fn(&str) -> Result<()>;
 
 /// The clusters that this program has started and not yet ended.
@@ -33,21 +33,28 @@ pub(crate) fn ended(name: &str) {
         .retain(|(other, _)| other != name);
 }
 
-/// From now on a signal ends running commands and our clusters, and then the program.
+/// Handles signals from now on: the first one ends running commands and our clusters, and then the program.
 pub fn handle() -> Result<()> {
+    on_signal(|signal| {
+        INTERRUPTED.store(true, Ordering::SeqCst);
+        eprintln!("\ninterrupted: leaving the machine as it was");
+        shell::end_all();
+        let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (name, end) in ours {
+            if let Err(error) = end(&name) {
+                eprintln!("{name}: {error:#}");
+            }
+        }
+        std::process::exit(128 + signal);
+    })
+}
+
+/// Calls `action` in a thread of its own with the first signal that asks this program to end.
+pub(crate) fn on_signal(action: impl FnOnce(i32) + Send + 'static) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            INTERRUPTED.store(true, Ordering::SeqCst);
-            eprintln!("\ninterrupted: leaving the machine as it was");
-            shell::end_all();
-            let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            for (name, end) in ours {
-                if let Err(error) = end(&name) {
-                    eprintln!("{name}: {error:#}");
-                }
-            }
-            std::process::exit(128 + signal);
+            action(signal);
         }
     });
     Ok(())

@@ -39,7 +39,7 @@ impl<'a> Kube<'a> {
         shell::output(&mut self.command(arguments)?)
     }
 
-    /// What kubectl said, also when it failed.
+    /// Runs kubectl and returns its status and output, also when it failed.
     pub fn try_run(&self, arguments: &[&str]) -> Result<Said> {
         shell::capture(&mut self.command(arguments)?)
     }
@@ -53,7 +53,7 @@ impl<'a> Kube<'a> {
         serde_json::from_str(&self.run(&all)?).context("kubectl gave no JSON")
     }
 
-    /// What kubectl said with this on its standard input.
+    /// Runs kubectl with `text` on its standard input and returns its output.
     pub fn try_run_with_input(&self, arguments: &[&str], input: &str) -> Result<Said> {
         let mut command = self.command(arguments)?;
         command
@@ -72,7 +72,7 @@ impl<'a> Kube<'a> {
         })
     }
 
-    /// Applies manifests from a text, and gives what kubectl said.
+    /// Applies manifests from a text, and returns kubectl's output.
     pub fn try_apply(&self, manifests: &str) -> Result<Said> {
         self.try_run_with_input(&["apply", "-f", "-"], manifests)
     }
@@ -131,14 +131,14 @@ impl<'a> Kube<'a> {
         .map_err(|error| anyhow!("{error:#}\n{}", self.describe(pod)))
     }
 
-    /// What a person would look at when a pod does not do what it should.
+    /// Details for a person who wants to know why a pod failed.
     #[must_use]
     pub fn describe(&self, pod: &str) -> String {
         self.run(&["describe", "pod", pod])
             .unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Everything of the namespace that tells why a test failed.
+    /// Everything in the namespace that may explain why a test failed.
     #[must_use]
     pub fn dump(&self) -> String {
         let mut text = String::new();

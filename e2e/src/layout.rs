@@ -14,7 +14,7 @@ pub fn workspace() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_path_buf()
 }
 
-/// What `vgpu run` needs.
+/// The programs that `vgpu run` needs.
 const LOCAL: [&str; 3] = ["vgpu", "libvgpu.so", "libvgpu-preload.so"];
 /// And a cluster besides.
 const REMAINING: [&str; 3] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook"];
@@ -24,7 +24,7 @@ pub fn dist() -> Result<PathBuf> {
     with(&[LOCAL, REMAINING].concat())
 }
 
-/// The same folder where a share without a cluster is all that is wanted of it.
+/// The same folder, checked only for the programs of a share without a cluster.
 pub fn local() -> Result<PathBuf> {
     with(&LOCAL)
 }
@@ -39,12 +39,12 @@ fn with(names: &[&str]) -> Result<PathBuf> {
     Ok(dist)
 }
 
-/// What later runs and other clones reuse.
+/// The cache, which later runs and other clones reuse.
 pub fn cache() -> Result<PathBuf> {
     vgpu_cache::root().map_err(anyhow::Error::msg)
 }
 
-/// What is built anew for each state of the clone: images with its artefacts in them.
+/// The folder for files built from this state of the clone: images with its artefacts.
 #[must_use]
 pub fn output() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);

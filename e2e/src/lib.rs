@@ -12,9 +12,9 @@
 //!      └─ kubectl over https://127.0.0.1:<port>, helm, nsenter
 //! ```
 //!
-//! How it fails, and what then happens:
-//! - The program that wanted the cluster dies in any way: its end of the socket closes, and the keeper takes the
-//!   cluster down.
+//! Failure modes:
+//! - The program that wanted the cluster dies in any way: its end of the socket closes, and the keeper removes the
+//!   cluster.
 //! - The keeper is killed: the inits' ends close, they end, and with PID 1 every process, mount and network device of
 //!   the cluster. What is left (cgroup folders, the state folder, controllers of cgroup v2) is removed by the next `up`
 //!   or `down`, which sees by the lock that nobody holds it.
@@ -22,12 +22,12 @@
 //! - Two programs build the same tool: the second waits for the first one's lock and finds the result.
 //! - A build is cut short: it happened in a temporary folder that the next one empties.
 //!
-//! Nothing on the host is written outside of the state folder, the cache and `target/`: /etc, /opt, /var/lib and /var/log are
-//! overlays in memory, /run is a file system of its own, and the sysctls that the kubelet sets are private files. Two
-//! things are not in a namespace, and are given back after the last cluster: controllers of the root of cgroup v2, and
-//! containerd's AppArmor profile (`cluster/host.rs`).
+//! Nothing on the host is written outside of the state folder, the cache and `target/`: /etc, /opt, /var/lib and
+//! /var/log are overlays in memory, /run is a file system of its own, and the sysctls that the kubelet sets are private
+//! files. Two things have no namespace and are restored after the last cluster: the controllers of the root of cgroup
+//! v2, and containerd's AppArmor profile (`cluster/host.rs`).
 //!
-//! Errors are `anyhow`: this is a tool for people, and whatever goes wrong ends the run with the chain of reasons.
+//! Errors are `anyhow`: this is a tool for people, and an error ends the run with its chain of causes.
 #![forbid(unsafe_code)]
 
 pub mod cli;

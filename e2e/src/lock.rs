@@ -1,4 +1,4 @@
-//! Locks between processes: `flock` on a folder or a file. The kernel gives them back when their holder dies.
+//! Locks between processes: `flock` on a folder or a file. The kernel releases them when their holder dies.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ impl Lock {
         Ok(Self(opened))
     }
 
-    /// Takes the lock on the file, or gives `None` when somebody holds it.
+    /// Acquires the lock on the file. Returns `None` if another process holds it.
     pub fn try_take(file: &Path) -> Result<Option<Self>> {
         let opened = open(file)?;
         match opened.try_lock() {
@@ -30,7 +30,7 @@ impl Lock {
         }
     }
 
-    /// Whether somebody holds the lock on the file. Creates nothing.
+    /// Returns true if a process holds the lock on the file. Creates nothing.
     #[must_use]
     pub fn is_held(file: &Path) -> bool {
         File::open(file).is_ok_and(|opened| matches!(opened.try_lock(), Err(TryLockError::WouldBlock)))

@@ -1,4 +1,4 @@
-//! What a claim leaves on nodes, read from the host through each node's root folder.
+//! The files and mounts of claims on nodes, read from the host through each node's root folder.
 
 use std::fs;
 use std::path::PathBuf;

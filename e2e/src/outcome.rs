@@ -1,8 +1,8 @@
-//! Work, and what has to follow it however it ended.
+//! Work followed by a cleanup that runs whether or not the work failed.
 
 use anyhow::{Result, anyhow};
 
-/// What the work came to, after what had to follow it. Where both failed, the error says both.
+/// Returns the work's result after the cleanup. If both failed, the error contains both.
 pub fn after<T>(work: Result<T>, followed: Result<()>) -> Result<T> {
     match (work, followed) {
         (Ok(value), Ok(())) => Ok(value),

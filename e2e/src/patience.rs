@@ -1,4 +1,5 @@
-//! One factor of time for the whole run: every wait for a cluster is stretched by it, so that a slow machine is slow and not red.
+//! One time factor for the whole run. It stretches every wait for a cluster, so that a run on a slow machine is slow
+//! instead of failing.
 //!
 //! ```text
 //! VGPU_TIME_FACTOR, else a short measurement ─► the first half ─ Prepared ─► root's half ─ VGPU_TIME_FACTOR ─► keeper, init
@@ -7,7 +8,7 @@
 //! that a machine with one core counts as half as fast. It takes the best of a few tries: another program's burst does
 //! not stretch anything, a machine that is busy all the time does.
 //!
-//! How it fails: a factor that is not a number from 1 to 1000 is refused before anything is built. A process that was
+//! Failure modes: a factor that is not a number from 1 to 1000 is refused before anything is built. A process that was
 //! handed no factor reads the variable, else measures when it first waits.
 
 use std::process::{Child, Command, Stdio};
@@ -31,7 +32,7 @@ const TRIES: usize = 3;
 
 static FACTOR: OnceLock<f64> = OnceLock::new();
 
-/// Refuses a variable that says no factor.
+/// Returns an error if the variable is set and is no factor.
 pub fn check() -> Result<()> {
     of_variable().map(drop)
 }
@@ -65,7 +66,7 @@ pub fn stretched(nominal: Duration) -> Duration {
     by(factor(), nominal)
 }
 
-/// The same as other programs' options take it: `90s`.
+/// The same in the form of other programs' options: `90s`.
 #[must_use]
 pub fn argument(nominal: Duration) -> String {
     whole_seconds(stretched(nominal))
@@ -77,7 +78,7 @@ pub fn timeout(nominal: Duration) -> String {
     format!("--timeout={}", argument(nominal))
 }
 
-/// What hands the factor on to a process that this one starts: for `Command::envs`.
+/// Environment that passes the factor on to a child process, for `Command::envs`.
 #[must_use]
 pub fn for_child() -> [(&'static str, String); 1] {
     [(VARIABLE, factor().to_string())]

@@ -1,10 +1,10 @@
-//! Says before anything long is built if a cluster can be made on this machine, and what is missing where it cannot.
+//! Checks, before anything long is built, that a cluster can be made on this machine, and names what is missing.
 //!
 //! ```text
 //! probe.rs: tries as root what a cluster does (namespaces, mounts, cgroups), measures memory and disk ─► Facts
 //! missing(Facts): one line each, naming the right or the size and what would give it ─► Nowhere, exit status 3
 //! ```
-//! Rights are tried and never guessed from signs of a container. Nothing of it is left: mounts are made in namespaces
+//! Rights are tried, never guessed from signs of a container. Nothing is left behind: mounts are made in namespaces
 //! that end with the probe, a cgroup folder is removed at once.
 //!
 //! How it fails: a probe that is killed between making a cgroup folder and removing it leaves that empty folder, named
@@ -21,7 +21,7 @@ use anyhow::Result;
 use facts::{Disk, Facts, Failure, GI, Memory, Root, Step};
 pub(crate) use probe::{as_root, in_namespaces};
 
-/// Half of it is for the build of Kubernetes.
+/// The build of Kubernetes needs half of it.
 const MEMORY: u64 = 4 * GI;
 
 /// The exit status where no cluster can be made.
@@ -183,7 +183,7 @@ mod tests {
         Some(Failure { step, said })
     }
 
-    /// The one line, which says what is missing and what to do.
+    /// One line that names what is missing and what to do.
     fn only(facts: &Facts, wanted: &[&str]) {
         let lines = missing(facts);
         assert_eq!(lines.len(), 1, "{lines:?}");

@@ -1,4 +1,4 @@
-//! What is made as the caller before a cluster runs as root: tools, images, artefacts.
+//! Tools, images and artefacts, built as the caller before a cluster runs as root.
 //!
 //! Root's part finds it by a file that the variable `VGPU_E2E_PREPARED` names. So nothing is built as root, and no file
 //! in the clone or the cache comes to belong to root.
@@ -17,11 +17,11 @@ use crate::image::{self, Built};
 use crate::toolchain::Toolchain;
 use crate::{layout, patience, progress};
 
-/// Names a file with what another machine has built, for one that has no Go and no network.
+/// Names a file that lists artefacts built on another machine, for a machine without Go and network.
 pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
-/// What sudo would take away and the second half reads.
+/// Variables that sudo removes and the second half needs.
 const PASSED_ON: [&str; 14] = [
     "HOME",
     "PATH",
@@ -39,7 +39,7 @@ const PASSED_ON: [&str; 14] = [
     progress::VARIABLE,
 ];
 
-/// All that a cluster with this project on it is made of.
+/// Everything that a cluster with this project on it needs.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Prepared {
     program: PathBuf,
@@ -80,7 +80,7 @@ impl Prepared {
         })
     }
 
-    /// What an earlier half of this run made, in root's half of it.
+    /// In root's half of a run: the artefacts that the caller's half made.
     pub fn inherited() -> Result<Option<Self>> {
         let Some(file) = env::var_os(VARIABLE).map(PathBuf::from) else {
             return Ok(None);
@@ -114,7 +114,7 @@ impl Prepared {
         all.map(PathBuf::as_path)
     }
 
-    /// Goes on as root: at once when this is root, else by running this program again through sudo.
+    /// Continues as root: at once if this is root, else by running this program again through sudo.
     pub fn as_root(self) -> Result<Self> {
         if is_root() {
             return Ok(self);

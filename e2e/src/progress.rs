@@ -1,6 +1,6 @@
-//! What a person sees of the demo: numbered steps, each with one line of what was shown and one of why it matters.
+//! The demo's output: numbered steps, each with one line of what was shown and one of why it matters.
 //!
-//! `V=1` prints the details too: whole documents and what each pod said.
+//! `V=1` prints the details too: whole documents and the output of each pod.
 
 use std::time::{Duration, Instant};
 

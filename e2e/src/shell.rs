@@ -1,4 +1,4 @@
-//! Runs other programs: every failure names the command, its status and the end of what it said.
+//! Runs other programs. Every failure names the command, its status and the end of its output.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// What a command said, whatever its status.
+/// The status and output of a command that has ended.
 #[derive(Debug)]
 pub struct Said {
     pub status: ExitStatus,
@@ -27,7 +27,7 @@ where
     command
 }
 
-/// Runs the command and gives what it said, also when it failed.
+/// Runs the command and returns its status and output, also when it failed.
 pub fn capture(command: &mut Command) -> Result<Said> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = spawn(command)?;
@@ -42,7 +42,7 @@ pub fn capture(command: &mut Command) -> Result<Said> {
     })
 }
 
-/// Runs the command and gives its standard output; an error when it fails.
+/// Runs the command and returns its standard output, or an error if it failed.
 pub fn output(command: &mut Command) -> Result<String> {
     let said = capture(command)?;
     if said.status.success() {
@@ -102,7 +102,7 @@ fn ended(pid: u32) {
         .retain(|other| *other != pid);
 }
 
-/// Ends every command that is running. Those that follow are not stopped: the caller is about to exit.
+/// Ends every running command. Later commands are not stopped: the caller is about to exit.
 pub fn end_all() {
     for pid in RUNNING.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
         if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {

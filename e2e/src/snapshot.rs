@@ -1,4 +1,4 @@
-//! What a machine looks like from outside of any cluster, to compare before and after.
+//! The state of the machine outside of any cluster, to compare before and after.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +37,7 @@ const FILES: [&str; 8] = [
 ];
 
 impl Snapshot {
-    /// Looks at the machine now.
+    /// Records the machine's state now.
     #[must_use]
     pub fn take() -> Self {
         let mut lines = BTreeSet::new();
@@ -79,7 +79,7 @@ impl Snapshot {
         self.0.iter().filter(|line| line.contains(text)).cloned().collect()
     }
 
-    /// What is there now and was not before, or the other way round.
+    /// The differences: facts that were added, and facts that are gone.
     #[must_use]
     pub fn changes(&self, after: &Self) -> Vec<String> {
         let added = after.0.difference(&self.0).map(|line| format!("added: {line}"));

@@ -32,14 +32,14 @@ pub struct Toolchain {
     /// The version of containerd without `v`.
     pub containerd: String,
     folders: Vec<PathBuf>,
-    /// The folder of the CNI plugins, which containerd is told.
+    /// The folder of the CNI plugins, for containerd's configuration.
     pub cni: PathBuf,
     /// runc, ours or the distribution's.
     pub runc: PathBuf,
 }
 
 impl Toolchain {
-    /// Builds whatever the cache lacks. `say` hears of each build that takes time.
+    /// Builds the tools that are not in the cache. `say` is called before each long build.
     pub fn build(say: &mut dyn FnMut(&str)) -> Result<Self> {
         let versions = Versions::chosen()?;
         let go = go::check()?;

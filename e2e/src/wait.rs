@@ -1,4 +1,4 @@
-//! Waits that say what they waited for.
+//! Waits whose errors name the condition that did not come true.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 
 use crate::patience;
 
-/// Between two looks at a condition.
+/// Time between two checks of a condition.
 const POLL: Duration = Duration::from_millis(150);
 
-/// Looks at a condition until it returns a value. Errors of single looks count only when the time is up. `limit` is for
+/// Checks a condition until it returns a value. Errors of single checks count only when the time is up. `limit` is for
 /// a machine of ordinary speed, and stretched on a slower one.
 pub fn wait<T>(limit: Duration, what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     wait_just(patience::stretched(limit), what, look)

@@ -1,4 +1,4 @@
-//! The documented example as it runs: its pods, their claims, and what they are allocated.
+//! The documented example while it runs: its pods, their claims, and their allocations.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn shares_of(pods: &Value, claims: &Value) -> Vec<Share> {
         .collect()
 }
 
-/// Waits until just `running` pods of the namespace run and `pending` wait. Gives both lists of names.
+/// Waits until exactly `running` pods of the namespace run and `pending` are Pending. Returns the names of both.
 pub fn settle(kube: &Kube<'_>, running: usize, pending: usize, limit: Duration) -> Result<(Vec<String>, Vec<String>)> {
     let what = format!("{running} pods to run and {pending} to wait");
     wait(limit, &what, || {

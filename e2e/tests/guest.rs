@@ -36,7 +36,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program that says where it is and then waits in a child, which is found by this folder in its arguments.
+    /// A program that prints its place and then waits in a child, which has this folder in its arguments.
     fn waits(&self, name: &str) {
         let (mark, folder) = (self.path("reached"), self.folder.path().display().to_string());
         self.program(
@@ -45,7 +45,7 @@ impl Machine {
         );
     }
 
-    /// All that comes before the boot, and a qemu that stays without a word.
+    /// Everything before the boot, and a qemu that runs without output.
     fn is_prepared(&self) {
         let make =
             "mkdir -p root/boot root/etc/sudoers.d root/usr/local/bin root/etc/systemd/system/multi-user.target.wants

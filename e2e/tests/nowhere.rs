@@ -1,7 +1,7 @@
 //! Places where no cluster can be made: unprivileged containers, made by hand of namespaces and dropped capabilities.
-//! Each is told in one line what is missing, at once, and the demo shows the share that needs no cluster.
+//! Each run prints one line with what is missing, at once, and the demo shows the share that needs no cluster.
 //!
-//! Also what is refused before anything is built: factors and versions that are none.
+//! Also input that is refused before anything is built: wrong factors and versions.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

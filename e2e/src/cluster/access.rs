@@ -1,4 +1,4 @@
-//! Ways into the members of a running cluster, for the keeper and for whoever uses the cluster.
+//! Runs commands inside the members of a running cluster, for the keeper and for users of the cluster.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use super::protocol::{Wish, send};
 use crate::shell;
 use crate::wait::wait;
 
-/// Within this a component that was told to end has ended.
+/// A component that was signalled to end has ended within this time.
 const RESTART: Duration = Duration::from_secs(60);
 
 /// A running cluster as its user sees it.

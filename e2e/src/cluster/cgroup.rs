@@ -1,4 +1,4 @@
-//! The cluster's cgroups: one folder in every hierarchy, which holds all that the cluster runs.
+//! The cluster's cgroups: one folder in every hierarchy, which contains all processes of the cluster.
 //!
 //! ```text
 //! <hierarchy>/vgpu-e2e-<cluster>/processes   keeper, init and the components: the tracking hierarchy alone
@@ -106,7 +106,7 @@ fn tracked(cluster: &str) -> Result<PathBuf> {
     Ok(one.root.join(name(cluster)))
 }
 
-/// Makes the cluster's folders, and moves this process and all that it will start into them.
+/// Makes the cluster's folders and moves this process into them. Its children start there.
 pub(super) fn enter(cluster: &str) -> Result<()> {
     for hierarchy in of_this_machine()? {
         if hierarchy.is_the_only_one() {
@@ -143,7 +143,7 @@ fn make(hierarchy: &Hierarchy, folder: &Path) -> Result<()> {
     }
 }
 
-/// v1: a new cpuset has no CPU and no memory node, and nothing can run in it. Both come from the folder above.
+/// v1: a new cpuset has no CPU and no memory node, so nothing can run in it. Copies both from the folder above.
 fn fill_cpuset(folder: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let Some(Ok(value)) = folder.parent().map(|above| fs::read_to_string(above.join(file))) else {
@@ -155,7 +155,7 @@ fn fill_cpuset(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// v2: gives the controllers that the kubelet needs to the folder's children.
+/// v2: enables the controllers that the kubelet needs for the folder's children.
 fn give_down(folder: &Path) -> Result<()> {
     let given = subtree(folder)?;
     for controller in available(folder)? {
@@ -172,12 +172,12 @@ fn give_down(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The controllers that a v2 folder has, and may give to its children.
+/// The controllers that a v2 folder has and may enable for its children.
 fn available(folder: &Path) -> Result<Vec<String>> {
     words(&folder.join("cgroup.controllers"))
 }
 
-/// The controllers that a v2 folder gives to its children.
+/// The controllers that a v2 folder enables for its children.
 fn subtree(folder: &Path) -> Result<Vec<String>> {
     words(&folder.join(SUBTREE))
 }
@@ -187,7 +187,7 @@ fn words(file: &Path) -> Result<Vec<String>> {
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The controllers that the root of v2 gives to its children; empty where v2 is not the only version.
+/// The controllers that the root of v2 enables for its children; empty unless v2 is the only version.
 pub(super) fn root_controllers() -> Result<Vec<String>> {
     match of_this_machine()?.iter().find(|one| one.is_the_only_one()) {
         Some(one) => subtree(&one.root),
@@ -195,7 +195,7 @@ pub(super) fn root_controllers() -> Result<Vec<String>> {
     }
 }
 
-/// Controllers that the root of v2 gives to its children and that none of them uses.
+/// Controllers that the root of v2 enables for its children and that none of them uses.
 #[must_use]
 pub(crate) fn idle_root_controllers() -> Vec<String> {
     let given = root_controllers().unwrap_or_default();
@@ -221,7 +221,7 @@ pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a folder below `root` hands the controller on, or has a setting of it. In the first case the
+/// Returns true if a folder below `root` enables the controller for its children, or sets it. In the first case the
 /// kernel refuses to disable the controller. In the second it would not, and the setting would be lost.
 fn is_used(root: &Path, controller: &str) -> bool {
     let is_ours = |folder: &PathBuf| {
@@ -328,7 +328,7 @@ fn path_in<'a>(hierarchy: &Hierarchy, text: &'a str) -> Option<&'a str> {
     })
 }
 
-/// Removes the folders with all below them. The kernel takes a moment to let go of what processes have just left.
+/// Removes the folders and everything below them. The kernel needs a moment after the last process has ended.
 pub(super) fn remove(cluster: &str) -> Result<()> {
     let deadline = Instant::now() + patience::stretched(Duration::from_secs(10));
     for hierarchy in of_this_machine()? {

@@ -137,7 +137,7 @@ impl Gpu {
     }
 }
 
-/// All that the keeper and init need to know; written as JSON beside the cluster's other state.
+/// The configuration of the keeper and of each init; written as JSON beside the cluster's other state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Config {
     pub name: String,
@@ -147,7 +147,7 @@ pub struct Config {
     pub gpu: Gpu,
     /// The archive of the pause image.
     pub pause: PathBuf,
-    /// Who may read the KUBECONFIG, when that is not root.
+    /// The user who may read the KUBECONFIG, if not only root.
     pub owner: Option<(u32, u32)>,
     /// How many nodes it starts with.
     pub nodes: u8,

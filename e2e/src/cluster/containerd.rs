@@ -13,7 +13,7 @@ pub(super) fn containerd_toml(config: &Config, own: &MemberState) -> String {
     text(&toolchain.containerd, &toolchain.cni, &toolchain.runc, &own.etc("cni"))
 }
 
-/// containerd itself sees whether the machine has AppArmor, and then loads its profile ([`super::host`] unloads it).
+/// containerd detects AppArmor by itself and loads its profile ([`super::host`] unloads it).
 fn text(containerd: &str, cni: &Path, runc: &Path, conf: &Path) -> String {
     // Version 2 has one section for images and runtime, and one folder of CNI plugins instead of a list.
     let (version, cri, image, plugins) = if is_containerd_1(containerd) {

@@ -12,7 +12,7 @@ use super::config::{Member, Node};
 use super::protocol::Wish;
 use crate::wait::wait;
 
-/// The keeper gives up earlier, and then the cluster ends with its reason.
+/// The keeper gives up earlier and reports its reason.
 const START: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(60);
 

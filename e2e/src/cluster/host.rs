@@ -25,7 +25,7 @@ use super::config::names;
 use crate::layout;
 use crate::lock::Lock;
 
-/// The name that containerd gives to the profile of its containers.
+/// The name of containerd's profile for its containers.
 const PROFILE: &str = "cri-containerd.apparmor.d";
 const PROFILES: &str = "/sys/kernel/security/apparmor/profiles";
 const REMOVE_PROFILE: &str = "/sys/kernel/security/apparmor/.remove";

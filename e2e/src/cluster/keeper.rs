@@ -6,8 +6,9 @@
 //! ─► controller manager, scheduler ─► each node: images, kubelet ─► Ready ─► default service account ─► News::Ready
 //! ```
 //!
-//! It tells the inits of the control plane and of the nodes what to start and when, and takes everything down when it is told to, when the program that asked for
-//! the cluster goes, or when something breaks. It is a session leader of its own: a Ctrl-C reaches only that program.
+//! It orders the inits of the control plane and of the nodes to start components. It removes everything on request, when
+//! the program that asked for the cluster has ended, or when something breaks. It leads a session of its own: a Ctrl-C
+//! reaches only that program.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -32,11 +33,11 @@ use super::{certs, cgroup, host, mounts, network, undo};
 use crate::lock::Lock;
 use crate::{layout, patience, shell};
 
-/// Enough on two quiet cores, and stretched on slower machines. Then the wait fails and names what it waited for.
+/// Enough on two quiet cores; stretched on slower machines. Afterwards the wait fails and names its condition.
 const LIMIT: Duration = Duration::from_secs(120);
-/// For one look at the API server.
+/// Limit of one request to the API server.
 const REQUEST: Duration = Duration::from_secs(5);
-/// A component that ended this often before the cluster was ready will not come up.
+/// A component that ended this often before the cluster was ready is given up.
 const MAX_FAILURES: u32 = 10;
 
 enum Cue {
@@ -48,7 +49,7 @@ enum Cue {
     InitGone(u64),
 }
 
-/// The end that was asked for, as opposed to one that something broke.
+/// An end that was requested, as opposed to a failure.
 #[derive(Debug)]
 struct Asked(&'static str);
 
@@ -84,11 +85,11 @@ pub(super) fn run(state: State) -> Result<()> {
         (Ok(()), None) => News::Failed(format!("{ended:#}")),
         (Err(undo), _) => News::Failed(format!("{ended:#}; and the cluster could not be removed: {undo:#}")),
     };
-    let _ = send(&caller, &news); // nobody may be left to hear it
+    let _ = send(&caller, &news); // the caller may have ended
     Ok(())
 }
 
-/// Holds the cluster until something ends it, which is the error. Nothing of it runs afterwards.
+/// Supervises the cluster until something ends it, and returns that as the error. No process of it runs afterwards.
 fn held(state: &State, caller: &UnixStream) -> Result<()> {
     let file = state.keeper();
     fs::write(&file, std::process::id().to_string()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -112,7 +113,7 @@ fn held(state: &State, caller: &UnixStream) -> Result<()> {
     ended
 }
 
-/// Leaves the cluster's cgroup and removes the cluster; after the last one, what clusters changed on the machine.
+/// Leaves the cluster's cgroup and removes the cluster. After the last cluster, restores the machine's settings.
 fn remove(state: &State, origin: Option<cgroup::Origin>) -> Result<()> {
     if let Some(origin) = origin {
         origin.go_back()?;
@@ -152,7 +153,7 @@ struct Init {
 }
 
 impl Init {
-    /// Ends init, and with it all that lives in its namespaces. Returns when the last process is gone.
+    /// Ends init and with it every process in its namespaces. Returns when the last one is gone.
     fn end(mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         if !self.is_gone_within(patience::stretched(Duration::from_secs(5))) {
@@ -160,7 +161,7 @@ impl Init {
         }
     }
 
-    /// The same without any notice.
+    /// Kills init without notice.
     fn kill(mut self) {
         match self.pid.and_then(Pid::from_raw) {
             Some(pid) => drop(kill_process(pid, Signal::KILL)),
@@ -199,7 +200,7 @@ struct Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// Brings the cluster up and holds it until something ends it: never returns `Ok`.
+    /// Starts the cluster and supervises it until something ends it. Never returns `Ok`.
     fn hold(&mut self) -> Result<()> {
         cgroup::enter(&self.config.name)?;
         for folder in ["tmp", "etcd"] {
@@ -374,7 +375,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Answers cues until `probe` holds.
+    /// Handles cues until `probe` returns true.
     fn until(&mut self, what: &str, member: Member, component: &str, probe: impl Fn(&Self) -> bool) -> Result<()> {
         let limit = patience::stretched(LIMIT);
         let deadline = Instant::now() + limit;
@@ -391,7 +392,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Waits for one cue and answers it; an error ends the cluster.
+    /// Waits for one cue and handles it. An error ends the cluster.
     fn attend(&mut self, wait: Duration) -> Result<()> {
         match self.cues.recv_timeout(wait) {
             Err(RecvTimeoutError::Timeout) => Ok(()),

@@ -44,7 +44,7 @@ const SYSCTLS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Prepares on the host what `enter` binds.
+/// Prepares the mount sources of `enter` on the host.
 pub(super) fn prepare(member: Member, own: &MemberState) -> Result<()> {
     if let Member::Node(_) = member {
         for path in ON_DISK {

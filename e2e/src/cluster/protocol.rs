@@ -1,4 +1,4 @@
-//! What the processes of a cluster say to each other: one JSON document a line, over a socket pair. Either side's end
+//! Messages between the processes of a cluster: one JSON document a line, over a socket pair. Either side's end
 //! closes when that side dies, however it dies.
 
 use std::io::{BufRead, BufReader, Write};
@@ -71,7 +71,7 @@ pub(super) fn send(stream: &UnixStream, message: &impl Serialize) -> Result<()> 
     (&*stream).write_all(line.as_bytes()).context("the other side has gone")
 }
 
-/// All messages until the other side goes; a line that is none ends the stream too.
+/// All messages until the other side closes. A line that is no message ends the stream too.
 pub(super) fn messages<T: DeserializeOwned>(stream: &UnixStream) -> Result<impl Iterator<Item = T> + Send + use<T>> {
     let reader = BufReader::new(stream.try_clone().context("cannot clone a socket")?);
     Ok(reader

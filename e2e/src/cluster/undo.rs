@@ -1,4 +1,4 @@
-//! Removes what a cluster leaves on the host: its cgroup folders and its state folder. Works without its keeper.
+//! Removes a cluster's cgroup folders and its state folder from the host. Works without its keeper.
 
 use std::fs;
 use std::time::{Duration, Instant};

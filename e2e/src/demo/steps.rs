@@ -17,11 +17,11 @@ use crate::{image, node, patience, shell, workload};
 
 pub(super) const NAMESPACE: &str = "demo";
 const EXAMPLE: &str = "fraction";
-/// What the example asks for.
+/// The memory that the example requests.
 const ASKED: &str = "20Gi";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `vgpu run` in front of a CUDA program that knows nothing of it.
+/// Runs an unmodified CUDA program under `vgpu run`.
 pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     let client = image::client_program()?;
     let mut command = shell::command(dist.join("vgpu"), ["run"]);
@@ -90,7 +90,7 @@ impl Demo<'_> {
         Ok(pending[0].clone())
     }
 
-    /// Our controller's event names what the scheduler's does not.
+    /// Checks that our controller's event names the claim and its request, which the scheduler's event does not.
     pub(super) fn event(&self, pod: &str, progress: &Progress) -> Result<()> {
         let (claim, asked) = self.claim_and_memory(pod)?;
         let message = wait(
@@ -126,7 +126,7 @@ impl Demo<'_> {
         ))
     }
 
-    /// All pods of one GPU allocate all that they have at the same time.
+    /// All pods of one GPU allocate their whole share at the same time.
     pub(super) fn limits(&self, progress: &Progress) -> Result<()> {
         let shares = workload::shares(&self.kube)?;
         let (device, pods) = workload::by_device(&shares)
@@ -216,7 +216,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Gives the UID of the claim that went with the pod.
+    /// Deletes a pod and waits until the pending one runs. Returns the UID of the deleted pod's claim.
     pub(super) fn release(&self, waiting: &str, progress: &Progress) -> Result<String> {
         let (running, _) = workload::settle(&self.kube, self.gpus.len() * 4, 1, LIMIT)?;
         let gone = running.first().context("no pod runs")?;
@@ -258,7 +258,7 @@ impl Demo<'_> {
     }
 }
 
-/// The mounts of a CDI spec in a line: the library under the names of the driver's, and the limits, which are read-only.
+/// The mounts of a CDI spec in one line: the library under the driver's names, and the read-only limits.
 fn mounts(spec: &Value) -> Option<String> {
     fn target(mount: &Value) -> Option<&Path> {
         mount["containerPath"].as_str().map(Path::new)

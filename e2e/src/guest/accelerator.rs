@@ -1,11 +1,11 @@
 //! KVM where it works, else emulation, with the reason.
 //!
-//! That /dev/kvm is there does not say so: inside of a virtual machine it may hang. So a kernel without a root file
-//! system is started: it has to end in its own panic within seconds.
+//! A /dev/kvm that can be opened proves little: inside a virtual machine it may hang. So a kernel without a root file
+//! system is started on it. KVM works if that kernel panics within seconds.
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -31,26 +31,10 @@ impl Accelerator {
             return Ok(Self::Emulation(format!("{DEVICE}: {error}")));
         }
         let (console, log) = (scratch.path("kvm.console.log"), scratch.path("kvm.log"));
-        let mut command = ending::tied(QEMU);
+        let mut command = Self::Kvm.qemu();
         command
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-no-reboot",
-                "-display",
-                "none",
-                "-m",
-                "256",
-            ])
-            .args([
-                "-accel",
-                "kvm",
-                "-cpu",
-                "host",
-                "-append",
-                "console=ttyS0 panic=-1",
-                "-kernel",
-            ])
+            .args(["-m", "256", "-append", "console=ttyS0 panic=-1"])
+            .arg("-kernel")
             .arg(kernel)
             .arg("-serial")
             .arg(format!("file:{}", console.display()))
@@ -79,12 +63,16 @@ impl Accelerator {
         )))
     }
 
-    /// What qemu is told.
-    pub(super) fn arguments(&self) -> [&'static str; 4] {
-        match self {
+    /// A command of qemu that dies with this program: no devices but those added to it, no network, no reboot.
+    pub(super) fn qemu(&self) -> Command {
+        let mut command = ending::tied(QEMU);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+        command.args(["-display", "none", "-nic", "none"]);
+        command.args(match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Emulation(_) => ["-accel", "tcg,thread=multi", "-cpu", "max"],
-        }
+        });
+        command
     }
 
     pub(super) fn describe(&self) -> String {

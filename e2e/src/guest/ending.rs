@@ -1,6 +1,6 @@
 //! How a run ends early: by a signal, or by the death of this program.
 //!
-//! A signal kills the children that run now. The code that waited for them gets an error and unwinds, and what it made
+//! A signal kills the running children. The code that waits for them gets an error and unwinds, and what it made
 //! is removed by its own `Drop`: there is one way out. A child that starts after the signal is killed as well.
 
 use std::io::Read;
@@ -12,21 +12,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
-use crate::shell;
+use crate::{interrupt, shell};
 
 /// The signal that asked for the end; 0 as long as none has.
 static ASKED: AtomicU8 = AtomicU8::new(0);
 /// Children that nobody has waited for yet.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// From now on a signal ends the children, again and again until this program has ended.
+/// Handles signals from now on: after the first one, running children are killed until this program has ended.
 pub(super) fn handle() -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
-    thread::spawn(move || {
-        let Some(signal) = signals.forever().next() else { return };
+    interrupt::on_signal(|signal| {
         ASKED.store(u8::try_from(signal).unwrap_or(1), Ordering::SeqCst);
         eprintln!("\ninterrupted: the guest and its temporary files are removed");
         loop {
@@ -38,8 +34,7 @@ pub(super) fn handle() -> Result<()> {
             drop(children);
             thread::sleep(Duration::from_millis(50));
         }
-    });
-    Ok(())
+    })
 }
 
 /// The signal that asked for the end, if one has.
@@ -124,8 +119,8 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command of [`tied`] until it and all processes that it started have ended; an error carries the end of what
-/// they said.
+/// Runs a command of [`tied`] until it and all its descendants have ended. An error contains the end of
+/// their output.
 pub(super) fn run(mut command: Command, name: &str) -> Result<()> {
     // The first process may go before the others, which a kill of its namespace ends. Each holds the pipe, so its end
     // is the last one's.

@@ -1,6 +1,6 @@
 //! The guest as a process: qemu with two disks, two serial lines and no network.
 //!
-//! What the guest writes to its disk goes to a nameless file that qemu makes in the run's folder: the image stays as it
+//! Writes of the guest go to an unnamed file that qemu makes in the run's folder: the image stays as it
 //! is, and nothing is left when qemu ends, however it ends.
 
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::accelerator::{Accelerator, QEMU};
-use super::ending::{self, Running};
+use super::ending::Running;
 use super::rootfs::Image;
 use super::scratch::Scratch;
 use super::shell::Shell;
@@ -48,18 +48,8 @@ impl Machine {
                 file.display().to_string().replace(',', ",,")
             )
         };
-        let mut command = ending::tied(QEMU);
+        let mut command = accelerator.qemu();
         command
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-no-reboot",
-                "-display",
-                "none",
-                "-nic",
-                "none",
-            ])
-            .args(accelerator.arguments())
             .args(["-smp", &processors.to_string(), "-m", &format!("{}M", memory >> 20)])
             .arg("-kernel")
             .arg(&image.kernel)

@@ -16,7 +16,7 @@ pub struct Arguments {
     /// The guest's memory.
     #[arg(long, env = "VGPU_GUEST_MEMORY", default_value = "8Gi")]
     memory: String,
-    /// The size of the guest's disk, which takes on this machine only what is written to it.
+    /// The size of the guest's disk. It is sparse: only written blocks use space here.
     #[arg(long, env = "VGPU_GUEST_DISK", default_value = "20Gi")]
     disk: String,
     /// The program of the end-to-end tests, built for release; without it, only the demo is run.

@@ -21,7 +21,7 @@ use crate::prepared::{self, Prepared};
 /// Settings of this machine's user that count in the guest too.
 const PASSED_ON: [&str; 3] = ["CONTAINERD_VERSION", "KUBERNETES_VERSION", "VGPU_TIME_FACTOR"];
 
-/// What git and cargo keep in a checkout.
+/// Folders of git and cargo in a checkout.
 const LEFT_OUT: [&str; 2] = [".git", "target"];
 
 /// Writes the payload.
@@ -97,7 +97,7 @@ pub(super) fn quoted(text: &str) -> String {
 struct Payload(Builder<File>);
 
 impl Payload {
-    /// A file or folder with all that is in it, but [`LEFT_OUT`].
+    /// A file, or a folder with its contents except [`LEFT_OUT`].
     fn tree(&mut self, path: &Path) -> Result<()> {
         ending::check()?;
         let known = fs::symlink_metadata(path).with_context(|| format!("cannot read {}", path.display()))?;

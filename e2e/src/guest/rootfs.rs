@@ -15,7 +15,7 @@ use super::scratch::Scratch;
 
 /// The whole recipe.
 const RECIPE: &str = include_str!("rootfs.sh");
-/// What a small Debian server has, and the cluster's programs use.
+/// Packages of a small Debian server, and those that the cluster needs.
 const PACKAGES: [&str; 19] = [
     "apparmor",
     "ca-certificates",
@@ -72,7 +72,7 @@ impl Debian {
     }
 }
 
-/// What qemu boots.
+/// The files that qemu boots.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) kernel: PathBuf,

@@ -1,4 +1,4 @@
-//! The steps of one run, and what each must show.
+//! The steps of one run, and the check of each.
 
 use std::path::Path;
 use std::time::Duration;
@@ -209,7 +209,7 @@ fn left_out(tests: &Path) -> Result<String> {
 
 const WANTED: [&str; 2] = ["machine", "example"];
 
-/// What git calls the checkout.
+/// Git's description of the checkout.
 fn commit() -> String {
     let mut git = shell::command("git", ["describe", "--always", "--dirty", "--abbrev=12"]);
     let said = shell::output(git.current_dir(layout::workspace()));

@@ -1,4 +1,4 @@
-//! The folder of one run: everything temporary is in it, and it goes at the end.
+//! The folder of one run: it contains everything temporary, and is removed at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Takes the lock, says so when it has to wait for it, and removes what a killed run left.
+    /// Acquires the lock (prints a line if it has to wait) and removes what a killed run left.
     pub(super) fn take(cache: &Path) -> Result<Self> {
         fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
         let file = cache.join(".lock");

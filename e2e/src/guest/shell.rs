@@ -1,6 +1,6 @@
 //! Commands of the guest's user, over a serial line: one line is one command (rootfs.sh has the other end).
 //!
-//! What comes back is the command's output, then a record separator and its status.
+//! The guest answers with the command's output, then a record separator and its status.
 
 use std::io::{Read, Write};
 use std::process::{ChildStdin, ChildStdout};
@@ -18,7 +18,7 @@ const LONGEST: usize = 3000;
 pub(super) struct Shell {
     input: ChildStdin,
     output: Receiver<Vec<u8>>,
-    /// What came after the last separator's line.
+    /// Output received after the last separator's line.
     rest: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl Shell {
         }
     }
 
-    /// Runs the command with its output to `hear`, and returns its status.
+    /// Runs the command, passes its output to `hear`, and returns its status.
     pub(super) fn run(&mut self, command: &str, limit: Duration, hear: &mut dyn FnMut(&[u8])) -> Result<i32> {
         if command.len() > LONGEST || command.contains('\n') {
             bail!("not one line of at most {LONGEST} bytes: {command}");

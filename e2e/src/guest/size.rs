@@ -1,4 +1,4 @@
-//! How large the guest is, and what of it this machine has.
+//! The guest's size, checked against this machine's memory and disk.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::install::bytes;
 
 const GI: u64 = 1 << 30;
-/// What a run writes here: the file system before it is an image, the image, the payload, and the guest's own files.
+/// The disk space of a run: the file system before it is an image, the image, the payload, and the guest's own files.
 const ON_DISK: u64 = 8 * GI;
 
 /// A part of the machine that the user can size.
@@ -42,7 +42,7 @@ impl Resource {
     }
 }
 
-/// The size in bytes, or one line that says what to give.
+/// The size in bytes, or an error of one line that names the valid form.
 pub(super) fn parse(resource: Resource, text: &str) -> Result<u64> {
     let (variable, flag, least) = (resource.variable(), resource.flag(), resource.least() / GI);
     match bytes(text.trim()) {

@@ -1,4 +1,4 @@
-//! What happened, on the screen and in a file: Markdown, so that it can go into the documentation as it is.
+//! The transcript of a run, on the screen and in a file, as Markdown for the documentation.
 
 use std::fs::File;
 use std::io::Write;

@@ -88,7 +88,7 @@ impl Apt {
         Ok(())
     }
 
-    /// Unpacks the packages and all that they need into `root`.
+    /// Unpacks the packages and their dependencies into `root`.
     pub(super) fn unpack(&mut self, packages: &[&str], root: &Path) -> Result<()> {
         self.update()?;
         let install = ["-qq", "-y", "--download-only", "install"];
@@ -101,7 +101,7 @@ impl Apt {
         Ok(())
     }
 
-    /// Downloads one package without what it needs and unpacks it.
+    /// Downloads one package without its dependencies and unpacks it.
     pub(super) fn unpack_alone(&mut self, package: &str, root: &Path) -> Result<()> {
         self.update()?;
         let folder = root.with_extension("download");
@@ -152,7 +152,7 @@ fn extract(file: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `Inst NAME (VERSION ...)` lines: what would be installed, in which version.
+/// Parses `Inst NAME (VERSION ...)` lines: the packages that would be installed.
 fn simulated_installs(text: &str) -> Vec<(&str, &str)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("Inst "));
     lines

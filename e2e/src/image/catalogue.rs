@@ -1,4 +1,4 @@
-//! The images: what each is made of.
+//! The images and their contents.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -21,7 +21,7 @@ const STATIC: [&str; 1] = ["busybox-static"];
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Built {
     pub archives: Vec<PathBuf>,
-    /// Whether the client image has nvidia-smi, which not every mirror carries.
+    /// True if the client image has nvidia-smi, which not every mirror carries.
     pub nvidia_smi: bool,
 }
 

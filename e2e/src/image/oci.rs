@@ -18,7 +18,7 @@ pub(super) struct Layer {
     size: u64,
 }
 
-/// What goes into a layer: paths in the image, without a leading slash.
+/// The contents of a layer: paths in the image, without a leading slash.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: BTreeMap<PathBuf, (PathBuf, u32)>,
@@ -42,7 +42,7 @@ impl Contents {
         self
     }
 
-    /// All that lies under a folder. Devices and sockets do not occur in packages.
+    /// Everything below a folder. Devices and sockets do not occur in packages.
     pub(super) fn tree(mut self, root: &Path) -> Result<Self> {
         self.add(root, Path::new(""))?;
         Ok(self)

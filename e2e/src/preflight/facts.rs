@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const GI: u64 = 1 << 30;
 
-/// What a cluster needs of the machine, as it was found.
+/// What was found of the things that a cluster needs from the machine.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) root: Root,
@@ -22,7 +22,7 @@ pub(super) enum Root {
     Tried(Tried),
 }
 
-/// What root tried, up to the first failure of each kind.
+/// The results of root's tries, up to the first failure of each kind.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tried {
     pub(super) namespaces: Option<Failure>,
@@ -31,7 +31,7 @@ pub(super) struct Tried {
     pub(super) state: Option<Failure>,
 }
 
-/// Something that did not work: what it was, and the system's answer.
+/// A step that failed, with the system's error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) step: Step,
@@ -56,7 +56,7 @@ pub(super) enum Step {
     State,
 }
 
-/// The least of what the machine has and its cgroups allow.
+/// The smaller of the machine's memory and its cgroups' limits.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) bytes: u64,

@@ -69,14 +69,14 @@ fn root(program: &Path, may_ask: bool) -> Result<Root> {
     Ok(tried.map_or_else(|said| Root::Refused { user, said }, Root::Tried))
 }
 
-/// What the probe found, or what was said instead.
+/// Returns the probe's results, or its error output if there are none.
 fn tried(probe: &mut Command) -> Result<Result<Tried, String>> {
     let said = shell::capture(probe)?;
     let found = serde_json::from_str(&said.stdout);
     Ok(found.map_err(|_| format!("{}: {}", said.status, shell::tail(&said.stderr, 1))))
 }
 
-/// The command `probe`, as root: prints what it found.
+/// The command `probe`, as root: prints its results as JSON.
 pub(crate) fn as_root() -> Result<()> {
     let tried = Tried {
         namespaces: namespaces()?,
@@ -216,7 +216,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// cgroup v2 gives controllers on only from a cgroup without processes, but for the machine's own root.
+/// cgroup v2 enables controllers for children only in a cgroup without processes. The machine's own root is exempt.
 fn busy(root: &Path) -> Option<Failure> {
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let is_machines_root = !root.join("cgroup.events").exists();
@@ -232,7 +232,7 @@ fn busy(root: &Path) -> Option<Failure> {
 
 // === sizes ===
 
-/// `at` is `/`, or a folder that looks like it.
+/// `at` is `/`, or a folder laid out like it in tests.
 fn memory(at: &Path) -> Result<Memory> {
     let file = at.join("proc/meminfo");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -279,7 +279,7 @@ fn limit_files(at: &Path, own: &str) -> Vec<PathBuf> {
     files
 }
 
-/// What a cluster writes: its state, the cache of tools and images with Go's own beside it, the archives of images.
+/// The disk space that a cluster needs: its state, the cache of tools (with Go's beside it), the image archives.
 fn disks() -> Result<Vec<Disk>> {
     let cache = layout::cache()?;
     let tools = fs::read_dir(cache.join("tools")).into_iter().flatten().flatten();
@@ -298,7 +298,7 @@ fn disks() -> Result<Vec<Disk>> {
 fn by_file_system(needs: &[(PathBuf, u64)]) -> io::Result<Vec<Disk>> {
     let mut disks: BTreeMap<u64, Disk> = BTreeMap::new();
     for (folder, needed) in needs {
-        // What does not exist yet will lie where its nearest parent does.
+        // A folder that does not exist yet will be on the disk of its nearest parent.
         let there = folder
             .ancestors()
             .find(|folder| folder.exists())

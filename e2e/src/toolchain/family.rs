@@ -16,7 +16,7 @@ pub struct Family {
     tags: &'static str,
     /// A program whose package has another name than the program that people know.
     pub rename: Option<(&'static str, &'static str)>,
-    /// What to expect on two cores with nothing cached.
+    /// The time that a build takes on two cores with an empty cache.
     pub estimate: &'static str,
 }
 
@@ -131,7 +131,7 @@ impl Family {
     }
 }
 
-/// Whether runc can be built with seccomp.
+/// Returns true if runc can be built with seccomp.
 #[must_use]
 pub(super) fn seccomp_available() -> bool {
     shell::run(&mut shell::command("pkg-config", ["--exists", "libseccomp"])).is_ok()

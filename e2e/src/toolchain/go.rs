@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// What the pinned modules need; an older Go from 1.21 on fetches it by itself, unless told not to.
+/// The Go that the pinned modules need. An older Go from 1.21 on fetches it by itself, unless GOTOOLCHAIN forbids it.
 const NEEDED: (u32, u32, u32) = (1, 26, 6);
 
 /// `go`, undisturbed by a workspace file of the caller.

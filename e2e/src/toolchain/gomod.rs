@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 
-/// Whether the go.mod requires the module at just this version.
+/// Returns true if the go.mod requires the module at exactly this version.
 pub(super) fn requires(text: &str, module: &str, version: &str) -> bool {
     let wanted = [module, &format!("v{version}")].map(str::to_owned);
     text.lines().any(|line| {

@@ -25,7 +25,7 @@ impl Versions {
     }
 }
 
-/// Whether this is containerd 1.x, whose module and configuration file have another form.
+/// Returns true for containerd 1.x, whose module and configuration file have another form.
 #[must_use]
 pub fn is_containerd_1(version: &str) -> bool {
     version.starts_with("1.")

@@ -1,5 +1,5 @@
 //! Controller mode when others misbehave: a leader that stands still, a third party that writes status, nodes that go, an
-//! API server that dies. What is given out is added up at every version (`checker.rs`).
+//! API server that dies. Allocations are added up at every version (`checker.rs`).
 
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Stopped in the middle of a burst, followed by the other, and let go on.
 ///
-/// This shows that nothing is given twice, that nothing of its term lands once the other has the lease, and that it
+/// This shows that nothing is allocated twice, that no write of its term lands once the other has the lease, and that it
 /// stands by when it is awake. Whether a write is on its way when it is stopped is chance, and when it wakes there is a
 /// newer version of each claim. That such a write fails at any moment is for the model to show: the duel in
 /// `driver/planner/tests/storm`.
@@ -43,7 +43,7 @@ fn stands_still() -> Result<()> {
         let first = wait(LIMIT, "a leader", || leader(&project))?;
         let pid = controller_in(installed, &first)?;
         epoch = checker::epoch(&claim_of(kube, "first")?);
-        // All that there is room for, but for the last one below.
+        // As many as fit, except for the last one below.
         let names: Vec<String> = (2..NODES * ROOM).map(|number| format!("p{number:02}")).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
         let pods = fleet.pods(all.iter().copied());
@@ -144,7 +144,7 @@ fn held_anew(kube: &Kube<'_>, pod: &str, is_wanted: impl Fn(&Value) -> bool) -> 
     })
 }
 
-/// Somebody takes allocation and hold away.
+/// A third party removes allocation and hold.
 fn wiped() -> Result<()> {
     let seen = on_fleet("wiped", 1, |_, kube, fleet| {
         let claim = held(kube, fleet, "waits")?;
@@ -158,7 +158,7 @@ fn wiped() -> Result<()> {
     seen.map(drop)
 }
 
-/// An allocation of our device that is not ours takes room, and its claim is told so.
+/// Another's allocation of our device counts, and its claim gets an event.
 fn third_party() -> Result<()> {
     let seen = on_fleet("third-party", 1, |_, kube, fleet| {
         let node = fleet.nodes().next().context("no node")?;

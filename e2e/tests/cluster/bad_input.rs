@@ -1,4 +1,4 @@
-//! What users get wrong: each gets one clear answer, in the place where its user looks, and leaves nothing behind.
+//! Users' mistakes: each gets one clear error, where its user looks, and leaves nothing behind.
 
 use std::fs;
 use std::path::PathBuf;

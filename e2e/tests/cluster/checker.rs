@@ -22,7 +22,7 @@ const LAST: &str = "the-checker-ends";
 /// For the watch to bring it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What one claim holds of one device.
+/// One claim's share of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Held {
     device: (String, String),
@@ -31,7 +31,7 @@ struct Held {
     by_controller: bool,
 }
 
-/// A device that was given to a claim.
+/// A device that was allocated to a claim.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
     /// When the watch brought it.
@@ -44,7 +44,7 @@ pub(crate) struct Given {
     pub(crate) epoch: String,
 }
 
-/// All that a checker saw, and none of it gave anything twice.
+/// What a checker saw, without any device allocated twice.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) versions: usize,
@@ -64,7 +64,7 @@ impl Seen {
     }
 }
 
-/// What a checker and those who ask it share.
+/// State shared by a checker and its users.
 #[derive(Debug, Default)]
 struct Shared {
     given: Mutex<Vec<Given>>,
@@ -74,7 +74,7 @@ struct Shared {
     ends: AtomicBool,
 }
 
-/// What a checker saw so far, while it goes on.
+/// What a checker has seen so far, while it runs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoFar(Arc<Shared>);
 
@@ -136,7 +136,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// What the claim has now and had not before.
+    /// The devices that the claim has now and did not have before.
     fn set(&mut self, claim: &Value) -> Result<Vec<Held>> {
         let key = key(claim);
         let held = held(claim)?;
@@ -179,7 +179,7 @@ impl Checker {
         Self::begin_by(|path| kube.command(["get", "--raw", path]))
     }
 
-    /// By commands that print what a path of an API server answers.
+    /// Watches by commands that print the answer of a path of an API server.
     pub(crate) fn begin_by(raw: impl Fn(&str) -> Result<Command>) -> Result<Self> {
         let read = |path: &str| -> Result<Value> {
             serde_json::from_str(&shell::output(&mut raw(path)?)?).with_context(|| format!("{path} is no JSON"))
@@ -216,7 +216,8 @@ impl Checker {
         SoFar(self.shared.clone())
     }
 
-    /// What there was, if none of it gave anything twice. The namespace of `kube` is about to go.
+    /// Ends the watch and returns what it saw, or an error if anything was allocated twice. Call it before the namespace
+    /// of `kube` is deleted.
     pub(crate) fn end(mut self, kube: &Kube<'_>) -> Result<Seen> {
         let through = self.wait_for_all(kube);
         self.stop();
@@ -227,7 +228,7 @@ impl Checker {
         Ok(Seen { versions, given })
     }
 
-    /// Until the watch has brought all that there was to bring, or has ended and says why.
+    /// Waits until the watch has delivered everything, or has ended with an error.
     fn wait_for_all(&self, kube: &Kube<'_>) -> Result<()> {
         let last = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": LAST},
             "spec": {"devices": {"requests": [{"name": "none", "exactly": {"deviceClassName": "of-nobody"}}]}}});
@@ -272,7 +273,7 @@ fn follow(mut sums: Sums, mut watch: impl BufRead, shared: &Shared) -> Result<us
         let _ = watch.read_until(b'\n', &mut line);
         if line.last() != Some(&b'\n') {
             match shared.ends.load(Ordering::SeqCst) {
-                // Who is killed may be in the middle of a line.
+                // A killed process may have written half a line.
                 true => return Ok(versions),
                 false => bail!("the watch ended by itself after {versions} changes"),
             }

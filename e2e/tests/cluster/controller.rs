@@ -1,4 +1,4 @@
-//! Controller mode on the real cluster: kube-scheduler leaves the devices alone, vgpu-controller gives them out, and all
+//! Controller mode on the real cluster: kube-scheduler leaves the devices alone, vgpu-controller allocates them, and all
 //! that follows is Kubernetes' own.
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const KEY: &str = "dra.vgpu/allocator";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// A device is given out 30 s after it is tainted.
+/// A device can be allocated 30 s after it is tainted.
 const SETTLED: Duration = Duration::from_secs(120);
 
 fn claim(name: &str, memory: &str) -> String {
@@ -153,7 +153,7 @@ fn told() -> Result<()> {
     })
 }
 
-/// A pod that is held a device for and cannot be bound, by what the controller does not look at: a volume that is not there.
+/// A pod with a held device that cannot be bound, for a reason that the controller does not check: a missing volume.
 fn hold_runs_out() -> Result<()> {
     shared::in_namespace_of(shared::controlled()?, "hold-runs-out", |_, kube| {
         let mut stuck: Value = serde_json::from_str(named("stuck", "one").trim_end_matches("---\n"))?;

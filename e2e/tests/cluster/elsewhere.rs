@@ -1,4 +1,4 @@
-//! Controller mode and what a pod needs elsewhere: CPU, labels, taints, other pods, other drivers' devices; and a node
+//! Controller mode and a pod's other constraints: CPU, labels, taints, other pods, other drivers' devices; and a node
 //! that fills up under a hold.
 
 use anyhow::{Result, bail, ensure};
@@ -122,7 +122,7 @@ fn other_slice(fleet: &Fleet<'_>, node: &str) -> serde_json::Value {
 }
 
 /// A pod needs a GPU of ours and a device of another driver, which kube-scheduler allocates; only one node has both. A
-/// claim that wants both at once is nobody's to allocate.
+/// claim that wants both at once cannot be allocated by either.
 fn other_driver() -> Result<()> {
     let seen = on_fleet("other-driver-beside", 3, |_, kube, fleet| {
         let nodes: Vec<String> = fleet.nodes().collect();

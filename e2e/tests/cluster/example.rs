@@ -1,4 +1,4 @@
-//! The documented examples, as their README tells a user to run them.
+//! The documented examples, run as their README describes.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -62,7 +62,7 @@ fn two_containers() -> Result<()> {
         if first["uuid"] != second["uuid"] || first["total"].as_u64() != install::bytes("20Gi") {
             bail!("the containers see different things: {first} and {second}");
         }
-        // What one holds the other no longer has.
+        // A GPU that one holds is not available to the other.
         let taken = 12u64 << 30;
         let mut holder = kube.command([
             "exec",

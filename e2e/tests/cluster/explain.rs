@@ -47,7 +47,7 @@ fn same_reasons() -> Result<()> {
     })
 }
 
-/// Whether the server knows such rules; another failure is none of that.
+/// Returns true if the server has DeviceTaintRules. Another failure is an error.
 fn has_rules(kube: &Kube<'_>) -> Result<bool> {
     let said = kube.try_run(&["get", "devicetaintrules.v1.resource.k8s.io"])?;
     match said.status.success() {
@@ -71,7 +71,7 @@ fn compare(installed: &Installed, kube: &Kube<'_>, tainted: bool) -> Result<()> 
     })
 }
 
-/// What the event must say, of what `vgpu explain` says; `tainted`: one GPU at least has the rule's taint alone.
+/// The part of `vgpu explain`'s answer that the event must contain. `tainted`: at least one GPU has only the rule's taint.
 fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<BTreeSet<String>> {
     let reasons = explained["reasons"].as_array().context("no reasons")?;
     let text = |reason: &Value, key: &str| reason[key].as_str().unwrap_or_default().to_owned();
@@ -114,7 +114,7 @@ fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<B
     Ok(expected)
 }
 
-/// What a user runs, without `-f`: kubectl is on PATH, and the context is the current one.
+/// Runs `vgpu explain` as a user would, without `-f`: kubectl is on PATH and the context is the current one.
 fn explain(installed: &Installed, namespace: &str) -> Result<Value> {
     let kubectl = installed.cluster.toolchain().program("kubectl")?;
     let folder = kubectl.parent().context("kubectl is in no folder")?;

@@ -1,9 +1,9 @@
-//! Hand-made nodes with GPUs, and what tests do with them.
+//! Hand-made nodes with GPUs, and operations on them for tests.
 //!
 //! ```text
 //! on_fleet ─ namespace ─ nodes and slices ─ checker ─► the test ─► every pod deleted, every claim freed ─► the sums
 //! ```
-//! Nothing runs on such a node: its pods end at being bound. They tolerate every taint, so it matters to nobody that no
+//! Nothing runs on such a node: its pods stop at being bound. They tolerate every taint, so it does not matter that no
 //! kubelet keeps the node ready.
 
 use std::collections::BTreeSet;
@@ -40,10 +40,10 @@ pub(crate) struct Fleet<'a> {
     so_far: SoFar,
 }
 
-/// Who allocates a node's GPUs.
+/// The component that allocates a node's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The controller, as it did long ago: nobody needs to wait until they may be given out.
+    /// The controller, since long ago: its GPUs can be allocated at once.
     Settled,
     /// The controller from now on, by the server's clock.
     Controller,
@@ -52,7 +52,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// As the plugin publishes it: the server adds the time where none is said.
+    /// As the plugin publishes it. The server adds the time if there is none.
     pub(crate) fn taints(self) -> Value {
         match self {
             Self::Settled => json!([hand_made::settled()]),
@@ -109,7 +109,7 @@ impl<'a> Fleet<'a> {
         (0..self.size).map(move |number| format!("{name}-{number:03}"))
     }
 
-    /// What was given out so far.
+    /// The allocations so far.
     pub(crate) fn given(&self) -> Vec<Given> {
         self.so_far.given()
     }
@@ -120,7 +120,7 @@ impl<'a> Fleet<'a> {
         write(&self.kube, "replace", &many(slices.collect()))
     }
 
-    /// What an object needs to go when the fleet does: nodes, slices and device classes only.
+    /// The labels by which nodes, slices and device classes are deleted with the fleet.
     pub(crate) fn label(&self) -> Value {
         json!({"fleet": self.name})
     }
@@ -136,7 +136,7 @@ impl<'a> Fleet<'a> {
             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": QUARTER}]}})
     }
 
-    /// A pod that cannot be bound, by what the controller does not look at: a volume that is not there.
+    /// A pod that cannot be bound, for a reason that the controller does not check: a missing volume.
     pub(crate) fn stuck(&self, name: &str) -> Value {
         let mut pod = self.pod(name, "100m");
         pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "nobody-made-it"}}]);
@@ -238,7 +238,7 @@ pub(crate) fn wait_full(kube: &Kube<'_>, room: usize, limit: Duration) -> Result
     })
 }
 
-/// Until an event on the object has that reason and says all of these words.
+/// Waits for an event on the object with that reason and all of these words.
 pub(crate) fn told(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) -> Result<()> {
     wait(LIMIT, &format!("{object} to be told {reason} {words:?}"), || {
         let events = kube.events(object, reason)?;

@@ -1,4 +1,4 @@
-//! Clusters and the machine: two side by side, beside decoys of a kubelet, and whatever dies first.
+//! Clusters and the machine: two side by side, beside decoys of a kubelet, and every order of dying.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,7 +41,7 @@ fn plain(name: &str) -> Config {
     }
 }
 
-/// What a kubelet that the machine runs would have lying about.
+/// Files and processes like those of a kubelet that the machine runs.
 struct Decoys {
     created: Vec<PathBuf>,
     _socket: UnixListener,

@@ -3,19 +3,19 @@
 //! ```text
 //! machine.rs    clusters of their own: side by side, beside decoys, killed in every way, nothing left
 //! example.rs    the documented examples
-//! bad_input.rs  what users get wrong, and where they read about it
+//! bad_input.rs  users' mistakes, and where they read about them
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
-//! controller.rs controller mode: one pod's way, what is refused, the leader killed
+//! controller.rs controller mode: one pod's way, refusals, the leader killed
 //! storm.rs      controller mode with many pods, and controllers that are killed
 //! adversity.rs  controller mode when others misbehave: leaders, third parties, nodes, the API server
-//! elsewhere.rs  controller mode and what pods need elsewhere: CPU, labels, taints, other drivers
-//! mistakes.rs   what users get wrong in controller mode, and that nobody beside them is the worse for it
+//! elsewhere.rs  controller mode and other constraints of pods: CPU, labels, taints, other drivers
+//! mistakes.rs   users' mistakes in controller mode, and that other pods are not affected
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
-//! One test at a time: they share the node's GPUs. What cannot run prints its name and reason and counts as ignored.
+//! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
 
 mod adversity;
 mod bad_input;

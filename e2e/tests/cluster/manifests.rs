@@ -52,5 +52,5 @@ pub(crate) fn config(fields: &Value) -> Value {
     config
 }
 
-/// A pod that holds its share until it is told to go.
+/// A pod that holds its share until it is deleted.
 pub(crate) const HOLD: [&str; 2] = ["vgpu-client", "hold"];

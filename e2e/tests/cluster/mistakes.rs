@@ -1,4 +1,4 @@
-//! Controller mode and what users get wrong: each is told by an event, gets nothing, and keeps nobody else from anything.
+//! Controller mode and users' mistakes: each gets an event and no device, and does not block other pods.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ fn extended_resource(kube: &Kube<'_>, fleet: &Fleet<'_>) -> Result<()> {
     told(kube, "extended", "ExtendedResource", &[RESOURCE, CLASS])
 }
 
-/// Its user deletes a claim that a device is held for: the device is given back, and the claim goes.
+/// A user deletes a claim with a held device: the device is released, and the claim is removed.
 fn held_claim_is_deleted(kube: &Kube<'_>) -> Result<()> {
     let claim = || kube.get(&["resourceclaim", "deleted"]);
     let list = |claim: &Value, path: &str| {

@@ -4,7 +4,7 @@
 //! settled ─► released (30 s, nobody's) ─► no taint, kube-scheduler's ─► controller (30 s, nobody's yet) ─► the controller's
 //! ```
 //! Two groups of nodes do so, one after the other, and one node stays the controller's. There are always more pods than
-//! room, so whoever may give something does. Each allocation tells by its toleration whose it is, and must have come
+//! room, so each allocator that may allocate does. The toleration in an allocation names its allocator; it must have come
 //! while its device was theirs.
 
 use std::collections::VecDeque;
@@ -22,12 +22,12 @@ pub(crate) const TESTS: &[Test] = &[("modes_that_change_under_load_give_nothing_
 const NODES: usize = 4;
 /// More pods than room.
 const PODS: usize = NODES * ROOM + 8;
-/// How often pods go and others come.
+/// Interval at which pods are deleted and others created.
 const TICK: Duration = Duration::from_secs(2);
 
-/// How long a device is nobody's when it changes hands.
+/// Time in which neither may allocate a device that changes hands.
 const HANDOVER: Duration = Duration::from_secs(30);
-/// For whoever may give devices of a group to be seen doing it.
+/// Time for an allocator to be seen allocating devices of a group.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// The API server's times have whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
@@ -101,12 +101,12 @@ impl Group {
         Ok(false)
     }
 
-    /// When the mode ends: nobody can say more exactly than from asking to answer, and the later is meant.
+    /// The end of the mode: between request and answer, of which the later is taken.
     fn end_of(&self, step: usize) -> Option<Instant> {
         self.done.get(step + 1).map(|next| next.answered)
     }
 
-    /// In which step a device was given, by the rules of whoever gave it.
+    /// The step in which a device was allocated, by the rules of its allocator.
     fn step_of(&self, given: &Given) -> Option<usize> {
         let decided = DECIDED + patience::stretched(LAG);
         (0..self.done.len()).find(|&number| {
@@ -180,7 +180,7 @@ fn modes() -> Result<()> {
             if is_over {
                 break;
             }
-            // The oldest go: a third of what runs.
+            // Delete the oldest: a third of the running pods.
             let bound = bound(kube)?;
             let going = bound.len() / 3;
             delete(kube, bound.iter().take(going).map(String::as_str))?;

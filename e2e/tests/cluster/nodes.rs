@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("nodes_are_packed_and_spread_over_by_the_controllers_policy", by_policy),
 ];
 
-/// What the tests ask for: a quarter of a GPU.
+/// The request of the tests: a quarter of a GPU.
 const QUARTER: &str = "20Gi";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
@@ -44,7 +44,7 @@ fn second(installed: &'static Installed) -> Result<NodeHandle<'static>> {
     Ok(node)
 }
 
-/// Returns true where both nodes would publish the GPUs of this machine, and says that the test is skipped.
+/// Returns true, and reports the test as skipped, if both nodes would publish the GPUs of this machine.
 fn skips(test: &str) -> bool {
     let skips = shared::prepared().gpu == Gpu::Nvidia;
     if skips {
@@ -155,7 +155,7 @@ fn each_on_its_own_node(installed: &Installed, kube: &Kube<'_>, count: usize) ->
 
 fn fill() -> Result<()> {
     if shared::prepared().gpu != Gpu::Nvidia {
-        // The controller gives a new node's GPUs out 30 s after they appeared. For the last of these tests it joins here.
+        // The controller allocates a new node's GPUs 30 s after they appeared, so the node of the last test joins here.
         second(shared::controlled()?)?;
     }
     on_two("two-nodes-full", |installed, kube, _| {
@@ -203,7 +203,7 @@ fn spread_and_pack() -> Result<()> {
     })
 }
 
-/// Kubelet and plugin die, and the container goes on: its pod is replaced elsewhere, but its share is nobody else's.
+/// Kubelet and plugin die while the container runs on: its pod is replaced elsewhere, and its share is not allocated again.
 /// Then the whole node loses its power and comes back.
 fn node_dies() -> Result<()> {
     on_two("node-dies", |installed, kube, second| {
@@ -218,7 +218,7 @@ fn node_dies() -> Result<()> {
         let replacement = only_pod_on(kube, &installed.cluster.node(Node::FIRST).name())?;
         ensure!(replacement != dead, "{dead} has moved");
         sees_its_quarter(kube, &replacement)?;
-        // Nobody can know whether its container has ended, and it has not.
+        // The cluster cannot know if its container has ended. It has not.
         shell::run(&mut second.inside(&["pgrep", "-f", "vgpu-client hold 1073741824"]))
             .context("the container of the dead node has ended")?;
         let kept = kube.get(&["resourceclaim", &claim])?;
@@ -238,7 +238,7 @@ fn node_dies() -> Result<()> {
             ensure!(left.is_empty(), "left: {left:?}");
             Ok(Some(()))
         })?;
-        // All of its GPUs can be given again.
+        // All of its GPUs can be allocated again.
         let gpus = install::published(kube)?;
         let room = 4 * gpus.iter().filter(|gpu| gpu.node == second.name()).count();
         let there = json!({"nodeSelector": {HOSTNAME: second.name()}});
@@ -340,7 +340,7 @@ fn by_policy() -> Result<()> {
             clear(kube)?;
             Ok(gpus)
         };
-        // Until the controller gives out the GPUs of the new node.
+        // Until the controller allocates the GPUs of the new node.
         gpus_of("first-fit", 1, &json!({"nodeSelector": {HOSTNAME: second.name()}}))?;
         let packed = gpus_of("binpack", 4, &json!({}))?;
         ensure!(packed == 1, "four quarters are packed on {packed} GPUs");

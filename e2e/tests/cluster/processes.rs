@@ -36,7 +36,7 @@ impl<'a> Stopped<'a> {
     /// Lets it go on.
     ///
     /// # Errors
-    /// It is not there any more: somebody has ended it meanwhile, for it did not answer.
+    /// It no longer exists: something ended it meanwhile because it did not answer.
     pub(crate) fn wake(mut self) -> Result<()> {
         self.is_awake = true;
         let woken = self.go_on();
@@ -53,7 +53,7 @@ impl<'a> Stopped<'a> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if !self.is_awake {
-            // Where somebody has ended it, there is nobody to wake.
+            // If it has ended, there is no process to wake.
             let _ = self.go_on();
         }
     }
@@ -128,7 +128,7 @@ impl<'a> SecondServer<'a> {
         Ok(server)
     }
 
-    /// kubectl that prints what a path answers. In the cluster's network alone: so ending it ends kubectl itself.
+    /// kubectl that prints the answer of a path. It runs only in the cluster's network, so ending it ends kubectl itself.
     pub(crate) fn raw(&self, path: &str) -> Result<Command> {
         let state = self.cluster.state();
         let init = state.member(Member::ControlPlane).init();

@@ -1,4 +1,4 @@
-//! The kubelet and the plugin end in the middle of things: pods go on, and the slices come back.
+//! The kubelet and the plugin end at any time: pods run on, and the slices come back.
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};

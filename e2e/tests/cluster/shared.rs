@@ -1,4 +1,4 @@
-//! The clusters that tests share, one for each who allocates, and a namespace for each test.
+//! The clusters that tests share, one for each allocator, and a namespace for each test.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{node, patience, workload};
 
-/// A test: its name, and what it does.
+/// A test: its name and its function.
 pub(crate) type Test = (&'static str, fn() -> Result<()>);
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(crate) struct Installed {
     pub(crate) gpus: Vec<PublishedGpu>,
 }
 
-/// What was built, for every cluster of the tests.
+/// The prepared artefacts, for every cluster of the tests.
 pub(crate) fn provide(prepared: Prepared) {
     let _ = PREPARED.set(prepared);
 }
@@ -92,7 +92,7 @@ pub(crate) fn in_namespace_of(
     let outcome = test(installed, &kube).map_err(|error| anyhow!("{error:#}\n{}", kube.dump()));
     let (uids, read) = match workload::shares(&kube) {
         Ok(shares) => (shares.into_iter().map(|share| share.claim_uid).collect(), Ok(())),
-        // Then nobody knows what to look for on the node; the namespace goes all the same.
+        // Then the claims on the node are unknown. The namespace is deleted anyway.
         Err(error) => (
             Vec::new(),
             Err(error.context(format!("the claims of namespace {name}"))),

@@ -42,10 +42,10 @@ fn packs() -> Result<()> {
     Ok(())
 }
 
-/// Ends the replica that leads, or both, in one of the ways in which processes end. Whether there was one.
+/// Ends the leading replica, or both, in one of the ways in which processes end. Returns false if there was none.
 fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
     Ok(match round % 3 {
-        // Told to go, and a new pod comes.
+        // Deleted; a new pod replaces it.
         0 => {
             let end = |pod: String| project.run(&["delete", "pod", &pod, "--ignore-not-found", "--wait=false"]);
             leader(project)?
@@ -57,7 +57,7 @@ fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bo
         1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"]))?
             .status
             .success(),
-        // New pods for both: the old ones were told to wait longer with each restart.
+        // New pods for both: kubelet restarts the old ones later and later.
         _ => {
             let pods = [
                 "delete",
@@ -78,7 +78,7 @@ fn pause(round: usize) -> Duration {
 
 /// Long enough for controllers to end three times.
 const LASTS: Duration = Duration::from_secs(60);
-/// How often pods go and others come.
+/// Interval at which pods are deleted and others created.
 const TICK: Duration = Duration::from_secs(3);
 
 fn storm() -> Result<()> {
@@ -107,7 +107,7 @@ fn storm() -> Result<()> {
                 round += 1;
             }
             std::thread::sleep(TICK);
-            // The oldest go, at most as many as come in that time: claims are made at 20 a second.
+            // Delete the oldest, at most as many as are created meanwhile: claims are made at 20 a second.
             let bound = bound(kube)?;
             let going = (bound.len() / 4).min(40);
             delete(kube, bound.iter().take(going).map(String::as_str))?;
