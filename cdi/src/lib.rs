@@ -19,6 +19,7 @@
 //! - a reader never sees half a file, and a rewrite of the same id replaces the old file as one step.
 #![forbid(unsafe_code)]
 
+mod document;
 mod name;
 mod path;
 mod spec;
@@ -27,9 +28,8 @@ mod strict;
 mod validate;
 mod version;
 
+pub use document::ReadError;
 pub use name::Kind;
-pub use spec::{
-    ContainerEdits, Device, DeviceNode, DeviceType, Hook, HookName, IntelRdt, Mount, NetDevice, ReadError, Spec,
-};
+pub use spec::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, HookName, IntelRdt, Mount, NetDevice, Spec};
 pub use validate::{Error, Problem};
 pub use version::Version;

@@ -12,11 +12,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::{
-    name::Kind,
-    spec::{ReadError, Spec},
-    validate,
-};
+use crate::{document::ReadError, name::Kind, spec::Spec, validate};
 
 /// Of a spec that is read back; a real one takes some kilobytes.
 const MAX_FILE: u64 = 4 << 20;
