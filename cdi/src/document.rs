@@ -1,4 +1,4 @@
-//! Reads and writes a spec as a JSON document. Nothing invalid is returned or rendered.
+//! Reads and writes a spec as a JSON document. An invalid spec is neither returned nor rendered.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ pub enum ReadError {
     Kind(String),
     #[error(transparent)]
     Invalid(#[from] validate::Error),
-    #[error("cdiVersion: {declared} cannot say what this spec uses; raise it to {required}")]
+    #[error("cdiVersion: {declared} is too low for the fields of this spec; raise it to {required}")]
     VersionTooLow { declared: Version, required: Version },
     #[error("cdiVersion: {0} has no intelRdt.enableCMT and enableMBM; lower it or use enableMonitoring")]
     VersionTooHigh(Version),
 }
 
-/// What a file holds when it is read.
+/// The fields of a file that is read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Incoming {
@@ -40,7 +40,7 @@ struct Incoming {
     container_edits: ContainerEdits,
 }
 
-/// What a file holds when it is written.
+/// The fields of a file that is written.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Outgoing<'a> {
@@ -54,7 +54,7 @@ struct Outgoing<'a> {
 }
 
 impl Spec {
-    /// Reads a JSON document, and validates it against its own version too.
+    /// Parses and validates a JSON document, also against the version that it declares.
     pub fn parse(json: &[u8]) -> Result<Self, ReadError> {
         let Object(incoming) = serde_json::from_slice(json)?;
         let Incoming {
@@ -88,7 +88,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// The file's content, with the lowest version that can say it. Nothing invalid is ever rendered.
+    /// Renders the file's content, with the lowest version that the spec needs. An invalid spec is an error.
     pub fn render(&self) -> Result<Vec<u8>, validate::Error> {
         self.validate()?;
         let outgoing = Outgoing {
@@ -103,7 +103,7 @@ impl Spec {
         Ok(json)
     }
 
-    /// Everything that a runtime would trip over, and what it would silently do otherwise.
+    /// Checks everything that a runtime would refuse, or would silently treat in another way.
     pub fn validate(&self) -> Result<(), validate::Error> {
         validate::spec(self)
     }

@@ -1,5 +1,5 @@
-//! The document's types. Reading is strict: an unknown or repeated field, a `null`, another spelling of a
-//! field's case are errors, because one runtime or another refuses the whole file for each of them.
+//! The types of a CDI document. Deserializing is strict: an unknown or repeated field, a `null`, and another
+//! spelling of a field's case are errors, because some runtime refuses the whole file for each of them.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::{
     strict::{distinct_keys, object, objects, present, present_object, present_word, word},
 };
 
-/// One CDI spec file, without its version: that follows from what the spec uses ([`Version::required`]).
+/// One CDI spec file, without its version, which follows from the fields in use ([`Version::required`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     pub kind: Kind,
     pub annotations: BTreeMap<String, String>,
-    /// At least one; their names differ.
+    /// At least one; their names are distinct.
     pub devices: Vec<Device>,
     /// Applied once to a container that gets any device of this spec.
     pub container_edits: ContainerEdits,
@@ -31,7 +31,7 @@ pub struct Device {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub annotations: BTreeMap<String, String>,
-    /// Not empty: a device that changes nothing is an error to runtimes.
+    /// Not empty: runtimes refuse a device without edits.
     #[serde(deserialize_with = "object")]
     pub container_edits: ContainerEdits,
 }
@@ -51,7 +51,7 @@ pub struct ContainerEdits {
     pub mounts: Vec<Mount>,
     #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Needs 0.7.0. Group 0 is refused: runtimes ignore it without a word.
+    /// Needs 0.7.0. Group 0 is refused, because runtimes silently ignore it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
     /// Needs 0.7.0.
@@ -66,9 +66,9 @@ pub struct ContainerEdits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// On the node, where that differs. Needs 0.5.0.
+    /// Path on the node, if it differs. Needs 0.5.0.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     #[serde(
@@ -78,12 +78,12 @@ pub struct DeviceNode {
         skip_serializing_if = "Option::is_none"
     )]
     pub r#type: Option<DeviceType>,
-    /// Both numbers or none; without them the runtime looks at the node's device.
+    /// Both numbers or neither; without them the runtime reads those of the node's device.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Always written: without it a node appeared in the container with mode 0666.
+    /// Always written: without it the device node would have mode 0666 in the container.
     pub file_mode: u32,
     /// Some of `rwm`, for the device cgroup.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -110,7 +110,7 @@ pub enum DeviceType {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetDevice {
     pub host_interface_name: String,
-    /// In the container.
+    /// Name in the container.
     pub name: String,
 }
 
@@ -119,7 +119,7 @@ pub struct NetDevice {
 pub struct Mount {
     pub host_path: String,
     pub container_path: String,
-    /// Needs 0.4.0; a bind mount says so in its options and needs no type.
+    /// Needs 0.4.0. A bind mount is requested by its options and needs no type.
     #[serde(
         default,
         rename = "type",
@@ -136,9 +136,10 @@ pub struct Mount {
 pub struct Hook {
     #[serde(deserialize_with = "word")]
     pub hook_name: HookName,
-    /// On the node: hooks run from there, and one whose interpreter is missing fails with a misleading ENOENT.
+    /// Path on the node, from which hooks run. If its interpreter is missing, the error is a misleading
+    /// ENOENT.
     pub path: String,
-    /// The whole argument vector, the program's name first.
+    /// The whole argument vector, starting with the program's name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -179,7 +180,7 @@ pub struct IntelRdt {
     /// Needs 1.1.0.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Gone in 1.1.0.
+    /// Removed in 1.1.0.
     #[serde(
         default,
         rename = "enableCMT",
@@ -187,7 +188,7 @@ pub struct IntelRdt {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_cmt: Option<bool>,
-    /// Gone in 1.1.0.
+    /// Removed in 1.1.0.
     #[serde(
         default,
         rename = "enableMBM",

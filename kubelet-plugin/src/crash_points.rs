@@ -1,32 +1,32 @@
-//! Where a test may stop the node's work, as a crash would: after each change to the machine.
+//! Names the points at which a test may stop the node as a crash would: after each change to the machine.
 
-/// The work was stopped by a test.
+/// A test stopped the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stopped after step {0:?}")]
+#[error("stopped at crash point {0:?}")]
 pub struct Stopped(pub &'static str);
 
-/// Told of every step; production lets all of them pass.
-pub trait Steps: Send {
+/// Is called at every crash point. In production it always returns `Ok`.
+pub trait CrashPoints: Send {
     /// # Errors
-    /// The step after which to stop.
-    fn reached(&mut self, step: &'static str) -> Result<(), Stopped>;
+    /// The crash point after which the work stops.
+    fn reached(&mut self, point: &'static str) -> Result<(), Stopped>;
 }
 
-/// Stops nowhere.
-pub struct Always;
+/// Never stops.
+pub struct NeverStop;
 
-impl Steps for Always {
+impl CrashPoints for NeverStop {
     fn reached(&mut self, _: &'static str) -> Result<(), Stopped> {
         Ok(())
     }
 }
 
-/// Stops after a number of steps.
+/// Stops after this many crash points.
 pub struct StopAfter(pub usize);
 
-impl Steps for StopAfter {
-    fn reached(&mut self, step: &'static str) -> Result<(), Stopped> {
-        self.0 = self.0.checked_sub(1).ok_or(Stopped(step))?;
+impl CrashPoints for StopAfter {
+    fn reached(&mut self, point: &'static str) -> Result<(), Stopped> {
+        self.0 = self.0.checked_sub(1).ok_or(Stopped(point))?;
         Ok(())
     }
 }
