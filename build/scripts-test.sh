@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
-# prerequisites.sh must name what a machine lacks, and check-docs.py the dead links of a document. It then checks the
-# scripts and documents of this repository.
+# prerequisites.sh must name what a machine lacks, check-docs.py the dead links of a document, and check-crates.py the
+# differences between a table of crates and the crates. It then checks the scripts and documents of this repository.
 . "$(dirname "$0")/env.sh"
 
 work=$(mktemp -d)
@@ -107,6 +107,20 @@ dead_links_and_commands_are_named() {
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
+crates_that_differ_from_the_table_are_named() {
+  local out crates=$work/crates.json table=$work/table.md
+  cargo metadata --no-deps --offline --format-version 1 >"$crates"
+  printf '| folder | crate | depends on |\n|---|---|---|\n| x | gone | nothing |\n| cdi | vgpu-cdi | abi, api |\n' >"$table"
+  if out=$(python3 build/check-crates.py "$table" <"$crates" 2>&1); then
+    echo "scripts-test.sh: check-crates.py passed a wrong table" >&2
+    bad=1
+  fi
+  expect 'gone: depends on (no such crate); table: nothing' "$out"
+  expect 'vgpu-cdi: depends on nothing; table: abi, api' "$out"
+  expect 'vgpu-cdi-hook: depends on abi; table: (no row)' "$out"
+  out=$(python3 build/check-crates.py docs/architecture.md <"$crates" 2>&1) || { echo "$out" >&2 && bad=1; }
+}
+
 # With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) ends its writer by SIGPIPE, and with it the script,
 # but only where the writer has more than the pipe holds: on another machine.
 no_pipe_ends_in_a_reader_that_stops_early() {
@@ -123,4 +137,5 @@ broken_artefacts_are_named
 no_pipe_ends_in_a_reader_that_stops_early
 missing_prerequisites_are_named
 dead_links_and_commands_are_named
+crates_that_differ_from_the_table_are_named
 [ $bad -eq 0 ] && echo "scripts-test.sh: ok"

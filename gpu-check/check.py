@@ -1,4 +1,4 @@
-"""The check itself: `run.sh --help`."""
+"""Starts the check; `run.sh --help` lists its flags."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One probe, in a process of its own: `probe.py NAME ARGUMENTS`, started by the check on one side."""
+"""Runs one probe: `probe.py NAME ARGUMENTS`. The check starts it bare or under a share."""
 
 import importlib
 import os
@@ -8,5 +8,5 @@ from vgpu_check.probes import talk
 
 if __name__ == "__main__":
     talk.end_with_parent()
-    # Probes are many and short; what a library does at its exit is nobody's question here, and may hang.
+    # Skip the libraries' exit handlers: they may hang, and are not part of the check.
     os._exit(talk.run(lambda: importlib.import_module("vgpu_check.probes." + sys.argv[1]).main(*sys.argv[2:])))

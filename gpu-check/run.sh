@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Whether the limits hold on this machine's NVIDIA GPU, and what they cost: docs/gpu-check.md.
+# Checks the limits on this machine's NVIDIA GPU, and measures their cost: docs/gpu-check.md.
 #
-# Needs Python 3.8 and dist/ (VGPU_DIST), which may come from another machine: it is built here only
-# where there is none. PYTHON names the interpreter that has PyTorch, CuPy, JAX ... if they are to be asked.
+# Needs Python 3.8 and dist/ (VGPU_DIST), which may come from another machine and is built here only if it is missing.
+# PYTHON names the interpreter with PyTorch, CuPy, JAX ...
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export VGPU_DIST=${VGPU_DIST:-$here/../dist} PYTHONDONTWRITEBYTECODE=1
@@ -12,7 +12,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null;
   exit 2
 fi
 case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/check.py" --help ;; esac
-# First of all whether there is a GPU: nobody waits for a build to learn that there is none.
+# Look for a GPU before the build: without one there is nothing to build for.
 "$python" "$here/check.py" "$@" --look
 if [ ! -e "$VGPU_DIST/vgpu" ]; then
   "$here/../build/dist.sh" >&2

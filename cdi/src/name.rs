@@ -1,5 +1,5 @@
-//! The names in a spec: kind, device names, annotation keys. The rules are CDI's, which the specification
-//! states in prose and its JSON schema does not check.
+//! Validates the names in a spec: kinds, device names, annotation keys. The rules are those of the CDI
+//! specification's text, which its JSON schema does not check.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The kind, where `text` is one: both parts start with a letter, end with a letter or digit and hold
-    /// only letters, digits, `-`, `_` and `.` between. The vendor is a part of file names, so it has no `/`.
+    /// Parses a kind. Both parts start with a letter, end with a letter or digit and have only letters,
+    /// digits, `-`, `_` and `.` between. The vendor is part of file names, so it has no `/`.
     pub fn parse(text: &str) -> Option<Self> {
         let (vendor, class) = text.split_once('/')?;
         (is_part(vendor) && is_part(class)).then(|| Self {
@@ -45,8 +45,8 @@ pub(crate) fn is_device_name(text: &str) -> bool {
     is_dashed(text, "-_.:")
 }
 
-/// An annotation key is a Kubernetes qualified name, `[prefix/]name`. CDI compares prefixes in lower case,
-/// so a prefix in upper case is two keys for one reader and one for another: refused here.
+/// Returns true for an annotation key: a Kubernetes qualified name, `[prefix/]name`. CDI compares prefixes in
+/// lower case, so a prefix in upper case would be a different key for some readers and is refused.
 pub(crate) fn is_annotation_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && is_annotation_name(name),
@@ -65,7 +65,7 @@ fn is_subdomain(text: &str) -> bool {
             .all(|label| is_dashed(label, "-") && !label.contains(|c: char| c.is_ascii_uppercase()))
 }
 
-/// A letter or digit at both ends; letters, digits and `inner` between.
+/// Returns true if `text` has a letter or digit at both ends, and letters, digits and `inner` between.
 fn is_dashed(text: &str, inner: &str) -> bool {
     let ends = |c: char| c.is_ascii_alphanumeric();
     text.starts_with(ends) && text.ends_with(ends) && text.chars().all(|c| ends(c) || inner.contains(c))

@@ -1,4 +1,5 @@
-//! A place in a document, as `devices[0].containerEdits.env[2]`. Costs nothing until an error prints it.
+//! The path of a value in a document, as `devices[0].containerEdits.env[2]`. Formatted only when an error
+//! prints it.
 
 use std::fmt;
 

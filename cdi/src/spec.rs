@@ -1,5 +1,5 @@
-//! The document's types. Reading is strict: an unknown or repeated field, a `null`, another spelling of a
-//! field's case are errors, because one runtime or another refuses the whole file for each of them.
+//! The types of a CDI document. Deserializing is strict: an unknown or repeated field, a `null`, and another
+//! spelling of a field's case are errors, because some runtime refuses the whole file for each of them.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     name::Kind,
-    strict::{Object, distinct_keys, object, objects, present, present_object, present_word, word},
-    validate,
-    version::Version,
+    strict::{distinct_keys, object, objects, present, present_object, present_word, word},
 };
 
-/// One CDI spec file, without its version: that follows from what the spec uses ([`Version::required`]).
+/// One CDI spec file, without its version, which follows from the fields in use ([`Version::required`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     pub kind: Kind,
     pub annotations: BTreeMap<String, String>,
-    /// At least one; their names differ.
+    /// At least one; their names are distinct.
     pub devices: Vec<Device>,
     /// Applied once to a container that gets any device of this spec.
     pub container_edits: ContainerEdits,
@@ -33,7 +31,7 @@ pub struct Device {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub annotations: BTreeMap<String, String>,
-    /// Not empty: a device that changes nothing is an error to runtimes.
+    /// Not empty: runtimes refuse a device without edits.
     #[serde(deserialize_with = "object")]
     pub container_edits: ContainerEdits,
 }
@@ -53,7 +51,7 @@ pub struct ContainerEdits {
     pub mounts: Vec<Mount>,
     #[serde(default, deserialize_with = "objects", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Needs 0.7.0. Group 0 is refused: runtimes ignore it without a word.
+    /// Needs 0.7.0. Group 0 is refused, because runtimes silently ignore it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
     /// Needs 0.7.0.
@@ -68,9 +66,9 @@ pub struct ContainerEdits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// On the node, where that differs. Needs 0.5.0.
+    /// Path on the node, if it differs. Needs 0.5.0.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     #[serde(
@@ -80,12 +78,12 @@ pub struct DeviceNode {
         skip_serializing_if = "Option::is_none"
     )]
     pub r#type: Option<DeviceType>,
-    /// Both numbers or none; without them the runtime looks at the node's device.
+    /// Both numbers or neither; without them the runtime reads those of the node's device.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Always written: without it a node appeared in the container with mode 0666.
+    /// Always written: without it the device node would have mode 0666 in the container.
     pub file_mode: u32,
     /// Some of `rwm`, for the device cgroup.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -112,7 +110,7 @@ pub enum DeviceType {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetDevice {
     pub host_interface_name: String,
-    /// In the container.
+    /// Name in the container.
     pub name: String,
 }
 
@@ -121,7 +119,7 @@ pub struct NetDevice {
 pub struct Mount {
     pub host_path: String,
     pub container_path: String,
-    /// Needs 0.4.0; a bind mount says so in its options and needs no type.
+    /// Needs 0.4.0. A bind mount is requested by its options and needs no type.
     #[serde(
         default,
         rename = "type",
@@ -138,9 +136,10 @@ pub struct Mount {
 pub struct Hook {
     #[serde(deserialize_with = "word")]
     pub hook_name: HookName,
-    /// On the node: hooks run from there, and one whose interpreter is missing fails with a misleading ENOENT.
+    /// Path on the node, from which hooks run. If its interpreter is missing, the error is a misleading
+    /// ENOENT.
     pub path: String,
-    /// The whole argument vector, the program's name first.
+    /// The whole argument vector, starting with the program's name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -181,7 +180,7 @@ pub struct IntelRdt {
     /// Needs 1.1.0.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Gone in 1.1.0.
+    /// Removed in 1.1.0.
     #[serde(
         default,
         rename = "enableCMT",
@@ -189,7 +188,7 @@ pub struct IntelRdt {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_cmt: Option<bool>,
-    /// Gone in 1.1.0.
+    /// Removed in 1.1.0.
     #[serde(
         default,
         rename = "enableMBM",
@@ -205,47 +204,6 @@ impl ContainerEdits {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    #[error("not a CDI spec: {0}")]
-    Syntax(#[from] serde_json::Error),
-    #[error("kind: {0:?} is not <vendor>/<class>; use letters, digits, '-', '_' and '.', a letter first")]
-    Kind(String),
-    #[error(transparent)]
-    Invalid(#[from] validate::Error),
-    #[error("cdiVersion: {declared} cannot say what this spec uses; raise it to {required}")]
-    VersionTooLow { declared: Version, required: Version },
-    #[error("cdiVersion: {0} has no intelRdt.enableCMT and enableMBM; lower it or use enableMonitoring")]
-    VersionTooHigh(Version),
-}
-
-/// What a file holds when it is read.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Incoming {
-    cdi_version: Version,
-    kind: String,
-    #[serde(default, deserialize_with = "distinct_keys")]
-    annotations: BTreeMap<String, String>,
-    #[serde(deserialize_with = "objects")]
-    devices: Vec<Device>,
-    #[serde(default, deserialize_with = "object")]
-    container_edits: ContainerEdits,
-}
-
-/// What a file holds when it is written.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Outgoing<'a> {
-    cdi_version: Version,
-    kind: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: &'a BTreeMap<String, String>,
-    devices: &'a [Device],
-    #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
-    container_edits: &'a ContainerEdits,
-}
-
 impl Spec {
     /// A spec without devices yet.
     pub fn new(kind: Kind) -> Self {
@@ -255,60 +213,6 @@ impl Spec {
             devices: Vec::new(),
             container_edits: ContainerEdits::default(),
         }
-    }
-
-    /// Reads a JSON document, and validates it against its own version too.
-    pub fn parse(json: &[u8]) -> Result<Self, ReadError> {
-        let Object(incoming) = serde_json::from_slice(json)?;
-        let Incoming {
-            cdi_version: declared,
-            kind,
-            annotations,
-            devices,
-            container_edits,
-        } = incoming;
-        let kind = Kind::parse(&kind).ok_or(ReadError::Kind(kind))?;
-        let spec = Self {
-            kind,
-            annotations,
-            devices,
-            container_edits,
-        };
-        spec.validate()?;
-        let required = Version::required(&spec);
-        if declared < required {
-            return Err(ReadError::VersionTooLow { declared, required });
-        }
-        let legacy = |edits: &ContainerEdits| {
-            edits
-                .intel_rdt
-                .as_ref()
-                .is_some_and(|rdt| rdt.uses_fields_gone_in_1_1())
-        };
-        if declared >= Version::V1_1_0 && spec.all_edits().any(legacy) {
-            return Err(ReadError::VersionTooHigh(declared));
-        }
-        Ok(spec)
-    }
-
-    /// The file's content, with the lowest version that can say it. Nothing invalid is ever rendered.
-    pub fn render(&self) -> Result<Vec<u8>, validate::Error> {
-        self.validate()?;
-        let outgoing = Outgoing {
-            cdi_version: Version::required(self),
-            kind: self.kind.to_string(),
-            annotations: &self.annotations,
-            devices: &self.devices,
-            container_edits: &self.container_edits,
-        };
-        let mut json = serde_json::to_vec_pretty(&outgoing).expect("strings, numbers and string keys always serialise");
-        json.push(b'\n');
-        Ok(json)
-    }
-
-    /// Everything that a runtime would trip over, and what it would silently do otherwise.
-    pub fn validate(&self) -> Result<(), validate::Error> {
-        validate::spec(self)
     }
 
     pub(crate) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {

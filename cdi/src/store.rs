@@ -1,7 +1,8 @@
-//! A folder of spec files of one kind, such as /var/run/cdi. One file an id, `<vendor>-<class>_<id>.json`.
+//! A folder of spec files of one kind, such as /var/run/cdi, with one file per id:
+//! `<vendor>-<class>_<id>.json`.
 //!
-//! Files of others in the folder are never touched. Writers may run side by side: each has temp files of
-//! its own, and the last rename wins with a whole file.
+//! Other files in the folder are never touched. Several writers may run at once: each has its own temp files,
+//! and the last rename wins with a complete file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -12,17 +13,14 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::{
-    name::Kind,
-    spec::{ReadError, Spec},
-    validate,
-};
+use crate::{document::ReadError, name::Kind, spec::Spec, validate};
 
-/// Of a spec that is read back; a real one takes some kilobytes.
+/// Limit for a spec that is read back; a real one has some kilobytes.
 const MAX_FILE: u64 = 4 << 20;
-/// Runtimes look at `.json` and `.yaml`.
+/// Runtimes read `.json` and `.yaml` files only.
 const TEMP_SUFFIX: &str = ".tmp";
-/// A temp file can only be taken away by a [`Dir::sweep`] of another process that starts meanwhile.
+/// How often a write is tried: a [`Dir::sweep`] of another process that starts meanwhile may remove its temp
+/// file.
 const ATTEMPTS: usize = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +48,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Erro
     move |source| Error::Io { action, path, source }
 }
 
-/// A folder, seen through the names of one kind.
+/// A folder with the spec files of one kind.
 #[derive(Clone, Debug)]
 pub struct Dir {
     path: PathBuf,
@@ -66,12 +64,12 @@ impl Dir {
         }
     }
 
-    /// The spec file of `id`.
+    /// The path of the spec file of `id`.
     pub fn file(&self, id: &str) -> Result<PathBuf, Error> {
         Ok(self.path.join(self.file_name(id)?))
     }
 
-    /// Writes the spec of `id`, or replaces it, in one step that survives a crash of the machine.
+    /// Writes or replaces the spec of `id` atomically and durably.
     pub fn write(&self, spec: &Spec, id: &str) -> Result<(), Error> {
         if spec.kind != self.kind {
             return Err(Error::Kind {
@@ -100,11 +98,11 @@ impl Dir {
         self.replace(&name, &target, &json)
     }
 
-    /// Removes the spec of `id`; `false` where there is none.
+    /// Removes the spec of `id`. Returns false if there was none.
     pub fn remove(&self, id: &str) -> Result<bool, Error> {
         let target = self.file(id)?;
         let existed = remove_file(&target)?;
-        // Also where it is gone already: the call that removed it may have died before this.
+        // Syncs even if the file is gone already: the call that removed it may have died before its sync.
         match self.sync() {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(existed),
             Err(error) => Err(error),
@@ -112,7 +110,7 @@ impl Dir {
         }
     }
 
-    /// The spec of `id`, where there is one.
+    /// Reads the spec of `id`, if it exists.
     pub fn read(&self, id: &str) -> Result<Option<Spec>, Error> {
         let path = self.file(id)?;
         let file = match File::open(&path) {
@@ -131,7 +129,7 @@ impl Dir {
             .map_err(|source| Error::Unreadable { path, source })
     }
 
-    /// The ids of all spec files of this kind, sorted; whether they can be read is not looked at.
+    /// The ids of all spec files of this kind, sorted. The files are not read.
     pub fn ids(&self) -> Result<Vec<String>, Error> {
         let prefix = self.prefix();
         let mut ids: Vec<String> = self
@@ -145,8 +143,8 @@ impl Dir {
         Ok(ids)
     }
 
-    /// Removes temp files that a crash left behind, and says how many. For the start of the one program
-    /// that owns this kind; a writer that runs meanwhile notices and writes again.
+    /// Removes temp files that a crash left, and returns their number. To be called at the start of the one
+    /// program that owns this kind; a writer that loses its temp file by this writes again.
     pub fn sweep(&self) -> Result<usize, Error> {
         let prefix = format!(".{}", self.prefix());
         let mut removed = 0;
@@ -170,7 +168,8 @@ impl Dir {
         }
     }
 
-    /// Names in the folder; those that are not UTF-8 are none of ours. A missing folder has none.
+    /// Names of the files in the folder, without those that are not UTF-8 (ours always are). None if the
+    /// folder does not exist.
     fn names(&self) -> Result<Vec<String>, Error> {
         let entries = match fs::read_dir(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -185,14 +184,14 @@ impl Dir {
     fn replace(&self, name: &str, target: &Path, content: &[u8]) -> Result<(), Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Two containers of the owner, old and new, may both be process 1: the time tells them apart.
+        // The owner's old and new container may both run as process 1, so the time makes the name unique.
         let time = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos());
         let temp = self
             .path
             .join(format!(".{name}.{}-{time}-{number}{TEMP_SUFFIX}", std::process::id()));
-        // `create_new`: never a file that another writer holds, and never through a link.
+        // `create_new`: never opens another writer's file, and never follows a link.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp);
         let file = file.map_err(io_error("create", &temp))?;
         let written = fill(file, &temp, content).and_then(|()| {
@@ -200,7 +199,7 @@ impl Dir {
             self.sync()
         });
         if written.is_err() {
-            // The error that is reported is the first one.
+            // Report the first error only.
             let _ = fs::remove_file(&temp);
         }
         written
@@ -221,7 +220,7 @@ fn is_id(id: &str) -> bool {
 
 fn fill(mut file: File, path: &Path, content: &[u8]) -> Result<(), Error> {
     file.write_all(content).map_err(io_error("write", path))?;
-    // Whatever the umask is: runtimes without root read it too.
+    // Set explicitly, whatever the umask: runtimes without root read it too.
     file.set_permissions(fs::Permissions::from_mode(0o644))
         .map_err(io_error("set the mode of", path))?;
     file.sync_all().map_err(io_error("sync", path))

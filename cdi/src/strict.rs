@@ -1,6 +1,6 @@
-//! Reading with nothing lenient about it. Where serde's derived code takes more than one spelling of a
-//! value, other readers of the same file do not: an object is no list of its values, a word no object with
-//! one key, a field with `null` not the same as none, and a map has each key once.
+//! Strict deserializing. serde's derived code accepts several spellings of a value that other readers of the
+//! file refuse: a list for an object, an object with one key for an enum's name, `null` for a missing field,
+//! a key twice in a map.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
@@ -9,7 +9,7 @@ use serde::{
     de::{Error, IntoDeserializer, MapAccess, Visitor, value},
 };
 
-/// A struct that is written as a JSON object.
+/// Deserializes a struct from a JSON object only.
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -39,14 +39,14 @@ pub(crate) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializ
     Ok(list.into_iter().map(|Object(value)| value).collect())
 }
 
-/// A value of an enum of words.
+/// Deserializes an enum from a string only.
 pub(crate) fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     let text: value::StringDeserializer<D::Error> = text.into_deserializer();
     T::deserialize(text)
 }
 
-/// An optional field that is there has a value.
+/// An optional field must have a value if it is present.
 pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
@@ -67,7 +67,7 @@ where
     word(deserializer).map(Some)
 }
 
-/// A map in which no key occurs twice; serde's own takes the last one.
+/// A map without repeated keys; serde's own keeps the last one.
 pub(crate) fn distinct_keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Distinct;
     impl<'de> Visitor<'de> for Distinct {

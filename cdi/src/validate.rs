@@ -1,6 +1,6 @@
-//! What the types cannot rule out. At least as strict as CDI's own libraries, and stricter where those let
-//! pass what fails later or silently does something else: relative paths, a mount or device node that
-//! replaces another one of the same edits, an annotation key that readers spell differently.
+//! Validates what the types cannot express. At least as strict as CDI's own libraries. Stricter where those
+//! accept a spec that fails later or silently does something else: relative paths, a mount or device node
+//! that replaces another one of the same edits, an annotation key that readers spell differently.
 
 use std::{collections::HashSet, fmt, hash::Hash};
 
@@ -10,16 +10,16 @@ use crate::{
     spec::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, IntelRdt, Mount, NetDevice, Spec},
 };
 
-/// All annotations of one object together, keys and values, as Kubernetes counts them.
+/// Kubernetes' limit for all keys and values of an object's annotations.
 const MAX_ANNOTATIONS: usize = 256 << 10;
-/// resctrl's file names.
+/// Longest file name of resctrl.
 const MAX_CLOS_ID: usize = 255;
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// Where a spec is wrong, and how.
+/// A problem of a spec and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// As `devices[0].containerEdits.env[2]`.
+    /// For example `devices[0].containerEdits.env[2]`.
     pub path: String,
     pub problem: Problem,
 }
@@ -30,7 +30,7 @@ pub enum Problem {
     NoDevices,
     #[error("changes nothing in a container, which runtimes refuse; add an edit, or leave it out")]
     NoEdits,
-    #[error("{0:?} is there twice; the later one would silently replace the earlier, so keep one")]
+    #[error("{0:?} occurs twice; the later one would silently replace the earlier, so keep one")]
     Duplicate(String),
     #[error("{0:?} is not a device name; use letters, digits, '-', '_', '.' and ':', a letter or digit at both ends")]
     DeviceName(String),
@@ -89,14 +89,14 @@ fn ensure(holds: bool, at: At<'_>, problem: impl FnOnce() -> Problem) -> Valid {
     }
 }
 
-/// Every item of a list, in order.
+/// Checks every item of a list, in order.
 fn each<T>(list: &[T], at: At<'_>, check: impl Fn(&T, At<'_>) -> Valid) -> Valid {
     list.iter()
         .enumerate()
         .try_for_each(|(index, item)| check(item, at.index(index)))
 }
 
-/// As [`each`], and no two items with the same key.
+/// As [`each`], and refuses two items with the same key.
 fn each_distinct<'a, T, K>(list: &'a [T], at: At<'_>, key: impl Fn(&'a T) -> K) -> Valid
 where
     K: Hash + Eq + fmt::Display + Copy,
@@ -230,7 +230,7 @@ fn net_device(device: &NetDevice, at: At<'_>) -> Valid {
 fn mount(mount: &Mount, at: At<'_>) -> Valid {
     container_path(&mount.container_path, at.field("containerPath"))?;
     match mount.r#type.as_deref() {
-        // Other file systems have sources that are no paths, such as "tmpfs".
+        // The source of other file systems is not a path, for example "tmpfs".
         Some(kind) if kind != "bind" => {
             non_empty(kind, at.field("type"))?;
             non_empty(&mount.host_path, at.field("hostPath"))?;
@@ -290,7 +290,7 @@ fn non_empty(value: &str, at: At<'_>) -> Valid {
     single_line(value, at)
 }
 
-/// Names and paths: no control character at all.
+/// For names and paths: no control characters.
 fn single_line(value: &str, at: At<'_>) -> Valid {
     ensure(!value.contains(|c: char| c.is_control()), at, || {
         Problem::Text(value.to_owned())
@@ -298,7 +298,7 @@ fn single_line(value: &str, at: At<'_>) -> Valid {
     text(value, at)
 }
 
-/// Runtimes read these files as YAML 1.1, also the JSON ones. That has no NUL, DEL or other control
+/// Runtimes read these files as YAML 1.1, also the JSON ones. YAML has no NUL, DEL or other control
 /// characters, and folds the line breaks U+0085, U+2028 and U+2029 into spaces.
 fn text(value: &str, at: At<'_>) -> Valid {
     let changed = |c: char| {

@@ -1,5 +1,5 @@
-//! CDI versions, and the lowest one that can say what a spec says. Runtimes refuse what is newer than they
-//! are (containerd 1.7.24 stops at 0.8.0, podman 4.3.1 at 0.5.0), so a spec never claims more than it uses.
+//! CDI versions, and the lowest one that a spec needs. Runtimes refuse versions that are newer than they are
+//! (containerd 1.7.24 stops at 0.8.0, podman 4.3.1 at 0.5.0), so a spec declares the lowest version.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::spec::{ContainerEdits, Spec};
 
-/// A released version of the specification, from the oldest that runtimes still accept.
+/// A released version of the specification, from the oldest that runtimes accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     V0_3_0,

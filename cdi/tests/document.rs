@@ -16,7 +16,7 @@ fn version(change: impl FnOnce(&mut Spec)) -> String {
     rendered(&spec)["cdiVersion"].as_str().expect("a string").to_owned()
 }
 
-/// The text of the refusal of `claim()` with a change.
+/// The error of `claim()` with a change.
 fn refusal(change: impl FnOnce(&mut Spec)) -> String {
     let mut spec = claim();
     change(&mut spec);
@@ -140,7 +140,7 @@ fn refusals_name_the_place_the_value_and_what_to_do() {
     );
     assert_eq!(
         edits(|edits| edits.env = vec!["A=1".into(), "A=2".into()]),
-        format!("{at}.env[1]: \"A\" is there twice; the later one would silently replace the earlier, so keep one")
+        format!("{at}.env[1]: \"A\" occurs twice; the later one would silently replace the earlier, so keep one")
     );
     assert_eq!(
         refusal(|spec| drop(spec.annotations.insert("DRA.vgpu/x".into(), "y".into()))),
@@ -149,7 +149,7 @@ fn refusals_name_the_place_the_value_and_what_to_do() {
     );
 }
 
-/// Every problem there is, at the place where it belongs.
+/// Every problem, with its place.
 #[test]
 fn each_bad_value_is_refused_where_it_stands() {
     type Change = fn(&mut Spec);
@@ -304,7 +304,7 @@ fn reading_is_strict() {
         ("/containerEdits/hooks/0", "hookName", json!("CreateContainer")),
         ("/containerEdits/hooks/0", "timeout", json!(-1)),
         ("/containerEdits", "intelRdt", json!({"closId": "x"})),
-        // Spellings that serde's derived code takes for an empty object and for a word.
+        // Spellings that serde's derived code accepts for an empty object and for an enum's name.
         ("", "containerEdits", json!([])),
         ("", "devices", json!([["d", {}, []]])),
         ("/containerEdits", "mounts", json!([["/a", "/b"]])),

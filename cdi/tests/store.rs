@@ -1,4 +1,4 @@
-//! The folder of spec files: whole files only, nobody else's files, and what crashes leave behind.
+//! The folder of spec files: complete files only, other files untouched, and the leftovers of crashes.
 
 mod common;
 
@@ -175,7 +175,7 @@ fn errors_of_the_system_name_the_file() {
     ));
 }
 
-/// Readers, as a runtime is one, see whole files whoever writes, removes or sweeps.
+/// Readers, such as a runtime, see complete files whoever writes, removes or sweeps.
 #[test]
 fn readers_never_see_half_a_file() {
     let temp = tempdir().expect("a folder");

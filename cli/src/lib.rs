@@ -19,6 +19,7 @@
 pub mod artefacts;
 pub mod driver;
 pub mod environment;
+pub mod exit;
 pub mod flags;
 pub mod gpus;
 pub mod inhabitants;
@@ -38,9 +39,6 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// A mistake of the caller, or a machine that cannot do it.
-pub const EXIT_USAGE: u8 = 2;
-
 /// The program.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match flags::parse(args) {
@@ -55,7 +53,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Err(line) => {
             let _ = writeln!(std::io::stderr(), "vgpu: {line}");
-            ExitCode::from(EXIT_USAGE)
+            ExitCode::from(exit::USAGE)
         }
     }
 }

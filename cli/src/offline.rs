@@ -23,8 +23,6 @@ use vgpu_allocator::{FeatureError, Features};
 use documents::DocumentError;
 use kubectl::KubectlError;
 
-const EXIT_DOES_NOT_FIT: u8 = 1;
-
 /// What both commands can meet.
 #[derive(Debug, thiserror::Error)]
 enum OfflineError {

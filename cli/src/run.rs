@@ -1,10 +1,10 @@
 //! `vgpu run`, from flags to exit status: the one place where the parts meet.
 #![forbid(unsafe_code)]
 
-use crate::EXIT_USAGE;
 use crate::artefacts::{ArtefactError, Artefacts};
 use crate::driver::{Driver, DriverError, Loader};
 use crate::environment::{Environment, SoftGpu};
+use crate::exit;
 use crate::flags::RunFlags;
 use crate::gpus::{self, Gpu, GpuError};
 use crate::launch::{self, Places};
@@ -18,10 +18,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE};
-
-/// Shells' exit statuses for a command that does not start.
-const EXIT_NOT_EXECUTABLE: u8 = 126;
-const EXIT_NOT_FOUND: u8 = 127;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -72,9 +68,9 @@ pub fn main(flags: RunFlags) -> ExitCode {
             // A caller without stderr still gets the status.
             let _ = writeln!(std::io::stderr(), "vgpu run: {error}");
             ExitCode::from(match error {
-                RunError::Start(StartError::NotFound { .. }) => EXIT_NOT_FOUND,
-                RunError::Start(StartError::NotExecutable { .. }) => EXIT_NOT_EXECUTABLE,
-                _ => EXIT_USAGE,
+                RunError::Start(StartError::NotFound { .. }) => exit::NOT_FOUND,
+                RunError::Start(StartError::NotExecutable { .. }) => exit::NOT_EXECUTABLE,
+                _ => exit::USAGE,
             })
         }
     }

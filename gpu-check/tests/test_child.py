@@ -1,4 +1,4 @@
-"""Children that hang, crash and babble; and what is made of NVML's pictures."""
+"""Children that hang, crash and print noise; and how NVML's figures are read."""
 
 import os
 import sys

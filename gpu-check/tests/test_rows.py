@@ -1,4 +1,4 @@
-"""What makes a row a failure."""
+"""The rules by which a row fails."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""The whole check on the software GPU (dist/), and on a `vgpu` that holds nothing or hangs: would it notice?"""
+"""The whole check on the software GPU (dist/), and on a `vgpu` that limits nothing or hangs, which it must detect."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ DIST = pathlib.Path(os.environ.get("VGPU_DIST") or HERE.parent / "dist").resolve
 MIB = 1 << 20
 CONTEXT = 518 * MIB
 PROFILE = "gpus = 2\nmemory = 16GiB\ncontext_cost = 518MiB\n"
-# Limits are held by nobody: the command runs on the bare software GPU.
+# No limits: the command runs on the bare software GPU.
 BARE = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\n{}LD_LIBRARY_PATH="${{0%/*}}/soft-gpu" exec "$@"\n'
 
 
@@ -26,7 +26,7 @@ class Scene(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def check(self, *flags, dist=DIST, **variables):
-        """(exit status, rows as in --json, stdout, stderr)."""
+        """Returns (exit status, rows as in --json, stdout, stderr)."""
         found = self.folder / "rows.json"
         profile = self.folder / "profile"
         profile.write_text(PROFILE)
@@ -60,13 +60,13 @@ class SoftwareGpu(Scene):
         rows = {(row["group"], row["name"]): row for row in found["rows"]}
         context = rows["costs", "the first context of a process"]
         self.assertEqual(context["truth"], CONTEXT)
-        # Charged or not: what is not is the tolerance.
+        # Either is correct: memory that is not charged is the tolerance.
         self.assertIn(context["charged"], (0, CONTEXT))
         self.assertEqual(found["tolerance"]["bytes"], CONTEXT - context["charged"])
         for (group, name), row in rows.items():
             if group == "costs" and "difference" in row and "context" not in name and not name.endswith("for memory"):
                 self.assertLessEqual(row["difference"], 0, name)
-                # What is smaller than a granule may be packed, and what two processes share be charged twice.
+                # Allocations smaller than a granule may be packed, and shared memory charged twice.
                 more = (" B", " KiB", "x 1 MiB", "array, 1,000 float4", "by a second process")
                 if not any(part in name for part in more):
                     self.assertEqual(row["difference"], 0, name)

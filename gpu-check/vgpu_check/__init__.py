@@ -1,4 +1,4 @@
-"""Checks on a real GPU what the software GPU cannot answer, and prints a table.
+"""Measures the limits on a real GPU, beyond what the software GPU can show, and prints a table.
 
     flags (options) ─► GPU and share (machine) ─► groups: costs, seen, held, overhead
                                                     │
@@ -7,11 +7,11 @@
                                                     ▼
                               rows (rows) ─► table, Markdown, JSON (report) ─► exit status
 
-Everything that loads a driver's library runs in a child, with a time-out at each line: what hangs or
-crashes there becomes a row `FAILED`, and the check goes on. `probes/` is what runs in those children;
-nothing outside of it opens a library. Pure: rows, report. Only Python's standard library is needed.
+All code that loads a driver's library runs in a child process, with a time-out for each line of output. A
+probe that hangs or crashes becomes a row `FAILED`, and the check continues. These probes are in `probes/`;
+no other module opens a library. Pure: rows, report. Only Python's standard library is needed.
 
-How it fails: a child that cannot be killed (a process that waits inside the kernel driver) is left
-behind and named; a share that its `vgpu run` could not take away is swept by the next one; when the
-time is up, rows that were not reached are failures, never passes.
+Failure modes: a child that cannot be killed (it waits inside the kernel driver) is left running and named. A
+share that a `vgpu run` could not remove is removed by the next one. When the time is up, the remaining rows
+are failures, never passes.
 """

@@ -1,4 +1,4 @@
-"""The workbench of all groups: runs probes on either side, within the time, and turns what went wrong into rows."""
+"""Runs the probes of all groups, bare or under a share and within the time, and turns errors into rows."""
 
 import time
 
@@ -18,11 +18,11 @@ class Bench:
         return row
 
     def patience(self):
-        """How long the next probe may be silent; 0: the time is up."""
+        """Seconds that the next probe may be silent; 0: the time is up."""
         return max(0.0, min(self.options.patience, self.end - time.monotonic()))
 
     def probe(self, side, name, *arguments, at_step=None, **variables):
-        """Runs a probe; `at_step` gets each step and what the driver says that its processes hold."""
+        """Runs a probe; `at_step` gets each step and the memory of its processes by the driver's account."""
         patience = self.patience()
         if not patience:
             ended = Ended()
@@ -33,21 +33,21 @@ class Bench:
         run = getattr(self.sides, side)(command, **variables)
         ended = converse(*run, patience, at_step and (lambda message: at_step(message, account.held(message["pids"]))))
         if side == "limited" and ended.note and not ended.hung:
-            # Nothing is to be learned about limits from what does not work without them either.
+            # A probe that fails without limits too shows nothing about them.
             bare = converse(*self.sides.bare(command, **variables), self.patience())
             if bare.note and not bare.hung:
                 ended.note, ended.skip = "", "does not work without a share either: " + bare.note
         return ended
 
     def program(self, command):
-        """(stdout, note) of a program under the share."""
+        """Runs a program under the share and returns (stdout, note)."""
         patience = self.patience()
         if not patience:
             return "", "not run: the {:.0f} s are over".format(self.options.time)
         return output(*self.sides.limited(command), patience)
 
     def close(self, group, name, ended, row=None):
-        """What the end of a probe means: a failure for its row (a new one if it has none yet), or a skip."""
+        """Records the end of a probe: a failure of its row (a new one if it has none yet), or a skip."""
         if ended.note:
             (row or self.add(Row(group, name))).fail(ended.note)
         elif ended.skip is not None:

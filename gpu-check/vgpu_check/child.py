@@ -1,7 +1,7 @@
-"""A process that may hang, crash or print anything, and the lines of JSON that it says.
+"""Runs a process that may hang, crash or print anything, and reads its lines of JSON.
 
-Its stderr goes to a file, so that it never waits for us to read. It gets a session of its own: what
-does not end when its probe is killed is killed with all of its group.
+Its stderr goes to a file, so that it never blocks on us. It gets its own session: processes that do not end
+when the probe is killed are killed as a group.
 """
 
 import json
@@ -14,22 +14,22 @@ import time
 
 from .probes.talk import MARK, end_with_parent
 
-# From a probe's end to its `vgpu run`'s.
+# Seconds for a `vgpu run` to end after its probe.
 LEAVE = 10
 
 
 class Silent(Exception):
-    """It said nothing for too long."""
+    """The process was silent for too long."""
 
 
 class Child:
     def __init__(self, command, environment):
         self.errors = tempfile.TemporaryFile()
-        self.probe = None  # the probe's PID, once it has said so
+        self.probe = None  # the probe's PID, once it reported it
         self.buffer = b""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         try:
-            # This program has one thread, so that its child may run Python before it becomes another program.
+            # This program has one thread, so its child may run Python code before exec.
             self.process = subprocess.Popen(
                 command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes
             )
@@ -38,7 +38,7 @@ class Child:
             raise
 
     def message(self, patience):
-        """The next message, or None when there will be no more."""
+        """The next message, or None at the end of the output."""
         end = time.monotonic() + patience
         while True:
             line, found, rest = self.buffer.partition(b"\n")
@@ -64,16 +64,16 @@ class Child:
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # it is gone: the next message says so
+            pass  # it has ended: the next message is None
 
     def last_words(self):
-        """The last line on its stderr."""
+        """The last line of its stderr."""
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
         lines = self.errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def status(self):
-        """How it ended, in words; empty: well."""
+        """How it ended, as text; empty if successfully."""
         try:
             code = self.process.wait(LEAVE)
         except subprocess.TimeoutExpired:
@@ -83,12 +83,12 @@ class Child:
         return "signal {}".format(-code) if code < 0 else "exit status {}".format(code)
 
     def end(self):
-        """Whatever is left of it goes; False: something cannot be killed."""
+        """Kills all that is left of it; returns False if a process cannot be killed."""
         try:
             self.process.stdin.close()
         except OSError:
             pass
-        # The probe first: its `vgpu run` then takes the share away.
+        # The probe first, so that its `vgpu run` removes the share.
         if self.process.poll() is None and self.kill_probe():
             self.is_gone()
         self.kill_group()
@@ -105,7 +105,7 @@ class Child:
         return True
 
     def kill_probe(self):
-        """Whether there was one to kill. Its session is ours: the number is not another's by now."""
+        """Returns True if there was a process to kill. Its session is ours, so the PID was not reused."""
         try:
             if self.probe and os.getsid(self.probe) == self.process.pid:
                 os.kill(self.probe, signal.SIGKILL)
@@ -122,7 +122,7 @@ class Child:
 
 
 def parse(line):
-    """A line's message, or None for what is not one."""
+    """Parses a line; None if it is not a message."""
     text = line.decode(errors="replace")
     if not text.startswith(MARK):
         return None
@@ -134,7 +134,7 @@ def parse(line):
 
 
 class Ended:
-    """What a probe said, and how it ended: `note` says what went wrong, `skip` why it did nothing."""
+    """The messages of a probe and its end: `note` is its error, `skip` the reason why it did nothing."""
 
     def __init__(self):
         self.messages, self.note, self.skip, self.hung = [], "", None, False
@@ -144,7 +144,7 @@ class Ended:
 
 
 def converse(command, environment, patience, at_step=None):
-    """Runs a probe to its end; `at_step` is told of each step while the probe waits."""
+    """Runs a probe to its end; calls `at_step` for each step while the probe waits."""
     ended = Ended()
     try:
         child = Child(command, environment)
@@ -180,7 +180,7 @@ def converse(command, environment, patience, at_step=None):
 
 
 def output(command, environment, patience):
-    """(stdout, note) of a program that knows nothing of us."""
+    """Runs any program to its end and returns (stdout, note)."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
         process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)

@@ -1,11 +1,11 @@
-"""The groups costs, seen and held, as far as the driver API goes."""
+"""The groups costs, seen and held, for the driver API."""
 
 import shutil
 
 from .rows import FAILED, OK, SKIPPED, TOLD, Row, cost, filled, freed, seen
 
 COSTS = ("contexts", "green", "small", "pieces", "shapes", "host", "virtual", "pools", "graphs", "modules", "hidden")
-# What only the silicon answers: the software GPU keeps no code, and its kernels have no memory of their own.
+# Steps that need a real GPU: the software GPU stores no code, and its kernels have no memory of their own.
 SILICON = ("hidden", "cuModuleLoadData")
 PATHS = (
     "cuMemAlloc",
@@ -34,7 +34,7 @@ def run_costs(bench):
 
 
 def measure(bench, name, *probe, **variables):
-    """Rows for the steps of a probe, each beside the driver's truth."""
+    """Makes a row for each step of a probe: the charge beside the driver's truth."""
     base = [(0, 0)]
 
     def at_step(message, truth):
@@ -91,7 +91,7 @@ def run_held(bench):
 
 
 def fill(bench, name, *probe, exact=False, **variables):
-    """One row: what a path gets until it is refused, and what the GPU holds then."""
+    """Makes one row: how much one path can allocate until it is refused, and the GPU's memory in use then."""
     row = Row("held", name)
     ready = Row("costs", name + ": before it asks for memory")
 

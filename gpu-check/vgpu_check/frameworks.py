@@ -1,4 +1,4 @@
-"""The groups costs, seen and held with the clients that are installed: PyTorch, CuPy, JAX, Numba and others."""
+"""The groups costs, seen and held for the installed clients: PyTorch, CuPy, JAX, Numba and others."""
 
 from .driver_api import fill, measure
 from .rows import SKIPPED, Row, seen
@@ -17,13 +17,13 @@ CLIENTS = (
     ("CuPy, stream-ordered", "cupy-async"),
     ("JAX", "jax"),
 )
-# They go through libcudart, which asks its driver for a proof that the software GPU does not imitate.
+# They use libcudart, which checks its driver in a way that the software GPU does not imitate.
 NEED_CUDART = ("cupy", "cupy-async", "jax")
 NO_CUDART = "CUDA's runtime library does not run on the software GPU"
 
 
 def run(bench):
-    """All groups at once: a client that has started is asked for all that it can tell."""
+    """All groups at once: each client starts once and runs every measurement."""
     ended = bench.probe("limited", "clients", "pynvml", bench.limit)
     told(bench, "pynvml", ended)
     bench.close("seen", "pynvml", ended)
@@ -46,7 +46,7 @@ def pytorch(bench):
         ended = fill(bench, name, "torch_fill", mode, bench.limit, **variables)
         told(bench, name, ended)
         if ended.skip is not None:
-            break  # it is not there at all
+            break  # not installed
 
 
 def told(bench, name, ended):

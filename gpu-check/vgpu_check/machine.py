@@ -1,4 +1,4 @@
-"""Which GPU and how much of it, and what this machine is."""
+"""Chooses the GPU and the share's size, and describes the machine."""
 
 import os
 import platform
@@ -6,16 +6,16 @@ import platform
 from .child import converse
 
 MIB = 1 << 20
-# Enough for every probe, small enough to be filled in a moment.
+# Enough for every probe, and quickly filled.
 USUAL, LEAST = 4096 * MIB, 256 * MIB
 
 
 class Unusable(Exception):
-    """There is nothing to check here; one line that says why."""
+    """Nothing can be checked here; one line with the reason."""
 
 
 def gpus(sides, patience):
-    """(driver's version, GPUs) as NVML lists them."""
+    """Returns (driver version, GPUs) from NVML."""
     ended = converse(*sides.bare(sides.probe("gpus")), patience)
     if ended.skip is not None:
         raise Unusable("no NVIDIA driver on this machine ({})".format(ended.skip))
@@ -28,7 +28,7 @@ def gpus(sides, patience):
 
 
 def choose(found, wanted):
-    """The GPU that was asked for, else the first without MIG."""
+    """Returns the requested GPU, else the first without MIG."""
     if wanted is None:
         whole = [gpu for gpu in found if not gpu["mig"]]
         if not whole:
@@ -45,8 +45,8 @@ def choose(found, wanted):
 def share(free, wanted):
     """The share's bytes for a GPU with `free` ones; `wanted`: in MiB, or None.
 
-    A quarter of what is free: contexts and other overhead lie beside the share, and a probe that finds
-    no limit stops a little beyond it.
+    A quarter of the free memory: contexts and other overhead are beside the share, and a probe without a limit
+    stops a little beyond it.
     """
     if wanted is not None:
         if wanted * MIB * 2 > free:
@@ -60,7 +60,7 @@ def share(free, wanted):
 
 
 def describe(driver, gpu, soft):
-    """One line about where this was measured."""
+    """One line that describes the machine."""
     glibc = " ".join(platform.libc_ver())
     host = "{} CPUs, load {:.1f}, Linux {}, {}, Python {}".format(
         os.cpu_count(), os.getloadavg()[0], platform.release(), glibc, platform.python_version()

@@ -1,4 +1,4 @@
-"""From flags to exit status: 0 all held, 1 something failed, 2 there is nothing to check here."""
+"""Runs the check. Exit status 0: no row failed, 1: a row failed, 2: nothing can be checked here."""
 
 import shutil
 import signal
@@ -14,7 +14,7 @@ from .truth import WAYS, NoTruth, Watcher
 
 def main():
     flags = options.parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and so through every `finally`
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # runs every `finally`
     state = tempfile.mkdtemp(prefix="gpu-check-") if flags.soft_gpu else None
     try:
         return check(flags, state)
@@ -56,14 +56,14 @@ def check(flags, state):
 
 
 def run_works(sides, patience):
-    """Whether a share can be made at all: said once, not in every row."""
+    """Checks once that a share can be created, so that not every row fails for it."""
     note = output(*sides.limited(["true"]), patience)[1]
     if note:
         raise machine.Unusable("`vgpu run` does not start a command here: {}".format(note))
 
 
 def run_groups(bench, groups):
-    """What was measured before NVML stopped answering is told all the same."""
+    """Runs the groups; if NVML stops answering, the rows up to then are kept."""
     steps = (
         ("costs", "costs", driver_api.run_costs),
         ("seen", "seen", driver_api.run_seen),

@@ -1,4 +1,4 @@
-"""Flags, and the environment: read here and nowhere else."""
+"""The flags and the environment, which no other module reads."""
 
 import argparse
 import os
@@ -10,23 +10,24 @@ GROUPS = ("costs", "seen", "held", "overhead")
 
 def parser():
     flags = argparse.ArgumentParser(
-        prog="gpu-check/run.sh", description="Whether the limits hold on this machine's NVIDIA GPU, and what they cost."
+        prog="gpu-check/run.sh", description="Checks the limits on this machine's NVIDIA GPU, and measures their cost."
     )
-    flags.add_argument("--soft-gpu", action="store_true", help="the software GPU: what it can answer, labelled as such")
+    flags.add_argument("--soft-gpu", action="store_true", help="use the software GPU, for the rows that it can answer")
     flags.add_argument("--gpu", type=int, metavar="N", help="NVML's index (default: the first GPU without MIG)")
-    flags.add_argument("--memory", type=int, metavar="MIB", help="the share's memory in MiB (default: by what is free)")
+    memory = "the share's memory in MiB (default: a quarter of the free memory, at most 4 GiB)"
+    flags.add_argument("--memory", type=int, metavar="MIB", help=memory)
     flags.add_argument("--quick", action="store_true", help="fewer rounds: under 3 minutes")
-    flags.add_argument("--only", metavar="GROUP,...", help="of " + ", ".join(GROUPS))
-    flags.add_argument("--json", metavar="FILE", help="the rows as JSON too")
-    flags.add_argument("--markdown", metavar="FILE", help="the rows as a Markdown table too")
-    flags.add_argument("--patience", type=float, default=90, metavar="S", help="how long a probe may be silent (90)")
-    flags.add_argument("--time", type=float, metavar="S", help="how long all of it may take (470; with --quick 175)")
+    flags.add_argument("--only", metavar="GROUP,...", help="run only some of " + ", ".join(GROUPS))
+    flags.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
+    flags.add_argument("--markdown", metavar="FILE", help="also write the rows as a Markdown table")
+    flags.add_argument("--patience", type=float, default=90, metavar="S", help="seconds that a probe may be silent (90)")
+    flags.add_argument("--time", type=float, metavar="S", help="seconds for the whole check (470; with --quick 175)")
     flags.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     return flags
 
 
 def parse(arguments=None):
-    """The validated flags; a mistake ends the program with status 2."""
+    """Returns the validated flags; an error ends the program with status 2."""
     flags = parser()
     options = flags.parse_args(arguments)
     options.groups = tuple(options.only.split(",")) if options.only else GROUPS
@@ -34,7 +35,7 @@ def parse(arguments=None):
         if group not in GROUPS:
             flags.error("--only {}: not one of {}".format(group, ", ".join(GROUPS)))
     if options.memory is not None and options.memory < 64:
-        flags.error("--memory {}: less than the least share, 64 MiB".format(options.memory))
+        flags.error("--memory {}: below the minimum of 64 MiB".format(options.memory))
     if options.time is None:
         options.time = 175 if options.quick else 470
     root = pathlib.Path(__file__).resolve().parent.parent

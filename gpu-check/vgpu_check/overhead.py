@@ -1,5 +1,5 @@
-"""The group overhead: the same calls bare and limited, in turns, so that a machine that changes its pace
-meets both alike. Medians over rounds, never judged."""
+"""The group overhead: times the same calls bare and limited in turns, so that a change of the machine's speed
+affects both. Medians over rounds; never a failure."""
 
 import statistics
 
@@ -20,7 +20,7 @@ def run(bench):
 def compare(bench, name, rounds, *probe):
     samples, absent = {}, {}
     for number in range(rounds):
-        # The second of a round finds caches as the first left them: each side is first in turn.
+        # The second side of a round has warm caches, so the sides take turns in being first.
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             ended = bench.probe(side, *probe)
             if ended.note or ended.skip is not None:
@@ -34,7 +34,7 @@ def compare(bench, name, rounds, *probe):
         if all(by_side[side] for side in SIDES):
             bench.add(overhead(what, *[statistics.median(by_side[side]) for side in SIDES]))
     for (side, what), reason in absent.items():
-        # Only what a bare program can do is the library's to keep.
+        # A call that fails bare too says nothing about the library.
         works_bare = side == "limited" and ("bare", what) not in absent
         if side == "bare" or works_bare:
             bench.add(Row("overhead", what, FAILED if works_bare else SKIPPED, "{}: {}".format(side, reason)))

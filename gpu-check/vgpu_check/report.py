@@ -1,14 +1,14 @@
-"""The rows as text, Markdown and JSON. Pure."""
+"""Formats the rows as text, Markdown and JSON. Pure."""
 
 import json
 
 from .rows import TOLD, counts, mib, tolerance
 
 TITLES = {
-    "costs": "What is charged, and what the driver says is held, in MiB",
-    "seen": "What programs are told of their GPU",
-    "held": "What programs get until they are refused, in MiB",
-    "overhead": "What calls take, in us (medians, bare and limited in turns)",
+    "costs": "Memory charged, and memory in use by the driver's account, in MiB",
+    "seen": "The GPU that programs see",
+    "held": "Memory that programs can allocate until they are refused, in MiB",
+    "overhead": "Time of calls, in us (medians, bare and limited in turns)",
 }
 COLUMNS = {
     "costs": (("charged", "charged"), ("truth", "truth"), ("difference", "difference")),
@@ -20,7 +20,7 @@ SIGNED = ("difference", "more")
 
 
 def cell(group, key, value):
-    """A figure as text; empty for what was not measured."""
+    """Formats a figure; empty if it was not measured."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Rows of the table, and what makes one a failure. Pure: nothing is asked, nothing is printed.
+"""The rows of the table, and the rules by which a row fails. Pure: no I/O.
 
-    costs ─► tolerance: the most by which the driver's truth exceeds the charge of a process that asked
-             for nothing but what it was charged
-    held  ─► failures: more was got than the limit; charged above the limit; refused with another code
+    costs ─► tolerance: the largest excess of the driver's truth over the charge, of processes that allocate
+             only memory that is charged
+    held  ─► failures: more allocated than the limit; more charged than the limit; refused with another code
              than out of memory; the truth above limit + tolerance
 """
 
@@ -14,13 +14,13 @@ OK, FAILED, SKIPPED, TOLD = "ok", "FAILED", "skipped", "told"
 
 
 class Row:
-    """One line. `figures` by name, in bytes, ns or as text; `note`: why it failed or was skipped, or a remark."""
+    """A line of a table. `figures` by name, in bytes, ns or as text; `note`: the error, why it was skipped, or a remark."""
 
     def __init__(self, group, name, outcome=OK, note="", **figures):
         self.group, self.name, self.outcome, self.note, self.figures = group, name, outcome, note, figures
 
     def fail(self, note):
-        """One more thing that is wrong with it."""
+        """Adds an error to the row."""
         self.note = "; ".join(part for part in (self.note if self.outcome == FAILED else "", note) if part)
         self.outcome = FAILED
 
@@ -29,14 +29,14 @@ class Row:
 
 
 def mib(size):
-    """Bytes in MiB, exact where they are whole."""
+    """Formats bytes in MiB, with two decimals if they are not whole."""
     whole, rest = divmod(size, MIB)
     return "{}".format(whole) if rest == 0 else "{:.2f}".format(size / MIB)
 
 
 def rounding(limit):
-    """What the truth may exceed limit and tolerance by: the driver's tables for what is held (8 bytes a
-    page of 4 KiB), and a granule on either side."""
+    """Allowed excess of the truth over limit + tolerance: the driver's page tables (8 bytes for each page of
+    4 KiB), and a granule on either side."""
     return max(2 * GRANULE, limit // 512)
 
 
@@ -44,7 +44,7 @@ def rounding(limit):
 
 
 def seen(name, message, limit):
-    """A program was told a total or a number of GPUs."""
+    """Makes the row for a total or a number of GPUs that a program saw."""
     row = Row("seen", name)
     if "count" in message:
         row.figures["seen"] = str(message["count"])
@@ -62,7 +62,7 @@ def seen(name, message, limit):
 
 
 def cost(name, message, base, truth):
-    """A step's charge and truth, relative to `base` = (charge, truth)."""
+    """Makes the row for a step's charge and truth, relative to `base` = (charge, truth)."""
     charged, held = message["charged"] - base[0], truth - base[1]
     row = Row("costs", name, note=message.get("note", ""), charged=charged, truth=held, difference=held - charged)
     row.figures["fixed"] = bool(message.get("fixed"))
@@ -73,7 +73,7 @@ def cost(name, message, base, truth):
 
 
 def tolerance(rows):
-    """(bytes, name of the row that has them), or None when nothing was measured."""
+    """Returns (bytes, name of the row that has them), or None if nothing was measured."""
     fixed = [(row.figures["beyond"], row.name) for row in rows if row.group == "costs" and row.figures.get("fixed")]
     if not fixed:
         return None
@@ -85,7 +85,7 @@ def tolerance(rows):
 
 
 def filled(row, message, limit, exact=False):
-    """What a path got until it was refused. `exact`: all of the share is to be had by it."""
+    """Checks how much a path allocated until it was refused. `exact`: it must be able to allocate the whole share."""
     got, before = message["got"], message["before"]
     row.figures.update(got=got, charged=message["charged"], exact=exact)
     if got > limit:
@@ -95,11 +95,11 @@ def filled(row, message, limit, exact=False):
     if message["charged"] > limit:
         row.fail("{} MiB are charged to a limit of {} MiB".format(mib(message["charged"]), mib(limit)))
     if exact and got <= limit and got + before + GRANULE <= limit:
-        row.fail("only {} MiB were to be had of {} MiB".format(mib(got), mib(limit - before)))
+        row.fail("only {} MiB could be allocated of {} MiB".format(mib(got), mib(limit - before)))
 
 
 def freed(row, message):
-    """What is left when all was freed."""
+    """Checks that nothing is left after everything was freed."""
     charged, before = message.get("charged"), message["before"]
     if charged is not None and charged > before:
         row.fail("{} MiB stay charged when all is freed".format(mib(charged - before)))
@@ -108,7 +108,7 @@ def freed(row, message):
 
 
 def judge(rows, limit):
-    """Compares the truth of the held rows with limit and tolerance, which is known when all rows are."""
+    """Compares the truth of the held rows with limit + tolerance. Needs all rows, from which the tolerance follows."""
     measured = tolerance(rows)
     if measured is None:
         return
@@ -118,7 +118,7 @@ def judge(rows, limit):
         if truth is not None and truth > most:
             over = mib(truth - limit)
             row.fail("the GPU holds {} MiB more than the limit; the tolerance is {} MiB".format(over, mib(measured[0])))
-        # A truth that misses what is certainly there would let every other row pass.
+        # If NVML does not show memory that certainly is in use, its figures would let every other row pass.
         if truth is not None and row.figures.get("exact") and truth + rounding(limit) < row.figures["got"]:
             row.fail("NVML shows only {} MiB of it: it is no measure here".format(mib(truth)))
 
@@ -127,11 +127,11 @@ def judge(rows, limit):
 
 
 def overhead(name, bare, limited):
-    """Medians of rounds in ns; never judged."""
+    """Makes the row for medians in ns; never a failure."""
     return Row("overhead", name, TOLD, bare=bare, limited=limited, more=limited - bare, ratio=limited / bare)
 
 
 def counts(rows):
-    """(ok, failed, skipped); what is only told counts as ok."""
+    """Returns (ok, failed, skipped). Rows without a rule count as ok."""
     outcomes = [row.outcome for row in rows]
     return outcomes.count(OK) + outcomes.count(TOLD), outcomes.count(FAILED), outcomes.count(SKIPPED)

@@ -1,24 +1,24 @@
-"""The two sides of the check: how a command runs bare, and under a share."""
+"""Makes the command lines of the two sides: bare, and under a share."""
 
 import sys
 
 
 class Sides:
-    """For one GPU and one share; `soft` is the software GPU's state folder, or None."""
+    """The sides for one GPU and one share. `soft` is the software GPU's state folder, or None."""
 
     def __init__(self, options, soft=None):
         self.options, self.soft = options, soft
         self.gpu = self.uuid = self.limit = None
 
     def choose(self, gpu, limit):
-        """The GPU (as NVML lists it) and the share's bytes, a multiple of 1 MiB."""
+        """Sets the GPU (as NVML lists it) and the share's bytes, a multiple of 1 MiB."""
         self.gpu, self.uuid, self.limit = gpu["index"], gpu["uuid"], limit
 
     def probe(self, name, *arguments):
         return [sys.executable, self.options.probe, name, *[str(argument) for argument in arguments]]
 
     def bare(self, command, **variables):
-        """(command, environment): the whole GPU, and no other."""
+        """Returns (command, environment) with access to the whole GPU and no other."""
         environment = self.environment(variables)
         if self.soft:
             folders = [str(self.options.dist / "soft-gpu"), environment.get("LD_LIBRARY_PATH")]
@@ -28,7 +28,7 @@ class Sides:
         return command, environment
 
     def limited(self, command, **variables):
-        """(command, environment): a share of its own of the same GPU."""
+        """Returns (command, environment) with a new share of the same GPU."""
         share = ["--memory", "{}Mi".format(self.limit >> 20), "--gpu", str(self.gpu)]
         run = [str(self.options.dist / "vgpu"), "run", *share]
         if self.soft:
@@ -38,7 +38,7 @@ class Sides:
     def environment(self, variables):
         environment = dict(self.options.environment)
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-        # The order of NVML, in which --gpu counts.
+        # NVML's order, which --gpu uses.
         environment.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
         if self.soft:
             environment["SOFT_GPU_STATE"] = self.soft

@@ -1,10 +1,10 @@
-"""What the driver says that processes hold, from outside the share.
+"""Reads from NVML how much memory processes use, from outside the share.
 
-Three ways, the first that works here (`learn` finds out with a process of known size):
+Uses the first of three ways that works here (`learn` tries them with a process of known size):
 
     pid     NVML lists the probe by its PID
-    entry   NVML lists it by a PID of another PID namespace (containers): the entries that are new
-    device  NVML lists nothing: the growth of what is used on the GPU; others' memory is in it then
+    entry   NVML lists it by a PID of another PID namespace (containers): the new entries
+    device  NVML lists no processes: the growth of the GPU's memory in use, which includes other processes
 """
 
 import time
@@ -15,16 +15,16 @@ MIB = 1 << 20
 WAYS = {
     "pid": "NVML's account of the process",
     "entry": "NVML's account of the process (its PID is that of another namespace)",
-    "device": "the growth of what NVML calls used: other users of this GPU must be quiet",
+    "device": "the growth of the memory in use by NVML; other users of this GPU must be idle",
 }
 
 
 class NoTruth(Exception):
-    """NVML cannot be asked; the text says why."""
+    """NVML does not answer; the text says why."""
 
 
 class Watcher:
-    """NVML in a process of its own, that lives as long as the check."""
+    """NVML in a process of its own, which runs as long as the check."""
 
     def __init__(self, sides, patience):
         self.patience, self.way = patience, None
@@ -44,7 +44,7 @@ class Watcher:
         return self.message()
 
     def quiet(self):
-        """The picture once it stays the same: what an ended process held goes a moment later."""
+        """The figures once they are stable: memory of an ended process disappears a moment later."""
         last, end = self.picture(), time.monotonic() + 3
         while time.monotonic() < end:
             time.sleep(0.05)
@@ -55,8 +55,8 @@ class Watcher:
         return last
 
     def learn(self, sides):
-        """Finds out which way works, with a bare process; what went wrong with it, or ''."""
-        self.message()  # it watches
+        """Chooses the way that works, with a bare process. Returns its error, or ''."""
+        self.message()  # it has started
         before = self.quiet()
         pictures = []
 
@@ -72,14 +72,14 @@ class Watcher:
             if held is not None and held >= message["size"]:
                 self.way = way
                 return ""
-        return "NVML shows nothing of a process that holds {} MiB".format(message["size"] // MIB)
+        return "NVML does not show a process that uses {} MiB".format(message["size"] // MIB)
 
     def end(self):
         self.child.end()
 
 
 class Account:
-    """What the processes of one probe hold; made before it starts."""
+    """The memory of one probe's processes; created before it starts."""
 
     def __init__(self, watcher):
         self.watcher, self.before = watcher, watcher.quiet()
@@ -90,7 +90,7 @@ class Account:
 
 
 def figure(way, pids, before, now):
-    """Bytes, or None when this way tells nothing."""
+    """Bytes, or None if this way has no figure."""
     if way == "device":
         return max(0, now["used"] - before["used"])
     if way == "pid":

@@ -1,4 +1,4 @@
-//! What this plugin asks of the API server, behind traits that a test answers from memory.
+//! The plugin's requests to the API server, behind traits that tests implement in memory.
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use k8s_openapi::api::events::v1::Event;
@@ -9,10 +9,10 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use std::future::Future;
 use vgpu_api::DRIVER_NAME;
 
-/// Why the API server did not do it.
+/// Why a request to the API server failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The object is not what the caller thought: look again.
+    /// The object changed or exists already: read it again.
     #[error("API server: {0}")]
     Conflict(String),
     #[error("API server: {0}")]
@@ -21,25 +21,25 @@ pub enum Error {
     Other(String),
 }
 
-/// ResourceClaims, read one by one: all claims of a cluster would not fit in a node's plugin.
+/// Reads ResourceClaims one at a time: a watch would hold all claims of the cluster in memory.
 pub trait Claims: Send + Sync + 'static {
     /// The claim; `None` if there is none.
     fn get(&self, namespace: &str, name: &str) -> impl Future<Output = Result<Option<ResourceClaim>, Error>> + Send;
 }
 
-/// Changes to ResourceSlices, and whose they are.
+/// Reads and writes ResourceSlices, and reads the UID of their owner.
 pub trait Slices: Send + Sync + 'static {
     /// UID of this node's object.
     fn node_uid(&self) -> impl Future<Output = Result<String, Error>> + Send;
-    /// `dry_run`: nothing is stored, and the answer is what would be.
+    /// With `dry_run` nothing is stored; the answer is what would be stored.
     fn create(&self, slice: &ResourceSlice, dry_run: bool)
     -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
     fn replace(&self, slice: &ResourceSlice) -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
-    /// Only while it is as it was seen.
+    /// Only while the object has the resourceVersion of `slice`.
     fn delete(&self, slice: &ResourceSlice) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// Events for people.
+/// Creates events.
 pub trait Events: Send + Sync + 'static {
     fn warn(
         &self,
@@ -49,7 +49,7 @@ pub trait Events: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// The API server itself.
+/// The API server, through `kube`.
 #[derive(Clone)]
 pub struct Cluster {
     client: kube::Client,
@@ -66,7 +66,7 @@ impl From<kube::Error> for Error {
                 409 => Self::Conflict(status.message),
                 _ => Self::Other(format!("{} ({})", status.message, status.code)),
             },
-            // The service's error says only that there is one; its cause says which.
+            // kube's error says only that a request failed; its source says why.
             error => {
                 let mut text = error.to_string();
                 let mut cause = std::error::Error::source(&error);
@@ -140,7 +140,7 @@ impl Slices for Cluster {
 
 impl Events for Cluster {
     async fn warn(&self, regarding: ObjectReference, reason: &'static str, note: String) -> Result<(), Error> {
-        // Events of objects without a namespace lie in `default`.
+        // Events about cluster-scoped objects are in namespace `default`.
         let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".into());
         let name = regarding.name.clone().unwrap_or_default();
         let event = Event {
@@ -165,7 +165,7 @@ impl Events for Cluster {
     }
 }
 
-/// The API server takes notes of up to 1 KiB.
+/// The API server accepts notes of up to 1 KiB.
 fn cut(mut note: String) -> String {
     let mut end = note.len().min(1000);
     while !note.is_char_boundary(end) {

@@ -1,10 +1,10 @@
-//! Arbitration directories: one a GPU, one page a share, in which shares tell each other their
-//! demand.
+//! Arbitration directories: one for each GPU, with one page for each share, in which shares publish their
+//! demand to each other.
 //!
-//! Their folder is root's alone, as that of claims is. Each is a tmpfs that is exactly full: 64 files
-//! of one page and no room for more, so that a tenant can write its own page and grow nothing. If it
-//! cuts its file and another takes the page, only those two lose; the next Prepare brings every file
-//! back to one page. Which share owns which slot is in the checkpoint.
+//! Only root can enter their parent folder. Each is a tmpfs that is exactly full: 64 files of one page, so
+//! that a tenant can write its own page and cannot grow anything. If a tenant truncates its file and another
+//! one takes the page, only those two lose; the next Prepare restores every file to one page. The checkpoint
+//! records which share has which slot.
 
 use crate::files;
 use crate::tmpfs::{self, Size};
@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Shares that one GPU can have.
+/// The largest number of shares of one GPU.
 pub const SLOTS: u8 = 64;
 const PAGE: usize = 4096;
 const SIZE: Size = Size {
@@ -22,14 +22,14 @@ const SIZE: Size = Size {
     files: SLOTS as u64,
 };
 
-/// The folder of all arbitration directories.
+/// The folder with all arbitration directories.
 #[derive(Clone, Debug)]
 pub struct Arbitration {
     root: PathBuf,
     tmpfs: bool,
 }
 
-/// Why a directory cannot be made ready.
+/// Why an arbitration directory cannot be completed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make arbitration directory {} ready: {source}", path.display())]
 pub struct Error {
@@ -50,10 +50,10 @@ impl Arbitration {
         self.root.join(gpu)
     }
 
-    /// Makes the folder of all, for root alone.
+    /// Creates the folder of all arbitration directories, accessible to root only.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub fn ensure_root(&self) -> Result<(), Error> {
         files::private_folder(&self.root).map_err(|source| Error {
             path: self.root.clone(),
@@ -64,7 +64,7 @@ impl Arbitration {
     /// Makes what is missing of a GPU's directory.
     ///
     /// # Errors
-    /// It cannot be made or mounted.
+    /// The directory cannot be created or mounted.
     pub fn ensure(&self, gpu: &str) -> Result<(), Error> {
         self.ensure_root()?;
         let folder = self.of(gpu);
@@ -80,10 +80,10 @@ impl Arbitration {
         made.map_err(|source| Error { path: folder, source })
     }
 
-    /// Empties the page of a share that was just given `slot`: its last owner's demand is not its own.
+    /// Clears the page of `slot` for a new share: the demand in it is that of the last owner.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The page cannot be written.
     pub fn clear(&self, gpu: &str, slot: u8) -> Result<(), Error> {
         let path = self.of(gpu).join(file_name(slot));
         let cleared = open(&path).and_then(|file| file.write_all_at(&[0; PAGE], 0));
@@ -91,13 +91,13 @@ impl Arbitration {
     }
 }
 
-/// The file of a slot: two digits.
+/// The file name of a slot: two digits.
 #[must_use]
 pub fn file_name(slot: u8) -> String {
     format!("{slot:02}")
 }
 
-/// Every file has exactly one page. Those that are too long come first: they hold the others' pages.
+/// Resizes every file to exactly one page. Those that are too long come first: they use pages of the others.
 fn fill(folder: &Path) -> io::Result<()> {
     let mut short = Vec::new();
     for slot in 0..SLOTS {
@@ -125,10 +125,10 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Reads one slot, in bounds.
+/// Reads one slot, at most one page and a byte.
 ///
 /// # Errors
-/// It cannot be read.
+/// The slot cannot be read.
 pub fn read(folder: &Path, slot: u8) -> io::Result<Vec<u8>> {
     files::read_bounded(&folder.join(file_name(slot)), PAGE)
 }

@@ -1,16 +1,15 @@
-//! What is prepared on this node, on disk.
+//! The checkpoint: the prepared claims of this node, on disk.
 //!
 //! ```text
 //! {"version":1,"crc32":"1a2b3c4d","payload":{"claims":{"<uid>":{...}}}}
 //! ```
 //!
-//! The checksum is over the payload's bytes as they stand, so that a release that adds a field
-//! still reads what an older one wrote. A field added within a version must have a default.
+//! The checksum covers the payload's bytes as written, so that a release that adds a field still reads what
+//! an older one wrote. A field added within a version must have a default.
 //!
-//! Failure modes: a crash while writing leaves the old file (atomic replacement); a file that is
-//! cut, edited or of another version is reported as damage with its reason, and the caller decides
-//! (it moves it aside and rebuilds, see `node::recover`). The same format holds one claim in its
-//! claim directory, as the second copy from which that rebuilding reads.
+//! Failure modes: a crash while writing leaves the old file (atomic replacement). A file that is truncated,
+//! edited or of another version is reported as damage with its reason; `node::recover` moves it aside and
+//! rebuilds it. Each claim directory has a copy of its entry in the same format, from which it is rebuilt.
 
 use crate::files;
 use crate::inventory::Gpu;
@@ -28,12 +27,12 @@ const VERSION: u32 = 1;
 /// A thousand claims take less than a megabyte.
 const MAX_SIZE: usize = 64 << 20;
 
-/// Every prepared claim, by UID.
+/// All prepared claims, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub claims: BTreeMap<String, Entry>,
-    /// By UUID, the GPUs of which claims hold shares, as they were published: one that is lost stays
-    /// published over a restart.
+    /// The GPUs on which claims hold shares, by UUID and as they were published. A GPU that is lost stays
+    /// published after a restart.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<String, Gpu>,
 }
@@ -50,35 +49,35 @@ pub struct Entry {
     pub shares: Vec<Held>,
 }
 
-/// A share and what it holds on the node.
+/// A share with its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     #[serde(flatten)]
     pub share: Share,
-    /// Its file in the GPU's arbitration directory; a monitor has none.
+    /// Its file in the GPU's arbitration directory; `None` for a monitor.
     pub slot: Option<u8>,
 }
 
-/// Why bytes are no checkpoint.
+/// Why a file is not a valid checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     #[error("is not what this plugin writes: {0}")]
     Format(String),
     #[error("has version {0}, and this release reads version {VERSION}")]
     Version(u32),
-    #[error("has checksum {found} and says {said}: it was cut or edited")]
+    #[error("has checksum {found} instead of {said}: it was truncated or edited")]
     Checksum { said: String, found: String },
     #[error("cannot be read: {0}")]
     Unreadable(String),
-    /// Each start leaves one, so that nobody has to guess what its absence means.
+    /// Every start leaves a file, so a missing one is damage too.
     #[error("is gone")]
     Gone,
 }
 
-/// Tells one state of the file from the next: inode, time of change, size.
+/// Identifies a state of the file: inode, time of change, size.
 pub type Stamp = (u64, i64, i64, u64);
 
-/// The file.
+/// The checkpoint's file.
 #[derive(Clone, Debug)]
 pub struct Store {
     path: PathBuf,
@@ -100,10 +99,9 @@ struct Sealed<'a> {
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// The file's bytes.
+    /// Renders the file's content.
     ///
-    /// # Errors
-    /// Never for the types above; serde_json's signature has one.
+    /// # Errors Never for these types; serde_json's signature has one.
     pub fn render(&self) -> serde_json::Result<Vec<u8>> {
         let payload = serde_json::value::to_raw_value(self)?;
         let mut bytes = serde_json::to_vec(&Sealed {
@@ -116,7 +114,7 @@ impl Checkpoint {
     }
 
     /// # Errors
-    /// Anything that [`Checkpoint::render`] did not write.
+    /// The content was not written by [`Checkpoint::render`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Damage> {
         let format = |error: serde_json::Error| Damage::Format(error.to_string());
         let Version { version } = serde_json::from_slice(bytes).map_err(format)?;
@@ -143,7 +141,7 @@ impl Checkpoint {
         }
     }
 
-    /// Every share on a GPU and whose it is.
+    /// Every share on a GPU, with its claim.
     pub fn on_gpu<'a>(&'a self, gpu: &'a str) -> impl Iterator<Item = (&'a Entry, &'a Held)> {
         let all = self.claims.values();
         all.flat_map(|entry| entry.shares.iter().map(move |held| (entry, held)))
@@ -164,10 +162,10 @@ impl Store {
         &self.path
     }
 
-    /// What was saved last; `None` before the first save.
+    /// Reads the checkpoint; `None` before the first save.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The damage of the file.
     pub fn load(&self) -> Result<Option<Checkpoint>, Damage> {
         match files::read_bounded(&self.path, MAX_SIZE) {
             Ok(bytes) if bytes.len() > MAX_SIZE => Err(Damage::Format(format!("more than {MAX_SIZE} bytes"))),
@@ -178,12 +176,12 @@ impl Store {
     }
 
     /// # Errors
-    /// The first step that fails; the old file is then still there.
+    /// The first step that failed; the old file is then still in place.
     pub fn save(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         files::replace(&self.path, &checkpoint.render()?, 0o600)
     }
 
-    /// Moves a damaged file out of the way, for a person to look at, and says where it is.
+    /// Renames a damaged file, so that it can be inspected, and returns its new path.
     ///
     /// # Errors
     /// It cannot be renamed.
@@ -196,7 +194,7 @@ impl Store {
         Ok(aside)
     }
 
-    /// Which state of the file is on disk.
+    /// Returns the state of the file on disk; `None` if it does not exist.
     #[must_use]
     pub fn stamp(&self) -> Option<Stamp> {
         let found = std::fs::metadata(&self.path).ok()?;

@@ -1,13 +1,13 @@
-//! An allocated claim into shares. Pure: values in, values out.
+//! Converts an allocated claim into shares, and validates it. Pure.
 //!
 //! ```text
 //!  status.allocation.devices.results[] of our driver ──► device, memory, cores ─┐
-//!  spec.devices.requests[].capacity (units that Kubernetes let through) ─ check ├─► Share
+//! spec.devices.requests[].capacity (Kubernetes accepts any unit) ────── check ├─► Share
 //!  status.allocation.devices.config[] of our driver ── merge, class first ──────┘
 //! ```
 //!
-//! Nothing here is trusted because the API server stored it: it accepts a device that does not
-//! exist, 999Gi of 80Gi and negative amounts. What belongs to other drivers is not looked at.
+//! Everything is checked although the API server stored it: it accepts a device that does not exist, 999Gi of
+//! 80Gi, and negative amounts. Results and configs of other drivers are skipped.
 
 use crate::inventory::{Device, Gpu, Inventory};
 use crate::share::{Role, Share};
@@ -28,7 +28,7 @@ const CONFIGS: &str = "status.allocation.devices.config";
 /// Why a claim is refused; `at` is the path of the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("status.allocation is empty: the claim is not allocated (any more); kubelet asks again once it is")]
+    #[error("status.allocation is empty: the claim is not allocated (any more); kubelet retries")]
     NotAllocated,
     #[error("{RESULTS} has no result of driver {DRIVER_NAME}: this plugin has nothing to prepare")]
     NoResult,
@@ -40,9 +40,11 @@ pub enum Error {
         "{at}: monitor device {device} without adminAccess; ask for it with adminAccess: true (class vgpu-monitor)"
     )]
     MonitorWithoutAdmin { at: String, device: String },
-    #[error("{at}: adminAccess to {device} takes a part of it; ask for its monitor device (class vgpu-monitor)")]
+    #[error(
+        "{at}: adminAccess to {device} would allocate a part of it; request its monitor device (class vgpu-monitor)"
+    )]
     AdminOnGpu { at: String, device: String },
-    #[error("{at}: the claim asks for a monitor device and for a share; make two claims and two containers of it")]
+    #[error("{at}: the claim requests a monitor device and a share; use two claims and two containers")]
     Mixed { at: String },
     #[error(
         "{at}: no shareID or consumedCapacity[{key}]; the cluster dropped consumable capacity: \
@@ -76,11 +78,11 @@ pub enum Error {
     Config(#[from] ConfigError),
 }
 
-/// The shares of `claim` on the node that publishes `inventory` as `pool`, in the order of its
-/// results.
+/// Returns the shares of `claim` on the node that publishes `inventory` as `pool`, in the order of the
+/// claim's results.
 ///
 /// # Errors
-/// The first field that cannot be honoured.
+/// The first field that is not valid.
 pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Result<Vec<Share>, Error> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let devices = allocation.ok_or(Error::NotAllocated)?.devices.as_ref();
@@ -120,8 +122,8 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
         if shares.first().is_some_and(|first| first.role != share.role) {
             return Err(Error::Mixed { at });
         }
-        // A share's name is its directory and its limits. Monitors have neither: two requests may look
-        // at one GPU.
+        // A share's name is that of its directory and limits file. Monitors have neither, so two requests may
+        // monitor one GPU.
         if share.role == Role::Share && shares.iter().any(|other| other.name == share.name) {
             return Err(Error::Repeated { at, name: share.name });
         }
@@ -134,14 +136,14 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
     }
 }
 
-/// What a request of the claim's spec asks for, after a choice among alternatives.
+/// A request of the claim's spec, or the alternative of it that was allocated.
 struct Ask<'a> {
     at: String,
     class: &'a str,
     capacity: Option<&'a CapacityRequirements>,
 }
 
-/// The ask behind a result, by the result's `request` or `request/subrequest`.
+/// Finds the request of a result by the result's `request` field: `request` or `request/subrequest`.
 fn ask<'a>(claim: &'a ResourceClaim, name: &str) -> Option<Ask<'a>> {
     let (base, sub) = name
         .split_once('/')
@@ -167,7 +169,7 @@ fn ask<'a>(claim: &'a ResourceClaim, name: &str) -> Option<Ask<'a>> {
     })
 }
 
-/// Units slip through Kubernetes unseen where the admission policy is absent.
+/// Checks units: without the admission policy, Kubernetes accepts any.
 fn check_request(ask: &Ask<'_>) -> Result<(), Error> {
     let wanted = ask.capacity.and_then(|wanted| wanted.requests.as_ref());
     let pairs = wanted
@@ -178,7 +180,7 @@ fn check_request(ask: &Ask<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the configs of our driver say for a result of a request of `class`.
+/// Merges the configs of our driver that apply to a result of a request of `class`.
 fn effective(
     configs: &[DeviceAllocationConfiguration],
     request: &str,
@@ -194,7 +196,7 @@ fn effective(
         }
         let at = format!("{CONFIGS}[{index}].opaque.parameters");
         if entry.source == "FromClass" {
-            // The claim has a copy; what is to be corrected is the class.
+            // The claim has a copy of the class's config; the class is what the user has to correct.
             let at = format!(
                 "DeviceClass {} (FromClass), {at}",
                 class_name.unwrap_or("of the request")
@@ -290,7 +292,7 @@ fn monitor(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error> {
     })
 }
 
-/// A consumed capacity as a number: the scheduler writes it in the format of the policy's step.
+/// Parses a consumed capacity. The scheduler writes it in the format of the policy's step.
 fn amount(
     at: &str,
     consumed: &BTreeMap<String, Quantity>,

@@ -230,7 +230,7 @@ fn wrong_units_in_the_request_are_refused_by_their_field() {
 }
 
 proptest::proptest! {
-    /// Whatever a scheduler writes, a share never holds more than its GPU.
+    /// Whatever a scheduler writes, no share exceeds its GPU.
     #[test]
     fn no_share_exceeds_its_gpu(memory in "[-+]?[0-9]{1,14}(Ki|Mi|Gi|Ti|k|M|G|m|)", cores in "[-]?[0-9]{1,4}") {
         let mut result = result("gpu-3f8a1c20", "s1");

@@ -1,25 +1,27 @@
-//! Claim directories: what the node tells the library, and where the library keeps its ledger.
+//! Claim directories: the limits files that the library reads, and the ledgers that it writes.
 //!
 //! ```text
-//! <claims>/                       0700: other users of the node do not reach the ledgers
-//! <claims>/<uid>/entry.json       this claim's part of the checkpoint, for root alone
-//! <claims>/<uid>/<share>/         a tmpfs of its own size, mounted read-only into containers
+//! <claims>/                       0700, so that other users of the node cannot open the ledgers
+//! <claims>/<uid>/entry.json       this claim's entry of the checkpoint, readable by root only
+//! <claims>/<uid>/<share>/         a tmpfs of limited size, mounted read-only into containers
 //!                        limits   0444
-//!                        ledger   0666, mounted writable over itself
-//! <claims>/<uid>/no-glibc         put there by the hook, once until it is taken
-//!                 no-glibc.taken  while it is being told
-//!                 no-glibc.told   UIDs of the pods that were told, a line each
+//!                        ledger   0666, mounted writable over the read-only folder
+//! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it
+//!                 no-glibc.taken  while the plugin creates events on the pods
+//!                 no-glibc.told   UIDs of the pods that have the event, one per line
 //! ```
 //!
-//! Failure modes: a crash between two steps leaves a part, and the next call makes what is missing
-//! (a ledger appears under its name only when it is whole, and is never written again, for it may
-//! be in use). A tenant writes anything into its ledger, or cuts it: the tmpfs bounds its size, and
-//! it is read in bounds and never mapped. Gone after a reboot: made anew by the next Prepare.
+//! Failure modes:
+//! - A crash between two steps leaves the directory incomplete, and the next call creates what is missing. A
+//!   ledger is renamed to its name once it is complete and is never rewritten, because it may be in use.
+//! - A tenant may write anything into its ledger, or truncate it. The tmpfs limits its size; the plugin reads
+//!   it with a size limit and never maps it.
+//! - After a reboot the directories are gone, and the next Prepare creates them again.
 
 use crate::checkpoint::{Checkpoint, Damage, Entry};
+use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
 use crate::share::{Role, Share};
-use crate::steps::{Steps, Stopped};
 use crate::tmpfs::{self, Size};
 use std::collections::BTreeSet;
 use std::io;
@@ -29,14 +31,14 @@ use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
 const ENTRY: &str = "entry.json";
-/// Written by `vgpu-cdi-hook` where the image has no glibc.
+/// The report that `vgpu-cdi-hook` writes if the image has no glibc.
 pub const NO_GLIBC: &str = "no-glibc";
 const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
-const NO_GLIBC_TOLD: &str = "no-glibc.told";
+const NO_GLIBC_WARNED: &str = "no-glibc.told";
 const MAX_ENTRY: usize = 1 << 20;
 /// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
-const MAX_TOLD: usize = 64 << 10;
-/// Ledger and limits, and one of them a second time while it is replaced.
+const MAX_WARNED: usize = 64 << 10;
+/// Room for the ledger, the limits file, and a temporary copy of one of them while it is replaced.
 fn share_size(limits: &Limits) -> Size {
     Size {
         bytes: ledger::size(limits) as u64 + 8192,
@@ -44,15 +46,15 @@ fn share_size(limits: &Limits) -> Size {
     }
 }
 
-/// The folder of all claim directories.
+/// The folder with all claim directories.
 #[derive(Clone, Debug)]
 pub struct ClaimDirs {
     root: PathBuf,
-    /// Whether shares get a tmpfs of their own.
+    /// If each share gets its own tmpfs.
     tmpfs: bool,
 }
 
-/// Why a claim directory cannot be made or removed.
+/// Why a claim directory cannot be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {action} {}: {source}", path.display())]
@@ -63,7 +65,7 @@ pub enum Error {
     },
     #[error(
         "cannot mount a tmpfs at {}: {source}; run the plugin as root with CAP_SYS_ADMIN, \
-         for a ledger on a shared file system could fill it",
+         because a ledger on a shared file system could fill it",
         path.display()
     )]
     Mount { path: PathBuf, source: io::Error },
@@ -71,12 +73,12 @@ pub enum Error {
     Stopped(#[from] Stopped),
 }
 
-/// Why a ledger says nothing.
+/// Why a ledger cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// Its tenant damaged it, or it belongs to another release.
+    /// Its tenant damaged it, or it has the format of another release.
     #[error(transparent)]
     Damage(#[from] ledger::Damage),
 }
@@ -99,80 +101,97 @@ impl ClaimDirs {
         self.root.join(uid).join(share)
     }
 
-    /// Makes the folder of all, for root alone.
+    /// Creates the folder of all claim directories, accessible to root only.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub fn ensure_root(&self) -> Result<(), Error> {
         files::private_folder(&self.root).map_err(failed("create", &self.root))
     }
 
-    /// Makes what is missing of a claim's directory.
+    /// Creates what is missing of a claim's directory.
     ///
     /// # Errors
     /// The first step that fails.
-    pub fn ensure(&self, uid: &str, entry: &Entry, context_reserve: u64, steps: &mut dyn Steps) -> Result<(), Error> {
+    pub fn ensure(
+        &self,
+        uid: &str,
+        entry: &Entry,
+        context_reserve: u64,
+        crash_points: &mut dyn CrashPoints,
+    ) -> Result<(), Error> {
         self.ensure_root()?;
         let folder = self.of(uid);
         create(&folder)?;
-        steps.reached("claim directory")?;
+        crash_points.reached("claim directory")?;
         let path = folder.join(ENTRY);
         let rendered = Checkpoint::of(uid, entry).render().map_err(io::Error::from);
         let rendered = rendered.map_err(failed("render", &path))?;
         if files::read_bounded(&path, MAX_ENTRY).ok().as_deref() != Some(rendered.as_slice()) {
             files::replace(&path, &rendered, 0o600).map_err(failed("write", &path))?;
-            steps.reached("claim entry")?;
+            crash_points.reached("claim entry")?;
         }
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
-                self.ensure_share(uid, &held.share, &held.share.limits(order, context_reserve), steps)?;
+                self.ensure_share(
+                    uid,
+                    &held.share,
+                    &held.share.limits(order, context_reserve),
+                    crash_points,
+                )?;
             }
         }
         Ok(())
     }
 
-    fn ensure_share(&self, uid: &str, share: &Share, limits: &Limits, steps: &mut dyn Steps) -> Result<(), Error> {
+    fn ensure_share(
+        &self,
+        uid: &str,
+        share: &Share,
+        limits: &Limits,
+        crash_points: &mut dyn CrashPoints,
+    ) -> Result<(), Error> {
         let folder = self.share(uid, &share.name);
         create(&folder)?;
-        steps.reached("share directory")?;
+        crash_points.reached("share directory")?;
         if self.tmpfs {
             tmpfs::ensure(&folder, share_size(limits)).map_err(|source| Error::Mount {
                 path: folder.clone(),
                 source,
             })?;
-            steps.reached("share tmpfs")?;
+            crash_points.reached("share tmpfs")?;
         }
         let path = folder.join(LEDGER);
         if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
             files::replace(&path, &ledger::image(limits), 0o666).map_err(failed("write", &path))?;
-            steps.reached("ledger")?;
+            crash_points.reached("ledger")?;
         }
         let path = folder.join(LIMITS);
         if !matches!(read_limits(&path), Some(found) if Share::from_limits(&found).same_result(share)) {
             files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
-            steps.reached("limits")?;
+            crash_points.reached("limits")?;
         }
         Ok(())
     }
 
-    /// Removes a claim's directory; there need not be one.
+    /// Removes a claim's directory, if it exists.
     ///
     /// # Errors
-    /// A mount or a file that stays.
-    pub fn remove(&self, uid: &str, steps: &mut dyn Steps) -> Result<(), Error> {
+    /// A mount or a file cannot be removed.
+    pub fn remove(&self, uid: &str, crash_points: &mut dyn CrashPoints) -> Result<(), Error> {
         let folder = self.of(uid);
         for share in folders(&folder).map_err(failed("list", &folder))? {
             let path = folder.join(share);
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
-            steps.reached("share unmounted")?;
+            crash_points.reached("share unmounted")?;
         }
         match std::fs::remove_dir_all(&folder) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed("remove", &folder)(source)),
-            _ => Ok(steps.reached("claim directory removed")?),
+            _ => Ok(crash_points.reached("claim directory removed")?),
         }
     }
 
-    /// The UIDs that have a directory.
+    /// The UIDs of all claim directories.
     ///
     /// # Errors
     /// The folder cannot be listed.
@@ -180,10 +199,10 @@ impl ClaimDirs {
         folders(&self.root).map_err(failed("list", &self.root))
     }
 
-    /// A claim's own copy of its checkpoint entry.
+    /// Reads a claim's own copy of its checkpoint entry.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The copy is missing or damaged.
     pub fn read_entry(&self, uid: &str) -> Result<Entry, Damage> {
         let bytes = files::read_bounded(&self.of(uid).join(ENTRY), MAX_ENTRY);
         let bytes = bytes.map_err(|error| Damage::Unreadable(error.to_string()))?;
@@ -192,15 +211,15 @@ impl ClaimDirs {
         entry.ok_or_else(|| Damage::Format(format!("no claim {uid} in it")))
     }
 
-    /// What is wrong with a claim's entry, if it has one.
+    /// Returns the damage of a claim's copy of its entry; `None` if it is valid or does not exist.
     #[must_use]
     pub fn damaged_entry(&self, uid: &str) -> Option<Damage> {
         let there = self.of(uid).join(ENTRY).symlink_metadata().is_ok();
         self.read_entry(uid).err().filter(|_| there)
     }
 
-    /// The shares of a claim by their limits files alone, and the names of those whose file is missing
-    /// or says nothing.
+    /// Reads the shares of a claim from their limits files alone. Also returns the names of the shares whose
+    /// file is missing or not valid.
     #[must_use]
     pub fn read_shares(&self, uid: &str) -> (Vec<Share>, Vec<String>) {
         let folder = self.of(uid);
@@ -215,39 +234,39 @@ impl ClaimDirs {
         (found.iter().map(Share::from_limits).collect(), missing)
     }
 
-    /// What the processes of a share hold.
+    /// Reads from the ledger how much memory and how many processes a share has.
     ///
     /// # Errors
-    /// The ledger cannot be read, or is none (any more).
+    /// The ledger cannot be read, or is damaged.
     pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
         let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
         Ok(ledger::read(&bytes)?)
     }
 
-    /// Whether the hook reported an image without glibc that is not told yet. The report is taken,
-    /// so that the next such container, of a later pod perhaps, is reported again.
+    /// Takes the hook's report of an image without glibc. Returns true if there is a report that is not yet
+    /// on all pods of the claim. The hook can then report again, for example for a later pod.
     pub fn take_no_glibc(&self, uid: &str) -> bool {
         let (folder, taken) = (self.of(uid), self.of(uid).join(NO_GLIBC_TAKEN));
         std::fs::rename(folder.join(NO_GLIBC), &taken).is_ok() || taken.exists()
     }
 
-    /// UIDs of the pods that were told, by this instance or a former one.
+    /// UIDs of the pods that have the event already, from this or a former instance.
     #[must_use]
-    pub fn told(&self, uid: &str) -> BTreeSet<String> {
-        let bytes = files::read_bounded(&self.of(uid).join(NO_GLIBC_TOLD), MAX_TOLD).unwrap_or_default();
+    pub fn warned_pods(&self, uid: &str) -> BTreeSet<String> {
+        let bytes = files::read_bounded(&self.of(uid).join(NO_GLIBC_WARNED), MAX_WARNED).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Remembers, over a restart too, that these pods were told. `all`: and ends what
-    /// [`take_no_glibc`](Self::take_no_glibc) began.
+    /// Records on disk that these pods have the event. With `all`, also removes the report that
+    /// [`take_no_glibc`](Self::take_no_glibc) took.
     ///
     /// # Errors
-    /// A file that cannot be written or removed.
-    pub fn mark_told(&self, uid: &str, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
+    /// A file cannot be written or removed.
+    pub fn record_warned(&self, uid: &str, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
         let folder = self.of(uid);
         let lines: String = pods.iter().flat_map(|pod| [pod, "\n"]).collect();
-        files::replace(&folder.join(NO_GLIBC_TOLD), lines.as_bytes(), 0o600)?;
+        files::replace(&folder.join(NO_GLIBC_WARNED), lines.as_bytes(), 0o600)?;
         if all {
             std::fs::remove_file(folder.join(NO_GLIBC_TAKEN))?;
         }
@@ -268,7 +287,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error 
     move |source| Error::Io { action, path, source }
 }
 
-/// Names of the folders in `path`; a missing one has none.
+/// Names of the folders in `path`; none if `path` does not exist.
 fn folders(path: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -289,8 +308,8 @@ fn folders(path: &Path) -> io::Result<Vec<String>> {
 mod tests {
     use super::*;
     use crate::checkpoint::Held;
+    use crate::crash_points::NeverStop;
     use crate::share::tests::share;
-    use crate::steps::Always;
     use std::os::unix::fs::PermissionsExt as _;
 
     fn entry() -> Entry {
@@ -311,7 +330,7 @@ mod tests {
     }
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
-        dirs.ensure("u", &entry(), 7, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 7, &mut NeverStop).expect("made");
         let folder = dirs.share("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
         assert_eq!((limits.order, limits.context_reserve), (1, 7));
@@ -324,15 +343,15 @@ mod tests {
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");
-        dirs.ensure("u", &entry(), 9, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 9, &mut NeverStop).expect("made");
         assert_eq!(
             std::fs::read(folder.join(LEDGER)).expect("read"),
             b"in use",
             "a ledger is never made anew"
         );
         assert_eq!(dirs.read_shares("u").0.len(), 2);
-        dirs.remove("u", &mut Always).expect("removed");
-        dirs.remove("u", &mut Always).expect("removed again");
+        dirs.remove("u", &mut NeverStop).expect("removed");
+        dirs.remove("u", &mut NeverStop).expect("removed again");
         assert!(dirs.uids().expect("listed").is_empty());
     }
 
@@ -350,18 +369,18 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), true);
         make_use_and_remove(&dirs);
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         assert!(tmpfs::is_mounted(&dirs.share("u", "s1")).expect("looked at"));
         let grown = std::fs::write(dirs.share("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
-        dirs.remove("u", &mut Always).expect("removed");
+        dirs.remove("u", &mut NeverStop).expect("removed");
     }
 
     #[test]
     fn hostile_ledgers_say_nothing_and_take_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         let path = dirs.share("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
@@ -377,11 +396,11 @@ mod tests {
     fn a_damaged_limits_file_is_written_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         let path = dirs.share("u", "s1").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         assert!(read_limits(&path).is_some());
     }
 
@@ -389,13 +408,13 @@ mod tests {
     fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         let path = dirs.share("u", "s2").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         let (shares, missing) = dirs.read_shares("u");
         assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
         std::fs::create_dir(&path).expect("in the way");
-        let error = dirs.ensure("u", &entry(), 0, &mut Always).expect_err("not made");
+        let error = dirs.ensure("u", &entry(), 0, &mut NeverStop).expect_err("not made");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
 
@@ -403,19 +422,19 @@ mod tests {
     fn a_report_of_an_image_without_glibc_is_taken_once_told_and_comes_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut Always).expect("made");
+        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
         for _ in 0..2 {
             assert!(!dirs.take_no_glibc("u"));
             std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
             assert!(dirs.take_no_glibc("u"));
-            assert!(dirs.take_no_glibc("u"), "not told yet");
-            dirs.mark_told("u", &pods, false).expect("marked");
-            assert!(dirs.take_no_glibc("u"), "not all are told yet");
-            dirs.mark_told("u", &pods, true).expect("marked");
-            assert_eq!(dirs.told("u"), pods);
+            assert!(dirs.take_no_glibc("u"), "no event yet");
+            dirs.record_warned("u", &pods, false).expect("marked");
+            assert!(dirs.take_no_glibc("u"), "not all have the event");
+            dirs.record_warned("u", &pods, true).expect("marked");
+            assert_eq!(dirs.warned_pods("u"), pods);
         }
-        dirs.remove("u", &mut Always).expect("removed");
+        dirs.remove("u", &mut NeverStop).expect("removed");
         assert!(!dirs.take_no_glibc("u"));
     }
 }

@@ -1,7 +1,7 @@
-//! Raw flags, then a validated configuration. The only file that reads the environment.
+//! Raw flags and the validated configuration. The only file that reads the environment.
 //!
-//! Every path of docs/architecture.md hangs off a flag whose default is that path, so that a test
-//! runs the whole plugin in a folder of its own.
+//! Every path of docs/architecture.md is derived from a flag whose default gives that path, so that a test
+//! can run the whole plugin in its own folder.
 
 use crate::publish::allocator::Allocator;
 use clap::Parser;
@@ -13,51 +13,52 @@ use vgpu_api::DRIVER_NAME;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "vgpu-kubelet-plugin", version)]
 pub struct Flags {
-    /// Name of the Node object of this machine.
+    /// Name of this machine's Node object
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Folder in which NVIDIA's driver lies, as this process sees it.
+    /// Folder of NVIDIA's driver, as a path in this process
     #[arg(long, default_value = "/")]
     pub driver_root: PathBuf,
-    /// The same folder as the node's container runtime sees it [default: that of --driver-root].
+    /// The same folder, as a path for the node's container runtime [default: --driver-root]
     #[arg(long)]
     pub driver_root_host: Option<PathBuf>,
-    /// State folder of a software GPU on the node; given, the driver root holds a software GPU.
+    /// State folder of a software GPU on the node; if set, the driver root must have the software GPU's
+    /// libraries
     #[arg(long)]
     pub soft_gpu_state: Option<PathBuf>,
-    /// Folder with this release's libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook.
+    /// Folder with this release's libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook
     #[arg(long, default_value = "/opt/vgpu")]
     pub library_dir: PathBuf,
-    /// How many claims can share one GPU.
+    /// Largest number of claims that share one GPU
     #[arg(long, default_value_t = 64)]
     pub shares: u32,
-    /// The kubelet's folder.
+    /// Kubelet's root folder
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
-    /// Folder of dynamic CDI files.
+    /// Folder of CDI spec files
     #[arg(long, default_value = "/var/run/cdi")]
     pub cdi_dir: PathBuf,
-    /// Folder of claim and arbitration directories.
+    /// Folder of claim directories and arbitration directories
     #[arg(long, default_value = "/run/vgpu")]
     pub run_dir: PathBuf,
-    /// Folder in which releases of the library are installed.
+    /// Folder in which releases of the library are installed
     #[arg(long, default_value = vgpu_abi::paths::NODE_LIBRARY_DIR)]
     pub library_store: PathBuf,
-    /// Where /healthz, /readyz and /metrics are served.
+    /// Address of /healthz, /readyz and /metrics
     #[arg(long, default_value = "0.0.0.0:9440")]
     pub http_address: String,
-    /// Memory charged for a CUDA context before its real cost is known, as a quantity.
+    /// Memory charged for a CUDA context before its real size is measured, as a quantity
     #[arg(long, default_value = "0")]
     pub context_reserve: String,
-    /// Who allocates this node's GPUs: kube-scheduler, or vgpu-controller.
+    /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
-    /// Give each share a tmpfs of its own; only tests without root switch it off.
+    /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
 }
 
-/// Flags that were found to make sense together.
+/// The validated flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub node_name: String,
@@ -80,7 +81,7 @@ pub struct Config {
     pub ledger_tmpfs: bool,
 }
 
-/// What is wrong with a flag; one line.
+/// Why a flag is refused, in one line.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("--node-name {0:?} is not a node's name; pass spec.nodeName of this pod (NODE_NAME)")]
@@ -103,7 +104,7 @@ pub enum Error {
 
 impl Flags {
     /// # Errors
-    /// The first flag that makes no sense.
+    /// The first flag that is not valid.
     pub fn validate(self) -> Result<Config, Error> {
         let soft_gpu_seen = std::env::var_os("SOFT_GPU_STATE").is_some_and(|value| !value.is_empty());
         self.validate_with(soft_gpu_seen)
@@ -140,9 +141,9 @@ impl Flags {
         let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
-        // kubelet sends this path, percent-encoded, as the :authority of its calls, and a host name with
-        // `%2F` in it is refused by our server (h2). What stands before an `@` is user information, where
-        // the encoding is allowed, and kubelet leaves `@` as it is.
+        // kubelet sends this path, percent-encoded, as the :authority of its calls, and our server (h2)
+        // refuses a host name with `%2F`. The part before an `@` is user information, in which the encoding
+        // is allowed, and kubelet does not encode `@`.
         let registration_socket = self
             .kubelet_root
             .join(format!("plugins_registry/registration@{DRIVER_NAME}.sock"));

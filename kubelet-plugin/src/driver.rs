@@ -1,9 +1,9 @@
-//! What a driver root holds: NVIDIA's driver on the node, or the software GPU.
+//! Finds the driver's libraries and device nodes under the driver root: NVIDIA's driver or the software GPU.
 //!
-//! The root is seen twice: by this process (`--driver-root`) and by the container runtime
-//! (`--driver-root-host`). Symbolic links are followed inside the root, for an absolute link of a
-//! mounted root would lead into this process's own file system, and a bind mount of a link would
-//! be followed on the node. Files are looked up at every Prepare: a driver upgrade changes them.
+//! The root has two paths: `--driver-root` in this process, `--driver-root-host` for the container runtime.
+//! Symbolic links are resolved inside the root: an absolute link of a mounted root would lead into this
+//! process's own file system, and the runtime would resolve a link in a bind mount's source on the node.
+//! Every Prepare reads the files again, because a driver upgrade changes them.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -11,8 +11,8 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 
-/// Where distributions and driver containers put libraries, likeliest first. The root itself comes
-/// last: a software GPU may lie flat in its folder.
+/// Where distributions and driver containers put libraries, likeliest first. The root itself is last: a
+/// software GPU may have all files in one folder.
 const LIBRARY_FOLDERS: [&str; 9] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -32,27 +32,27 @@ const OPENED_BY_LIBCUDA: [&str; 3] = [
 ];
 const PROGRAM_FOLDERS: [&str; 3] = ["usr/bin", "bin", "opt/bin"];
 const NVIDIA_SMI: &str = "nvidia-smi";
-/// Of the nodes that all GPUs share; the last may be absent.
+/// Device nodes that all GPUs share, and if a GPU works only with them.
 const COMMON_NODES: [(&str, bool); 3] = [
     ("/dev/nvidiactl", true),
     ("/dev/nvidia-uvm", true),
     ("/dev/nvidia-uvm-tools", false),
 ];
-/// As the kernel does.
+/// The kernel's limit.
 const MAX_LINKS: usize = 40;
 
-/// Where the driver lies, and which kind it is.
+/// The folder of a driver, and the kind of driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// As this process sees it.
+    /// Its path in this process.
     pub here: PathBuf,
-    /// As the container runtime sees it.
+    /// Its path for the container runtime.
     pub host: PathBuf,
     /// The state folder of a software GPU, on the node.
     pub soft_gpu_state: Option<PathBuf>,
 }
 
-/// The files of a driver, as the container runtime finds them.
+/// The files of a driver, with their paths for the container runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Driver {
     pub libcuda: PathBuf,
@@ -60,12 +60,12 @@ pub struct Driver {
     /// Name in the container and file on the node.
     pub companions: Vec<(String, PathBuf)>,
     pub nvidia_smi: Option<PathBuf>,
-    /// Nodes that every GPU needs; none for a software GPU.
+    /// Device nodes that every GPU needs; none for a software GPU.
     pub common_nodes: Vec<String>,
     pub soft_gpu_state: Option<PathBuf>,
 }
 
-/// Why a driver cannot be given to a container.
+/// Why a driver cannot be mounted into a container.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("{name} is not under --driver-root {}: install NVIDIA's driver completely", root.display())]
@@ -78,7 +78,7 @@ pub enum Error {
 
 impl Root {
     /// # Errors
-    /// A library or device node without which no container can use the GPU.
+    /// A library or device node is missing without which no container can use the GPU.
     pub fn read(&self) -> Result<Driver, Error> {
         let library = |name| {
             let found = find(&self.here, name).and_then(|path| self.on_host(&path));
@@ -112,7 +112,7 @@ impl Root {
     /// The device node of the GPU with this minor number; none for a software GPU.
     ///
     /// # Errors
-    /// A node that is missing: a container would start without its GPU.
+    /// The node is missing: a container would start without its GPU.
     pub fn gpu_node(&self, minor: Option<u32>) -> Result<Option<String>, Error> {
         if self.soft_gpu_state.is_some() {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Root {
         }
     }
 
-    /// A driver container's root has no /dev of its own; then this process's counts.
+    /// Also looks at this process's /dev, because the root of a driver container has none of its own.
     fn has_node(&self, node: &str) -> bool {
         let inside = self.here.join(node.trim_start_matches('/'));
         inside.exists() || Path::new(node).exists()
@@ -136,7 +136,8 @@ impl Root {
         Some(self.host.join(path.strip_prefix(&self.here).ok()?))
     }
 
-    /// What lies beside libcuda under the names by which it is opened (`libx.so.1`, `libx.so.535.1`).
+    /// The libraries that libcuda opens, under the names by which it opens them (`libx.so.1`,
+    /// `libx.so.535.1`).
     fn companions(&self) -> Vec<(String, PathBuf)> {
         let mut found: Vec<(String, PathBuf)> = Vec::new();
         for folder in LIBRARY_FOLDERS {
@@ -160,7 +161,7 @@ impl Root {
     }
 }
 
-/// The library `name` under `root`, links followed.
+/// Finds the library `name` under `root` and resolves its links.
 #[must_use]
 pub fn find(root: &Path, name: &str) -> Option<PathBuf> {
     LIBRARY_FOLDERS
@@ -168,8 +169,7 @@ pub fn find(root: &Path, name: &str) -> Option<PathBuf> {
         .find_map(|folder| resolve(root, Path::new(folder).join(name)))
 }
 
-/// The regular file that `path` names inside `root`, as a path that starts with `root` and holds
-/// no link below it.
+/// Resolves `path` inside `root` to a regular file. The result starts with `root` and has no link below it.
 fn resolve(root: &Path, path: PathBuf) -> Option<PathBuf> {
     let mut resolved = PathBuf::new();
     let mut left: VecDeque<OsString> = names(&path);
@@ -201,7 +201,7 @@ fn resolve(root: &Path, path: PathBuf) -> Option<PathBuf> {
         .then_some(file)
 }
 
-/// The components of a path that lead somewhere.
+/// The components of a path, without `/` and `.`.
 fn names(path: &Path) -> VecDeque<OsString> {
     path.components()
         .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))

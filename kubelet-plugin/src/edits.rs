@@ -1,13 +1,13 @@
-//! A claim's shares into its CDI spec. Pure.
+//! Converts a claim's shares into its CDI spec. Pure.
 //!
 //! ```text
-//!  spec level (once a container): environment, library, preload and its hook, driver, common nodes
-//!  device `<uid>-<share>`:        the GPU's node, share directory, ledger, arbitration and its slot
+//! spec level (once per container): environment, library, preload and its hook, driver, common device nodes
+//! device `<uid>-<share>`:          the GPU's device node, share directory, ledger, arbitration folder and slot
 //! ```
 //!
-//! Runtimes apply the spec level before devices and sort mounts by depth, so that a file lies over
-//! the read-only folder that holds it. Two shares of one GPU name the same arbitration folder: the
-//! runtime keeps one. Hooks may run more than once and must not mind.
+//! Runtimes apply the spec level before devices and sort mounts by depth, so that a file is mounted over the
+//! read-only folder that contains it. Two shares of one GPU name the same arbitration folder, and the runtime
+//! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
 use crate::arbitration;
 use crate::claimdir::NO_GLIBC;
@@ -23,25 +23,25 @@ use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, 
 
 const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
 const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
-/// As NVIDIA's own udev rules and tools make the nodes.
+/// The mode that NVIDIA's udev rules and tools set.
 const NODE_MODE: u32 = 0o666;
 
-/// What edits are made from, besides the claim.
+/// The inputs of a spec besides the shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
     pub claim_dir: &'a Path,
     pub gpus_dir: &'a Path,
-    /// Folder of the release to which the claim is bound.
+    /// Folder of the library release to which the claim is bound.
     pub library: &'a Path,
     pub driver: &'a Driver,
 }
 
-/// A share and where it lies on the node.
+/// A share with its slot and device node.
 #[derive(Clone, Debug)]
 pub struct Placed<'a> {
     pub share: &'a Share,
     pub slot: Option<u8>,
-    /// `/dev/nvidiaN`; none for a software GPU.
+    /// `/dev/nvidiaN`; `None` for a software GPU.
     pub gpu_node: Option<String>,
 }
 
@@ -58,7 +58,7 @@ pub fn device_name(uid: &str, share: &str) -> String {
     format!("{uid}-{share}")
 }
 
-/// What kubelet hands to the container runtime for a share.
+/// The name by which kubelet passes a share to the container runtime.
 #[must_use]
 pub fn qualified_name(uid: &str, share: &str) -> String {
     format!("{}={}", kind(), device_name(uid, share))
@@ -71,7 +71,7 @@ pub fn spec(node: &Node<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
     spec.container_edits = common(node, shares);
     for placed in shares {
         let name = device_name(uid, &placed.share.name);
-        // Two requests may both look at one GPU: the same monitor, the same edits.
+        // Two requests may monitor one GPU: they have the same device.
         if spec.devices.iter().any(|device| device.name == name) {
             continue;
         }
@@ -99,7 +99,7 @@ fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.env.push(format!("SOFT_GPU_STATE={CONTAINER_SOFT_GPU}"));
         edits.mounts.push(mount(state, CONTAINER_SOFT_GPU, Access::Write));
     }
-    // By the claim: it has either shares or monitors.
+    // One check is enough, because a claim has either shares or monitors.
     let limited = shares.iter().any(|placed| placed.share.role == Role::Share);
     let folders: &[&str] = if limited {
         &[CONTAINER_DRIVER_DIR]
@@ -113,7 +113,7 @@ fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
                 .push(mount(file, &format!("{folder}/{name}"), Access::Execute));
         }
     }
-    // libcuda opens these by name alone, so the loader must find them in its default folders too.
+    // libcuda opens these by name alone, so they must be in the loader's default folders too.
     for (name, file) in &driver.companions {
         let both = CONTAINER_LIBRARY_DIRS
             .iter()
@@ -164,7 +164,7 @@ fn share(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
     }
 }
 
-/// An administrator's view: the driver as it is. A device must change something, so the device of a
+/// Edits of a monitor: the driver without the library. CDI refuses a device without edits, so that of a
 /// software GPU repeats a mount of the spec level.
 fn monitor(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let library = format!("{}/{LIBNVIDIA_ML}", CONTAINER_LIBRARY_DIRS[0]);
@@ -230,8 +230,8 @@ fn device_node(path: &str) -> DeviceNode {
     }
 }
 
-/// Paths come from flags, UUIDs and names of ours. One that is not UTF-8 is changed here and then
-/// missed by the runtime, which names it.
+/// Paths come from flags, UUIDs and our own names. One that is not UTF-8 is changed here, and the runtime
+/// then names it as missing.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

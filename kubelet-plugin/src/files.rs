@@ -1,4 +1,4 @@
-//! Files on the node: replaced in one step, read in bounds.
+//! Replaces files atomically, and reads them with a size limit.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Permissions};
@@ -6,13 +6,13 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Replaces `path` by `bytes` in one step: after a crash of the machine it is the old file or the
-/// new one. Which of them is not worth a wait for the folder: no container has survived either, and
-/// kubelet prepares again what it starts again. `.new` is appended to the temporary file's name, so
-/// that a later call replaces what a crash left.
+/// Replaces `path` by `bytes` atomically: after a crash of the machine it is the old file or the new one. The
+/// folder is not synced, because both are correct then: no container survives such a crash, and kubelet
+/// prepares again what it restarts. The temporary file is `path` with `.new` appended, so that a later call
+/// replaces one that a crash left.
 ///
 /// # Errors
-/// The first step that fails.
+/// The first step that failed.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -23,17 +23,17 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     }
     let mut file = File::options().write(true).create_new(true).open(temporary)?;
     file.write_all(bytes)?;
-    // Not by the open: the umask would have its say.
+    // Set here, because the mode of the open is subject to the umask.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.sync_all()?;
     std::fs::rename(temporary, path)
 }
 
-/// Makes a folder that root alone can enter, whoever made it before. What lies in it reaches
-/// containers by bind mounts, which do not walk through it.
+/// Creates a folder that only root can enter, and sets its mode if it exists. Containers get the files in it
+/// by bind mounts, which do not need access to it.
 ///
 /// # Errors
-/// It cannot be made, or belongs to somebody else.
+/// The folder cannot be created, or its mode cannot be set.
 pub fn private_folder(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)?;
     let private = Permissions::from_mode(0o700);
@@ -43,11 +43,10 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// At most `limit + 1` bytes of a file that a tenant may have had its hands on: no link is
-/// followed, nothing is waited for, and one byte too many shows that there are more.
+/// Reads at most `limit + 1` bytes of a file that a tenant can write. Does not follow a link and does not
+/// block. A result longer than `limit` means that the file is too large.
 ///
-/// # Errors
-/// It cannot be opened or read, or is no regular file.
+/// # Errors The file cannot be opened or read, or is not a regular file.
 pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

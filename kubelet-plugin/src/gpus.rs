@@ -1,10 +1,10 @@
-//! Looks at the GPUs now and then: the first look publishes them, later ones tell their health.
+//! Scans the GPUs periodically: the first scan publishes them, later ones update their health.
 //!
-//! A GPU that falls off stays published, for a pod may hold it, and one whose memory is read anew
-//! keeps its published size; one that appears is added. A restart of the plugin keeps this for the
-//! GPUs of which the checkpoint holds shares. While the driver is silent everything stays and is
-//! unhealthy. A node that never showed a driver has nothing to do, which is no failure:
-//! the DaemonSet runs on such nodes too.
+//! A GPU that falls off the bus stays published, because a pod may use it. One whose memory size changes
+//! keeps its published size; a new one is added. After a restart of the plugin this holds for the GPUs on
+//! which the checkpoint has shares. While the driver does not respond everything stays published and is
+//! unhealthy. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes
+//! too.
 
 use crate::config::Config;
 use crate::health::Report;
@@ -18,31 +18,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Of [`Readiness`].
+/// The part's name in [`Readiness`].
 pub const PART: &str = "gpus";
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const SCAN_EVERY: Duration = Duration::from_secs(10);
 
-/// Where looks are told.
-pub struct Tell {
+/// The receivers of a scan's result.
+pub struct ScanOutputs {
     pub node: SharedNode,
     pub wanted: watch::Sender<Wanted>,
     pub reports: watch::Sender<Report>,
     pub readiness: Readiness,
     pub metrics: Metrics,
-    /// Becomes true with the end of the first look.
-    pub looked: watch::Sender<bool>,
+    /// Becomes true when the first scan has ended.
+    pub scanned: watch::Sender<bool>,
 }
 
-/// Why a look showed no GPUs.
+/// Why a scan returned no GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Blind {
+enum ScanFailure {
     NoDriver(String),
     Silent(String),
 }
 
-// === impl Blind ===
+// === impl ScanFailure ===
 
-impl Blind {
+impl ScanFailure {
     fn reason(self) -> String {
         match self {
             Self::NoDriver(reason) | Self::Silent(reason) => reason,
@@ -50,42 +50,44 @@ impl Blind {
     }
 }
 
-/// What is known from one look to the next.
+/// State kept between scans.
 #[derive(Default)]
 struct Known {
-    /// What is published, or will be with the first look that shows GPUs.
+    /// The published GPUs, or those to publish with the first successful scan.
     gpus: Vec<Gpu>,
     published: bool,
     left_out: Vec<String>,
 }
 
-/// Looks for ever.
-pub async fn run<G: Gpus>(gpus: G, config: Config, tell: Tell) {
+/// Scans for ever.
+pub async fn run<G: Gpus>(gpus: G, config: Config, outputs: ScanOutputs) {
     let gpus = Arc::new(gpus);
     let mut known = Known {
-        gpus: tell.node.lock().held_gpus(),
+        gpus: outputs.node.lock().held_gpus(),
         ..Known::default()
     };
     loop {
-        let looking = gpus.clone();
-        // A driver may take seconds to answer, and kubelet is not to wait for that.
-        let seen = tokio::task::spawn_blocking(move || looking.list()).await;
+        let scanner = gpus.clone();
+        // A driver may take seconds to answer, and kubelet's calls must not wait for that.
+        let seen = tokio::task::spawn_blocking(move || scanner.list()).await;
         let seen = match seen {
             Ok(Ok(seen)) => Ok(seen),
-            Ok(Err(error @ inventory::Error::NoLibrary(_))) => Err(Blind::NoDriver(error.to_string())),
-            Ok(Err(error)) => Err(Blind::Silent(error.to_string())),
-            Err(error) => Err(Blind::Silent(format!("the look at the GPUs ended early: {error}"))),
+            Ok(Err(error @ inventory::Error::NoLibrary(_))) => Err(ScanFailure::NoDriver(error.to_string())),
+            Ok(Err(error)) => Err(ScanFailure::Silent(error.to_string())),
+            Err(error) => Err(ScanFailure::Silent(format!(
+                "the scan of the GPUs ended early: {error}"
+            ))),
         };
-        take(&mut known, seen, &config, &tell);
-        tell.looked.send_replace(true);
-        tokio::time::sleep(LOOK_EVERY).await;
+        apply(&mut known, seen, &config, &outputs);
+        outputs.scanned.send_replace(true);
+        tokio::time::sleep(SCAN_EVERY).await;
     }
 }
 
-fn take(known: &mut Known, seen: Result<List, Blind>, config: &Config, tell: &Tell) {
+fn apply(known: &mut Known, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
     match &seen {
         Ok(seen) => {
-            if tell.readiness.set(PART, Ok(())) {
+            if outputs.readiness.set(PART, Ok(())) {
                 tracing::info!(count = seen.gpus.len(), "the driver lists GPUs");
             }
             for reason in seen.left_out.iter().filter(|reason| !known.left_out.contains(reason)) {
@@ -97,46 +99,47 @@ fn take(known: &mut Known, seen: Result<List, Blind>, config: &Config, tell: &Te
                 known.gpus = merged;
                 known.published = true;
                 let inventory = Inventory::new(known.gpus.clone());
-                tell.metrics.gpus.set(known.gpus.len() as i64);
-                tell.wanted
+                outputs.metrics.gpus.set(known.gpus.len() as i64);
+                outputs
+                    .wanted
                     .send_replace(Wanted::Slices(slices(&inventory, config.shares)));
-                tell.node.lock().set_inventory(Ok(inventory));
+                outputs.node.lock().set_inventory(Ok(inventory));
             }
         }
-        Err(Blind::NoDriver(reason)) if known.gpus.is_empty() => {
-            if tell.readiness.idle(PART, reason.clone()) {
+        Err(ScanFailure::NoDriver(reason)) if known.gpus.is_empty() => {
+            if outputs.readiness.idle(PART, reason.clone()) {
                 tracing::info!(
-                    "nothing to do on this node: {reason}; looking every {} s",
-                    LOOK_EVERY.as_secs()
+                    "nothing to do on this node: {reason}; scanning every {} s",
+                    SCAN_EVERY.as_secs()
                 );
             }
-            tell.wanted.send_if_modified(|wanted| {
+            outputs.wanted.send_if_modified(|wanted| {
                 let changed = *wanted != Wanted::NoDriver;
                 *wanted = Wanted::NoDriver;
                 changed
             });
         }
-        Err(Blind::NoDriver(reason) | Blind::Silent(reason)) => {
-            if tell.readiness.set(PART, Err(reason.clone())) {
-                tracing::error!("no GPUs: {reason}; trying again every {} s", LOOK_EVERY.as_secs());
+        Err(ScanFailure::NoDriver(reason) | ScanFailure::Silent(reason)) => {
+            if outputs.readiness.set(PART, Err(reason.clone())) {
+                tracing::error!("no GPUs: {reason}; retrying every {} s", SCAN_EVERY.as_secs());
             }
         }
     }
-    let seen = seen.map_err(Blind::reason);
+    let seen = seen.map_err(ScanFailure::reason);
     if let (false, Err(reason)) = (known.published, &seen) {
-        tell.node.lock().set_inventory(Err(reason.clone()));
+        outputs.node.lock().set_inventory(Err(reason.clone()));
     }
     let uuids = seen.map(|seen| seen.gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>());
     let inventory = Inventory::new(known.gpus.clone());
     let report = Report::new(config.pool(), &inventory, uuids.as_deref().map_err(Clone::clone));
-    tell.reports.send_if_modified(|last| {
+    outputs.reports.send_if_modified(|last| {
         let changed = *last != report;
         *last = report;
         changed
     });
 }
 
-/// What is published after a look.
+/// Merges the published GPUs with those of a scan.
 fn merge(known: &[Gpu], seen: &[Gpu]) -> Vec<Gpu> {
     let mut merged: Vec<Gpu> = known
         .iter()
@@ -175,10 +178,10 @@ mod tests {
         assert_eq!(merged[1], gpu(1));
     }
 
-    /// What a look told.
-    struct Told {
+    /// The receivers, and what a scan sent to them.
+    struct Scanned {
         rig: Rig,
-        tell: Tell,
+        outputs: ScanOutputs,
         published: watch::Receiver<Wanted>,
         health: watch::Receiver<Report>,
     }
@@ -190,24 +193,24 @@ mod tests {
         }
     }
 
-    fn told() -> Told {
-        told_on(Rig::new(false))
+    fn scan() -> Scanned {
+        scanned_on(Rig::new(false))
     }
 
-    fn told_on(rig: Rig) -> Told {
+    fn scanned_on(rig: Rig) -> Scanned {
         let (wanted, published) = watch::channel(Wanted::Unknown);
         let (reports, health) = watch::channel(Report::default());
-        let tell = Tell {
+        let outputs = ScanOutputs {
             node: SharedNode::new(rig.open()),
             wanted,
             reports,
             readiness: Readiness::new(&[PART]),
             metrics: Metrics::default(),
-            looked: watch::channel(false).0,
+            scanned: watch::channel(false).0,
         };
-        Told {
+        Scanned {
             rig,
-            tell,
+            outputs,
             published,
             health,
         }
@@ -215,24 +218,24 @@ mod tests {
 
     #[test]
     fn a_silent_driver_is_told_and_publishes_nothing_until_it_speaks() {
-        let Told {
+        let Scanned {
             rig,
-            tell,
+            outputs,
             published,
             health,
-        } = told();
-        let silent = |reason: &str| Err(Blind::Silent(reason.into()));
+        } = scan();
+        let silent = |reason: &str| Err(ScanFailure::Silent(reason.into()));
         let (config, mut known) = (rig.config(), Known::default());
-        take(&mut known, silent("does not load"), &config, &tell);
-        assert!(!tell.readiness.look().0 && tell.readiness.look().1.contains("does not load"));
+        apply(&mut known, silent("does not load"), &config, &outputs);
+        assert!(!outputs.readiness.status().0 && outputs.readiness.status().1.contains("does not load"));
         assert!(*published.borrow() == Wanted::Unknown && health.borrow().devices.is_empty());
-        take(&mut known, Ok(list(&[gpu(0)])), &config, &tell);
-        assert!(tell.readiness.look().0);
+        apply(&mut known, Ok(list(&[gpu(0)])), &config, &outputs);
+        assert!(outputs.readiness.status().0);
         let slices = slices(&Inventory::new(vec![gpu(0)]), config.shares);
         assert_eq!(*published.borrow(), Wanted::Slices(slices.clone()));
-        for blind in [Blind::Silent("gone".into()), Blind::NoDriver("gone".into())] {
-            take(&mut known, Err(blind), &config, &tell);
-            assert!(!tell.readiness.look().0);
+        for blind in [ScanFailure::Silent("gone".into()), ScanFailure::NoDriver("gone".into())] {
+            apply(&mut known, Err(blind), &config, &outputs);
+            assert!(!outputs.readiness.status().0);
             assert_eq!(*published.borrow(), Wanted::Slices(slices.clone()), "still published");
             assert!(health.borrow().devices.values().all(|ailment| ailment.contains("gone")));
         }
@@ -240,20 +243,28 @@ mod tests {
 
     #[test]
     fn a_node_without_a_driver_is_ready_and_waits_for_one() {
-        let Told {
-            rig, tell, published, ..
-        } = told();
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
         let (config, mut known) = (rig.config(), Known::default());
-        take(&mut known, Err(Blind::NoDriver("none here".into())), &config, &tell);
-        assert!(tell.readiness.look().0 && tell.readiness.look().1.contains("none here"));
+        apply(
+            &mut known,
+            Err(ScanFailure::NoDriver("none here".into())),
+            &config,
+            &outputs,
+        );
+        assert!(outputs.readiness.status().0 && outputs.readiness.status().1.contains("none here"));
         assert_eq!(*published.borrow(), Wanted::NoDriver);
-        take(&mut known, Ok(list(&[gpu(0)])), &config, &tell);
+        apply(&mut known, Ok(list(&[gpu(0)])), &config, &outputs);
         assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_gpu_that_is_held_outlives_a_restart_without_it() {
-        /// NVML with one GPU of two, whose memory is read smaller than before.
+        /// NVML with one GPU of two, whose memory size is smaller than before.
         struct OneLost;
         impl Gpus for OneLost {
             fn list(&self) -> Result<List, inventory::Error> {
@@ -270,19 +281,19 @@ mod tests {
         let rig = Rig::new(false);
         let held = rig.open().prepare(&[claim("u1", &[("s1", 20, 25)])]);
         assert!(held[0].is_ok());
-        let mut told = told_on(rig);
-        told.tell.node.lock().set_inventory(Err("just started".into()));
-        let node = told.tell.node.clone();
-        let running = tokio::spawn(run(OneLost, told.rig.config(), told.tell));
-        told.published.changed().await.expect("a first look");
+        let mut scan = scanned_on(rig);
+        scan.outputs.node.lock().set_inventory(Err("just started".into()));
+        let node = scan.outputs.node.clone();
+        let running = tokio::spawn(run(OneLost, scan.rig.config(), scan.outputs));
+        scan.published.changed().await.expect("a first scan");
         let shrunk = Gpu {
             memory: 1 << 30,
             ..gpu(1)
         };
         let both = Inventory::new(vec![gpu(0), shrunk]);
-        assert_eq!(*told.published.borrow(), Wanted::Slices(slices(&both, 64)));
-        told.health.changed().await.expect("a report");
-        let report = told.health.borrow().clone();
+        assert_eq!(*scan.published.borrow(), Wanted::Slices(slices(&both, 64)));
+        scan.health.changed().await.expect("a report");
+        let report = scan.health.borrow().clone();
         assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
         let again = node.lock().prepare(&[claim("u1", &[("s1", 20, 25)])]);

@@ -1,8 +1,8 @@
-//! Health of devices as a stream to kubelet, v1 and v1alpha1.
+//! Streams the health of devices to kubelet, v1 and v1alpha1.
 //!
-//! A report goes out at once when something changes, and again before the last one goes stale:
-//! kubelet takes a device whose report is older than 30 s for unknown. A stream that kubelet drops
-//! ends with the next report; it asks anew.
+//! A report is sent at once when something changes, and again before the last one expires: kubelet treats a
+//! device whose report is older than 30 s as unknown. A stream that kubelet drops ends with the next report;
+//! kubelet opens a new one.
 
 use crate::inventory::{Inventory, MONITOR_SUFFIX};
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use vgpu_proto::health::{v1, v1alpha1};
 
 const RESEND: Duration = Duration::from_secs(10);
 const STALE_SECONDS: i64 = 30;
-/// Of a message, by kubelet.
+/// kubelet's limit for a message.
 const MAX_MESSAGE: usize = 1024;
 
-/// Devices and what ails them; an empty text is health.
+/// Devices and why they are unhealthy; an empty text means healthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub pool: String,
     pub devices: BTreeMap<String, String>,
 }
 
-/// Streams reports.
+/// Implements kubelet's health service.
 #[derive(Clone)]
 pub struct Health {
     reports: watch::Receiver<Report>,
@@ -33,7 +33,7 @@ pub struct Health {
 // === impl Report ===
 
 impl Report {
-    /// What a look at the driver says of the devices that are published.
+    /// The health of the published devices after a scan of the driver.
     #[must_use]
     pub fn new(pool: String, published: &Inventory, seen: Result<&[String], String>) -> Self {
         let mut devices = BTreeMap::new();
@@ -63,18 +63,18 @@ impl Health {
         Self { reports }
     }
 
-    /// A stream of reports in the wording of one version.
-    fn stream<M: Send + 'static>(&self, word: fn(&Report, i64) -> M) -> ReceiverStream<Result<M, Status>> {
+    /// A stream of reports in one version of the API.
+    fn stream<M: Send + 'static>(&self, message: fn(&Report, i64) -> M) -> ReceiverStream<Result<M, Status>> {
         let (sender, receiver) = mpsc::channel(1);
         let mut reports = self.reports.clone();
         tokio::spawn(async move {
             loop {
                 let report = reports.borrow_and_update().clone();
-                // Before the first inventory there is nothing to say.
+                // Before the first scan there is nothing to report.
                 if !report.devices.is_empty() {
                     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-                    if sender.send(Ok(word(&report, now))).await.is_err() {
+                    if sender.send(Ok(message(&report, now))).await.is_err() {
                         return;
                     }
                 }

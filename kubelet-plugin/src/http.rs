@@ -1,5 +1,5 @@
-//! /healthz: the process answers. /readyz: every part works, or what keeps it from working.
-//! /metrics: figures for Prometheus.
+//! Serves /healthz (the process responds), /readyz (every part works, or why one does not) and /metrics (for
+//! Prometheus).
 
 use crate::ready::Readiness;
 use axum::Router;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The three pages.
+/// Routes the three pages.
 pub fn router(readiness: Readiness, registry: Registry) -> Router {
     let registry = Arc::new(registry);
     let ready = move || async move {
-        match readiness.look() {
+        match readiness.status() {
             (true, text) => (StatusCode::OK, text),
             (false, text) => (StatusCode::SERVICE_UNAVAILABLE, text),
         }

@@ -1,5 +1,5 @@
-//! vgpu-kubelet-plugin: this node's GPUs into ResourceSlices, allocated claims into what a
-//! container runtime understands, and what containers use into metrics.
+//! vgpu-kubelet-plugin publishes this node's GPUs as ResourceSlices, prepares allocated claims for the
+//! container runtime, and serves what containers use as metrics.
 //!
 //! ```text
 //!            NVML (driver root)                               API server
@@ -12,17 +12,19 @@
 //!     └──health──                     └── usage (ledgers) ──► metrics, http; events on pods
 //! ```
 //!
-//! Pure: `slice`, `claim`, `edits`, `publish::plan`, `stale`. Synchronous: `node` and what it uses.
+//! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`. Synchronous: `node` and the modules it
+//! calls.
 //! Asynchronous: `api`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod arbitration;
+pub mod background;
 pub mod checkpoint;
-pub mod chores;
 pub mod claim;
 pub mod claimdir;
 pub mod config;
+pub mod crash_points;
 pub mod driver;
 pub mod edits;
 pub mod files;
@@ -41,6 +43,5 @@ pub mod server;
 pub mod share;
 pub mod slice;
 pub mod stale;
-pub mod steps;
 pub mod tmpfs;
 pub mod usage;

@@ -1,9 +1,10 @@
-//! Releases of the library on the node: `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook}`.
+//! Installs releases of the library on the node:
+//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook}`.
 //!
-//! Running containers have these files mapped, so a release is never overwritten: it is written
-//! under a temporary name and renamed to its digest, and one that is there already is checked.
-//! The store must not be mounted noexec: ld.so then ignores the preload library, and the limit
-//! would fail open. A crash while installing leaves a temporary folder, which the next start removes.
+//! Running containers have these files mapped, so a release is never overwritten: it is written under a
+//! temporary name and renamed to its digest, and an existing one is verified. The store must not be mounted
+//! noexec: ld.so then ignores the preload library, and the limit would not be enforced. A crash while
+//! installing leaves a temporary folder, which the next start removes.
 
 use rustix::fs::StatVfsMountFlags;
 use sha2::{Digest as _, Sha256};
@@ -17,7 +18,7 @@ use vgpu_abi::paths::{HOOK_FILE, PRELOAD_FILE, SHIM_FILE};
 const FILES: [&str; 3] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE];
 const TEMPORARY: &str = ".new-";
 
-/// The releases on this node, and the one that new claims get.
+/// The store of releases, and the digest of the release that new claims get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
     store: PathBuf,
@@ -36,7 +37,7 @@ pub enum Error {
     #[error("--library-dir {} has no {file}; it must hold {}", folder.display(), FILES.join(", "))]
     Missing { folder: PathBuf, file: &'static str },
     #[error(
-        "{} is mounted noexec, where ld.so ignores the library and limits would not hold; \
+        "{} is mounted noexec, where ld.so ignores the library and limits would not be enforced; \
          mount it with exec, or name another folder with --library-store",
         .0.display()
     )]
@@ -48,7 +49,7 @@ pub enum Error {
 // === impl Library ===
 
 impl Library {
-    /// Installs the release that lies in `source`, unless it is installed.
+    /// Installs the release in `source`, unless it is installed already.
     ///
     /// # Errors
     /// The library must not be used from `store`, or cannot be written there.
@@ -93,7 +94,7 @@ impl Library {
         self.store.join(digest)
     }
 
-    /// The release to which a claim is bound, if it is still there, else the current one.
+    /// Returns the release to which a claim is bound if it still exists, else the current one.
     #[must_use]
     pub fn bound<'a>(&'a self, digest: &'a str) -> &'a str {
         if self.folder(digest).join(SHIM_FILE).exists() {
@@ -103,17 +104,17 @@ impl Library {
         }
     }
 
-    /// The release in which a file of the store lies.
+    /// Returns the release to which a file in the store belongs.
     #[must_use]
     pub fn release_of(&self, file: &Path) -> Option<String> {
         let below = file.strip_prefix(&self.store).ok()?;
         Some(below.components().next()?.as_os_str().to_str()?.to_owned())
     }
 
-    /// Removes releases that neither new claims nor those in `used` need; what is no release stays.
+    /// Removes releases that neither new claims nor those in `used` need. Leaves other folders alone.
     ///
     /// # Errors
-    /// The store cannot be listed, or a release stays.
+    /// The store cannot be listed, or a release cannot be removed.
     pub fn keep(&self, used: &[&str]) -> Result<Vec<String>, Error> {
         let mut removed = Vec::new();
         for name in names(&self.store)? {
@@ -142,7 +143,7 @@ fn digest(folder: &Path) -> Result<String, Error> {
             }
             opened => opened.map_err(failed("open", &path))?,
         };
-        let length = file.metadata().map_err(failed("look at", &path))?.len();
+        let length = file.metadata().map_err(failed("read", &path))?.len();
         hash.update(format!("{name} {length}\n"));
         let mut chunk = vec![0; 64 << 10];
         loop {
@@ -161,7 +162,7 @@ fn digest(folder: &Path) -> Result<String, Error> {
 }
 
 fn check_exec(store: &Path) -> Result<(), Error> {
-    let found = rustix::fs::statvfs(store).map_err(|errno| failed("look at", store)(errno.into()))?;
+    let found = rustix::fs::statvfs(store).map_err(|errno| failed("read", store)(errno.into()))?;
     if found.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(Error::NoExec(store.to_path_buf()));
     }

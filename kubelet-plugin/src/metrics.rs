@@ -1,4 +1,4 @@
-//! Figures for Prometheus. What shares use is read when it is asked for, see `usage`.
+//! Metrics for Prometheus. `usage` reads what shares use at each scrape.
 
 use crate::node::SharedNode;
 use crate::usage::Usage;
@@ -8,12 +8,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::time::Duration;
 
-/// Around the goals: 5 ms for one claim, 50 ms for a hundred.
+/// Bucket limits around the goals: 5 ms for one claim, 50 ms for a hundred.
 const SECONDS: [f64; 12] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0,
 ];
 
-/// Counters that everybody shares.
+/// Counters shared by all tasks.
 #[derive(Clone)]
 pub struct Metrics {
     prepare: Histogram,
@@ -62,7 +62,7 @@ impl Metrics {
         self.stale_claims.inc();
     }
 
-    /// Everything under its name.
+    /// Registers every metric under its name.
     #[must_use]
     pub fn registry(&self, node: SharedNode) -> Registry {
         let mut registry = Registry::with_prefix("vgpu");
@@ -93,7 +93,7 @@ impl Metrics {
         );
         registry.register(
             "stale_claims",
-            "Claims that were gone without an Unprepare and were cleaned up",
+            "Claims that ended without an Unprepare and were cleaned up",
             self.stale_claims.clone(),
         );
         registry.register("gpus", "GPUs that this node publishes", self.gpus.clone());

@@ -1,19 +1,19 @@
-//! Whether the plugin does its work, part by part, and what keeps it from doing so.
+//! The plugin's readiness by parts, with the reason why a part does not work.
 //!
-//! A part that has nothing to do on this node is ready: a pod that is never ready holds up the
-//! update of every other node.
+//! A part that has nothing to do on this node is ready: a pod that is never ready blocks the rolling update
+//! on every other node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Parts and their states; a part is not ready until it says so.
+/// The state of each part; a part is not ready until it reports so.
 #[derive(Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Works,
-    /// Nothing to do, and why.
+    /// Nothing to do, with the reason.
     Idle(String),
     Fails(String),
 }
@@ -27,12 +27,12 @@ impl Readiness {
         Self(Arc::new(Mutex::new(parts.iter().map(waiting).collect())))
     }
 
-    /// Sets a part's state, and says whether that is news.
+    /// Sets a part's state. Returns true if that changed it.
     pub fn set(&self, part: &'static str, state: Result<(), String>) -> bool {
         self.insert(part, state.map_or_else(State::Fails, |()| State::Works))
     }
 
-    /// Sets a part ready for want of work, and says whether that is news.
+    /// Sets a part ready because it has nothing to do. Returns true if that changed it.
     pub fn idle(&self, part: &'static str, why: String) -> bool {
         self.insert(part, State::Idle(why))
     }
@@ -42,9 +42,9 @@ impl Readiness {
         parts.insert(part, state.clone()) != Some(state)
     }
 
-    /// Whether all parts are ready, and a line for each.
+    /// Returns true if all parts are ready, and one line per part.
     #[must_use]
-    pub fn look(&self) -> (bool, String) {
+    pub fn status(&self) -> (bool, String) {
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = |(part, state): (&&str, &State)| match state {
             State::Works => format!("{part}: ok\n"),
@@ -64,16 +64,16 @@ mod tests {
     fn ready_once_every_part_says_so() {
         let readiness = Readiness::new(&["a", "b"]);
         assert!(readiness.set("a", Ok(())));
-        assert_eq!(readiness.look(), (false, "a: ok\nb: waiting\n".into()));
+        assert_eq!(readiness.status(), (false, "a: ok\nb: waiting\n".into()));
         assert!(readiness.set("b", Ok(())));
         assert!(!readiness.set("b", Ok(())), "no news");
-        assert!(readiness.look().0);
+        assert!(readiness.status().0);
         assert!(readiness.set("a", Err("lost".into())));
-        assert_eq!(readiness.look(), (false, "a: lost\nb: ok\n".into()));
+        assert_eq!(readiness.status(), (false, "a: lost\nb: ok\n".into()));
         assert!(readiness.idle("a", "no driver".into()));
         assert!(!readiness.idle("a", "no driver".into()), "no news");
         assert_eq!(
-            readiness.look(),
+            readiness.status(),
             (true, "a: ok, nothing to do: no driver\nb: ok\n".into())
         );
     }

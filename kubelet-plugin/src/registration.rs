@@ -1,8 +1,9 @@
-//! Sockets, and how kubelet learns of the plugin.
+//! Registers the plugin with kubelet, and binds Unix sockets.
 //!
-//! kubelet watches a folder; a socket that appears there is asked who it is, and told whether it
-//! was taken. A stale socket of a former instance is removed before binding; at the end only the
-//! own socket is removed, for during a rolling update the name may be the next instance's already.
+//! kubelet watches a folder: it connects to every socket that appears there, asks for the plugin's name, and
+//! reports back if it accepted the plugin. A stale socket of a former instance is removed before binding. At
+//! the end only the own socket is removed, because during a rolling update the path may already be the next
+//! instance's.
 
 use crate::ready::Readiness;
 use std::io;
@@ -14,24 +15,24 @@ use vgpu_api::DRIVER_NAME;
 use vgpu_proto::registration::registration_server::Registration;
 use vgpu_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 
-/// kubelet takes the first one that it knows.
+/// kubelet uses the first version that it supports.
 const VERSIONS: [&str; 4] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
-/// Of [`Readiness`].
+/// The part's name in [`Readiness`].
 pub const PART: &str = "registration";
 
-/// Answers kubelet's questions.
+/// Implements kubelet's registration service.
 #[derive(Clone)]
 pub struct Registrar {
     pub dra_socket: PathBuf,
     pub readiness: Readiness,
 }
 
-/// A listening socket that removes its file, if it is still its own.
+/// A listening socket. Dropping it removes its file, if that is still its own.
 pub struct Socket {
     path: PathBuf,
     identity: (u64, u64),
@@ -71,10 +72,10 @@ impl Registration for Registrar {
 // === impl Socket ===
 
 impl Socket {
-    /// Listens at `path`, in place of whatever lies there.
+    /// Listens at `path`, after removing a file there.
     ///
     /// # Errors
-    /// The folder cannot be made, or the socket not be bound.
+    /// The folder cannot be created, or the socket cannot be bound.
     pub fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
         std::fs::create_dir_all(path.parent().unwrap_or(path))?;
         match std::fs::remove_file(path) {
@@ -95,7 +96,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let found = std::fs::metadata(&self.path);
         if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
-            // A file that stays is stale, and the next instance removes it.
+            // A file that cannot be removed is stale, and the next instance removes it.
             let _ = std::fs::remove_file(&self.path);
         }
     }

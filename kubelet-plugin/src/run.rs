@@ -1,13 +1,18 @@
-//! Wires everything together.
+//! Starts every part of the plugin, in this order:
 //!
-//! Order: the library is installed and the state taken over before kubelet can reach the plugin;
-//! the DRA socket listens before the registration socket invites, and that waits for the first look
-//! at the GPUs: a Prepare that came before it would fail, and kubelet's next try is up to a minute
-//! away. At the end the invitation goes first. Slices stay: kubelet removes them if no instance comes back.
+//! - The library is installed and the state of a former instance recovered before kubelet can reach the
+//!   plugin.
+//! - The DRA socket listens before the plugin registers with kubelet.
+//! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
+//!   only after up to a minute.
+//!
+//! At shutdown the registration socket is removed first. The slices stay: kubelet removes them if no instance
+//! comes back.
 
 use crate::api::Cluster;
 use crate::api::Slices as _;
 use crate::config::{Config, Flags};
+use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::inventory::nvml::NvmlGpus;
 use crate::library::Library;
@@ -18,8 +23,7 @@ use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, Socket};
 use crate::server::Driver;
-use crate::steps::Always;
-use crate::{api, chores, gpus, http, publish, registration};
+use crate::{api, background, gpus, http, publish, registration};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -39,13 +43,13 @@ use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
 
-/// How long a driver may take for its first answer. Loading it takes seconds without persistence mode.
-const FIRST_LOOK: Duration = Duration::from_secs(30);
+/// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
+const FIRST_SCAN: Duration = Duration::from_secs(30);
 
-/// Runs the plugin until it is told to end.
+/// Runs the plugin until a signal ends it.
 ///
 /// # Errors
-/// What keeps it from starting, or ends it.
+/// The plugin cannot start, or one of its servers fails.
 pub fn run(flags: Flags) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
@@ -55,10 +59,10 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .init();
     let config = flags.validate()?;
-    // One thread: the work is short, and a node's memory is for pods.
+    // One thread is enough because the work is short, and it leaves more of the node's memory to pods.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(serve(config));
-    // A look at a driver that hangs does not end.
+    // A scan of a driver that hangs never returns.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
 }
@@ -66,13 +70,16 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     let library = Library::install(&config.library_dir, &config.library_store)?;
     tracing::info!(digest = library.digest(), "the library is installed");
-    let node = SharedNode::new(Node::open(config.clone(), library, Box::new(Always))?);
+    let node = SharedNode::new(Node::open(config.clone(), library, Box::new(NeverStop))?);
     let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let mark = &config.allocator_mark;
     let taints = Taints::new(config.allocator, mark.clone());
-    let taints = taints.with_context(|| format!("cannot tell by {} who allocates", mark.display()))?;
-    let client = kube::Client::try_default().await.context("no way to the API server")?;
+    let taints =
+        taints.with_context(|| format!("cannot read or write {}, which records who allocates", mark.display()))?;
+    let client = kube::Client::try_default()
+        .await
+        .context("no configuration for the API server")?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
     let (wanted, wants) = watch::channel(Wanted::Unknown);
@@ -85,11 +92,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
     };
-    let (looked, first_look) = watch::channel(false);
+    let (scanned, first_scan) = watch::channel(false);
     let registration = register(
         config.registration_socket.clone(),
         registrar,
-        first_look,
+        first_scan,
         stopped.clone(),
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
@@ -97,23 +104,23 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let pages = http::router(readiness.clone(), metrics.registry(node.clone()));
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
-    let tell = gpus::Tell {
+    let outputs = gpus::ScanOutputs {
         node: node.clone(),
         wanted,
         reports,
         readiness: readiness.clone(),
         metrics: metrics.clone(),
-        looked,
+        scanned,
     };
     tokio::spawn(gpus::run(
         NvmlGpus::new(config.driver_root.clone()),
         config.clone(),
-        tell,
+        outputs,
     ));
     tokio::spawn(with_node(node, cluster, config, taints, wants, readiness, metrics));
     tokio::spawn(async move {
-        told_to_end().await;
-        tracing::info!("told to end");
+        end_signal().await;
+        tracing::info!("stopping on a signal");
         stop.send_replace(true);
     });
     let dra = async { dra.await.context("the DRA server ended") };
@@ -122,17 +129,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Invites kubelet once the first look at the GPUs has ended, well or not.
+/// Registers with kubelet once the first scan of the GPUs has ended, successfully or not.
 async fn register(
     socket: PathBuf,
     registrar: Registrar,
-    mut first_look: watch::Receiver<bool>,
+    mut first_scan: watch::Receiver<bool>,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     tokio::select! {
-        looked = timeout(FIRST_LOOK, first_look.wait_for(|looked| *looked)) => if looked.is_err() {
-            // What was prepared must be unprepared all the same.
-            tracing::error!("the driver has not answered for {} s; registering without GPUs", FIRST_LOOK.as_secs());
+        scanned = timeout(FIRST_SCAN, first_scan.wait_for(|scanned| *scanned)) => if scanned.is_err() {
+            // Prepared claims must be unprepared even without a driver.
+            tracing::error!("the driver has not answered for {} s; registering without GPUs", FIRST_SCAN.as_secs());
         },
         () = until(stopped.clone()) => return Ok(()),
     }
@@ -145,7 +152,7 @@ async fn register(
     served.context("the registration server ended")
 }
 
-/// What needs the Node object's UID: slices belong to it, and events are about it.
+/// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
 async fn with_node(
     node: SharedNode,
     cluster: Cluster,
@@ -163,7 +170,7 @@ async fn with_node(
         uid: Some(node_uid.clone()),
         ..ObjectReference::default()
     };
-    tokio::spawn(chores::run(node, cluster.clone(), metrics.clone(), node_object));
+    tokio::spawn(background::run(node, cluster.clone(), metrics.clone(), node_object));
     let owner = Owner {
         node: config.node_name.clone(),
         node_uid,
@@ -172,7 +179,7 @@ async fn with_node(
     let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name);
     let events = watcher(cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
     publish::run(cluster, events, taints, owner, wants, readiness, metrics).await;
-    tracing::error!("the watch of ResourceSlices has ended; slices are not kept up any more");
+    tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
 }
 
 async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
@@ -183,7 +190,7 @@ async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
             Err(error) => error,
         };
         if readiness.set(publish::PART, Err(format!("cannot read this node's object: {error}"))) {
-            tracing::warn!("cannot read this node's object: {error}; trying again");
+            tracing::warn!("cannot read this node's object: {error}; retrying");
         }
         tokio::time::sleep(delay(failures)).await;
         failures += 1;
@@ -225,11 +232,11 @@ fn bind(path: &std::path::Path) -> anyhow::Result<(UnixListener, Socket)> {
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone, and with it whoever could stop this.
+    // An error means that the sender is gone, so nothing can request a shutdown any more.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-async fn told_to_end() {
+async fn end_signal() {
     let terminate = signal(SignalKind::terminate());
     let interrupt = signal(SignalKind::interrupt());
     match (terminate, interrupt) {
@@ -239,7 +246,7 @@ async fn told_to_end() {
                 _ = interrupt.recv() => {}
             }
         }
-        // Without handlers the signals end the process by themselves.
+        // Without handlers, the signals end the process by default.
         _ => std::future::pending().await,
     }
 }
@@ -248,7 +255,8 @@ async fn told_to_end() {
 mod tests {
     use super::*;
 
-    /// Whether `condition` comes true soon; the clock of these tests jumps ahead.
+    /// Returns true if `condition` becomes true soon; the clock of these tests is paused and advances by
+    /// itself.
     async fn soon(condition: impl Fn() -> bool) -> bool {
         for _ in 0..100 {
             if condition() {
@@ -260,22 +268,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn kubelet_is_invited_after_the_first_look_or_a_while() {
+    async fn the_plugin_registers_after_the_first_scan_or_a_while() {
         for answers in [true, false] {
             let dir = tempfile::tempdir().expect("a folder");
             let path = dir.path().join("reg.sock");
-            let (looked, first_look) = watch::channel(false);
+            let (scanned, first_scan) = watch::channel(false);
             let (stop, stopped) = watch::channel(false);
             let registrar = Registrar {
                 dra_socket: dir.path().join("dra.sock"),
                 readiness: Readiness::new(&[]),
             };
-            let registering = tokio::spawn(register(path.clone(), registrar, first_look, stopped));
-            assert!(!soon(|| path.exists()).await, "before the first look");
+            let registering = tokio::spawn(register(path.clone(), registrar, first_scan, stopped));
+            assert!(!soon(|| path.exists()).await, "before the first scan");
             if answers {
-                looked.send_replace(true);
+                scanned.send_replace(true);
             } else {
-                tokio::time::sleep(FIRST_LOOK).await;
+                tokio::time::sleep(FIRST_SCAN).await;
             }
             assert!(soon(|| path.exists()).await, "after it");
             stop.send_replace(true);

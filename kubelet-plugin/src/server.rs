@@ -1,14 +1,13 @@
-//! kubelet's DRA service, v1 and v1beta1, over the state machine.
+//! kubelet's DRA service, v1 and v1beta1: reads the claims of a call and passes them to `Node`.
 //!
 //! ```text
-//!  claims of a call ─► GET each, a few at a time ─► UID? ─► one turn of `Node` for all ─► answers
+//! claims of a call ─► GET each, a few at a time ─► UID matches? ─► `Node::prepare` once for all ─► answers
 //! ```
 //!
-//! Every claim gets an entry in the answer, for a missing one fails its pod without a reason.
-//! kubelet waits 45 s for a call and then shows no more than that it took too long; so a claim that
-//! cannot be read in less is answered with what is the matter.
-//! A Prepare that is still reading when its claim is unprepared is refused: its pod is gone, and
-//! nobody would unprepare it again.
+//! Every claim gets an entry in the answer: kubelet fails the pod of a missing one without a reason. kubelet
+//! aborts a call after 45 s and then reports only a timeout, so a claim that cannot be read sooner is
+//! answered with the reason. A Prepare whose claim is unprepared while it is being read is refused: its pod
+//! is gone, and nothing would unprepare it again.
 
 use crate::api::Claims;
 use crate::metrics::Metrics;
@@ -22,12 +21,12 @@ use std::time::{Duration, Instant};
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
 
-/// Requests to the API server at a time: each may take a connection, and a connection a handshake.
+/// Concurrent requests to the API server. Each may open a connection, with its TLS handshake.
 pub const CONCURRENT_GETS: usize = 8;
-/// For reading all claims of a call; preparing them takes milliseconds.
+/// Deadline for reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Prepares and unprepares for kubelet.
+/// Implements Prepare and Unprepare for kubelet.
 pub struct Driver<C> {
     node: SharedNode,
     claims: C,
@@ -35,15 +34,15 @@ pub struct Driver<C> {
     reading: Mutex<Reading>,
 }
 
-/// The Prepare calls that read claims just now.
+/// The Prepare calls that are reading claims now.
 #[derive(Default)]
 struct Reading {
     next: u64,
-    /// By call: the UIDs that were unprepared meanwhile.
+    /// For each call, the UIDs that were unprepared since it began.
     calls: BTreeMap<u64, Vec<String>>,
 }
 
-/// A call's place in [`Reading`]; gone with the call, also if kubelet hangs up.
+/// Registers a call in [`Reading`] until it is dropped, also when kubelet cancels the call.
 struct Ticket<'a> {
     number: u64,
     reading: &'a Mutex<Reading>,
@@ -62,7 +61,7 @@ impl<C: Claims> Driver<C> {
         }
     }
 
-    /// Prepares each claim; the errors are for kubelet to show on the pod.
+    /// Prepares each claim. kubelet shows the errors on the pod.
     pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
         let started = Instant::now();
         let ticket = Ticket::new(&self.reading);
@@ -72,7 +71,7 @@ impl<C: Claims> Driver<C> {
             let late = || {
                 Err(format!(
                     "the API server did not answer GET resourceclaims within {} s; check that it is healthy and that \
-                     this node reaches it; kubelet asks again",
+                     this node reaches it; kubelet retries",
                     GET_TIMEOUT.as_secs()
                 ))
             };
@@ -92,7 +91,7 @@ impl<C: Claims> Driver<C> {
                     Err(error) => drop(answers.insert(id.uid.clone(), Err(format!("{id}: {error}")))),
                     Ok(_) if unprepared.contains(&id.uid) => {
                         let error = format!(
-                            "{id}: was unprepared while it was being prepared; kubelet asks again if a pod needs it"
+                            "{id}: was unprepared while it was being prepared; kubelet retries if a pod needs it"
                         );
                         answers.insert(id.uid.clone(), Err(error));
                     }
@@ -114,7 +113,7 @@ impl<C: Claims> Driver<C> {
         answers
     }
 
-    /// Unprepares each claim, with nothing but its UID.
+    /// Unprepares each claim by its UID.
     pub fn unprepare(&self, ids: &[ClaimId]) -> BTreeMap<String, Result<(), String>> {
         let started = Instant::now();
         let uids: Vec<&str> = ids.iter().map(|id| id.uid.as_str()).collect();
@@ -192,7 +191,7 @@ impl Drop for Ticket<'_> {
 
 // === The two versions on the wire ===
 
-/// They differ in the device: v1 alone carries the share's ID.
+/// The versions differ in the device: only v1 has the share's ID.
 macro_rules! serve {
     ($version:ident, |$prepared:ident| $device:expr) => {
         #[tonic::async_trait]

@@ -1,8 +1,8 @@
-//! The DRA service over a real Unix socket with the generated client, API server in memory.
+//! The DRA service over a real Unix socket with the generated client, and an API server in memory.
 
 use super::*;
 use crate::api::{Error as ApiError, Events};
-use crate::chores;
+use crate::background;
 use crate::health::{Health, Report};
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
@@ -28,7 +28,7 @@ struct Memory {
     claims: Arc<Mutex<ClaimsByName>>,
     events: Arc<Mutex<Vec<(ObjectReference, String)>>>,
     down: Arc<Mutex<bool>>,
-    /// Where set, a GET waits for it.
+    /// If set, a GET waits for it.
     slow: Arc<Mutex<Option<Arc<Notify>>>>,
 }
 
@@ -72,7 +72,7 @@ impl Events for Memory {
     }
 }
 
-/// A plugin that serves, and clients of it.
+/// A serving plugin and clients of it.
 struct Served {
     rig: Rig,
     api: Memory,
@@ -306,7 +306,7 @@ async fn pods_without_glibc_are_told_once() {
     let report = || std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
     report();
     for _ in 0..2 {
-        chores::tell_glibc(&served.node, &served.api).await;
+        background::warn_missing_glibc(&served.node, &served.api).await;
     }
     assert_eq!(served.api.events.lock().expect("lock").len(), 1);
     // A second pod shares the claim, and its container is reported too.
@@ -316,17 +316,17 @@ async fn pods_without_glibc_are_told_once() {
     served.api.put((id, claim));
     report();
     for _ in 0..2 {
-        chores::tell_glibc(&served.node, &served.api).await;
+        background::warn_missing_glibc(&served.node, &served.api).await;
     }
     {
         let events = served.api.events.lock().expect("lock");
         assert_eq!(events.len(), 2);
         assert_eq!(events[1].0.uid.as_deref(), Some("pod-uid-2"));
     }
-    // The claim goes with a report that nobody is left to hear: it is not asked for again.
+    // The claim is deleted while a report is left: there are no pods to warn, so it is not read again.
     served.api.drop_claim("u1");
     report();
-    chores::tell_glibc(&served.node, &served.api).await;
+    background::warn_missing_glibc(&served.node, &served.api).await;
     assert!(!served.rig.path("run/claims/u1/no-glibc").exists());
     assert!(!served.rig.path("run/claims/u1/no-glibc.taken").exists());
     let events = served.api.events.lock().expect("lock");
@@ -349,10 +349,10 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
     }
     served.api.drop_claim("u1");
     for after in [Duration::ZERO, PATIENCE / 2] {
-        chores::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
+        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
         assert_eq!(served.node.lock().claims().claims.len(), 2);
     }
-    chores::clean_up(
+    background::clean_up(
         &served.node,
         &served.api,
         &Metrics::default(),
@@ -371,7 +371,7 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
     }
     served.api.put((id, moved));
     for after in [PATIENCE, 2 * PATIENCE] {
-        chores::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
+        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
     }
     assert!(served.node.lock().claims().claims.is_empty());
 }
@@ -484,7 +484,7 @@ async fn registration_says_who_and_hears_the_verdict() {
             error: error.into(),
         };
         client.notify_registration_status(status).await.expect("heard");
-        assert_eq!(readiness.look().0, plugin_registered);
-        assert!(readiness.look().1.contains(error));
+        assert_eq!(readiness.status().0, plugin_registered);
+        assert!(readiness.status().1.contains(error));
     }
 }

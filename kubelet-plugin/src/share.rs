@@ -1,11 +1,11 @@
-//! A share: one allocation result of ours, as the node keeps it.
+//! A share: one allocation result of our driver, as the plugin stores it.
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
 
-/// Names a ResourceClaim as kubelet does.
+/// Identifies a ResourceClaim as kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId {
     pub namespace: String,
@@ -13,24 +13,24 @@ pub struct ClaimId {
     pub uid: String,
 }
 
-/// What a result gives.
+/// The kind of an allocation result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// A part of a GPU, or all of it.
     Share,
-    /// A look at a GPU without limits, for administrators.
+    /// Monitoring access to a whole GPU without limits, for administrators.
     Monitor,
 }
 
-/// One allocation result of ours with the config that holds for it.
+/// One allocation result of our driver, with the config that applies to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// The shareID, else the device's name. Names directories and CDI devices.
+    /// The shareID, or the device's name if there is none. Directories and CDI devices have this name.
     pub name: String,
     pub role: Role,
-    /// As the result has it: `request` or `request/subrequest`. Empty if all that is known of this
-    /// share was read back from its limits file.
+    /// The result's `request`, with `/subrequest` if it has one. Empty if the share was recovered from its
+    /// limits file.
     pub request: String,
     pub device: String,
     pub share_id: Option<String>,
@@ -38,7 +38,7 @@ pub struct Share {
     pub gpu: String,
     /// Bytes; 0 for a monitor.
     pub memory: u64,
-    /// Guaranteed percent of time.
+    /// Percent of the GPU's time that is reserved.
     pub cores: u32,
     #[serde(with = "compute_policy")]
     pub compute_policy: ComputePolicy,
@@ -65,8 +65,8 @@ impl Share {
         self.request.split('/').next().unwrap_or_default()
     }
 
-    /// Whether both stand for one allocation result. Configs do not count: they cannot change while
-    /// the allocation stands, but how a release reads them can.
+    /// Returns true if both are the same allocation result. Configs are not compared: they cannot change
+    /// while the claim is allocated, but two releases may read them differently.
     #[must_use]
     pub fn same_result(&self, other: &Self) -> bool {
         let known = !self.request.is_empty() && !other.request.is_empty();
@@ -83,7 +83,7 @@ impl Share {
         amount(self) == amount(other) && (!known || place(self) == place(other))
     }
 
-    /// The limits file of this share, which is number `order` in its claim.
+    /// The limits file of this share. `order` is its index in the claim.
     #[must_use]
     pub fn limits(&self, order: usize, context_reserve: u64) -> Limits {
         let driver = Path::new(CONTAINER_DRIVER_DIR);
@@ -103,7 +103,7 @@ impl Share {
         }
     }
 
-    /// What a limits file tells of a share whose other records are lost.
+    /// Restores a share from its limits file, if its other records are lost.
     #[must_use]
     pub fn from_limits(limits: &Limits) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Share {
     }
 }
 
-/// An enum of the limits file, in JSON by the name that it has there.
+/// Serializes an enum of the limits file in JSON by the name that it has in the limits file.
 macro_rules! by_name {
     ($module:ident, $type:ty) => {
         mod $module {

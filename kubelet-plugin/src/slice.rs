@@ -1,8 +1,8 @@
-//! GPUs into the devices of ResourceSlices. Pure.
+//! Converts GPUs into the devices of ResourceSlices. Pure.
 //!
-//! Every attribute is on every device, for a selector that meets a missing key is an error to the
-//! scheduler; only what the machine does not have (PCI root, NUMA node) is left out. All devices
-//! are scalars and integers: lists and fractional ranges depend on gates that are off by default.
+//! Every device has every attribute, because the scheduler treats a selector on a missing attribute as an
+//! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
+//! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
 use crate::inventory::{Gpu, Inventory, MONITOR_SUFFIX};
 use k8s_openapi::api::resource::v1::{
@@ -14,13 +14,13 @@ use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{capacity, device_type};
 use vgpu_quantity::format_bytes;
 
-/// A slice may hold 128 devices, but 64 once one of them is tainted, and a taint may come any time.
+/// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
 pub const MAX_DEVICES: usize = 64;
-/// Of a string attribute, and of a version.
+/// Kubernetes' limit for a string attribute and for a version.
 const MAX_VALUE: usize = 64;
 
-/// The devices of one slice after the other. The scheduler fills devices in this order: GPUs by
-/// index, each with its monitor.
+/// The devices, divided into slices. The scheduler allocates devices in this order: GPUs by index, each
+/// followed by its monitor.
 #[must_use]
 pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
     let devices: Vec<Device> = inventory
@@ -31,8 +31,8 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
     devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
 }
 
-/// The same without devices that need consumable capacity: where the API server drops it, a GPU
-/// that was meant to be shared would be given away whole.
+/// Removes the devices that need consumable capacity. An API server without it would drop the fields that
+/// make a GPU shareable, and the scheduler would allocate the GPU whole.
 #[must_use]
 pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
     let keep = |device: &Device| device.allow_multiple_allocations != Some(true);
@@ -42,7 +42,7 @@ pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
     kept.filter(|devices: &Vec<Device>| !devices.is_empty()).collect()
 }
 
-/// Whether the API server kept of `sent` what consumable capacity needs.
+/// Returns true if the API server kept the fields of `sent` that consumable capacity needs.
 #[must_use]
 pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
     sent.iter()
@@ -96,7 +96,7 @@ fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
     }
 }
 
-/// Admin access to a shared device fails once it is full, so looking has a device of its own.
+/// Monitoring has a device of its own, because admin access to a shared device fails once the device is full.
 fn monitor(name: &str, gpu: &Gpu) -> Device {
     Device {
         name: format!("{name}{MONITOR_SUFFIX}"),
@@ -143,8 +143,8 @@ fn attributes(kind: &str, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
         .collect()
 }
 
-/// `535.161.08` as 535.161.8: three numbers without leading zeros. What is no number counts as 0,
-/// for an attribute is never left out.
+/// `535.161.08` as 535.161.8: three numbers without leading zeros. A part that is not a number becomes 0, so
+/// that the attribute is never missing.
 fn semver(text: &str) -> String {
     let mut parts = text.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
     let mut next = || parts.next().unwrap_or(0);
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::inventory::tests::gpu;
 
-    /// facts that were tried on a live 1.37.1 scheduler.
+    /// A device as it was accepted by a live 1.37.1 scheduler.
     const TRIED: &str = r#"{"name":"gpu-3f8a1c20","allowMultipleAllocations":true,"attributes":{
         "type":{"string":"gpu"},"uuid":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"},"index":{"int":0},
         "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},

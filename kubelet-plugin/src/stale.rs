@@ -1,9 +1,11 @@
-//! Claims that ended here without an Unprepare: deleted by force while the plugin or kubelet was
-//! down, or deallocated, and perhaps allocated on another node, after kubelet lost its own state.
-//! Their entries would hold a GPU's capacity for ever. Pure: looks and times in, UIDs out.
+//! Finds claims that ended without an Unprepare. Pure: observations and times in, UIDs out.
 //!
-//! A claim that is gone may still have a container that ends; kubelet unprepares it then. So a
-//! claim must be seen gone for a while, and a look that failed says nothing.
+//! This happens to claims that were deleted by force while the plugin or kubelet was down, and to claims that
+//! were deallocated (and perhaps allocated on another node) after kubelet lost its own state. Their entries
+//! would block a GPU's capacity for ever.
+//!
+//! A deleted claim may still have a container that is ending; kubelet unprepares it then. So a claim must be
+//! gone for a while, and a failed request to the API server counts as nothing.
 
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use std::collections::BTreeMap;
@@ -13,27 +15,27 @@ use vgpu_api::DRIVER_NAME;
 /// Longer than kubelet needs to end a force-deleted pod and unprepare its claims.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a look at a claim showed.
+/// What a request for a claim showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// It exists under its UID and holds a device of this node.
+pub enum ClaimState {
+    /// The claim exists with its UID and has a device of this node allocated.
     There,
-    /// It does not, or another one has its name.
+    /// The claim does not exist, or another one has its name.
     Gone,
     /// The API server did not answer.
     Unknown,
 }
 
-/// Since when claims are gone.
+/// Since when each claim is gone.
 #[derive(Debug, Default)]
 pub struct Gone(BTreeMap<String, Instant>);
 
-// === impl Look ===
+// === impl ClaimState ===
 
-impl Look {
-    /// What the claim that has the name now says of the one with this UID and the devices of `pool`.
+impl ClaimState {
+    /// Compares the claim that now has the name with `uid` and the devices of `pool`.
     #[must_use]
-    pub fn at(found: Option<&ResourceClaim>, uid: &str, pool: &str) -> Self {
+    pub fn of(found: Option<&ResourceClaim>, uid: &str, pool: &str) -> Self {
         let status = found
             .filter(|claim| claim.metadata.uid.as_deref() == Some(uid))
             .and_then(|claim| claim.status.as_ref());
@@ -49,16 +51,16 @@ impl Look {
 // === impl Gone ===
 
 impl Gone {
-    /// Takes one round of looks; the UIDs that are gone for good.
-    pub fn round(&mut self, looks: &[(String, Look)], now: Instant) -> Vec<String> {
-        // Entries that were unprepared meanwhile are not looked at any more.
-        self.0.retain(|uid, _| looks.iter().any(|(seen, _)| seen == uid));
+    /// Applies one round of observations, and returns the UIDs that were gone long enough to unprepare.
+    pub fn apply(&mut self, states: &[(String, ClaimState)], now: Instant) -> Vec<String> {
+        // Drop entries that were unprepared since the last round.
+        self.0.retain(|uid, _| states.iter().any(|(seen, _)| seen == uid));
         let mut over = Vec::new();
-        for (uid, look) in looks {
-            match look {
-                Look::There => drop(self.0.remove(uid)),
-                Look::Unknown => {}
-                Look::Gone => {
+        for (uid, state) in states {
+            match state {
+                ClaimState::There => drop(self.0.remove(uid)),
+                ClaimState::Unknown => {}
+                ClaimState::Gone => {
                     let since = *self.0.entry(uid.clone()).or_insert(now);
                     if now.duration_since(since) >= PATIENCE {
                         over.push(uid.clone());
@@ -77,39 +79,40 @@ mod tests {
     #[test]
     fn a_claim_that_holds_nothing_of_this_node_is_gone() {
         let (_, claim) = crate::node::tests::claim("u", &[("s1", 20, 25)]);
-        let look = |claim: &ResourceClaim, pool| Look::at(Some(claim), "u", pool);
-        assert_eq!(look(&claim, "n1/vgpu"), Look::There);
-        assert_eq!(look(&claim, "n2/vgpu"), Look::Gone, "it was allocated elsewhere");
-        assert_eq!(Look::at(Some(&claim), "another", "n1/vgpu"), Look::Gone);
-        assert_eq!(Look::at(None, "u", "n1/vgpu"), Look::Gone);
+        let look = |claim: &ResourceClaim, pool| ClaimState::of(Some(claim), "u", pool);
+        assert_eq!(look(&claim, "n1/vgpu"), ClaimState::There);
+        assert_eq!(look(&claim, "n2/vgpu"), ClaimState::Gone, "it was allocated elsewhere");
+        assert_eq!(ClaimState::of(Some(&claim), "another", "n1/vgpu"), ClaimState::Gone);
+        assert_eq!(ClaimState::of(None, "u", "n1/vgpu"), ClaimState::Gone);
         let mut free = claim;
         free.status = None;
-        assert_eq!(look(&free, "n1/vgpu"), Look::Gone, "it was deallocated");
+        assert_eq!(look(&free, "n1/vgpu"), ClaimState::Gone, "it was deallocated");
     }
 
     #[test]
     fn only_a_claim_that_stays_gone_is_given_up() {
         let mut gone = Gone::default();
         let start = Instant::now();
-        let look = |what| [("u".to_owned(), what)];
-        assert!(gone.round(&look(Look::Gone), start).is_empty());
-        assert!(gone.round(&look(Look::Gone), start + PATIENCE / 2).is_empty());
+        let seen = |what| [("u".to_owned(), what)];
+        assert!(gone.apply(&seen(ClaimState::Gone), start).is_empty());
+        assert!(gone.apply(&seen(ClaimState::Gone), start + PATIENCE / 2).is_empty());
         assert!(
-            gone.round(&look(Look::There), start + PATIENCE * 3 / 4).is_empty(),
+            gone.apply(&seen(ClaimState::There), start + PATIENCE * 3 / 4)
+                .is_empty(),
             "back"
         );
         assert!(
-            gone.round(&look(Look::Gone), start + PATIENCE).is_empty(),
+            gone.apply(&seen(ClaimState::Gone), start + PATIENCE).is_empty(),
             "counted anew"
         );
         assert!(
-            gone.round(&look(Look::Unknown), start + PATIENCE * 3).is_empty(),
+            gone.apply(&seen(ClaimState::Unknown), start + PATIENCE * 3).is_empty(),
             "no answer, no verdict"
         );
-        assert_eq!(gone.round(&look(Look::Gone), start + PATIENCE * 3), ["u"]);
-        assert!(gone.round(&[], start + PATIENCE * 3).is_empty());
+        assert_eq!(gone.apply(&seen(ClaimState::Gone), start + PATIENCE * 3), ["u"]);
+        assert!(gone.apply(&[], start + PATIENCE * 3).is_empty());
         assert!(
-            gone.round(&look(Look::Gone), start + PATIENCE * 4).is_empty(),
+            gone.apply(&seen(ClaimState::Gone), start + PATIENCE * 4).is_empty(),
             "forgotten once unprepared"
         );
     }

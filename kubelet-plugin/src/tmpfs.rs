@@ -1,8 +1,7 @@
-//! A tmpfs of its own size, so that what a tenant may write to cannot grow.
+//! Mounts a tmpfs of limited size, so that a tenant's writable files cannot grow.
 //!
-//! Mounting needs CAP_SYS_ADMIN. A mount point that is one already is left alone; mounts that were
-//! stacked by a crash are all taken off. Containers hold mounts of their own, so unmounting here
-//! takes nothing from them.
+//! Mounting needs CAP_SYS_ADMIN. A folder that has a tmpfs already is left alone; mounts that a crash stacked
+//! on each other are all removed. Containers have their own mounts, so unmounting here does not affect them.
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -14,11 +13,11 @@ use std::path::Path;
 const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// What a tmpfs may hold.
+/// The capacity of a tmpfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub bytes: u64,
-    /// Files, the folder itself not counted.
+    /// Number of files, without the root folder.
     pub files: u64,
 }
 
@@ -32,20 +31,20 @@ impl Size {
     }
 }
 
-/// Whether `folder` is a tmpfs other than its parent's file system.
+/// Returns true if `folder` is a tmpfs and not on its parent's file system.
 ///
 /// # Errors
-/// The folder or its parent cannot be looked at.
+/// The folder or its parent cannot be read.
 pub fn is_mounted(folder: &Path) -> io::Result<bool> {
     let parent = folder.parent().unwrap_or(folder);
     let apart = std::fs::metadata(folder)?.dev() != std::fs::metadata(parent)?.dev();
     Ok(apart && rustix::fs::statfs(folder)?.f_type == TMPFS_MAGIC)
 }
 
-/// Makes `folder`, which exists, a tmpfs of `size` unless it is one.
+/// Mounts a tmpfs of `size` on `folder`, which must exist, unless it has one.
 ///
 /// # Errors
-/// Mounting is refused, as it is without CAP_SYS_ADMIN.
+/// Mounting fails, for example without CAP_SYS_ADMIN.
 pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
     if is_mounted(folder)? {
         return Ok(());
@@ -55,17 +54,17 @@ pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes every tmpfs off `folder`.
+/// Removes every tmpfs from `folder`.
 ///
 /// # Errors
-/// Unmounting is refused.
+/// Unmounting fails.
 pub fn remove(folder: &Path) -> io::Result<()> {
     loop {
         match unmount(folder, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // No mount point (any more), or no such folder.
+            // Not a mount point (any more), or no such folder.
             Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
-            // Without the capability nothing can have been mounted by this process.
+            // Without the capability, this process cannot have mounted anything.
             Err(Errno::PERM) if matches!(is_mounted(folder), Ok(false)) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         }
@@ -76,7 +75,7 @@ pub fn remove(folder: &Path) -> io::Result<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Whether this process can mount; says which check is left out and why where it cannot.
+    /// Returns true if this process can mount; if not, records which check is skipped and why.
     pub(crate) fn can_mount(check: &str) -> bool {
         let folder = tempfile::tempdir().expect("a folder");
         let size = Size { bytes: 1, files: 1 };

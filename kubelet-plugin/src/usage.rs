@@ -1,7 +1,7 @@
-//! What shares hold, from their ledgers, at the time of a scrape.
+//! Reads what shares use from their ledgers, at each scrape of /metrics.
 //!
-//! A ledger is its tenant's to write: reads are bounded, numbers are what they are, and a ledger
-//! that says nothing is counted as damaged instead of being left out in silence.
+//! A tenant can write anything into its ledger: reads have a size limit, numbers are passed on as they are,
+//! and a ledger that cannot be read is exported as damaged instead of being left out.
 
 use crate::node::SharedNode;
 use crate::share::Role;
@@ -11,17 +11,17 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// Reads ledgers.
+/// Exports the ledgers' contents as metrics.
 pub struct Usage {
     node: SharedNode,
 }
 
-/// One share at one moment.
+/// A share's limits and use at the time of a scrape.
 struct Sample {
     labels: [(&'static str, String); 4],
     limit: i64,
     cores: i64,
-    /// Device memory, host memory and processes; `None` where the ledger says nothing.
+    /// Device memory, host memory and processes; `None` if the ledger cannot be read.
     used: Option<(i64, i64, i64)>,
     host_limit: i64,
 }
@@ -69,33 +69,35 @@ impl Collector for Usage {
         let samples = self.samples();
         type Value = fn(&Sample) -> Option<i64>;
         let figures: [(&str, &str, Value); 7] = [
-            ("share_memory_limit_bytes", "Device memory that a share may hold", |s| {
-                Some(s.limit)
-            }),
+            (
+                "share_memory_limit_bytes",
+                "Limit of the device memory of a share",
+                |s| Some(s.limit),
+            ),
             (
                 "share_memory_used_bytes",
-                "Device memory that a share's processes hold",
+                "Device memory in use by a share's processes",
                 |s| s.used.map(|(charged, _, _)| charged),
             ),
             (
                 "share_host_memory_limit_bytes",
-                "Host memory that a share may hold beyond its device memory (memoryPolicy Oversubscribe)",
+                "Limit of the host memory of a share (memoryPolicy Oversubscribe)",
                 |s| Some(s.host_limit),
             ),
             (
                 "share_host_memory_used_bytes",
-                "Host memory that a share's processes hold beyond its device memory",
+                "Host memory in use by a share's processes",
                 |s| s.used.map(|(_, host, _)| host),
             ),
             ("share_processes", "Processes of a share that use its GPU", |s| {
                 s.used.map(|(_, _, processes)| processes)
             }),
-            ("share_cores", "Percent of GPU time guaranteed to a share", |s| {
+            ("share_cores", "Percent of GPU time reserved for a share", |s| {
                 Some(s.cores)
             }),
             (
                 "share_ledger_damaged",
-                "1 where a share's ledger cannot be read: its limit may not hold",
+                "1 if a share's ledger cannot be read: its limit may not be enforced",
                 |s| Some(i64::from(s.used.is_none())),
             ),
         ];
@@ -111,7 +113,7 @@ impl Collector for Usage {
     }
 }
 
-/// A tenant can claim to hold more than any number.
+/// A tenant can write any number into its ledger, so clamp it.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

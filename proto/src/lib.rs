@@ -1,4 +1,4 @@
-//! The services between kubelet and a DRA plugin, client and server.
+//! The gRPC services between kubelet and a DRA plugin, client and server.
 //!
 //! ```text
 //!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/registration@<driver>.sock)
@@ -7,8 +7,8 @@
 //!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra.sock)
 //! ```
 //!
-//! The .proto files in kubelet/ state names and field numbers as kubelet speaks them; the tests
-//! hold every message to its bytes.
+//! The .proto files in kubelet/ have kubelet's names and field numbers; the tests compare every message with
+//! its bytes.
 #![forbid(unsafe_code)]
 #![allow(unreachable_pub, clippy::all)] // in generated code
 
@@ -22,7 +22,7 @@ pub mod dra {
     }
 }
 
-/// Health of devices, as a stream.
+/// The health of devices, as a stream.
 pub mod health {
     pub mod v1 {
         tonic::include_proto!("v1");
@@ -32,7 +32,7 @@ pub mod health {
     }
 }
 
-/// How kubelet finds a plugin.
+/// Registration of a plugin with kubelet.
 pub mod registration {
     tonic::include_proto!("pluginregistration");
 }

@@ -1,5 +1,6 @@
-//! What vgpu-cdi accepts, CDI's own library accepts: as read from a file, and as written by us. A runtime
-//! that is built on that library, or on the Go one that it follows, so never refuses a spec of ours.
+//! CDI's own library accepts every spec that vgpu-cdi accepts, both as read from a file and as we write it.
+//! So a runtime that is built on that library, or on the Go library that it follows, never refuses a spec of
+//! ours.
 //!
 //! The documents are one good spec with every field, and that spec with one or two changes from a list of
 //! good and bad values for every field.
@@ -18,7 +19,7 @@ use container_device_interface::{
 use serde_json::Value;
 use vgpu_cdi::{Spec, Version};
 
-/// A file for the other library, which reads files alone.
+/// A file for the other library, which only reads files.
 struct Desk {
     _dir: tempfile::TempDir,
     file: PathBuf,
@@ -31,7 +32,7 @@ impl Desk {
         Self { _dir: dir, file }
     }
 
-    /// The other library's refusal, of the document as it is and as it reads it.
+    /// The other library's error for the document as it is and as it reads it.
     fn theirs(&self, json: &[u8]) -> Result<(), String> {
         fs::write(&self.file, json).expect("write");
         schema::validate_builtin(json).map_err(|error| format!("{error:#}"))?;
@@ -44,7 +45,7 @@ impl Desk {
         minimum_required_version(&spec).expect("a version").to_string()
     }
 
-    /// Compares both on one document; whether we accept it.
+    /// Compares both libraries on one document. Returns true if we accept it.
     fn compare(&self, document: &Value) -> bool {
         let json = document.to_string();
         let Ok(spec) = Spec::parse(json.as_bytes()) else {
@@ -78,7 +79,7 @@ fn the_base_is_accepted_by_both() {
     assert!(Desk::new().compare(&base()));
 }
 
-/// Each bad value is one that we refuse, each good one is accepted: the list tests something.
+/// We refuse every bad value and accept every good one, so the list does test something.
 #[test]
 fn every_change_is_judged_as_the_list_says() {
     let desk = Desk::new();
@@ -87,7 +88,7 @@ fn every_change_is_judged_as_the_list_says() {
     }
 }
 
-/// Where the other library is content with what fails later, we are not.
+/// We refuse some specs that the other library accepts and that fail later.
 #[test]
 fn what_the_other_library_lets_pass() {
     let desk = Desk::new();
@@ -127,7 +128,7 @@ fn two_changes_at_once() {
     assert!(accepted > 300, "only {accepted} accepted pairs");
 }
 
-/// Versions: the lowest is accepted, any lower one refused by both.
+/// Versions: the lowest possible one is accepted, and both refuse any lower one.
 #[test]
 fn no_lower_version_would_do() {
     let desk = Desk::new();

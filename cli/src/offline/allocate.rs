@@ -15,8 +15,8 @@ use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{self, Objects, Options};
 use vgpu_api::config::UnknownPolicy;
 
-use super::{EXIT_DOES_NOT_FIT, OfflineError, features, objects_in, print, written};
-use crate::EXIT_USAGE;
+use super::{OfflineError, features, objects_in, print, written};
+use crate::exit;
 use crate::flags::{AllocateFlags, ListFormat};
 
 /// Said beside the whole of it in the List.
@@ -41,11 +41,11 @@ impl From<offline::OfflineError> for AllocateError {
 pub(crate) fn main(flags: &AllocateFlags) -> ExitCode {
     match run(flags) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(EXIT_DOES_NOT_FIT),
+        Ok(false) => ExitCode::from(exit::DOES_NOT_FIT),
         Err(AllocateError::Offline(error)) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "vgpu allocate: {error}");
-            ExitCode::from(EXIT_USAGE)
+            ExitCode::from(exit::USAGE)
         }
     }
 }

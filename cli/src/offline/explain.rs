@@ -8,18 +8,18 @@ use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{Options, Subject};
 use vgpu_planner::Time;
 
-use super::{EXIT_DOES_NOT_FIT, OfflineError, features, kubectl, objects_in, print, written};
-use crate::EXIT_USAGE;
+use super::{OfflineError, features, kubectl, objects_in, print, written};
+use crate::exit;
 use crate::flags::{AnswerFormat, ExplainFlags};
 
 pub(crate) fn main(flags: &ExplainFlags) -> ExitCode {
     match run(flags) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(EXIT_DOES_NOT_FIT),
+        Ok(false) => ExitCode::from(exit::DOES_NOT_FIT),
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "vgpu explain: {error}");
-            ExitCode::from(EXIT_USAGE)
+            ExitCode::from(exit::USAGE)
         }
     }
 }

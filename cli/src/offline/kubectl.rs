@@ -3,9 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use vgpu_allocator::offline::Objects;
-
-use super::OfflineError;
+use vgpu_allocator::offline::{InputError, Objects};
 
 /// All that allocation reads, but for DeviceTaintRules, which not every cluster serves.
 const KINDS: &str = "nodes,deviceclasses.v1.resource.k8s.io,resourceslices.v1.resource.k8s.io,\
@@ -23,16 +21,18 @@ pub(super) enum KubectlError {
         what: &'static str,
         error: serde_json::Error,
     },
+    #[error(transparent)]
+    Input(#[from] InputError),
 }
 
 /// What is in the cluster, with the pods of one namespace.
-pub(super) fn objects(namespace: &str) -> Result<Objects, OfflineError> {
+pub(super) fn objects(namespace: &str) -> Result<Objects, KubectlError> {
     let mut objects = Objects::default();
     objects.add(get(KINDS, &["--all-namespaces"])?, "kubectl get")?;
     match get(RULES, &[]) {
         Ok(rules) => objects.add(rules, "kubectl get")?,
         Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => {}
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     }
     objects.add(get("pods", &["--namespace", namespace])?, "kubectl get")?;
     Ok(objects)

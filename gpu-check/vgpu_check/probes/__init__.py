@@ -1,1 +1,1 @@
-"""What runs in the children: one module a probe, with a `main` that takes its arguments as strings."""
+"""The probes, which run in child processes: one module each, with a `main` whose arguments are strings."""

@@ -1,7 +1,7 @@
-"""What calls of the driver API take, in ns.
+"""Times calls of the driver API, in ns.
 
-Python's own share of a call (about half a microsecond) is the same on both sides, so the difference is
-the library's; where a C compiler is at hand `bench/run.sh library --real-gpu` has the calls alone.
+Python's part of a call (about half a microsecond) is the same on both sides, so the difference is the
+library's. With a C compiler, `bench/run.sh library --real-gpu` times the calls without it.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 def median(call, samples, after=None):
-    """Median ns of a call; `after` each batch, outside the time (a queue that is full makes calls wait)."""
+    """Median ns of a call. `after` runs after each batch and is not timed (a full queue makes calls wait)."""
     found = []
     for sample in range(-5, samples):
         start = time.perf_counter_ns()
@@ -31,7 +31,7 @@ def median(call, samples, after=None):
 
 
 class Calls:
-    """Prepared calls: what is timed is little more than the function itself."""
+    """Calls with prepared arguments, so that little more than the function is timed."""
 
     def __init__(self, cuda):
         self.cuda, self.pointer = cuda, ctypes.c_uint64(0)
@@ -113,7 +113,7 @@ def main(samples):
 
 
 def kept(calls):
-    """From the default pool, which keeps what it has."""
+    """From the default pool, which keeps freed memory."""
     cuda = calls.cuda
     pool = cuda.optional("cuDeviceGetDefaultMemPool", cuda.device)
     keep = ctypes.c_uint64((1 << 64) - 1)

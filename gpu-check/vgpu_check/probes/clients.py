@@ -1,4 +1,4 @@
-"""Other clients under a share: what they see, and what they get until they are refused."""
+"""Other clients under a share: the memory that they see, and how much they can allocate until they are refused."""
 
 import importlib
 import os
@@ -16,9 +16,9 @@ def needs(name):
 
 
 class Client:
-    """`seen` yields (what, total), `take` gives a piece or raises, `charged` tells what the share is charged."""
+    """`seen` yields (what, total), `take` allocates a piece or raises, `charged` returns the share's charge."""
 
-    AT_MOST = False  # whether its total may be less than the share
+    AT_MOST = False  # True if its total may be less than the share
 
     def charged(self):
         free, total = self.info()
@@ -28,7 +28,7 @@ class Client:
         yield "memory info", self.info()[1]
 
     def release(self):
-        """What is kept for reuse goes back."""
+        """Releases memory that is kept for reuse."""
 
 
 class Cupy(Client):
@@ -133,7 +133,7 @@ CLIENTS = {"cupy": Cupy, "cupy-async": CupyAsync, "numba": Numba, "cuda-bindings
 def taken(client, size):
     try:
         return client.take(size)
-    except BaseException as error:  # each client has its own class of it
+    except BaseException as error:  # each client has its own class for it
         text = "{} {}".format(type(error).__name__, error).lower().replace(" ", "").replace("_", "")
         if isinstance(error, MemoryError) or "outofmemory" in text or "resourceexhausted" in text:
             return None
@@ -156,7 +156,7 @@ def main(name, limit):
     for what, total in client.seen():
         talk.say("seen", name=what, total=int(total), at_most=client.AT_MOST)
     before = client.charged()
-    if not client.AT_MOST:  # it tells of the share, not of its own pool
+    if not client.AT_MOST:  # it reports the share, not its own pool
         talk.step("ready", charged=before)
     held, got = [], 0
     while got <= limit:

@@ -1,7 +1,7 @@
-"""What things take on the GPU, in steps: at each the check compares the charge with the driver's truth.
+"""Allocates in steps; at each step the check compares the charge with the driver's truth.
 
-A step with `base` starts a comparison, the next ones are told relative to it. `fixed`: what a program
-has without asking for memory; the largest difference of those is the tolerance.
+A step with `base` starts a comparison; the next ones are relative to it. `fixed`: memory that a program has
+without requesting any; the largest difference of these steps is the tolerance.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ def green(_limit):
 
 
 def small(_limit):
-    """Many of a size: does the driver pack them, and what is charged?"""
+    """Many allocations of one size: does the driver pack them, and how much is charged?"""
     cuda = Cuda()
     for size, name in (
         (1, "1 B"),
@@ -84,7 +84,7 @@ def small(_limit):
 
 
 def pieces(limit):
-    """What the driver's own tables take grows with what is held."""
+    """The driver's own tables grow with the memory in use."""
     cuda = Cuda()
     step(cuda, "", base=True)
     most = int(limit) - cuda.charged() - 64 * MIB
@@ -193,7 +193,7 @@ def modules(_limit):
 
 
 def hidden(_limit):
-    """Memory that kernels make the driver take."""
+    """Memory that the driver allocates for kernels."""
     cuda = Cuda()
     out = cuda.value("cuMemAlloc_v2", 8)
     cuda.call("cuMemsetD8_v2", out, 0, 8)

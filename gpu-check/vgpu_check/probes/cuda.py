@@ -1,4 +1,4 @@
-"""The CUDA driver API through ctypes, as far as the probes need it.
+"""The part of the CUDA driver API that the probes need, through ctypes.
 
 Every integer is passed as 64 bits: where the function takes 32, both calling conventions (x86-64,
 AArch64) read the low half. Structures are built by `struct` and passed as bytes.
@@ -10,9 +10,9 @@ import struct
 from .talk import Skip
 
 OUT_OF_MEMORY = 2
-# What "this GPU, driver or machine has no such thing" may look like.
+# Codes by which a GPU, driver or machine reports that it lacks a feature.
 ABSENT = (800, 801, 500)  # NOT_PERMITTED, NOT_SUPPORTED, NOT_FOUND
-DEVICE_UNAVAILABLE = 46  # compute mode Exclusive Process, and another process is there
+DEVICE_UNAVAILABLE = 46  # compute mode Exclusive Process, and another process uses the GPU
 
 
 class CudaError(Exception):
@@ -35,7 +35,7 @@ class Cuda:
         return hasattr(self.library, name)
 
     def code(self, name, *arguments):
-        """Calls; the driver's answer."""
+        """Calls a function and returns its code."""
         if not self.has(name):
             raise Skip("this driver has no {}".format(name))
         function = getattr(self.library, name)
@@ -47,13 +47,13 @@ class Cuda:
             raise CudaError(name, code)
 
     def value(self, name, *arguments, kind=ctypes.c_uint64):
-        """Calls with a pointer to the answer as first argument."""
+        """Calls a function whose first argument is a pointer to the result."""
         answer = kind(0)
         self.call(name, ctypes.byref(answer), *arguments)
         return answer.value
 
     def optional(self, name, *arguments, kind=ctypes.c_uint64):
-        """The same; what is absent here skips the probe."""
+        """The same; skips the probe if the feature is absent here."""
         try:
             return self.value(name, *arguments, kind=kind)
         except CudaError as error:
@@ -61,7 +61,7 @@ class Cuda:
                 raise Skip(str(error))
             raise
 
-    # Contexts and what they tell.
+    # Contexts and their queries.
 
     def primary(self):
         context = self.value("cuDevicePrimaryCtxRetain", self.device)
@@ -74,21 +74,21 @@ class Cuda:
         return free.value, total.value
 
     def charged(self):
-        """What the share is charged now; sharing a GPU with room, its free memory is not what ends it."""
+        """The share's charge. Correct while the GPU has more free memory than the share."""
         free, total = self.memory()
         return total - free
 
     def attribute(self, number):
         return self.value("cuDeviceGetAttribute", number, self.device, kind=ctypes.c_int)
 
-    # Memory, by every path. Each answers what undoes it.
+    # Memory, by every path. Each returns a function that frees it.
 
     def alloc(self, size):
         pointer = self.value("cuMemAlloc_v2", size)
         return lambda: self.call("cuMemFree_v2", pointer)
 
     def managed(self, size):
-        """Touched, so that it lies on the GPU."""
+        """Managed memory, touched so that it is on the GPU."""
         pointer = self.value("cuMemAllocManaged", size, 1)
         self.call("cuMemsetD8_v2", pointer, 0, size)
         self.call("cuCtxSynchronize")
@@ -114,7 +114,7 @@ class Cuda:
         return pool
 
     def trim(self):
-        """What pools keep for reuse goes back."""
+        """Releases memory that pools keep for reuse."""
         self.call("cuCtxSynchronize")
         for pool in self.pools + [self.optional("cuDeviceGetDefaultMemPool", self.device)]:
             self.call("cuMemPoolTrimTo", pool, 0)
@@ -135,7 +135,7 @@ class Cuda:
         return self.optional("cuMemCreate", size, self.properties(exported), 0)
 
     def map(self, handle, size):
-        """Reserves addresses and maps a handle there; the address."""
+        """Reserves addresses, maps a handle there, and returns the address."""
         address = self.value("cuMemAddressReserve", size, 0, 0, 0)
         self.call("cuMemMap", address, size, 0, handle, 0)
         self.call("cuMemSetAccess", address, size, struct.pack("<iii", 1, self.device, 3), 1)
@@ -155,10 +155,10 @@ class Cuda:
         return lambda: self.call("cuArrayDestroy", array)
 
     def graph_alloc(self, size):
-        """A graph whose one node allocates, launched: the memory stays until it is freed."""
+        """Launches a graph whose only node allocates. The memory stays until it is freed."""
         graph = self.value("cuGraphCreate", 0)
         node = ctypes.c_uint64(0)
-        # CUDA_MEM_ALLOC_NODE_PARAMS: CUmemPoolProps, access descriptions, size, and the pointer that comes back.
+        # CUDA_MEM_ALLOC_NODE_PARAMS: CUmemPoolProps, access descriptions, size, and the returned pointer.
         parameters = ctypes.create_string_buffer(struct.pack("<iiii72xQQQQ", 1, 0, 1, self.device, 0, 0, size, 0))
         try:
             self.call("cuGraphAddMemAllocNode", ctypes.byref(node), graph, None, 0, parameters)

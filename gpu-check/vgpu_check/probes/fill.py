@@ -1,8 +1,8 @@
-"""Fills the share by one path of the driver API until it is refused, and asks for more.
+"""Allocates by one path of the driver API until it is refused, frees all, and allocates again.
 
     "ready" ─► large chunks until refused ─► small ones ─► "full" ─► all freed, one again ─► "freed"
 
-A path that goes on beyond the limit is stopped soon after: the GPU is others' too.
+A path that exceeds the limit is stopped soon after, because others may use the GPU.
 """
 
 from . import ptx, talk
@@ -12,13 +12,13 @@ SMALL = 2 << 20
 
 
 class Filling:
-    """What was got so far, and how each piece goes back."""
+    """The memory allocated so far, and how to free each piece."""
 
     def __init__(self, limit):
         self.limit, self.got, self.undo, self.code = limit, 0, [], 0
 
     def chunks(self, take, size):
-        """Takes until refused, or until it is plain that nobody refuses."""
+        """Allocates until refused, or until it is clear that there is no limit."""
         while self.got <= self.limit:
             try:
                 self.undo.append(take(size))
@@ -31,7 +31,7 @@ class Filling:
 
 
 def takers(cuda):
-    """{path: function of a size that takes so much and answers what undoes it}."""
+    """Returns {path: function that allocates a size and returns a function that frees it}."""
     def from_pool(size):
         return cuda.pool_alloc(size, cuda.pools[0] if cuda.pools else cuda.pool())
 
@@ -67,7 +67,7 @@ def main(path, limit):
     large = max(SMALL, limit // 16 // SMALL * SMALL)
     filling.chunks(take, large)
     refused = filling.code
-    # A module is compiled for each piece: fewer of them.
+    # Each piece compiles a module, so use fewer pieces.
     filling.chunks(take, SMALL if path != "cuModuleLoadData" else max(SMALL, large // 8))
     talk.step("full", charged=cuda.charged(), got=filling.got, code=filling.code or refused, before=before)
     for undo in filling.undo:

@@ -1,4 +1,4 @@
-"""Holds memory without a share, so that the check learns how NVML tells of a process here."""
+"""Allocates memory without a share, so that the check finds out how NVML reports a process here."""
 
 from . import talk
 from .cuda import Cuda

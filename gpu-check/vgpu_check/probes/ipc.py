@@ -1,4 +1,4 @@
-"""Memory of one process that another of the same share opens: who is charged, and who is told to hold it.
+"""Memory of one process that another of the same share opens: which of them is charged, and which NVML lists.
 
     ipc (exporter) ── handle in hex, or a descriptor ──► ipc_import (importer, its child)
 """
@@ -17,7 +17,7 @@ PROBE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abs
 
 
 class Importer:
-    """The other process: told what to open, one line at a time."""
+    """The importing process, which gets one line for each object to open."""
 
     def __init__(self, *descriptors):
         command = [sys.executable, PROBE, "ipc_import"]
@@ -26,7 +26,7 @@ class Importer:
         self.answer()
 
     def answer(self):
-        """Its next line; the check's own time-out ends a wait for one that hangs."""
+        """Its next line; the check's own time-out ends it if it hangs."""
         for line in self.process.stdout:
             if line.startswith("ipc "):
                 code = int(line.split()[1])

@@ -1,4 +1,4 @@
-"""The second process of `ipc`: opens what it is told, and answers `ipc CODE` to each line."""
+"""The importing process of `ipc`: opens the object of each line and answers `ipc CODE`."""
 
 import ctypes
 import sys

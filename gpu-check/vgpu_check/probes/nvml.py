@@ -1,4 +1,4 @@
-"""NVML through ctypes: devices, memory, and what each process holds."""
+"""NVML through ctypes: devices, memory, and the memory of each process."""
 
 import ctypes
 
@@ -55,7 +55,7 @@ class Nvml:
         return buffer.value.decode(errors="replace") if code == 0 else "?"
 
     def mig(self, device):
-        """Whether the GPU is cut into MIG instances."""
+        """Returns True if the GPU is divided into MIG instances."""
         current, pending = ctypes.c_uint(0), ctypes.c_uint(0)
         code = self.code("nvmlDeviceGetMigMode", device, ctypes.byref(current), ctypes.byref(pending))
         return code == 0 and current.value == 1
@@ -67,14 +67,14 @@ class Nvml:
         return figures[0], figures[1], figures[2]
 
     def memory_v2(self, device):
-        """The same by the second version, which leaves out what the driver reserves; None: an old driver."""
+        """The same by the second version, which excludes memory that the driver reserves; None: an old driver."""
         figures = MemoryV2(version=ctypes.sizeof(MemoryV2) | 2 << 24)
         if self.code("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(figures)):
             return None
         return figures.total, figures.free, figures.used
 
     def processes(self, device):
-        """{PID: bytes, or None where the driver does not tell}."""
+        """Returns {PID: bytes, or None if the driver has no figure}."""
         for suffix, kind in (("_v3", Process), ("_v2", Process), ("", ProcessV1)):
             name = "nvmlDeviceGetComputeRunningProcesses" + suffix
             if not hasattr(self.library, name):

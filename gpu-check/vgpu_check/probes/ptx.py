@@ -1,10 +1,10 @@
-"""Kernels as PTX text, for the oldest target that this GPU's drivers still take."""
+"""Kernels as PTX text, for the oldest target that this GPU's drivers still accept."""
 
 LAUNCHABLE = "empty"
 
 
 def head(cuda):
-    """By compute capability: drivers drop old targets, and old drivers do not know new ones."""
+    """The target, by compute capability: drivers drop old targets, and old drivers do not have new ones."""
     major, minor = cuda.attribute(75), cuda.attribute(76)
     capability = 10 * major + minor
     for least, version, target in ((90, "7.8", "sm_90"), (80, "7.0", "sm_80"), (75, "6.3", "sm_75")):
@@ -25,7 +25,7 @@ def variable(cuda, size):
 
 
 def many(cuda, count):
-    """A module of `count` kernels that are not all the same."""
+    """A module of `count` different kernels."""
     kernel = (
         ".visible .entry k{0}(.param .u64 out)\n{{\n\t.reg .u64 %p<3>;\n\t.reg .u32 %r<3>;\n"
         "\tld.param.u64 %p1, [out];\n\tmov.u32 %r1, %tid.x;\n\tmul.lo.u32 %r2, %r1, {0};\n"
@@ -35,7 +35,7 @@ def many(cuda, count):
 
 
 def local_memory(cuda, size):
-    """A kernel that takes `size` bytes (a multiple of 16) of local memory a thread."""
+    """A kernel with `size` bytes (a multiple of 16) of local memory per thread."""
     return head(cuda) + (
         ".visible .entry spill(.param .u64 out)\n{{\n\t.local .align 16 .b8 buffer[{0}];\n"
         "\t.reg .u64 %p<6>;\n\t.reg .u32 %r<5>;\n"

@@ -1,4 +1,4 @@
-"""What a program is told of its GPU by the driver API and by NVML."""
+"""Reads what a program sees of its GPU through the driver API and NVML."""
 
 import ctypes
 

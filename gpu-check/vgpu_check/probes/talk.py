@@ -1,7 +1,7 @@
-"""How a probe talks to the check: lines of JSON on stdout after a mark, one line on stdin to go on.
+"""The protocol between probe and check: lines of JSON on stdout after a mark, one line on stdin to continue.
 
-Other lines on stdout are the libraries' own. The last line of a probe that ran to its end is `end` or
-`skip`; one that ends without has died.
+Other lines on stdout come from libraries. The last line of a probe that finished is `end` or `skip`; without
+one of them it died.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ MARK = "@gpu-check "
 
 
 class Skip(Exception):
-    """What this probe asks about is not here; the text says what."""
+    """A feature that the probe needs is absent here; the text names it."""
 
 
 def say(kind, **fields):
@@ -24,15 +24,15 @@ def say(kind, **fields):
 
 
 def step(name, **fields):
-    """A point at which the check looks at the truth; goes on when it has."""
+    """Reports a step and waits until the check has read the truth."""
     fields.setdefault("pids", [os.getpid()])
     say("step", name=name, **fields)
     if not sys.stdin.readline():
-        raise SystemExit(1)  # the check is gone
+        raise SystemExit(1)  # the check has ended
 
 
 def run(probe):
-    """Runs a probe and says how it ended; the exit status."""
+    """Runs a probe, reports its end, and returns the exit status."""
     say("hello", pid=os.getpid())
     try:
         probe()
@@ -41,7 +41,7 @@ def run(probe):
         return 0
     except SystemExit as leaving:
         return leaving.code or 0
-    except BaseException as error:  # a probe must tell whatever it met
+    except BaseException as error:  # a probe reports every error
         sys.stderr.write("{}: {}\n".format(type(error).__name__, error))
         sys.stderr.flush()
         return 1
@@ -50,6 +50,6 @@ def run(probe):
 
 
 def end_with_parent():
-    """No child survives a check that was killed: a `vgpu run` ends with the check, its probe with it."""
+    """Makes the kernel kill this process with its parent, so that a killed check leaves no children."""
     death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)

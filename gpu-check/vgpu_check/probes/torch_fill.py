@@ -1,4 +1,4 @@
-"""PyTorch under a share: what it sees, and whether its allocators are held. The check sets the allocator."""
+"""PyTorch under a share: the memory that it sees, and if its allocators are limited. The check chooses the allocator."""
 
 from . import talk
 
@@ -23,7 +23,7 @@ def is_refusal(torch, error):
 
 
 def taken(torch, size):
-    """A tensor, or None when that is refused."""
+    """Returns a tensor, or None if the allocation is refused."""
     try:
         return torch.empty(size, dtype=torch.uint8, device="cuda")
     except RuntimeError as error:
@@ -33,7 +33,7 @@ def taken(torch, size):
 
 
 def replayable(torch, size):
-    """A graph whose intermediate results hold about `size` bytes in a pool of their own, and a check of its result."""
+    """A graph whose intermediate results use about `size` bytes in their own pool, and a check of its result."""
     source = torch.ones(size // 16, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -51,7 +51,7 @@ def replayable(torch, size):
 
 
 def allocates_as_told(torch, mode):
-    """Skips a mode that this PyTorch does not have: it would say so in a warning and use another."""
+    """Skips a mode that this PyTorch does not have: it would only warn and use another."""
     taken(torch, PIECE)
     if mode == "async" and torch.cuda.get_allocator_backend() != "cudaMallocAsync":
         raise talk.Skip("this PyTorch has no cudaMallocAsync")

@@ -1,6 +1,6 @@
-"""What a small model takes in PyTorch, in ns: a training step, its replay as a CUDA graph, a loop of launches.
+"""Times a small model in PyTorch, in ns: a training step, its replay as a CUDA graph, a loop of launches.
 
-With `truth` it only trains, and the check looks at what that made the GPU hold.
+With `truth` it only trains, and the check reads the memory in use after it.
 """
 
 import statistics
@@ -45,7 +45,7 @@ def median(torch, call, samples, batch):
 
 
 def captured(torch, step):
-    """The step as a graph, in the way that PyTorch's manual gives."""
+    """The step as a CUDA graph, as in PyTorch's manual."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Outside the share: NVML's own account of one GPU, once a line on stdin."""
+"""Prints NVML's figures of one GPU for each line on stdin; runs outside the share."""
 
 import sys
 

@@ -1,4 +1,4 @@
-//! The command line. The CDI spec writes it; a person reads it in an error or with --help.
+//! The command line. The CDI spec writes it; people see it in an error or with --help.
 
 use std::{
     ffi::OsString,
@@ -8,11 +8,11 @@ use std::{
 use vgpu_abi::paths::CONTAINER_PRELOAD;
 
 pub(crate) const HELP: &str = "\
-vgpu-cdi-hook: puts a library into a container's /etc/ld.so.preload (an OCI createContainer hook)
+vgpu-cdi-hook: adds a library to a container's /etc/ld.so.preload (an OCI createContainer hook)
 
 usage: vgpu-cdi-hook preload [--library PATH] [--report FILE] < STATE
   --library PATH  the library's path in the container (default: /usr/lib/vgpu/libvgpu-preload.so)
-  --report FILE   gets one line where the container starts without the library (absolute, on the node)
+  --report FILE   gets one line if the container starts without the library (absolute, on the node)
   STATE           the container's state, as the runtime passes it to hooks
 ";
 
@@ -33,13 +33,13 @@ pub(crate) struct Preload {
 pub enum Error {
     #[error("no command; the only one is `preload` (see --help)")]
     NoCommand,
-    #[error("{0:?} is no command; the only one is `preload` (see --help)")]
+    #[error("{0:?} is not a command; the only one is `preload` (see --help)")]
     UnknownCommand(OsString),
-    #[error("{0:?} is no option of preload; there are --library and --report")]
+    #[error("{0:?} is not an option of preload; use --library or --report")]
     UnknownOption(OsString),
-    #[error("{0} is there twice; give it once")]
+    #[error("{0} is given twice; give it once")]
     Repeated(&'static str),
-    #[error("{0} lacks its value; write it as the next argument")]
+    #[error("{0} has no value; write it as the next argument")]
     NoValue(&'static str),
     #[error("--library {0:?} is not an absolute path without white space, ':' and '#', which ld.so would split")]
     Library(OsString),
@@ -82,7 +82,7 @@ impl Command {
     }
 }
 
-/// Whether ld.so reads `library` as one entry, and as a path.
+/// Returns true if ld.so reads `library` as one entry, and as a path.
 fn is_entry(library: &str) -> bool {
     Path::new(library).is_absolute()
         && !library.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, ':' | '#' | '$'))

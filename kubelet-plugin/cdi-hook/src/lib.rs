@@ -1,29 +1,28 @@
-//! vgpu-cdi-hook: a createContainer hook that puts libvgpu-preload.so into a container's
-//! /etc/ld.so.preload, where the container's environment cannot take it away again.
+//! vgpu-cdi-hook is a createContainer hook. It adds libvgpu-preload.so to a container's /etc/ld.so.preload,
+//! which the container's environment cannot switch off.
 //!
 //! ```text
 //!  runtime ──stdin──► state (id, bundle) ──► bundle/config.json ──► root.path
 //!                                                                      │ rootfs: paths inside it
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► <root>/etc/ld.so.preload
-//!               --report   ◄── one line, where that cannot be and the container starts all the same
+//!               --report   ◄── one line, if that is not possible and the container starts anyway
 //! ```
 //!
-//! When it runs: the runtime has made the container's namespaces and its mounts, so what CDI mounts is
-//! there, and has not yet called pivot_root, so this program, the bundle and the report are still found
-//! by their paths on the node, and the container's files under `root.path`. It runs in the container's
-//! mount namespace, as root there, once for each CDI device or claim that names it, before any program
-//! of the container. It fails the container if it fails.
+//! When it runs: the runtime has made the container's namespaces and mounts (so CDI's mounts exist) but has
+//! not called pivot_root. So this program, the bundle and the report have their paths on the node, and the
+//! container's files are under `root.path`. It runs as root in the container's mount namespace, once for each
+//! CDI device or claim that names it, before any program of the container. If it fails, the container fails.
 //!
-//! The image is the tenant's. So the file is found by steps that cannot leave the root file system
-//! ([`rootfs`]), what is read is bounded, and a folder that is mounted into the container is never
-//! written to: it may be the node's own /etc.
+//! The tenant controls the image. So paths are resolved without leaving the root file system ([`rootfs`]),
+//! reads have a size limit, and a folder that is mounted into the container is never written to: it may be
+//! the node's own /etc.
 //!
-//! What can go wrong, and what follows:
-//! - killed before the rename: the old file is whole; a temp file is left in the container's own layer;
+//! Failure modes:
+//! - killed before the rename: the old file is complete; a temp file is left in the container's own layer;
 //! - run again, or twice at once: the entry is there once;
-//! - an image without glibc, a read-only root file system, a file or folder that is a mount: the
-//!   container starts without the backstop, and the report says so;
-//! - anything else: exit 1 and one line that names the container, the file and what to do.
+//! - an image without glibc, a read-only root file system, a file or folder that is a mount: the container
+//!   starts without the backstop, and the report has the reason;
+//! - anything else: exit status 1 and one line that names the container, the file and the remedy.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -39,7 +38,7 @@ use arguments::{Command, Preload};
 use merge::Outcome;
 use state::Container;
 
-/// What went wrong, as the pod's event shows it.
+/// Why the container must not start, as the pod's event shows it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -50,7 +49,7 @@ pub enum Error {
     Merge { id: String, source: merge::Error },
 }
 
-/// Runs the hook; returns what goes to standard output.
+/// Runs the hook and returns its standard output.
 ///
 /// # Errors
 /// The container must not start.

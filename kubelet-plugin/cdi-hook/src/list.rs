@@ -1,14 +1,14 @@
 //! The text of /etc/ld.so.preload, as glibc's ld.so reads it: entries between white space and colons,
 //! and comments from `#` to the end of the line. Pure; bytes, because the image may have written any.
 
-/// The text with `library` in it: `None` where it is there already. The image's own entries keep their
-/// place before it, and their bytes.
+/// Returns the text with `library` added, or `None` if it is there already. The image's own entries come
+/// first and keep their bytes.
 pub(crate) fn with(text: &[u8], library: &str) -> Option<Vec<u8>> {
     if entries(text).any(|entry| entry == library.as_bytes()) {
         return None;
     }
     let mut merged = text.to_vec();
-    // A last line without an end would swallow ours: as a comment, or as one word with it.
+    // Without a line break, ours would become part of the last line: of its comment, or of its last entry.
     if !matches!(merged.last(), None | Some(b'\n')) {
         merged.push(b'\n');
     }

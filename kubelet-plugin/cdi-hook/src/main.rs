@@ -1,4 +1,4 @@
-//! The hook's program: standard input and arguments in, an exit status out.
+//! The hook's program: passes standard input and arguments to the library, and returns the exit status.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // One line: the runtime puts it into the pod's event.
+            // One line, because the runtime copies it into the pod's event.
             eprintln!("vgpu-cdi-hook: {error}");
             ExitCode::FAILURE
         }

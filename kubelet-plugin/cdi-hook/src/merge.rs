@@ -1,4 +1,4 @@
-//! One library into one container's /etc/ld.so.preload.
+//! Adds one library to one container's /etc/ld.so.preload.
 //!
 //! No fsync: the file belongs to a container that a crash of the machine ends as well.
 
@@ -22,14 +22,14 @@ use crate::{
 };
 
 const LIST: &str = "/etc/ld.so.preload";
-/// The loader's name in programs, and where that leads in the layouts of Debian and Red Hat.
+/// The loader's path in programs, and the paths to which it links on Debian and Red Hat.
 const LOADERS: [&str; 4] = [
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
     "/usr/lib64/ld-linux-x86-64.so.2",
     "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
 ];
-/// A list is some paths; a loader takes 200 KiB.
+/// A list has some paths; a loader 200 KiB.
 const MAX_LIST: u64 = 1 << 20;
 const MAX_LOADER: u64 = 8 << 20;
 const ATTEMPTS: u32 = 16;
@@ -38,7 +38,7 @@ const ATTEMPTS: u32 = 16;
 pub(crate) enum Outcome {
     /// The library is in the list.
     Listed,
-    /// The container starts without it.
+    /// The container starts without the library.
     Left(Reason),
 }
 
@@ -57,11 +57,11 @@ impl fmt::Display for Reason {
                  runs in it and no limit is needed; use an image with glibc 2.17 or newer for GPU work"
             }
             Self::ReadOnly => {
-                "its root file system cannot be written to, so /etc/ld.so.preload is as the image has it; limits hold \
+                "its root file system cannot be written to, so /etc/ld.so.preload is as the image has it; limits are enforced \
                  for programs that open libcuda.so.1 by that name, not for drivers bundled in the image"
             }
             Self::Mounted => {
-                "a volume is mounted at /etc or /etc/ld.so.preload, which is left alone; limits hold for programs that \
+                "a volume is mounted at /etc or /etc/ld.so.preload, which is left alone; limits are enforced for programs that \
                  open libcuda.so.1 by that name, not for drivers bundled in the image"
             }
         })
@@ -70,7 +70,7 @@ impl fmt::Display for Reason {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{path}: cannot open the root file system: {source}; the runtime named it, so look at the runtime's log", path = .path.display())]
+    #[error("{path}: cannot open the root file system: {source}; the runtime named it, so check the runtime's log", path = .path.display())]
     Root { path: PathBuf, source: io::Error },
     #[error("{path} in the image {source}; correct the image")]
     Image { path: &'static str, source: rootfs::Error },
@@ -88,7 +88,7 @@ pub enum Error {
     },
 }
 
-/// Puts `library` into the list of the container whose files lie under `root`.
+/// Adds `library` to the list of the container whose files are under `root`.
 pub(crate) fn merge(root: &Path, library: &str) -> Result<Outcome, Error> {
     let root = Root::open(root).map_err(|source| Error::Root {
         path: root.to_owned(),
@@ -97,7 +97,7 @@ pub(crate) fn merge(root: &Path, library: &str) -> Result<Outcome, Error> {
     if !reads_the_list(&root)? {
         return Ok(Outcome::Left(Reason::NoGlibc));
     }
-    // An entry that is no file makes every program of the container say so on stderr.
+    // With an entry that is not a file, every program of the container would print an error.
     if !matches!(root.open_file(library), Ok(Some(_))) {
         return Err(Error::NoLibrary {
             path: library.to_owned(),
@@ -107,7 +107,7 @@ pub(crate) fn merge(root: &Path, library: &str) -> Result<Outcome, Error> {
         Err(Error::Write { source, .. }) if source.raw_os_error() == Some(Errno::ROFS.raw_os_error()) => {
             Ok(Outcome::Left(Reason::ReadOnly))
         }
-        // The rename of a file onto one that is a mount.
+        // The target of the rename is a mount.
         Err(Error::Write { source, .. }) if source.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
             Ok(Outcome::Left(Reason::Mounted))
         }
@@ -119,10 +119,10 @@ pub(crate) fn merge(root: &Path, library: &str) -> Result<Outcome, Error> {
     }
 }
 
-/// Whether the image has a loader that knows the list. musl's does not, under whatever name.
+/// Returns true if the image has a loader that reads the list. musl's does not, under any name.
 fn reads_the_list(root: &Root) -> Result<bool, Error> {
     for path in LOADERS {
-        // A loader that is no file, or behind a loop of links, starts no program.
+        // A loader that is not a file, or is behind a loop of links, starts no program.
         let Ok(Some(file)) = root.open_file(path) else { continue };
         let mut content = Vec::new();
         file.take(MAX_LOADER)
@@ -143,7 +143,7 @@ fn add(root: &Root, library: &str) -> Result<(), Error> {
     let etc = root.place("/etc", Mounts::Refuse).map_err(image)?;
     if !etc.exists {
         match rustix::fs::mkdirat(&etc.dir, &etc.name, Mode::from_raw_mode(0o755)) {
-            // Another run was faster.
+            // Another run created it first.
             Ok(()) | Err(Errno::EXIST) => (),
             Err(error) => return Err(failed("make the folder of")(error)),
         }
@@ -176,13 +176,13 @@ fn read(file: File) -> Result<Vec<u8>, Error> {
     Ok(text)
 }
 
-/// Puts a file with `text` in the place, with the mode and owner of the one that was there.
+/// Replaces the file by one with `text`, keeping the old one's mode and owner.
 fn replace(place: &Place, text: &[u8], old: Option<&std::fs::Metadata>) -> Result<(), Error> {
     let (temp, file) = temp_file(place)?;
     let written = fill(file, text, old)
         .and_then(|()| rustix::fs::renameat(&place.dir, &temp, &place.dir, &place.name).map_err(failed("replace")));
     if written.is_err() {
-        // The error that is reported is the first one.
+        // Report the first error only.
         let _ = rustix::fs::unlinkat(&place.dir, &temp, AtFlags::empty());
     }
     written
@@ -192,7 +192,7 @@ fn temp_file(place: &Place) -> Result<(String, OwnedFd), Error> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut attempt = 0;
     loop {
-        // In the container's PID namespace this is process 1 or 2 each time; the time makes the name.
+        // In the container's PID namespace the PID is 1 or 2 each time, so the time makes the name unique.
         let time = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos());
@@ -209,10 +209,10 @@ fn fill(file: OwnedFd, text: &[u8], old: Option<&std::fs::Metadata>) -> Result<(
     let mut file = File::from(file);
     file.write_all(text).map_err(io_failed("write"))?;
     if let Some(old) = old {
-        // In a user namespace the old owner may have no number; then the file is root's, who made it.
+        // In a user namespace the old owner may have no ID; then the file belongs to root.
         let _ = rustix::fs::fchown(&file, Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
     }
-    // After fchown, which takes bits away; whatever the umask is.
+    // After fchown, which clears bits; set explicitly, whatever the umask.
     let mode = old.map_or(0o644, |old| old.mode() & 0o7777);
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))
 }

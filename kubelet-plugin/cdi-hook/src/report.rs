@@ -1,12 +1,12 @@
-//! The line for the plugin, which makes it a Warning event on the pod.
+//! Writes the report from which the plugin creates a Warning event on the pod.
 
 use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use crate::merge::Reason;
 
-/// Writes the line. The first container's stays until the plugin takes it. A report that cannot
-/// be written (in a user namespace the folder may not be ours) is no reason to keep the container from
-/// starting: then the line goes to stderr, into the runtime's log.
+/// Writes the line. The first container's report stays until the plugin takes it. If it cannot be written (in
+/// a user namespace the folder may not be writable) the container still starts: the line goes to stderr,
+/// which is the runtime's log.
 pub(crate) fn write(file: Option<&Path>, id: &str, reason: &Reason) {
     let line = format!("container {id} starts without libvgpu-preload.so: {reason}\n");
     let written = file.map(|file| {

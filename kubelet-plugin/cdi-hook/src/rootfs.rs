@@ -1,10 +1,10 @@
-//! Paths inside a root file system that somebody else has filled.
+//! Resolves paths inside a root file system that the tenant controls.
 //!
-//! One component at a time: each folder is opened in the one before without following links, links are
-//! read and taken as paths of the container, and `..` goes back to the folder that we came from, at most
-//! to the root. So no link, not even /proc/self/root or one that is swapped meanwhile, leads outside.
-//! openat2 would walk all of it in one call, but cannot say where a link to a missing file points to.
-//! It is used for each step, because it alone tells that a step enters another mount.
+//! Resolves one component at a time. Each folder is opened relative to the one before, without following
+//! links. Links are read and resolved as paths of the container, and `..` returns to the folder that was
+//! opened before, at most to the root. So no link leads outside, not even /proc/self/root or one that is
+//! swapped meanwhile. One openat2 call for the whole path could not tell where a link to a missing file
+//! points. openat2 is used for each component, because only it detects that a component is on another mount.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,20 +22,20 @@ use rustix::{
     io::Errno,
 };
 
-/// As many as the kernel follows.
+/// The kernel's limit.
 const MAX_LINKS: usize = 40;
 
 const FOLDER: OFlags = OFlags::PATH
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Never waits for the other end of a FIFO.
+/// Does not block on a FIFO.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Whether a path may lead into what is mounted in the root file system.
+/// If a path may lead into a mount of the root file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mounts {
     Enter,
@@ -64,7 +64,7 @@ pub(crate) struct Root {
     dir: OwnedFd,
 }
 
-/// Where a path ends, all links followed: a folder, and a name in it that is no link.
+/// The end of a path after all links: a folder, and a name in it that is not a link.
 pub(crate) struct Place {
     pub(crate) dir: OwnedFd,
     pub(crate) name: OsString,
@@ -73,7 +73,7 @@ pub(crate) struct Place {
 }
 
 impl Root {
-    /// The node's own path of the root file system, which the runtime chose.
+    /// Opens the root file system at its path on the node, which the runtime chose.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let dir = rustix::fs::openat(
             CWD,
@@ -84,7 +84,7 @@ impl Root {
         Ok(Self { dir })
     }
 
-    /// Where `path` ends. All its folders must exist.
+    /// Resolves `path`. All its folders must exist.
     pub(crate) fn place(&self, path: &str, mounts: Mounts) -> Result<Place, Error> {
         let mut ahead = Vec::new();
         push(&mut ahead, path.as_bytes());
@@ -112,7 +112,7 @@ impl Root {
                     }
                     push(&mut ahead, target.as_bytes());
                 }
-                // No link.
+                // Not a link.
                 Err(Errno::INVAL) if ahead.is_empty() => return Ok(Place::new(folders, step, true, mounts)),
                 Err(Errno::INVAL) => {
                     let next = enter(dir, &step, FOLDER, mounts)?;
@@ -124,7 +124,7 @@ impl Root {
         }
     }
 
-    /// Opens a regular file to read it; `None` where there is none, or no folder for it.
+    /// Opens a regular file for reading; `None` if it or its folder does not exist.
     pub(crate) fn open_file(&self, path: &str) -> Result<Option<File>, Error> {
         match self.place(path, Mounts::Enter).and_then(|place| place.open()) {
             Err(Error::Io(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -146,12 +146,12 @@ impl Place {
         }
     }
 
-    /// Opens the regular file to read it; `None` where there is none.
+    /// Opens the regular file for reading; `None` if it does not exist.
     pub(crate) fn open(&self) -> Result<Option<File>, Error> {
         if !self.exists {
             return Ok(None);
         }
-        // First as a place alone: opening a device or a socket to read does something.
+        // Check the type first, because opening a device or a socket has effects.
         let kind = rustix::fs::statat(&self.dir, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(kind.st_mode) != FileType::RegularFile {
             return Err(Error::NotAFile);
@@ -164,7 +164,7 @@ impl Place {
     }
 }
 
-/// Puts the components of `path` on the stack of those that are ahead, the first one on top.
+/// Pushes the components of `path` on the stack of those to resolve, the first one on top.
 fn push(ahead: &mut Vec<OsString>, path: &[u8]) {
     let components = path
         .split(|byte| *byte == b'/')
@@ -182,13 +182,13 @@ fn enter(dir: &OwnedFd, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<O
     };
     match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
         Err(Errno::XDEV) => Err(Error::Mounted),
-        // Linux before 5.6, or a seccomp filter that does not know it.
+        // Linux before 5.6, or a seccomp filter without openat2.
         Err(Errno::NOSYS | Errno::PERM) => enter_without_openat2(dir, name, flags, mounts),
         opened => Ok(opened?),
     }
 }
 
-/// As [`enter`]; of mounts it sees only those of another file system.
+/// As [`enter`], but detects only mounts of another file system.
 fn enter_without_openat2(dir: &OwnedFd, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Error> {
     let opened = rustix::fs::openat(dir, name, flags, Mode::empty())?;
     if mounts == Mounts::Refuse && device(&opened)? != device(dir)? {

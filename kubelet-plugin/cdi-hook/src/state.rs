@@ -1,4 +1,4 @@
-//! Which container: the state that the runtime passes on standard input, and the bundle's config.json.
+//! Reads the container's state, which the runtime passes on standard input, and the bundle's config.json.
 
 use std::{
     fs::File,
@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// A state holds an id, paths and annotations. Kubernetes allows 256 KiB of those.
+/// A state has an id, paths and annotations; Kubernetes allows 256 KiB of annotations.
 const MAX_STATE: u64 = 1 << 20;
 const MAX_CONFIG: u64 = 16 << 20;
 
@@ -23,7 +23,7 @@ pub(crate) struct Container {
 pub enum Error {
     #[error("standard input: {0}; it must be the container's state, as a runtime passes it to hooks")]
     State(Damage),
-    #[error("container {id}: {path}: {damage}; the runtime wrote it, so look at the runtime's log", path = .path.display())]
+    #[error("container {id}: {path}: {damage}; the runtime wrote it, so check the runtime's log", path = .path.display())]
     Config { id: String, path: PathBuf, damage: Damage },
 }
 
@@ -50,7 +50,7 @@ impl Container {
         let (id, bundle) = state(stdin).map_err(Error::State)?;
         let path = bundle.join("config.json");
         match root(&path) {
-            // An absolute root.path replaces the bundle here.
+            // If root.path is absolute, `join` drops the bundle.
             Ok(root) => Ok(Self {
                 id,
                 root: bundle.join(root),
@@ -63,7 +63,7 @@ impl Container {
 fn state(stdin: impl Read) -> Result<(String, PathBuf), Damage> {
     let state = json(stdin, MAX_STATE)?;
     let id = text(&state, "/id", "id")?;
-    // It goes into messages and into the report, which are one line each.
+    // The id appears in messages and in the report, which are one line each.
     if id.is_empty() || id.len() > 1024 || id.contains(|c: char| c.is_control()) {
         let wanted = "1 to 1024 characters of one line";
         return Err(Damage::Bad {

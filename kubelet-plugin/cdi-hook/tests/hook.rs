@@ -1,4 +1,5 @@
-//! The program, as a runtime runs it: a bundle, a state on standard input, a made root file system.
+//! The program as a runtime runs it, with a bundle, a state on standard input, and a root file system made by
+//! the test.
 
 use std::{
     fs,
@@ -79,7 +80,7 @@ impl Bundle {
         command
     }
 
-    /// Runs the hook, which must succeed and say nothing.
+    /// Runs the hook, which must succeed without output.
     fn run(&self) {
         assert_eq!(
             told(&with_stdin(&mut self.command(), self.state().as_bytes())),
@@ -114,12 +115,12 @@ fn with_stdin(command: &mut Command, stdin: &[u8]) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = piped.spawn().expect("the program starts");
-    // It may well stop reading.
+    // The hook may stop reading early.
     let _ = child.stdin.take().expect("piped").write_all(stdin);
     child.wait_with_output().expect("the program ends")
 }
 
-/// Success, and stderr. Status 1 is the only other one, and stdout is empty.
+/// Returns success and stderr. The only other exit status is 1, and stdout is always empty.
 fn told(output: &Output) -> (bool, String) {
     assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
@@ -156,7 +157,7 @@ fn the_images_entries_mode_and_owner_stay() {
     let bundle = Bundle::new(Some("/opt/libjemalloc.so # faster"));
     let path = bundle.at("etc/ld.so.preload");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("chmod");
-    // Only root can give a file away; anyone else keeps it.
+    // Only root can change a file's owner.
     let _ = std::os::unix::fs::chown(&path, Some(1234), Some(4321));
     let before = fs::metadata(&path).expect("stat");
     bundle.run();
@@ -219,13 +220,13 @@ fn links_stay_in_the_container() {
         if let Some(list) = &list {
             symlink(list, bundle.at("etc/ld.so.preload")).expect("link");
         }
-        // A link to a folder that the image lacks has no file to write.
+        // A link to a folder that the image does not have.
         let line = bundle.refusal();
         assert!(
             line.starts_with("vgpu-cdi-hook: container c1: /etc/ld.so.preload"),
             "{line}"
         );
-        // The same folder inside the image takes the file.
+        // If the image has that folder, the file is written there.
         fs::create_dir_all(bundle.at(&absolute[1..])).expect("folders");
         if !format!("{etc:?}{list:?}").contains("proc") {
             bundle.run();
@@ -384,14 +385,14 @@ fn a_wrong_command_line_is_one_line_with_a_hint() {
         (success, line.as_str()),
         (
             false,
-            "vgpu-cdi-hook: \"prelaod\" is no command; the only one is `preload` (see --help)\n"
+            "vgpu-cdi-hook: \"prelaod\" is not a command; the only one is `preload` (see --help)\n"
         )
     );
     let help = Command::new(HOOK).arg("--help").output().expect("the program starts");
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--report FILE"));
 }
 
-/// Runs `prepare` and then the hook in a mount namespace of their own. None where that is not allowed.
+/// Runs `prepare` and then the hook in their own mount namespace. None if that is not allowed.
 fn in_namespace(test: &str, bundle: &Bundle, prepare: &str) -> Option<(bool, String)> {
     let ways: [&[&str]; 2] = [&["unshare", "-m"], &["unshare", "-rm"]];
     let works = |way: &&&[&str]| {
@@ -439,7 +440,7 @@ fn a_read_only_root_file_system_is_reported() {
     reported(&bundle, "its root file system cannot be written to");
 }
 
-/// A pod may mount the node's own /etc, or one file over the list: neither is the image's.
+/// A pod may mount the node's own /etc, or a file over the list; both are outside the image.
 #[test]
 fn volumes_are_never_written_to() {
     let node = tempfile::tempdir().expect("a folder");
@@ -453,7 +454,7 @@ fn volumes_are_never_written_to() {
         ),
     ] {
         let bundle = Bundle::new(Some("/a.so\n"));
-        // The library is checked before, so it must not disappear under the mount.
+        // The hook checks the library first, so the mount must not hide it.
         let prepare = format!("mkdir -p {from}/vgpu && cp usr/lib/vgpu/* {from}/vgpu/; {prepare}");
         let Some(told) = in_namespace("volumes_are_never_written_to", &bundle, &prepare) else {
             return;
@@ -468,7 +469,7 @@ fn volumes_are_never_written_to() {
     }
 }
 
-/// The machine's own loader is one that reads the list, by the test that the hook makes.
+/// The hook recognises the machine's own loader as one that reads the list.
 #[test]
 fn the_machines_own_glibc_is_seen() {
     let loader = Path::new("/lib64/ld-linux-x86-64.so.2");

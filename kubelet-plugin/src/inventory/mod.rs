@@ -1,11 +1,11 @@
 //! The node's GPUs, behind a trait: NVML in production ([`nvml`]), a list in tests.
 //!
-//! The software GPU has no path of its own: it is a driver root whose libnvidia-ml.so.1 answers.
+//! The software GPU needs no code here: it is a driver root with its own libnvidia-ml.so.1.
 //!
-//! Fails by having no driver (yet): the caller keeps running, says why, and asks again. A GPU that
-//! falls off the bus, which NVML goes on counting, or that is cut into MIG instances is left out of
-//! the next list with the reason; the caller reports it as unhealthy and keeps its device published,
-//! for a running pod may hold it. The others are not touched by that.
+//! Failure modes: without a driver (yet) the caller keeps running, reports why, and retries. A GPU that falls
+//! off the bus (NVML goes on counting it) or that is divided into MIG instances is left out of the next list
+//! with the reason. The caller then reports it as unhealthy and keeps its device published, because a running
+//! pod may use it. The other GPUs are not affected.
 
 pub mod nvml;
 pub mod sysfs;
@@ -32,28 +32,28 @@ pub struct Gpu {
     pub driver_version: String,
     /// Major and minor.
     pub cuda_version: (i32, i32),
-    /// What can be shared out: total less reserved, in whole MiB.
+    /// Memory for shares: total minus reserved, in whole MiB.
     pub memory: u64,
-    /// Domain, bus, device, function in the kernel's spelling: `0000:3b:00.0`.
+    /// Domain, bus, device and function as the kernel writes them: `0000:3b:00.0`.
     pub pci_bus_id: Option<String>,
     pub pcie_root: Option<String>,
     pub numa_node: Option<u32>,
 }
 
-/// Where GPUs come from.
+/// Lists the node's GPUs.
 pub trait Gpus: Send + Sync + 'static {
     /// The node's GPUs, ordered by index. May block for seconds.
     ///
     /// # Errors
-    /// Why none can be listed.
+    /// No GPU can be listed.
     fn list(&self) -> Result<List, Error>;
 }
 
-/// What a look at the node's GPUs shows.
+/// The result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
     pub gpus: Vec<Gpu>,
-    /// Why others are not among them, a sentence each.
+    /// Why other GPUs are not in the list, a sentence each.
     pub left_out: Vec<String>,
 }
 
@@ -81,31 +81,30 @@ pub enum Error {
     NoGpu,
 }
 
-/// GPUs by the names of their devices, and the reverse.
+/// The GPUs by the names of their devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     gpus: BTreeMap<String, Gpu>,
 }
 
-/// What a device of ours is.
+/// The kind of a published device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device<'a> {
-    /// A GPU to share.
+    /// A shareable GPU.
     Gpu(&'a Gpu),
-    /// A GPU to look at, for admin access.
+    /// A GPU's monitor, for admin access.
     Monitor(&'a Gpu),
 }
 
-/// What is appended to a GPU's device name for its monitor device.
+/// A GPU's monitor device has the GPU's device name with this suffix.
 pub const MONITOR_SUFFIX: &str = "-monitor";
 
 // === impl List ===
 
 impl List {
-    /// What could be read of each GPU; one that is lost does not hide the others.
+    /// Collects the GPUs that could be read. One that is lost does not hide the others.
     ///
-    /// # Errors
-    /// Nothing could be read of any: the first reason.
+    /// # Errors No GPU could be read: the first reason.
     pub fn new(read: impl IntoIterator<Item = Result<Gpu, Error>>) -> Result<Self, Error> {
         let mut list = Self::default();
         let mut first = None;
@@ -129,8 +128,8 @@ impl List {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Names each GPU `gpu-` and the first eight hex digits of its UUID: an index would change with
-    /// the next reboot. Names that collide take the whole UUID.
+    /// Names each GPU `gpu-` and the first eight hex digits of its UUID, because an index may change with the
+    /// next reboot. If names collide, they get the whole UUID.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>) -> Self {
         let short: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
@@ -148,7 +147,7 @@ impl Inventory {
         }
     }
 
-    /// Device names and GPUs, in the order in which the scheduler shall fill them.
+    /// Device names and GPUs, in the order in which the scheduler allocates them.
     #[must_use]
     pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
         let mut all: Vec<_> = self.gpus.iter().map(|(name, gpu)| (name.as_str(), gpu)).collect();
@@ -192,7 +191,7 @@ fn long_name(uuid: &str) -> String {
     format!("gpu-{}", digits.get(..48).unwrap_or(&digits).trim_end_matches('-'))
 }
 
-/// A UUID without its prefix and without what no device name may hold.
+/// A UUID without its prefix and without characters that a device name must not have.
 fn uuid_digits(uuid: &str) -> String {
     let bare = uuid.strip_prefix("GPU-").unwrap_or(uuid).to_ascii_lowercase();
     bare.chars()

@@ -1,7 +1,7 @@
-//! GPUs through NVML, loaded from the driver root: NVIDIA's own, or the software GPU's.
+//! Reads GPUs through NVML, loaded from the driver root: NVIDIA's own or the software GPU's.
 //!
-//! The library is started once and kept: starting it anew for every look costs seconds on a node
-//! without persistence mode. A failed start is tried again by the next look.
+//! The library is initialised once and kept, because initialising it for every scan costs seconds on a node
+//! without persistence mode. The next scan retries a failed initialisation.
 
 use super::{Error, Gpu, Gpus, List, sysfs};
 use crate::driver;
@@ -85,7 +85,7 @@ fn read_one(nvml: &Nvml, sys: &Path, index: u32, driver_version: &str, cuda_vers
     };
     let device = nvml.device_by_index(index).map_err(failed("handle"))?;
     let uuid = device.uuid().map_err(failed("UUID"))?;
-    // Drivers and GPUs without MIG answer with an error.
+    // Drivers and GPUs without MIG return an error here.
     if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
         return Err(Error::Mig(uuid));
     }

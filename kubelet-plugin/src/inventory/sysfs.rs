@@ -1,10 +1,10 @@
-//! What the kernel knows of a PCI device and NVML does not say: its root and its NUMA node.
-//! Absent where the kernel says nothing, as for a software GPU and in some virtual machines.
+//! Reads from sysfs what NVML does not report about a PCI device: its root and its NUMA node. `None` if the
+//! kernel has no value, as for a software GPU and in some virtual machines.
 
 use std::fs;
 use std::path::Path;
 
-/// NVML spells the domain with eight digits, the kernel with four, in lower case.
+/// Converts NVML's bus ID, whose domain has eight digits, to the kernel's: four digits, lower case.
 #[must_use]
 pub fn kernel_spelling(nvml: &str) -> Option<String> {
     let lower = nvml.trim().to_ascii_lowercase();
@@ -14,7 +14,7 @@ pub fn kernel_spelling(nvml: &str) -> Option<String> {
     well_formed.then(|| format!("{domain:04x}:{rest}"))
 }
 
-/// The PCIe root (`pci0000:3a`) of a device, from the place of its folder.
+/// The PCIe root (`pci0000:3a`) of a device, from the path of its folder.
 #[must_use]
 pub fn pcie_root(sys: &Path, bus_id: &str) -> Option<String> {
     let place = fs::canonicalize(sys.join("bus/pci/devices").join(bus_id)).ok()?;
@@ -25,7 +25,7 @@ pub fn pcie_root(sys: &Path, bus_id: &str) -> Option<String> {
     root.filter(|name| name.contains(':'))
 }
 
-/// The NUMA node of a device; -1 stands for none.
+/// The NUMA node of a device; the kernel writes -1 if it has none.
 #[must_use]
 pub fn numa_node(sys: &Path, bus_id: &str) -> Option<u32> {
     let path = sys.join("bus/pci/devices").join(bus_id).join("numa_node");

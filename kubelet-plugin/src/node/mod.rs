@@ -1,18 +1,20 @@
-//! The node's state machine: what is prepared, and how it becomes so and ceases to be.
+//! The node's state machine: prepares and unprepares claims, and keeps the checkpoint.
 //!
 //! ```text
-//!  Prepare    entry with the same results ─► make what is missing ───────────────► answer
-//!             entry with others ─► unprepare it ─┐
-//!             none ──────────────────────────────┴► room? ─► claim directory ─► arbitration
-//!                                                    ─► CDI ─► checkpoint ────────► answer
-//!  Unprepare  CDI ─► claim directory ─► checkpoint      by UID alone, entry or not
+//!  Prepare    entry with the same results ─► create what is missing ─────────────► answer
+//!             entry with other results ─► unprepare it ─┐
+//!             no entry ─────────────────────────────────┴► room? ─► claim directory ─► arbitration
+//!                                                     ─► CDI ─► checkpoint ────────► answer
+//!  Unprepare  CDI ─► claim directory ─► checkpoint      by UID alone, with or without an entry
 //! ```
 //!
-//! Synchronous and owned by one mutex: a caller that goes away cannot stop it half-way. Crash
-//! between any two steps: before the checkpoint is written nothing was answered, so what lies
-//! around is an orphan, removed by the next start or made whole by the next Prepare; while
-//! unpreparing the entry is still there, and kubelet asks again. Two instances during a rolling
-//! update: each call holds the lock file and reads the checkpoint again if the other wrote it.
+//! Synchronous and owned by one mutex: a caller that goes away cannot stop it half-way. Failure modes:
+//! - A crash while preparing: nothing was answered before the checkpoint was written. The files without an
+//!   entry are orphans, removed by the next start or completed by the next Prepare.
+//! - A crash while unpreparing: the entry is still there, and kubelet retries.
+//! - Two instances during a rolling update: each call holds the lock file, and reads the checkpoint again if
+//!   the other instance wrote it.
+//!
 //! A batch writes the checkpoint once, after all of its claims.
 
 mod recover;
@@ -27,12 +29,12 @@ use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Stamp, Store};
 use crate::claim;
 use crate::claimdir::{self, ClaimDirs};
 use crate::config::Config;
+use crate::crash_points::{CrashPoints, Stopped};
 use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
-use crate::steps::{Steps, Stopped};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use room::Full;
 pub use shared::SharedNode;
@@ -44,7 +46,7 @@ use std::sync::Arc;
 use turn::{Locked, Turn};
 use vgpu_abi::limits::is_share_name;
 
-/// One device as kubelet is told of it.
+/// A prepared device, as it is reported to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     pub request: String,
@@ -59,7 +61,7 @@ pub struct Prepared {
 pub enum Error {
     #[error("uid {0:?} is not a claim's UID")]
     Uid(String),
-    #[error("the node's GPUs are not known yet: {0}; kubelet asks again")]
+    #[error("the node's GPUs are not known yet: {0}; kubelet retries")]
     NoInventory(String),
     #[error(transparent)]
     Claim(#[from] claim::Error),
@@ -75,16 +77,16 @@ pub enum Error {
     Arbitration(#[from] arbitration::Error),
     #[error(transparent)]
     Cdi(#[from] vgpu_cdi::store::Error),
-    #[error("checkpoint {}: {source}; kubelet asks again", path.display())]
+    #[error("checkpoint {}: {source}; kubelet retries", path.display())]
     Checkpoint { path: PathBuf, source: io::Error },
-    /// Of a whole call.
+    /// An error of the whole call, shared by all of its claims.
     #[error(transparent)]
     Shared(Arc<Error>),
     #[error(transparent)]
     Stopped(#[from] Stopped),
 }
 
-/// What is prepared on this node.
+/// The prepared claims of this node.
 pub struct Node {
     config: Config,
     root: Root,
@@ -93,15 +95,15 @@ pub struct Node {
     cdi: vgpu_cdi::store::Dir,
     library: Library,
     store: Store,
-    /// Held during each call: the other side of a rolling update waits.
+    /// Locked during each call, so that the other instance of a rolling update waits.
     lock: File,
     checkpoint: Checkpoint,
-    /// The state of the file that `checkpoint` equals; `None` if they may differ.
+    /// The state of the checkpoint file when `checkpoint` was read or saved; `None` if they may differ.
     stamp: Option<Stamp>,
     inventory: Result<Inventory, String>,
-    /// Checkpoints that were found damaged, not yet told to anybody.
+    /// Descriptions of damaged checkpoints that have no event on the node yet.
     damages: Vec<String>,
-    steps: Box<dyn Steps>,
+    crash_points: Box<dyn CrashPoints>,
 }
 
 // === impl Node ===
@@ -116,7 +118,7 @@ impl Node {
         &self.checkpoint
     }
 
-    /// GPUs of which claims hold shares, as they were published, be they still there or not.
+    /// The GPUs on which claims hold shares, as they were published, even if the driver no longer lists them.
     #[must_use]
     pub fn held_gpus(&self) -> Vec<Gpu> {
         let mut gpus: Vec<Gpu> = self.checkpoint.gpus.values().cloned().collect();
@@ -135,12 +137,12 @@ impl Node {
         &self.dirs
     }
 
-    /// Reads the checkpoint again before the next call.
+    /// Forces the next call to read the checkpoint again.
     pub fn forget(&mut self) {
         self.stamp = None;
     }
 
-    /// Prepares claims that were just read from the API server, each for itself.
+    /// Prepares claims that were just read from the API server. Each succeeds or fails by itself.
     pub fn prepare(&mut self, batch: &[(ClaimId, ResourceClaim)]) -> Vec<Result<Vec<Prepared>, Error>> {
         let mut turn = match self.enter() {
             Ok(turn) => turn,
@@ -153,7 +155,7 @@ impl Node {
         self.leave(&turn, answers)
     }
 
-    /// Unprepares claims, each for itself; one that was never prepared is done at once.
+    /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
     pub fn unprepare(&mut self, uids: &[&str]) -> Vec<Result<(), Error>> {
         let mut turn = match self.enter() {
             Ok(turn) => turn,
@@ -170,7 +172,7 @@ impl Node {
         if let Some(entry) = self.checkpoint.claims.get(&id.uid) {
             if same_results(&entry.shares, &shares) {
                 let mut entry = entry.clone();
-                // One that was rebuilt from limits files learns its names again.
+                // An entry that was rebuilt from limits files gets its names back.
                 if entry.name != id.name || entry.shares.iter().any(|held| held.share.request.is_empty()) {
                     for (held, share) in entry.shares.iter_mut().zip(&shares) {
                         held.share = share.clone();
@@ -180,19 +182,19 @@ impl Node {
                 }
                 let library = entry.library.clone();
                 self.materialize(&id.uid, &mut entry, false, turn)?;
-                // Bound anew, and the next start must not remove what it is bound to.
+                // Save the entry if its library changed: the next start must not remove a release in use.
                 turn.dirty |= entry.library != library;
                 let answer = self.answer(&id.uid, &shares);
                 self.checkpoint.claims.insert(id.uid.clone(), entry);
                 return Ok(answer);
             }
-            // The pod was force-deleted and another one got the claim: what it held before is gone.
+            // The pod was force-deleted and another one got the claim, so the former shares are not in use.
             self.remove(&id.uid, turn)?;
         }
         let mut entry = self.admit(id, &shares)?;
         if let Err(error) = self.materialize(&id.uid, &mut entry, true, turn) {
             if !stopped(&error) {
-                // Best effort: kubelet unprepares a claim whose Prepare failed, too.
+                // Best effort: kubelet also unprepares a claim whose Prepare failed.
                 let _ = self.remove_files(&id.uid);
             }
             return Err(error);
@@ -203,7 +205,7 @@ impl Node {
         Ok(answer)
     }
 
-    /// An entry with a slot for each share, if all fit beside what is prepared.
+    /// Returns an entry with a slot for each share, if all shares fit beside the prepared ones.
     fn admit(&self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let mut entry = Entry {
@@ -236,7 +238,7 @@ impl Node {
         Ok(entry)
     }
 
-    /// Makes what is missing of a claim on the machine. `new`: its slots may hold others' demand.
+    /// Creates what is missing of a claim on the node. `new`: its slots may have the demand of former owners.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let driver = turn.driver(&self.root)?;
@@ -272,7 +274,7 @@ impl Node {
         let spec = edits::spec(&node, uid, &placed);
 
         self.dirs
-            .ensure(uid, entry, self.config.context_reserve, self.steps.as_mut())?;
+            .ensure(uid, entry, self.config.context_reserve, self.crash_points.as_mut())?;
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
             turn.arbitration(&self.arbitration, &held.share.gpu)?;
@@ -280,11 +282,11 @@ impl Node {
                 self.arbitration.clear(&held.share.gpu, slot)?;
             }
         }
-        self.steps.reached("arbitration")?;
-        // One that says something else is of an older driver; one that cannot be read is no spec.
+        self.crash_points.reached("arbitration")?;
+        // A spec that differs is of an older driver; one that cannot be read is damaged.
         if !matches!(self.cdi.read(uid), Ok(Some(found)) if found == spec) {
             self.cdi.write(&spec, uid)?;
-            self.steps.reached("CDI spec")?;
+            self.crash_points.reached("CDI spec")?;
         }
         Ok(())
     }
@@ -311,10 +313,10 @@ impl Node {
     }
 
     fn remove_files(&mut self, uid: &str) -> Result<(), Error> {
-        // First, so that no container can be started with what goes next.
+        // The CDI spec goes first, so that no container can start with files that are removed next.
         self.cdi.remove(uid)?;
-        self.steps.reached("CDI spec removed")?;
-        self.dirs.remove(uid, self.steps.as_mut())?;
+        self.crash_points.reached("CDI spec removed")?;
+        self.dirs.remove(uid, self.crash_points.as_mut())?;
         Ok(())
     }
 
@@ -323,7 +325,7 @@ impl Node {
         let saved = self.store.save(&self.checkpoint);
         saved.map_err(|source| self.checkpoint_error(source))?;
         self.stamp = self.store.stamp();
-        Ok(self.steps.reached("checkpoint")?)
+        Ok(self.crash_points.reached("checkpoint")?)
     }
 
     fn note_gpus(&mut self) {
@@ -345,7 +347,7 @@ impl Node {
         if self.stamp.is_none() || self.stamp != self.store.stamp() {
             match self.store.load() {
                 Ok(Some(loaded)) => self.checkpoint = loaded,
-                // It was there when this instance started; what it said is still held.
+                // The file existed when this instance started, and its claims are still prepared.
                 Ok(None) => self.rebuild(&Damage::Gone)?,
                 Err(damage) => self.rebuild(&damage)?,
             }
@@ -354,7 +356,7 @@ impl Node {
         Ok(turn)
     }
 
-    /// Saves what the turn changed; what cannot be saved was not done.
+    /// Saves what the turn changed. If that fails, every claim of the turn fails.
     fn leave<T>(&mut self, turn: &Turn, mut answers: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
         if turn.dirty
             && let Err(error) = self.save()
@@ -373,13 +375,13 @@ impl Node {
     }
 }
 
-/// The same error for every claim of a call.
+/// Fails every claim of a call with the same error.
 fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
     let error = Arc::new(error);
     (0..count).map(|_| Err(Error::Shared(error.clone()))).collect()
 }
 
-/// What was not saved was not done.
+/// Fails the claims that succeeded, because their changes could not be saved.
 fn fail_rest<T>(answers: &mut [Result<T, Error>], error: Error) {
     let error = Arc::new(error);
     for answer in answers.iter_mut().filter(|answer| answer.is_ok()) {
@@ -399,7 +401,7 @@ fn stopped(error: &Error) -> bool {
     matches!(error, Error::Stopped(_) | Error::ClaimDir(claimdir::Error::Stopped(_)))
 }
 
-/// A UID names folders and files.
+/// Accepts only UIDs that are safe as the name of a folder or file.
 fn check_uid(uid: &str) -> Result<(), Error> {
     if is_share_name(uid) {
         Ok(())

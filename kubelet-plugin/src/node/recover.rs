@@ -1,22 +1,22 @@
-//! Starting on a machine that a former instance left in any state.
+//! Recovers the state of a former instance at the start of the plugin.
 //!
-//! The first start writes an empty checkpoint, so that later its absence is damage: it is gone at a
-//! start while claims lie on the node, or at any call of a running instance. One that is damaged is
-//! moved aside. Either is rebuilt from what this instance knows and from the claim directories: from
-//! each one's own copy of its entry, else from its limits files, which tell amounts and GPUs, so
-//! that no prepared share is forgotten and none is given twice. What lies around without an entry
-//! was never answered and is removed, but only if the checkpoint could be read or there never was one.
+//! The first start writes an empty checkpoint, so that later a missing one is damage: missing at a start
+//! while there are claim directories, or at any call of a running instance. A damaged checkpoint is moved
+//! aside. In both cases it is rebuilt from this instance's memory and from the claim directories: from each
+//! one's copy of its entry, else from its limits files, which have amounts and GPUs. So no prepared share is
+//! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
+//! They are removed, but only if the checkpoint could be read or there never was one.
 
 use super::{Error, Locked, Node};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
 use crate::claimdir::ClaimDirs;
 use crate::config::Config;
+use crate::crash_points::CrashPoints;
 use crate::driver::Root;
 use crate::edits;
 use crate::library::Library;
 use crate::share::Share;
-use crate::steps::Steps;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
@@ -24,11 +24,11 @@ use std::path::Path;
 // === impl Node ===
 
 impl Node {
-    /// Takes over what a former instance left.
+    /// Opens the node and recovers what a former instance left.
     ///
     /// # Errors
-    /// A folder that cannot be made, listed or cleaned.
-    pub fn open(config: Config, library: Library, steps: Box<dyn Steps>) -> Result<Self, Error> {
+    /// A folder cannot be created, listed or cleaned.
+    pub fn open(config: Config, library: Library, crash_points: Box<dyn CrashPoints>) -> Result<Self, Error> {
         let store = Store::new(config.checkpoint.clone());
         let folder = config.checkpoint.parent().unwrap_or(&config.checkpoint);
         let checkpoint_error = |source| Error::Checkpoint {
@@ -58,14 +58,14 @@ impl Node {
             stamp: None,
             inventory: Err("the plugin has just started".into()),
             damages: Vec::new(),
-            steps,
+            crash_points,
             config,
         };
         node.take_over()?;
         Ok(node)
     }
 
-    /// Checkpoints that were found damaged since the last call, in words.
+    /// Takes the descriptions of the checkpoints that were found damaged since the last call.
     pub fn take_damages(&mut self) -> Vec<String> {
         std::mem::take(&mut self.damages)
     }
@@ -83,7 +83,7 @@ impl Node {
             Ok(None) if self.dirs.uids()?.is_empty() => {
                 let saved = self.store.save(&self.checkpoint);
                 saved.map_err(|source| self.checkpoint_error(source))?;
-                // CDI files outlive a kubelet folder that was wiped, where their folder is on disk.
+                // CDI files on disk outlive a kubelet folder that was wiped.
                 self.remove_orphans()?;
             }
             Ok(None) => self.rebuild(&Damage::Gone)?,
@@ -103,8 +103,8 @@ impl Node {
         match self.library.keep(&used) {
             Ok(removed) if removed.is_empty() => {}
             Ok(removed) => tracing::info!(?removed, "removed releases of the library that no claim uses"),
-            // A release that stays takes disk space, no more.
-            Err(error) => tracing::warn!(%error, "a release of the library that no claim uses stays"),
+            // A release that is not removed only takes disk space.
+            Err(error) => tracing::warn!(%error, "cannot remove a release of the library that no claim uses"),
         }
         Ok(())
     }
@@ -116,8 +116,8 @@ impl Node {
         found.dedup();
         found.retain(|uid| !self.checkpoint.claims.contains_key(uid));
         for uid in &found {
-            // A crash leaves an entry whole or none. One that cannot be read is of a claim that was
-            // prepared, by a later release perhaps, and a pod may run with it; kubelet unprepares it.
+            // A crash leaves an entry complete or not at all. One that cannot be read belongs to a claim that
+            // was prepared, for example by a later release, and a pod may use it. kubelet will unprepare it.
             if let Some(damage) = self.dirs.damaged_entry(uid) {
                 tracing::warn!(
                     uid,
@@ -131,7 +131,8 @@ impl Node {
         Ok(())
     }
 
-    /// The release that a claim's CDI spec names, which must stay as long as its pod; else the current one.
+    /// Returns the release that a claim's CDI spec names, which must stay as long as its pod; else the
+    /// current one.
     fn named_library(&self, uid: &str) -> String {
         let spec = self.cdi.read(uid).ok().flatten();
         let mounts = spec.map(|spec| spec.container_edits.mounts).unwrap_or_default();
@@ -141,7 +142,7 @@ impl Node {
         named.unwrap_or_else(|| self.library.digest().to_owned())
     }
 
-    /// Moves the file aside and writes one from memory and claim directories.
+    /// Moves the damaged file aside and writes a new one from memory and the claim directories.
     pub(super) fn rebuild(&mut self, damage: &Damage) -> Result<(), Error> {
         let path = self.store.path().display().to_string();
         let aside = match self.store.stamp() {
@@ -159,22 +160,22 @@ impl Node {
         let count = self.checkpoint.claims.len();
         let lost = match lost.len() {
             0 => String::new(),
-            _ => format!("; nothing can be told of {}, remove their pods", lost.join(", ")),
+            _ => format!("; {} cannot be recovered, remove their pods", lost.join(", ")),
         };
-        let told = format!(
+        let message = format!(
             "checkpoint {path} {damage}{aside}; rebuilt with {count} claims from {}{lost}",
             self.config.claims_dir.display()
         );
-        tracing::error!("{told}");
-        self.damages.push(told);
+        tracing::error!("{message}");
+        self.damages.push(message);
         Ok(())
     }
 }
 
 type Claims = BTreeMap<String, Entry>;
 
-/// The entries of all claim directories beside those known, and the UIDs and shares that tell nothing.
-/// `library`: to which release a claim is bound.
+/// Returns the known entries and those of all other claim directories, and the UIDs and shares that cannot be
+/// recovered. `library` returns the release to which a claim is bound.
 fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) -> Result<(Claims, Vec<String>), Error> {
     let mut claims = known;
     let mut lost = Vec::new();
@@ -196,8 +197,8 @@ fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) ->
             }
         }
     }
-    // After the others, so that no slot is given twice among those that are known. Which slot these
-    // shares had is lost; their containers keep it mounted, and share it at worst.
+    // After the others, so that no slot is assigned twice among the known ones. The slots that these shares
+    // had are lost. Their containers keep them mounted, and at worst two shares use one slot.
     for (uid, shares) in unslotted {
         let mut entry = Entry {
             namespace: String::new(),

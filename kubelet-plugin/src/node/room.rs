@@ -1,7 +1,7 @@
-//! Whether a share fits beside what is prepared on its GPU. Pure.
+//! Checks if a share fits beside the prepared ones on its GPU. Pure.
 //!
-//! The scheduler has counted already; this counts what the node really holds. They differ after a
-//! force-deleted pod, and with two writers of allocations, which nothing in the API server stops.
+//! The scheduler has checked already; this counts what is prepared on the node. The two differ after a pod
+//! was force-deleted, and if two programs write allocations, which the API server does not prevent.
 
 use crate::arbitration::SLOTS;
 use crate::checkpoint::{Checkpoint, Entry, Held};
@@ -10,11 +10,11 @@ use crate::share::{ClaimId, Share};
 use vgpu_api::request::CORES_MAX;
 use vgpu_quantity::format_bytes;
 
-/// A GPU without room, in words.
+/// A GPU that has no room for a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {holders}; \
-     kubelet asks again, and it works once their pods are gone"
+     kubelet retries, and succeeds once their pods are gone"
 )]
 pub struct Full {
     pub device: String,
@@ -25,11 +25,10 @@ pub struct Full {
     pub holders: String,
 }
 
-/// A free slot of `gpu`, if memory, cores and number of shares allow `share` beside those in the
+/// Returns a free slot of `gpu` if memory, cores and the number of shares allow `share`, beside those in the
 /// checkpoint and those of its own claim, `own`.
 ///
-/// # Errors
-/// What there is no room for, and who holds it.
+/// # Errors The capacity that is not sufficient, and the claims that use it.
 pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max_shares: u32) -> Result<u8, Box<Full>> {
     let own = own.iter().filter(|held| held.share.gpu == gpu.uuid);
     let on_gpu = || checkpoint.on_gpu(&gpu.uuid).map(|(_, held)| held).chain(own.clone());
@@ -67,7 +66,7 @@ pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max
     }
 }
 
-/// Who holds shares of a GPU; enough names to find them by.
+/// Names the claims with shares of a GPU, at most `NAMED` of them.
 fn holders(checkpoint: &Checkpoint, gpu: &str) -> String {
     const NAMED: usize = 3;
     let holding = |entry: &&Entry| entry.shares.iter().any(|held| held.share.gpu == gpu);

@@ -1,9 +1,9 @@
-//! The node's state, shared by what looks at it: one turn at a time, none of which waits.
+//! Shares the node's state between tasks, behind a mutex that is never held across an await.
 
 use super::Node;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The node's state, shared by everything that looks at it.
+/// The node's state, shared between tasks.
 #[derive(Clone)]
 pub struct SharedNode(Arc<Mutex<Node>>);
 
@@ -13,12 +13,12 @@ impl SharedNode {
         Self(Arc::new(Mutex::new(node)))
     }
 
-    /// The state machine, for one turn without waiting.
+    /// Locks the state machine for one turn. The holder must not wait while it has the lock.
     pub fn lock(&self) -> MutexGuard<'_, Node> {
         match self.0.lock() {
             Ok(node) => node,
             Err(poisoned) => {
-                // A turn ended in a panic; what is on disk is the truth.
+                // A turn panicked: only the files on disk are reliable.
                 self.0.clear_poison();
                 let mut node = poisoned.into_inner();
                 node.forget();

@@ -1,4 +1,4 @@
-//! One call's turn at the node: the lock, and what is looked at once for all claims of the call.
+//! One call's turn: the lock, and values that are read once for all claims of the call.
 
 use crate::arbitration::{self, Arbitration};
 use crate::driver::{self, Driver, Root};
@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io;
 
 pub(super) struct Turn {
-    /// Whether the checkpoint must be written at the end.
+    /// Set if the checkpoint must be written at the end.
     pub(super) dirty: bool,
     driver: Option<Driver>,
-    /// GPUs whose arbitration directories are ready.
+    /// GPUs whose arbitration directories were completed in this turn.
     arbitrated: BTreeSet<String>,
     _locked: Locked,
 }
@@ -28,7 +28,7 @@ impl Turn {
         }
     }
 
-    /// The driver's files, as they are during this turn.
+    /// The driver's files, read once for this turn.
     pub(super) fn driver(&mut self, root: &Root) -> Result<&Driver, driver::Error> {
         if self.driver.is_none() {
             self.driver = Some(root.read()?);
@@ -36,7 +36,7 @@ impl Turn {
         Ok(self.driver.as_ref().expect("it was just read"))
     }
 
-    /// Makes a GPU's arbitration directory ready, once.
+    /// Completes a GPU's arbitration directory, once in this turn.
     pub(super) fn arbitration(&mut self, all: &Arbitration, gpu: &str) -> Result<(), arbitration::Error> {
         if !self.arbitrated.contains(gpu) {
             all.ensure(gpu)?;
@@ -46,7 +46,7 @@ impl Turn {
     }
 }
 
-/// The lock file, held until dropped.
+/// The lock file, locked until dropped.
 pub(super) struct Locked(File);
 
 // === impl Locked ===
@@ -60,7 +60,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Fails only for a file that is none; the process's end unlocks too.
+        // Fails only if the file cannot be locked at all; the end of the process unlocks it too.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }

@@ -1,21 +1,21 @@
-//! Who allocates this node's GPUs, said by a taint on each device that a claim can hold a part of.
+//! Marks who allocates this node's GPUs: a taint on each shareable device.
 //!
 //! ```text
 //!  --allocator=scheduler    no taint: kube-scheduler allocates
-//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule: vgpu-controller does, once the taint is 30 s old
-//!  from the one to the other
-//!    controller ─► `released`, which neither of them takes ─► after HANDOVER ─► no taint
+//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule: vgpu-controller allocates, once the taint is 30 s old
+//!  from controller to scheduler
+//!    `controller` ─► `released`, which neither of them allocates ─► after HANDOVER ─► no taint
 //! ```
 //!
-//! Each of the two may still be writing what it decided before a taint changed. So neither follows the other at once:
-//! vgpu-controller waits for the taint's age, which is the API server's time and outlives every restart; this plugin
-//! waits [`HANDOVER`] from when it first saw the stored `released`, by its own clock, which no wrong date of the node
-//! can shorten. A restart of the plugin begins that wait anew.
+//! Each of the two may still be writing a decision from before the taint changed, so the next one does not
+//! start at once. vgpu-controller waits for the taint's age by the API server's time, which survives every
+//! restart. This plugin waits [`HANDOVER`] from when it first saw the stored `released`, by its monotonic
+//! clock, which a wrong date of the node cannot shorten. A restart of the plugin starts that wait again.
 //!
-//! kubelet wipes a node's slices when it starts, and with them what they said. So that a wiped device does not come
-//! back as if the controller had never had it, a file on the node (the mark) says that it may have: written before the
-//! first taint, removed once every device is published without one. While it is there, devices that are published
-//! anew in scheduler mode begin as `released`.
+//! kubelet wipes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
+//! records that devices may be the controller's. It is written before the first taint, and removed once every
+//! device is published without one. While it exists, devices that are published anew in scheduler mode start
+//! as `released`.
 
 use crate::files;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
@@ -27,11 +27,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vgpu_api::allocator_taint::{CONTROLLER, EFFECT, KEY, RELEASED};
 
-/// How long a device is nobody's on its way from the controller to the scheduler. The controller drops what it
-/// decided longer than 10 s ago.
+/// How long neither allocates a device between the controller and the scheduler. The controller drops
+/// decisions that are older than 10 s.
 pub const HANDOVER: Duration = Duration::from_secs(30);
 
-/// Who allocates.
+/// The component that allocates this node's GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Allocator {
     #[default]
@@ -39,27 +39,28 @@ pub enum Allocator {
     Controller,
 }
 
-/// The taints that devices should have, from those that they have.
+/// Computes the taints that devices should have from the ones that they have.
 #[derive(Debug)]
 pub struct Taints {
     allocator: Allocator,
     mark: Mark,
-    /// Since when this process knows a stored `released`, by device and the time that the server gave it.
+    /// When this process first saw a stored `released`, by device and the time that the server gave the
+    /// taint.
     released: BTreeMap<(String, Option<Time>), Instant>,
 }
 
-/// Says on the node that its devices may be the controller's.
+/// The file that records that this node's devices may be the controller's.
 #[derive(Debug)]
 struct Mark {
     path: PathBuf,
     is_there: bool,
 }
 
-/// What to publish.
+/// The devices to publish.
 #[derive(Debug, PartialEq)]
 pub struct Tainted {
     pub devices: Vec<Vec<Device>>,
-    /// When it will be something else although nothing happens.
+    /// When the result changes without any event.
     pub until: Option<Instant>,
 }
 
@@ -67,7 +68,7 @@ pub struct Tainted {
 
 impl Taints {
     /// # Errors
-    /// The mark cannot be read or written, and without it a wiped device could be given away twice.
+    /// The mark cannot be read or written. Without it a wiped device could be allocated twice.
     pub fn new(allocator: Allocator, mark: PathBuf) -> io::Result<Self> {
         let is_there = match std::fs::symlink_metadata(&mark) {
             Ok(_) => true,
@@ -85,7 +86,7 @@ impl Taints {
         })
     }
 
-    /// The wanted devices with their taints. `stored` are this pool's devices as the API server has them.
+    /// Returns the wanted devices with their taints. `stored` are this pool's devices in the API server.
     pub fn of(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
         let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
         let mut tainted = Tainted {
@@ -125,13 +126,14 @@ impl Taints {
         }
         let id = (stored.name.clone(), found.time_added.clone());
         let since = *self.released.get(&id).unwrap_or(&now);
-        // Known until it is gone: the write that takes it off may fail.
+        // Kept until the stored taint is gone, because the write that removes it may fail.
         seen.insert(id, since);
         (now.saturating_duration_since(since) < HANDOVER).then(|| found.clone())
     }
 
-    /// Told that what is published is what [`Taints::of`] wanted last: the way back may be over. Not where there is
-    /// no device just now: one that comes back was the controller's a moment ago.
+    /// Called when what is stored equals the last result of [`Taints::of`]. Removes the mark once no device
+    /// has the taint. Keeps it while there is no device: one that comes back was the controller's a moment
+    /// ago.
     pub fn settled(&mut self, stored: &[Device]) {
         let is_over = || {
             let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
@@ -142,7 +144,7 @@ impl Taints {
         }
     }
 
-    /// Whether the API server kept the taint on all of `stored` that should have it.
+    /// Returns true if the API server kept the taint on every device of `stored` that should have it.
     #[must_use]
     pub fn are_kept(&self, stored: &[Device]) -> bool {
         let mut shared = stored.iter().filter(|device| is_shared(device));
@@ -164,7 +166,7 @@ impl Mark {
         Ok(())
     }
 
-    /// Where it cannot be removed the next wipe costs [`HANDOVER`] once more, and nothing else.
+    /// If the mark cannot be removed, the next wipe costs [`HANDOVER`] once more and nothing else.
     fn remove(&mut self) {
         match std::fs::remove_file(&self.path) {
             Ok(()) => self.is_there = false,
@@ -173,7 +175,8 @@ impl Mark {
     }
 }
 
-/// A device of which claims hold parts. A monitor has nothing to give away: kube-scheduler has it in every mode.
+/// Returns true for a device of which claims allocate parts. Monitors have no taint: kube-scheduler allocates
+/// them in every mode.
 fn is_shared(device: &Device) -> bool {
     device.allow_multiple_allocations == Some(true)
 }
@@ -182,14 +185,14 @@ fn of_allocator(device: &Device) -> Option<&DeviceTaint> {
     device.taints.iter().flatten().find(|taint| taint.key == KEY)
 }
 
-/// The taint as it is stored, with the server's time, or a new one.
+/// The stored taint with the server's time, or a new one.
 fn keep(stored: Option<&Device>, value: &str) -> DeviceTaint {
     let found = stored.and_then(of_allocator);
     let found = found.filter(|found| found.value.as_deref() == Some(value) && found.effect == EFFECT);
     taint(value, found.and_then(|found| found.time_added.clone()))
 }
 
-/// Without a time the server gives it its own.
+/// Without a time, the server sets its own.
 fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
     DeviceTaint {
         key: KEY.to_owned(),
@@ -209,7 +212,7 @@ mod tests {
     struct Node {
         folder: tempfile::TempDir,
         taints: Taints,
-        /// What the API server has.
+        /// The devices in the API server.
         stored: Vec<Device>,
         writes: i64,
         now: Instant,
@@ -228,7 +231,7 @@ mod tests {
             }
         }
 
-        /// The controller's until a moment ago.
+        /// A node whose devices were the controller's until a moment ago.
         fn on_the_way_back() -> Self {
             let mut node = Self::new(Allocator::Controller);
             assert_eq!(node.publish(), controller(1));
@@ -241,7 +244,7 @@ mod tests {
             self.taints = Taints::new(allocator, self.folder.path().join("plugin/allocator")).unwrap();
         }
 
-        /// Publishes until nothing changes: the value of the GPU's taint, and its time.
+        /// Publishes until nothing changes. Returns the value of the GPU's taint, and its time.
         fn publish(&mut self) -> Option<(String, i64)> {
             for _ in 0..4 {
                 let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);

@@ -1,20 +1,20 @@
-//! Keeps this node's ResourceSlices as they are wanted.
+//! Publishes this node's ResourceSlices and keeps them up to date.
 //!
 //! ```text
 //!  watch (own driver and node) ─► existing ─┐
 //!  inventory ─► wanted ─────────────────────┴─► plan ─► delete, update, create ─► existing
 //! ```
 //!
-//! kubelet wipes a node's slices whenever it starts, and people delete what they do not know: a
-//! deletion is believed at once and answered by writing again. What an own write was answered with
-//! counts until the watch brings something newer, so that a slow watch does not cause doubles.
+//! kubelet wipes a node's slices whenever it starts, and people delete objects that they do not know. A
+//! deletion is applied at once and answered by writing again. The answer to an own write counts until the
+//! watch delivers something newer, so that a slow watch does not cause duplicates.
 //!
-//! A slice belongs to its Node object, and goes with it: before slices are created the object's UID
-//! is read again, for a node that was deleted and registered anew has another.
+//! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read
+//! again: a node that was deleted and registered anew has another one.
 //!
-//! An API server without consumable capacity drops the fields that make a GPU shareable and would
-//! then give it away whole. A dry run shows it before anything is stored; such a server gets the
-//! monitor devices only, until it is asked again.
+//! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler
+//! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
+//! monitor devices only, until the next dry run.
 
 pub mod allocator;
 pub mod plan;
@@ -35,38 +35,39 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Of [`Readiness`].
+/// The part's name in [`Readiness`].
 pub const PART: &str = "slices";
 const FIRST_DELAY: Duration = Duration::from_millis(200);
 const LAST_DELAY: Duration = Duration::from_secs(60);
-/// How often a server without consumable capacity is asked again, and everything compared anew.
+/// How often the dry run is repeated on a server without consumable capacity, and everything is compared
+/// again.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
 
-/// What is to be published.
+/// The devices to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Wanted {
-    /// Nobody has seen the GPUs yet.
+    /// The GPUs were not scanned yet.
     #[default]
     Unknown,
-    /// The node has no driver. Slices that exist stay: a driver that is being replaced comes back.
+    /// The node has no driver. Existing slices stay, because a driver that is being replaced comes back.
     NoDriver,
     /// The devices of each slice.
     Slices(Vec<Vec<Device>>),
 }
 
-/// What exists, by UID, and what was learnt of the server.
+/// The existing slices by UID, and what is known about the API server.
 pub struct Publisher {
     taints: Taints,
     existing: BTreeMap<String, ResourceSlice>,
-    /// What a list that is not complete yet brought.
+    /// The slices of a list that is not complete yet.
     listing: Option<BTreeMap<String, ResourceSlice>>,
     synced: bool,
     stored: Stored,
-    /// Whether the server keeps consumable capacity; `None` until it was asked.
+    /// True if the server keeps consumable capacity; `None` before the dry run.
     consumable: Option<bool>,
-    /// Whether devices lack the taint that they should have.
+    /// True if devices lack the taint that they should have.
     untainted: bool,
-    /// When to come back although nothing happens.
+    /// When to reconcile although nothing happened.
     again_at: Option<Instant>,
     pub(crate) writes: u64,
 }
@@ -89,7 +90,7 @@ impl Publisher {
         }
     }
 
-    /// Takes what the watch says.
+    /// Applies an event of the watch.
     pub fn apply(&mut self, event: watcher::Event<ResourceSlice>) {
         match event {
             watcher::Event::Init => self.listing = Some(BTreeMap::new()),
@@ -108,24 +109,24 @@ impl Publisher {
         }
     }
 
-    /// Whether what exists is known.
+    /// Returns true if the existing slices are known.
     #[must_use]
     pub fn synced(&self) -> bool {
         self.synced
     }
 
-    /// Does what is to be done; after an error the caller comes back.
+    /// Writes what differs from `wanted`. After an error the caller retries.
     ///
     /// # Errors
-    /// The first write that fails.
+    /// The first write that failed.
     pub async fn reconcile<S: Slices>(
         &mut self,
         api: &S,
         owner: &mut Owner,
         wanted: &[Vec<Device>],
     ) -> Result<(), Error> {
-        // The owner may turn out to be another, and a write's answer may show that the server drops
-        // fields: then once more, with the one and without the others.
+        // The owner may have changed, and a write's answer may show that the server drops fields. Then plan
+        // again, with the new owner and without the shareable devices.
         for _ in 0..3 {
             let reduced = (self.consumable == Some(false)).then(|| without_shared(wanted.to_vec()));
             let wanted = reduced.as_deref().unwrap_or(wanted);
@@ -142,7 +143,7 @@ impl Publisher {
             if !steps.create.is_empty() {
                 let node_uid = api.node_uid().await?;
                 if node_uid != owner.node_uid {
-                    tracing::info!(node_uid, "this node's object was created anew; its slices are, too");
+                    tracing::info!(node_uid, "this node's object was recreated; creating its slices again");
                     owner.node_uid = node_uid;
                     continue;
                 }
@@ -155,7 +156,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Asks the server, without storing anything, whether it keeps what makes a GPU shareable.
+    /// Checks by a dry run if the server drops the fields that make a GPU shareable.
     async fn drops_capacity<S: Slices>(&mut self, api: &S, steps: &Plan) -> Result<bool, Error> {
         let Some(slice) = steps.create.iter().chain(&steps.update).find(|slice| has_shared(slice)) else {
             return Ok(false);
@@ -173,7 +174,7 @@ impl Publisher {
     fn note_consumable(&mut self, kept: bool) {
         if !kept {
             tracing::error!(
-                "the API server drops consumable capacity, so that a shared GPU would be given away whole; \
+                "the API server drops consumable capacity, so a shared GPU would be allocated whole; \
                  publishing no shareable GPU: switch the feature gate DRAConsumableCapacity on in kube-apiserver \
                  and kube-scheduler"
             );
@@ -232,7 +233,7 @@ impl Publisher {
     }
 }
 
-/// Publishes until the watch ends, which it does not.
+/// Publishes until the watch ends, which it normally never does.
 pub async fn run<S: Slices>(
     api: S,
     events: impl Stream<Item = watcher::Result<watcher::Event<ResourceSlice>>>,
@@ -267,13 +268,13 @@ pub async fn run<S: Slices>(
                 if idle == Wanted::NoDriver && publisher.synced() {
                     readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
                 }
-                // Nothing to try again, and a time that is over would wake without end.
+                // Nothing to retry; an expired `wake` would make the loop spin.
                 failures = 0;
                 wake = Instant::now() + ASK_AGAIN;
                 continue;
             }
         };
-        // While the server refuses, events alone do not make it try more often.
+        // While the server refuses writes, events alone do not cause more attempts.
         if failures > 0 && Instant::now() < wake {
             continue;
         }
@@ -291,28 +292,25 @@ pub async fn run<S: Slices>(
                     _ => Ok(()),
                 };
                 if readiness.set(PART, state) {
-                    tracing::info!(
-                        slices = publisher.existing.len(),
-                        "ResourceSlices are as they should be"
-                    );
+                    tracing::info!(slices = publisher.existing.len(), "ResourceSlices are up to date");
                 }
             }
             Err(error) => {
                 wake = Instant::now() + delay(failures);
                 failures += 1;
                 if readiness.set(PART, Err(format!("cannot write ResourceSlices: {error}"))) {
-                    tracing::warn!("cannot write ResourceSlices: {error}; trying again");
+                    tracing::warn!("cannot write ResourceSlices: {error}; retrying");
                 }
             }
         }
     }
 }
 
-/// Doubles with every failure, less a random part of up to a half: a restarted API server is not
-/// to be met by all nodes at once.
+/// Doubles with every failure, minus a random part of up to half, so that not all nodes meet a restarted API
+/// server at once.
 pub(crate) fn delay(failures: u32) -> Duration {
     let whole = FIRST_DELAY.saturating_mul(1 << failures.min(16)).min(LAST_DELAY);
-    // A hasher that std seeds at random, in place of a crate for one number.
+    // std seeds this hasher at random, which saves a crate for one number.
     let random = RandomState::new().build_hasher().finish() % 1000;
     whole - whole.mul_f64(random as f64 / 2000.0)
 }
@@ -323,7 +321,7 @@ fn has_shared(slice: &ResourceSlice) -> bool {
         .any(|device| device.allow_multiple_allocations == Some(true))
 }
 
-/// Takes `slice` unless the same object is known in a later version.
+/// Inserts `slice` unless a later version of the same object is known.
 fn newer(existing: &mut BTreeMap<String, ResourceSlice>, slice: ResourceSlice) {
     let version = |slice: &ResourceSlice| {
         slice

@@ -1,15 +1,15 @@
-//! From the slices that are wanted and those that exist to the writes between them. Pure.
+//! Computes the writes that turn the existing slices into the wanted ones. Pure.
 //!
-//! Only the highest generation of a pool counts, and only if all its slices are there. So: one
-//! changed slice is written in place; anything more (a slice created, deleted, or two changed)
-//! takes a new generation on all, and until the last is written the scheduler leaves the pool alone.
+//! The scheduler uses only the highest generation of a pool, and only if all its slices exist. So one changed
+//! slice is updated in place; anything more (a slice created, deleted, or two changed) gets a new generation
+//! on all slices, and the scheduler ignores the pool until the last one is written.
 
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use std::collections::BTreeMap;
 use vgpu_api::DRIVER_NAME;
 
-/// Whose slices these are.
+/// The node and pool to which the slices belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub node: String,
@@ -17,7 +17,7 @@ pub struct Owner {
     pub pool: String,
 }
 
-/// Writes, in the order in which they are to be done.
+/// Writes, in the order in which they must be done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub delete: Vec<ResourceSlice>,
@@ -25,8 +25,8 @@ pub struct Plan {
     pub create: Vec<ResourceSlice>,
 }
 
-/// What the API server made of the devices that were sent to it: by their JSON, the stored JSON.
-/// Fields that it drops or writes differently must not be sent again and again.
+/// The devices that the API server stored for those that were sent, both as JSON. Fields that it drops or
+/// writes differently must not be sent again and again.
 pub type Stored = BTreeMap<String, String>;
 
 // === impl Plan ===
@@ -38,7 +38,7 @@ impl Plan {
     }
 }
 
-/// The writes that make `wanted` of `existing`, all of this driver and node.
+/// Returns the writes that turn `existing` into `wanted`. All slices are of this driver and node.
 #[must_use]
 pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], stored: &Stored) -> Plan {
     let generation = |slice: &ResourceSlice| slice.spec.pool.generation;
@@ -47,7 +47,8 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
     let current = |slice: &&ResourceSlice| ours(slice) && generation(slice) == newest;
     let mut left: Vec<&ResourceSlice> = existing.iter().filter(current).collect();
 
-    // Each wanted slice takes the existing one that is equal, else the one with most devices in common.
+    // Each wanted slice is matched with the existing one that is equal, else with the one that has most
+    // devices in common.
     let mut matched: Vec<Option<&ResourceSlice>> = vec![None; wanted.len()];
     for (place, devices) in matched.iter_mut().zip(wanted) {
         let equal = left.iter().position(|slice| is_stored(devices, slice, stored));
@@ -82,7 +83,7 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
         .filter(|(found, devices)| found.is_some_and(|slice| changed(devices, slice)))
         .count();
     let of_pool = plan.delete.iter().filter(current).count();
-    // A generation without a slice has nothing to be told apart from.
+    // Without a stored slice there is no generation to replace.
     let next = if creates + of_pool > 0 || updates > 1 {
         newest + 1
     } else {
@@ -103,7 +104,7 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
     plan
 }
 
-/// The pool's devices, of its newest generation.
+/// The devices of the pool's newest generation.
 #[must_use]
 pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
     let ours = || existing.iter().filter(|slice| slice.spec.pool.name == owner.pool);
@@ -112,7 +113,7 @@ pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device>
     current.flat_map(devices).cloned().collect()
 }
 
-/// What a write that was answered with `answer` teaches.
+/// Records the devices that the API server stored for `sent`.
 pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
     stored.insert(json(sent), json(devices(answer)));
 }
@@ -145,7 +146,7 @@ fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i64) -> Reso
     }
 }
 
-/// Whether `slice` holds what the server makes of `devices`.
+/// Returns true if `slice` has the devices that the server stores for `devices`.
 fn is_stored(wanted: &[Device], slice: &ResourceSlice, stored: &Stored) -> bool {
     let (wanted, found) = (json(wanted), json(devices(slice)));
     wanted == found || stored.get(&wanted) == Some(&found)
@@ -160,9 +161,9 @@ pub(super) fn devices(slice: &ResourceSlice) -> &[Device] {
     slice.spec.devices.as_deref().unwrap_or_default()
 }
 
-/// Maps are sorted, so equal devices have equal text; amounts are written as the server writes them.
+/// Maps are sorted, so equal devices have equal text; quantities are written as the server writes them.
 fn json(devices: &[Device]) -> String {
-    // A Device holds nothing that cannot be JSON.
+    // Every Device can be written as JSON.
     serde_json::to_string(devices).unwrap_or_default()
 }
 

@@ -18,7 +18,7 @@ fn wanted(count: u32) -> Vec<Vec<Device>> {
         .collect()
 }
 
-/// An API server that does all of a plan.
+/// An API server that carries out a whole plan.
 fn done(plan: &Plan, existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
     let uid = |slice: &ResourceSlice| slice.metadata.uid.clone();
     let gone: Vec<_> = plan.delete.iter().chain(&plan.update).map(uid).collect();
@@ -35,7 +35,7 @@ fn generations(slices: &[ResourceSlice]) -> Vec<i64> {
     slices.iter().map(|slice| slice.spec.pool.generation).collect()
 }
 
-/// After one plan there is nothing left to do, and the pool is whole.
+/// Asserts that after one plan nothing is left to do, and the pool is complete.
 fn settles(wanted: &[Vec<Device>], existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
     let after = done(&plan(&owner(), wanted, existing, &Stored::new()), existing);
     assert!(plan(&owner(), wanted, &after, &Stored::new()).is_empty());

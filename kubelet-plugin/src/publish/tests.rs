@@ -7,7 +7,7 @@ use crate::slice::slices;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::{Arc, Mutex};
 
-/// An API server's slices in memory.
+/// An API server with slices in memory.
 #[derive(Clone, Default)]
 struct Memory(Arc<Mutex<State>>);
 
@@ -15,12 +15,12 @@ struct Memory(Arc<Mutex<State>>);
 struct State {
     slices: BTreeMap<String, ResourceSlice>,
     version: u64,
-    /// Drops what belongs to consumable capacity.
+    /// Drops the fields of consumable capacity.
     gate_off: bool,
     /// Drops taints.
     no_taints: bool,
     fail: bool,
-    /// Of the Node object; that of `owner()` if empty.
+    /// UID of the Node object; that of `owner()` if empty.
     node_uid: String,
     dry_runs: usize,
 }
@@ -105,7 +105,7 @@ fn wanted(count: u32) -> Vec<Vec<Device>> {
     slices(&Inventory::new((0..count).map(gpu).collect()), 64)
 }
 
-/// Those of a node that never was the controller's: nothing is written.
+/// The taints of a node that never was the controller's: nothing is written.
 fn no_taints() -> Taints {
     Taints::new(Allocator::Scheduler, "/nonexistent/allocator".into()).expect("a mark")
 }
@@ -261,20 +261,20 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
         Metrics::default(),
     ));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(readiness.look().1.contains("waiting"), "nothing is wanted yet");
+    assert!(readiness.status().1.contains("waiting"), "nothing is wanted yet");
     sender.send(Wanted::NoDriver).expect("running");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(readiness.look().0, "nothing to publish: {}", readiness.look().1);
+    assert!(readiness.status().0, "nothing to publish: {}", readiness.status().1);
     sender.send(Wanted::Slices(wanted(1))).expect("running");
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(
-        readiness.look().1.contains("API server: down"),
+        readiness.status().1.contains("API server: down"),
         "{}",
-        readiness.look().1
+        readiness.status().1
     );
     api.with(|state| state.fail = false);
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert!(readiness.look().0, "{}", readiness.look().1);
+    assert!(readiness.status().0, "{}", readiness.status().1);
     assert_eq!(api.all().len(), 1);
     running.abort();
 }
@@ -303,7 +303,7 @@ async fn a_node_without_anything_to_publish_rests() {
             metrics,
         ));
         for _ in 0..3 {
-            // Where tasks never rest, the clock does not go on by itself.
+            // While tasks are busy, the paused clock does not advance by itself.
             tokio::time::advance(ASK_AGAIN + Duration::from_secs(1)).await;
             for _ in 0..10 {
                 tokio::task::yield_now().await;
@@ -385,7 +385,7 @@ async fn a_node_changes_hands_by_itself_and_a_restart_keeps_the_age() {
     assert!(third.taint().is_some_and(|(value, _)| value == "released"));
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(third.taint(), None);
-    assert!(third.readiness.look().0, "{}", third.readiness.look().1);
+    assert!(third.readiness.status().0, "{}", third.readiness.status().1);
     third.task.abort();
 }
 
@@ -397,7 +397,7 @@ async fn a_server_without_taints_leaves_the_scheduler_at_it_and_the_plugin_says_
     let taints = Taints::new(Allocator::Controller, folder.path().join("allocator")).expect("a mark");
     let running = Running::start(api.clone(), taints);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (ready, why) = running.readiness.look();
+    let (ready, why) = running.readiness.status();
     assert!(!ready && why.contains("DRADeviceTaints"), "{why}");
     let version = api.with(|state| state.version);
     tokio::time::sleep(3 * ASK_AGAIN).await;

@@ -8,7 +8,7 @@ pub(crate) struct Change {
     /// JSON pointer of the object and the field.
     pub(crate) pointer: String,
     value: Value,
-    /// Whether the document stays a valid spec.
+    /// True if the document stays valid.
     pub(crate) good: bool,
 }
 
@@ -21,7 +21,7 @@ impl Change {
                 Ok(index) if index < array.len() => array[index] = self.value.clone(),
                 _ => array.push(self.value.clone()),
             },
-            // An earlier change has removed it.
+            // An earlier change removed it.
             _ => (),
         }
     }
@@ -62,7 +62,7 @@ fn edits() -> Value {
     })
 }
 
-/// The changes, of the document's fields and, in both places where there are any, of edits.
+/// The changes: of the document's fields, and of edits in both places that have them.
 pub(crate) fn changes() -> Vec<Change> {
     let mut changes = Vec::new();
     let mut add = |pointer: String, good: bool, values: Value| {
@@ -247,7 +247,7 @@ fn of_edits() -> Vec<Values> {
         ),
         ("/additionalGIDs", false, json!([[1]])),
         ("/netDevices", true, json!([[]])),
-        // Valid from 1.1.0 on alone, which the base is below.
+        // Valid only from 1.1.0 on, and the base has a lower version.
         (
             "/netDevices",
             false,

@@ -1,12 +1,12 @@
 {{/*
-The policy for one kind. Arguments: (list $ kind resource prefix), prefix being the path of the ResourceClaimSpec.
+The admission policy for one kind. Arguments: (list $ kind resource prefix); prefix is the path of the ResourceClaimSpec.
 
-How it is built: `asks` lists for each device request its alternatives (one for `exactly`), each with its path.
-Every check maps the asks to messages, one an ask or one a key, empty where all is well; a validation passes when
-every message is empty, and says the first that is not. So each message can name the field's path and its value.
+`asks` lists the alternatives of each device request (one for `exactly`), each with its path. Every check maps the asks
+to messages, one for each ask or key, which are empty if there is no error. A validation passes if every message is empty;
+otherwise it returns the first one that is not. So each message can name the field's path and its value.
 
-Paths and messages are those of driver/api (request.rs and config/), which checks the same again at Prepare;
-deploy/admission-cases holds both to the same examples.
+Paths and messages are those of driver/api (request.rs and config/), which checks the same again at Prepare. The files in
+deploy/admission-cases test both.
 */}}
 {{- define "vgpu.claimsPolicy" -}}
 {{- $root := index . 0 }}
@@ -35,11 +35,11 @@ spec:
         resources: [{{ $resource }}]
         operations: [CREATE, UPDATE]
   matchConditions:
-    # What was there before this policy must stay deletable: taking off a finalizer is an update.
+    # Objects from before this policy must stay deletable: removing a finalizer is an update.
     - name: spec-is-new
       expression: request.operation == 'CREATE' || object.spec != oldObject.spec
   variables:
-    # Never leave a variable optional: read in another expression it counts as none, and every check would pass.
+    # A variable must not be an optional: in another expression it would read as empty, and every check would pass.
     - name: devices
       expression: object.{{ $spec }}.?devices.orValue({})
     - name: asks
@@ -60,7 +60,7 @@ spec:
     - name: foreign
       expression: {{ toJson $foreign | replace "\"" "'" | quote }}
     {{- end }}
-    # What a claim of one of the chart's own classes may say: the class's own words, and tighter ones.
+    # The values that claims of the chart's own classes may have: the class's value, and tighter ones.
     - name: bounds
       expression: >-
         {{ include "vgpu.bounds" $root | nindent 8 | trim }}
@@ -96,17 +96,17 @@ spec:
               : '')
           : a.at + '.capacity.requests[' + key + ']: no GPU has this capacity; use memory and cores')))
 
-    # The monitor device alone is for administrative access: on a shared GPU it would be a share that nobody counts.
+    # Administrative access is only for monitor devices: on a shared GPU it would be a share that is not counted.
     - name: access
       expression: >-
         variables.asks.map(r, r.map(a,
           a.ask.deviceClassName == 'vgpu-monitor' && a.ask.?adminAccess.orValue(false) == false
-          ? a.at + '.adminAccess: class vgpu-monitor gives administrative access alone; set adminAccess: true, in a namespace with the label resource.kubernetes.io/admin-access: "true"'
+          ? a.at + '.adminAccess: class vgpu-monitor is for administrative access only; set adminAccess: true, in a namespace with the label resource.kubernetes.io/admin-access: "true"'
           : (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in ['gpu', 'vgpu-slot']) && a.ask.?adminAccess.orValue(false)
-          ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to look at GPUs, or remove the field'
+          ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to monitor GPUs, or remove the field'
           : ''))
 
-    # Devices with the allocator's taint are given out by vgpu-controller alone.
+    # Only vgpu-controller allocates devices with the allocator's taint.
     - name: tolerations
       expression: >-
         variables.asks.map(r, r.map(a, a.ask.?tolerations.orValue([]).transformList(i, t,
@@ -114,10 +114,10 @@ spec:
           ? a.at + '.tolerations[' + string(i) + '].key: "dra.vgpu/allocator" marks devices that vgpu-controller allocates; remove the toleration'
           : t.?key.orValue('') == '' && t.?operator.orValue('Equal') == 'Exists'
             && {{ if include "vgpu.controllerMode" $root }}!(a.ask.deviceClassName in variables.foreign){{ else }}(a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in variables.fixed){{ end }}
-          ? a.at + '.tolerations[' + string(i) + ']: tolerates every taint, that of vgpu-controller\'s own devices too; name the key that you mean'
+          ? a.at + '.tolerations[' + string(i) + ']: tolerates every taint, also that of vgpu-controller\'s devices; set the key of the taint to tolerate'
           : '')))
 
-    # Our opaque parameters, each with its path and the requests that it is for.
+    # Our opaque parameters, each with its path and the requests to which it applies.
     - name: configs
       expression: >-
         variables.devices.?config.orValue([]).transformList(i, c, c.?opaque.driver.orValue('') == 'dra.vgpu',
@@ -149,8 +149,8 @@ spec:
                   ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
                   : '']))
 
-    # Configs against the requests that they are for, as far as the chart knows the class. What a config says is looked
-    # at once, and only one that says something is held against its requests: 32 configs for 256 alternatives must
+    # Compares configs with the requests to which they apply, for the classes that the chart knows. Each config is read
+    # once, and only one with a value that matters is compared with its requests: 32 configs for 256 alternatives must
     # stay within the cost limit.
     - name: claims
       expression: >-
@@ -202,8 +202,8 @@ spec:
 {{- end -}}
 
 {{/*
-A CEL map: class -> field -> the words that a claim may say, from what the chart's classes say themselves.
-driver/api's config/merge.rs holds the order from tight to loose.
+A CEL map: class -> field -> the values that a claim may have, from the configs of the chart's classes. The order from
+tight to loose is that of driver/api's config/merge.rs.
 */}}
 {{- define "vgpu.bounds" -}}
 {{- $classes := list }}

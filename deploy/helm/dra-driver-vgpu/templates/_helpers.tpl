@@ -25,7 +25,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- index . 1 }}:{{ $root.Values.images.tag | default $root.Chart.AppVersion -}}
 {{- end -}}
 
-{{/* What both pods say about pulling their image. */}}
+{{/* The imagePullSecrets of both pods. */}}
 {{- define "vgpu.pullSecrets" -}}
 {{- with .Values.images.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -40,7 +40,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{ include "vgpu.name" . }}-controller
 {{- end -}}
 
-{{/* "controller" where vgpu-controller allocates, or ends what it allocated; else nothing. */}}
+{{/* "controller" if vgpu-controller allocates, or releases its former allocations; else empty. */}}
 {{- define "vgpu.controllerMode" -}}
 {{- if ne .Values.allocator "scheduler" }}controller{{ end -}}
 {{- end -}}

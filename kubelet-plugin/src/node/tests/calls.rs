@@ -29,7 +29,7 @@ fn prepare_is_idempotent_and_makes_what_is_missing() {
             );
             assert_eq!(std::fs::read(&cdi).expect("a CDI file"), before);
             assert!(rig.path("run/claims/u1/s1/limits").exists());
-            // And so does the instance that comes next.
+            // And so does the next instance.
             node = rig.open();
         }
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A crash after any step, followed up by kubelet or not.
+//! A crash after any step, with and without a following call of kubelet.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! The state machine on real folders, and on real mounts where the tests run as root: what its tests share.
+//! The state machine on real folders, and on real mounts where the tests run as root: common parts of its
+//! tests.
 
 mod calls;
 mod crash;
@@ -6,15 +7,15 @@ mod rebuild;
 
 use super::*;
 use crate::config::Flags;
+use crate::crash_points::{NeverStop, StopAfter};
 use crate::inventory::tests::gpu;
 use crate::library::tests::release;
-use crate::steps::{Always, StopAfter};
 use clap::Parser as _;
 use serde_json::json;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A node's folders, which outlive the plugins that run on them.
+/// A node's folders, which outlive the plugin instances that run on them.
 pub(crate) struct Rig {
     pub(crate) dir: TempDir,
     tmpfs: bool,
@@ -53,21 +54,21 @@ impl Rig {
         }
         let flags = Flags::try_parse_from(arguments).expect("flags");
         let mut config = flags.validate().expect("a config");
-        // As by --soft-gpu-state, without this process's environment.
+        // As `--soft-gpu-state` sets it, without this process's environment.
         config.soft_gpu_state = Some(self.path("soft"));
         config
     }
 
-    pub(crate) fn open_with(&self, steps: Box<dyn Steps>) -> Result<Node, Error> {
+    pub(crate) fn open_with(&self, crash_points: Box<dyn CrashPoints>) -> Result<Node, Error> {
         let config = self.config();
         let library = Library::install(&config.library_dir, &config.library_store).expect("a library");
-        let mut node = Node::open(config, library, steps)?;
+        let mut node = Node::open(config, library, crash_points)?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
     }
 
     pub(crate) fn open(&self) -> Node {
-        self.open_with(Box::new(Always)).expect("a node")
+        self.open_with(Box::new(NeverStop)).expect("a node")
     }
 
     fn checkpoint(&self) -> Checkpoint {
@@ -129,7 +130,7 @@ fn unprepare(node: &mut Node, uid: &str) -> Result<(), Error> {
     node.unprepare(&[uid]).remove(0)
 }
 
-/// Folders always; mounts too where that is possible.
+/// Once with folders only, and once with mounts where that is possible.
 fn on_each_file_system(check: &str, test: impl Fn(&Rig)) {
     test(&Rig::new(false));
     if crate::tmpfs::tests::can_mount(check) {

@@ -19,7 +19,7 @@ fn a_damaged_checkpoint_is_rebuilt_and_told() {
         assert!(damages.len() == 1 && damages[0].contains("damaged-"), "{damages:?}");
         assert!(node.take_damages().is_empty());
     }
-    // While running, and gone instead of damaged.
+    // While running, with the file missing instead of damaged.
     std::fs::write(&path, "garbage").expect("damaged");
     prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
     assert_eq!(rig.checkpoint().claims, before);
@@ -106,7 +106,7 @@ fn a_claim_rebuilt_from_limits_files_keeps_its_library_and_names_what_is_missing
     std::fs::remove_file(rig.path("run/claims/u1/s2/limits")).expect("removed");
     std::fs::remove_file(rig.config().checkpoint).expect("removed");
     let damages = rig.open().take_damages();
-    assert!(damages[0].contains("nothing can be told of u1/s2"), "{damages:?}");
+    assert!(damages[0].contains("u1/s2 cannot be recovered"), "{damages:?}");
     assert_eq!(rig.checkpoint().claims["u1"].library, bound);
     rig.open();
     assert!(rig.path("store").join(&bound).exists(), "the CDI spec names it");
@@ -124,7 +124,7 @@ fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
     devices.expect("devices").results = serde_json::from_value(monitor).expect("results");
     prepare(&mut node, (id, claim)).expect("prepared");
     drop(node);
-    // As after going back from a release that writes version 2; a monitor has no limits files.
+    // As after a downgrade from a release that writes version 2; a monitor has no limits files.
     std::fs::write(rig.path("run/claims/u1/entry.json"), "{\"version\":2}").expect("written");
     std::fs::write(rig.config().checkpoint, "{\"version\":2}").expect("written");
     assert!(rig.open().take_damages()[0].contains("u1"));

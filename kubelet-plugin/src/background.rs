@@ -1,68 +1,68 @@
-//! What is done now and then besides answering kubelet: telling people, and cleaning up.
+//! Background work: creates events for missing glibc and damaged checkpoints, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
 use crate::metrics::Metrics;
 use crate::node::SharedNode;
 use crate::share::ClaimId;
-use crate::stale::{Gone, Look};
+use crate::stale::{ClaimState, Gone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-const TELL_EVERY: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const EVENTS_EVERY: Duration = Duration::from_secs(5);
+const CLEAN_UP_EVERY: Duration = Duration::from_secs(60);
 
-/// Tells and cleans up for ever.
+/// Runs the background work for ever.
 pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics, node_object: ObjectReference) {
     let mut gone = Gone::default();
-    let mut looked = Instant::now();
-    let mut untold = Vec::new();
+    let mut cleaned_up = Instant::now();
+    let mut unreported = Vec::new();
     loop {
-        tell_glibc(&node, &api).await;
-        tell_damages(&node, &api, &metrics, &node_object, &mut untold).await;
-        if looked.elapsed() >= LOOK_EVERY {
-            looked = Instant::now();
+        warn_missing_glibc(&node, &api).await;
+        report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
+        if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
+            cleaned_up = Instant::now();
             clean_up(&node, &api, &metrics, &mut gone, Instant::now()).await;
         }
-        tokio::time::sleep(TELL_EVERY).await;
+        tokio::time::sleep(EVENTS_EVERY).await;
     }
 }
 
-/// A Warning on each pod that has a container without glibc, in which the library cannot work. A
-/// report says which claim, not which of the pods that share it; each of them is told once.
-pub async fn tell_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
-    for id in lacking(node) {
+/// Creates a Warning on each pod with a container whose image has no glibc, in which the library cannot work.
+/// The hook's report names the claim but not the pod, so every pod of the claim gets the event once.
+pub async fn warn_missing_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
+    for id in without_glibc(node) {
         let holders = match api.get(&id.namespace, &id.name).await {
             Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => {
                 claim.status.and_then(|status| status.reserved_for).unwrap_or_default()
             }
-            // It is gone, and nobody is left to be told.
+            // The claim is gone, and with it all of its pods.
             Ok(_) => Vec::new(),
             Err(error) => {
-                tracing::warn!(%error, "cannot tell the pods of {id} that an image has no glibc; trying again");
+                tracing::warn!(%error, "cannot create the NoGlibc event on the pods of {id}; retrying");
                 continue;
             }
         };
-        let before = node.lock().dirs().told(&id.uid);
-        let mut told = BTreeSet::new();
+        let before = node.lock().dirs().warned_pods(&id.uid);
+        let mut warned = BTreeSet::new();
         let mut failed = false;
         for pod in holders.into_iter().filter(|holder| holder.resource == "pods") {
             if !before.contains(&pod.uid)
-                && let Err(error) = api.warn(pod_reference(&id, &pod), "NoGlibc", no_glibc(&id)).await
+                && let Err(error) = api.warn(pod_reference(&id, &pod), "NoGlibc", no_glibc_note(&id)).await
             {
-                tracing::warn!(%error, "cannot tell pod {} of {id} that an image has no glibc; trying again", pod.name);
+                tracing::warn!(%error, "cannot create the NoGlibc event on pod {} of {id}; retrying", pod.name);
                 failed = true;
                 continue;
             }
-            told.insert(pod.uid);
+            warned.insert(pod.uid);
         }
         if failed {
-            // Those that were told stay so; the report stays for the others.
-            told.extend(before);
+            // The pods with the event are recorded, and the report stays for the others.
+            warned.extend(before);
         }
-        if let Err(error) = node.lock().dirs().mark_told(&id.uid, &told, !failed) {
-            tracing::warn!(%error, "cannot remember that the pods of {id} were told; they are told again");
+        if let Err(error) = node.lock().dirs().record_warned(&id.uid, &warned, !failed) {
+            tracing::warn!(%error, "cannot record that the pods of {id} have the NoGlibc event; it will be repeated");
         }
     }
 }
@@ -78,7 +78,7 @@ fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectRe
     }
 }
 
-fn no_glibc(id: &ClaimId) -> String {
+fn no_glibc_note(id: &ClaimId) -> String {
     format!(
         "a container of this pod, or of one that shares ResourceClaim {} with it, has an image without glibc: no CUDA \
          program can run in it; use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
@@ -86,9 +86,9 @@ fn no_glibc(id: &ClaimId) -> String {
     )
 }
 
-/// Claims with a report that is not told yet. One that was rebuilt from limits files has no name to
-/// look for, until it is prepared again.
-fn lacking(node: &SharedNode) -> Vec<ClaimId> {
+/// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
+/// no name to look up until it is prepared again.
+fn without_glibc(node: &SharedNode) -> Vec<ClaimId> {
     let node = node.lock();
     let all = node.claims().claims.iter();
     all.filter(|(uid, entry)| !entry.name.is_empty() && node.dirs().take_no_glibc(uid))
@@ -100,49 +100,49 @@ fn lacking(node: &SharedNode) -> Vec<ClaimId> {
         .collect()
 }
 
-async fn tell_damages<A: Events>(
+async fn report_damages<A: Events>(
     node: &SharedNode,
     api: &A,
     metrics: &Metrics,
     node_object: &ObjectReference,
-    untold: &mut Vec<String>,
+    unreported: &mut Vec<String>,
 ) {
     for damage in node.lock().take_damages() {
         metrics.damaged();
-        untold.push(damage);
+        unreported.push(damage);
     }
-    while let Some(damage) = untold.pop() {
+    while let Some(damage) = unreported.pop() {
         if let Err(error) = api.warn(node_object.clone(), "CheckpointDamaged", damage.clone()).await {
-            tracing::warn!(%error, "cannot put an event on the node; trying again");
-            untold.push(damage);
+            tracing::warn!(%error, "cannot create an event on the node; retrying");
+            unreported.push(damage);
             return;
         }
     }
 }
 
-/// Looks at every prepared claim, and unprepares those that are gone for good.
+/// Reads every prepared claim from the API server, and unprepares those that are gone for good.
 pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
     let (pool, entries) = {
         let node = node.lock();
         let all = node.claims().claims.iter();
-        // One that was rebuilt from limits files has no name to look for.
+        // A claim that was rebuilt from limits files has no name to look up.
         let entries: BTreeMap<_, _> = all
             .filter(|(_, entry)| !entry.name.is_empty())
             .map(|(uid, entry)| (uid.clone(), entry.clone()))
             .collect();
         (node.pool(), entries)
     };
-    let mut looks = Vec::new();
+    let mut states = Vec::new();
     for (uid, entry) in &entries {
-        let look = match api.get(&entry.namespace, &entry.name).await {
-            Ok(found) => Look::at(found.as_ref(), uid, &pool),
-            Err(_) => Look::Unknown,
+        let state = match api.get(&entry.namespace, &entry.name).await {
+            Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
+            Err(_) => ClaimState::Unknown,
         };
-        looks.push((uid.clone(), look));
+        states.push((uid.clone(), state));
     }
-    for uid in gone.round(&looks, now) {
+    for uid in gone.apply(&states, now) {
         let mut node = node.lock();
-        // Allocated here again and prepared since the look.
+        // The claim was allocated here again and prepared since it was read.
         if node.claims().claims.get(&uid) != entries.get(&uid) {
             continue;
         }
@@ -151,10 +151,10 @@ pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, 
                 metrics.stale();
                 tracing::warn!(
                     uid,
-                    "claim is gone or holds nothing of this node, and was never unprepared; its share is free again"
+                    "claim is gone or has no device of this node, and was never unprepared; its share is released"
                 );
             }
-            Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; trying again"),
+            Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying"),
         }
     }
 }
