@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Running, Scene, as_root, as_user, compile, is_root, printed, refused};
+use support::{Running, Scene, as_root, as_user, compile, is_root, may_do_as_root, printed, refused};
 
 const GIB: u64 = 1 << 30;
 const GRANULE: u64 = 2 << 20;
@@ -51,9 +51,9 @@ fn client(scene: &Scene, flags: &[&str], wrap: &[&str], args: &[&str]) -> Comman
     scene.vgpu_in("dist", all)
 }
 
-fn both(body: fn(&Scene)) {
+fn both(body: impl Fn(&Scene) + Copy + Send + 'static) {
     as_user(body);
-    if is_root() {
+    if is_root() && may_do_as_root() {
         as_root("limits_hold", body);
     }
 }

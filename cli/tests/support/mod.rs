@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65534;
+const NEEDS_ROOT: &str = "needs a root that may make a mount namespace and become another user";
 
 /// Where a test runs `vgpu`, and as whom.
 pub(crate) struct Scene {
@@ -21,24 +22,45 @@ pub(crate) struct Scene {
     user: Option<u32>,
 }
 
-/// Runs `body` as an ordinary user does: without root's mount namespace.
-pub(crate) fn as_user(body: fn(&Scene)) {
+/// Runs `body` as an ordinary user does: without root's mount namespace. A container's root skips it.
+pub(crate) fn as_user<F: FnOnce(&Scene) + Send + 'static>(body: F) {
     heed_interrupts();
-    if is_root() {
+    if !is_root() {
+        body(&Scene::new(None));
+    } else if may_do_as_root() {
         on_own_machine(move || body(&Scene::new(Some(NOBODY))));
     } else {
-        body(&Scene::new(None));
+        // The test's name, without an argument for it: `command::exit_status_is_commands::{{closure}}`.
+        let name = std::any::type_name::<F>().trim_end_matches("::{{closure}}");
+        vgpu_skip::skip(name.rsplit("::").next().unwrap_or(name), NEEDS_ROOT);
     }
 }
 
-/// Runs `body` as root; a test without root says so and is skipped (build/test.sh).
-pub(crate) fn as_root(name: &str, body: fn(&Scene)) {
+/// Runs `body` as root. Skips the test without root, or where root's rights are missing.
+pub(crate) fn as_root(name: &str, body: impl FnOnce(&Scene) + Send + 'static) {
     heed_interrupts();
-    if is_root() {
+    if is_root() && may_do_as_root() {
         on_own_machine(move || body(&Scene::new(None)));
     } else {
-        vgpu_skip::skip(name, "needs root for a mount namespace");
+        vgpu_skip::skip(name, NEEDS_ROOT);
     }
+}
+
+/// Returns true if root may make a mount namespace and become another user, which it may not in most containers.
+pub(crate) fn may_do_as_root() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    *MAY.get_or_init(|| {
+        let mut both = Command::new("unshare");
+        both.args([
+            "--mount",
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "true",
+        ]);
+        both.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    })
 }
 
 /// A shell that starts the tests in the background has them ignore these two, and so all that they start: a

@@ -37,6 +37,13 @@ impl Drop for Folder {
     }
 }
 
+/// Returns true if the command can be run here and succeeds: rights are tried, because root lacks some in containers.
+pub fn succeeds(program: &str, args: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(args).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
 /// A command that uses the software GPUs of a folder.
 pub fn on_gpus(program: impl AsRef<std::ffi::OsStr>, state: &Path) -> Command {
     let mut command = Command::new(program);
