@@ -1,10 +1,10 @@
-//! Where the release artefacts lie that a run needs: beside `vgpu`, or installed.
+//! Finds the release artefacts that a run needs: beside `vgpu`, or installed.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE};
 
-/// Folders of an installation, after the program's own folder and its `../lib/vgpu`.
+/// Folders of an installation. The program's own folder and its `../lib/vgpu` are searched first.
 const INSTALLED: [&str; 2] = ["/usr/local/lib/vgpu", "/usr/lib/vgpu"];
 
 /// The files of one release, absolute and without symlinks.
@@ -12,13 +12,13 @@ const INSTALLED: [&str; 2] = ["/usr/local/lib/vgpu", "/usr/lib/vgpu"];
 pub struct Artefacts {
     pub shim: PathBuf,
     pub preload: PathBuf,
-    /// The software GPU's folder, where it came along.
+    /// The software GPU's folder, if it is part of the release.
     pub soft_gpu: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ArtefactError {
-    #[error("{SHIM_FILE} and {PRELOAD_FILE} lie in none of {}; build them with `make dist`, or install them", list(.0))]
+    #[error("{SHIM_FILE} and {PRELOAD_FILE} are in none of {}; build them with `make dist`, or install them", list(.0))]
     NotFound(Vec<PathBuf>),
     #[error("--soft-gpu: the software GPU (soft-gpu/{LIBCUDA}, soft-gpu/{LIBNVIDIA_ML}) is not beside {}", .0.display())]
     NoSoftGpu(PathBuf),
@@ -28,7 +28,7 @@ impl Artefacts {
     /// Finds them for the program at `exe`.
     ///
     /// # Errors
-    /// The folders that were looked at.
+    /// The folders that were searched, if the files are in none of them.
     pub fn find(exe: &Path) -> Result<Self, ArtefactError> {
         let folders = folders(exe);
         let release = folders.iter().find_map(|folder| Self::in_folder(folder));
@@ -49,7 +49,7 @@ impl Artefacts {
     /// The software GPU's libcuda and libnvidia-ml.
     ///
     /// # Errors
-    /// They did not come along.
+    /// The release has no software GPU.
     pub fn soft_gpu(&self) -> Result<(PathBuf, PathBuf), ArtefactError> {
         let folder = self.soft_gpu.as_ref();
         let folder = folder.ok_or_else(|| ArtefactError::NoSoftGpu(self.shim.clone()))?;

@@ -1,8 +1,8 @@
-//! The driver's libraries: which files programs would open, so that libvgpu.so can open them instead
-//! of them, and which of them a mount namespace must cover.
+//! Finds the driver's libraries: the files that programs would open, so that libvgpu.so can open them, and
+//! the files that a mount namespace must cover.
 //!
-//! The order is the loader's: LD_LIBRARY_PATH, its cache, its default folders. libvgpu.so itself
-//! under one of the names is passed over, or it would be its own driver.
+//! The order is the loader's: LD_LIBRARY_PATH, its cache, its default folders. libvgpu.so under one of the
+//! driver's names is skipped, because it would become its own driver.
 #![forbid(unsafe_code)]
 
 use crate::loader_cache;
@@ -30,17 +30,17 @@ pub struct Driver {
 
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    #[error("this machine has no NVIDIA driver ({name} is not to be found); give --soft-gpu for the software GPU")]
+    #[error("this machine has no NVIDIA driver ({name} was not found); use --soft-gpu for the software GPU")]
     NotFound { name: &'static str },
 }
 
-/// Where libraries are looked for.
+/// The folders and the cache in which libraries are searched.
 #[derive(Debug)]
 pub struct Loader {
     library_path: Vec<PathBuf>,
     cache: Vec<u8>,
     default_folders: Vec<PathBuf>,
-    /// Never an answer.
+    /// libvgpu.so itself, which is skipped.
     shim: PathBuf,
 }
 
@@ -64,7 +64,7 @@ impl Loader {
     /// The real driver.
     ///
     /// # Errors
-    /// The library that is missing.
+    /// A library is missing.
     pub fn driver(&self) -> Result<Driver, DriverError> {
         let first = |name: &'static str| {
             let mut files = self.files(name, &self.library_path);
@@ -85,7 +85,7 @@ impl Loader {
         files
     }
 
-    /// Whether such a program finds both libraries at all.
+    /// Returns true if a program without LD_LIBRARY_PATH finds both libraries.
     #[must_use]
     pub fn knows_both(&self) -> bool {
         [LIBCUDA, LIBNVIDIA_ML]

@@ -1,4 +1,4 @@
-//! The caller's environment, read once and here only.
+//! The caller's environment. No other module reads it.
 #![forbid(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub const SOFT_GPU_STATE: &str = "SOFT_GPU_STATE";
 pub const SOFT_GPU_PROFILE: &str = "SOFT_GPU_PROFILE";
 
-/// Which GPUs CUDA programs of the caller's see.
+/// The GPUs that the caller's CUDA programs see.
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The software GPU's variables; a folder and a file.
@@ -19,7 +19,7 @@ pub struct SoftGpu {
     pub profile: Option<PathBuf>,
 }
 
-/// What the environment says; empty variables count as unset.
+/// The values of the variables; empty ones count as unset.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     /// Effective user.
@@ -34,7 +34,7 @@ pub struct Environment {
 }
 
 impl SoftGpu {
-    /// The variables and what they hold.
+    /// The variables and their values.
     #[must_use]
     pub fn variables(&self) -> [(&'static str, Option<&Path>); 2] {
         [
@@ -45,7 +45,7 @@ impl SoftGpu {
 }
 
 impl Environment {
-    /// The state folder of a software GPU whose variables are `soft_gpu`, as it chooses it itself.
+    /// The state folder that a software GPU with the variables `soft_gpu` uses.
     #[must_use]
     pub fn soft_gpu_state(&self, soft_gpu: &SoftGpu) -> PathBuf {
         let is_own = |dir: &&PathBuf| std::fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == self.uid);

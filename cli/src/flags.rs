@@ -1,6 +1,6 @@
-//! Raw flags: what was typed, and nothing else. What they mean is [`crate::request`]'s.
+//! Raw flags, as typed. [`crate::request`] gives them their meaning.
 //!
-//! clap's own messages take several lines; here each mistake becomes one that names the flag.
+//! clap's own messages take several lines; here each error becomes one line that names the flag.
 
 mod offline;
 
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat};
 
-/// What the command line asks for.
+/// A parsed command line.
 #[derive(Debug)]
 pub enum Parsed {
     Run(RunFlags),
@@ -108,7 +108,7 @@ pub struct RunFlags {
 /// Reads a command line.
 ///
 /// # Errors
-/// One line that names the flag and what is wrong with it.
+/// One line that names the flag and the error.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let args: Vec<OsString> = args.into_iter().collect();
     let typed = args.get(1).map(|command| command.to_string_lossy().into_owned());
@@ -135,7 +135,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
     }
 }
 
-/// `command`: which of ours was typed.
+/// Formats clap's error in one line. `command` is the subcommand that was typed.
 fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),

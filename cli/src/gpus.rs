@@ -1,10 +1,10 @@
-//! The machine's GPUs, as NVML tells them.
+//! Lists the machine's GPUs through NVML.
 //!
-//! A driver's library runs in a helper process, `vgpu list-gpus LIBRARY`: what it starts, opens,
-//! prints or crashes is gone with it, and COMMAND begins in a process that never loaded it.
+//! The driver's library runs in a helper process, `vgpu list-gpus LIBRARY`: threads, files, output and
+//! crashes of the library end with it, and COMMAND starts in a process that never loaded it.
 //!
 //! ```text
-//!  one line a GPU:  "vgpu-gpu index uuid total reserved"; other lines are the driver's own
+//! one line per GPU:  "vgpu-gpu index uuid total reserved"; other lines are the driver's own output
 //! ```
 #![forbid(unsafe_code)]
 
@@ -15,13 +15,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// What starts a helper's line.
+/// Prefix of the helper's lines.
 const MARK: &str = "vgpu-gpu ";
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// NVML's.
+    /// NVML's index.
     pub index: u32,
     pub uuid: String,
     pub total: u64,
@@ -32,7 +32,7 @@ pub struct Gpu {
 pub enum GpuError {
     #[error("cannot run {}, the helper that asks NVML: {source}", program.display())]
     Helper { program: PathBuf, source: std::io::Error },
-    /// The software GPU's own words, which name the variable and its value.
+    /// The software GPU's own message, which names the variable and its value.
     #[error("{0}")]
     SoftGpu(String),
     #[error("the GPUs cannot be listed through {}: {reason}{}", library.display(), hint(*.soft))]
@@ -47,12 +47,12 @@ fn hint(soft: bool) -> &'static str {
     if soft {
         ""
     } else {
-        "; without a working NVIDIA driver give --soft-gpu for the software GPU"
+        "; without a working NVIDIA driver use --soft-gpu for the software GPU"
     }
 }
 
 impl Gpu {
-    /// What a share may have in all: as the kubelet plugin publishes it.
+    /// The memory for all shares together, as the kubelet plugin publishes it.
     #[must_use]
     pub fn published(&self) -> u64 {
         const STEP: u64 = 1 << 20;
@@ -71,10 +71,9 @@ impl Gpu {
     }
 }
 
-/// Asks the NVML at `library`; with `soft_gpu` it is the software GPU's, and these are its variables.
+/// Lists the GPUs of the NVML at `library`. With `soft_gpu` that is the software GPU's, with these variables.
 ///
-/// # Errors
-/// What NVML, or the software GPU's variables, got wrong.
+/// # Errors NVML failed, or a variable of the software GPU is not valid.
 pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuError> {
     let program = PathBuf::from("/proc/self/exe");
     let mut helper = Command::new(&program);
@@ -104,7 +103,7 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
     }
 }
 
-/// Whether it is one of the software GPU's variables that is wrong: its message then starts with it.
+/// Chooses the error: if a variable of the software GPU is wrong, its message starts with the variable.
 fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError {
     let variables = soft_gpu.into_iter().flat_map(SoftGpu::variables);
     let mut named = variables.filter_map(|(variable, _)| reason.find(&format!("{variable}=")));
@@ -123,7 +122,7 @@ fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError
 pub fn helper(library: &Path) -> ExitCode {
     match ask(library) {
         Ok(gpus) => {
-            // The driver may have left half a line.
+            // The driver may have written an unfinished line.
             println!();
             for gpu in gpus {
                 println!("{MARK}{} {} {} {}", gpu.index, gpu.uuid, gpu.total, gpu.reserved);
@@ -199,6 +198,6 @@ mod tests {
         assert_eq!(line("soft-gpu: SOFT_GPU_STATE=/x: no", true), "SOFT_GPU_STATE=/x: no");
         assert_eq!(line("SOFT_GPU_PROFILE=/y: no", true), "SOFT_GPU_PROFILE=/y: no");
         assert!(line("driver not loaded", true).ends_with("through /lib/nvml: driver not loaded"));
-        assert!(line("SOFT_GPU_STATE=/x: no", false).ends_with("give --soft-gpu for the software GPU"));
+        assert!(line("SOFT_GPU_STATE=/x: no", false).ends_with("use --soft-gpu for the software GPU"));
     }
 }

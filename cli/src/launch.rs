@@ -1,5 +1,5 @@
-//! How COMMAND meets the limits: its environment. With a mount namespace ([`crate::namespace`]) the
-//! same variables point into it.
+//! Sets COMMAND's environment so that it finds the limits. With a mount namespace ([`crate::namespace`]) the
+//! variables point into it.
 #![forbid(unsafe_code)]
 
 use crate::environment::{CUDA_VISIBLE_DEVICES, Environment, SoftGpu};
@@ -7,18 +7,18 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::RUN_DIR_VARIABLE;
 
-/// Where COMMAND finds things.
+/// The paths under which COMMAND finds the share and the libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The folder of shares; None: the container's own place.
+    /// The folder of shares; None: the default folder in a container.
     pub shares: Option<PathBuf>,
-    /// The backstop; None: the loader is told by its own file.
+    /// The backstop; None: the loader finds it by /etc/ld.so.preload.
     pub preload: Option<PathBuf>,
     /// The folder in which libvgpu.so has the driver's names.
     pub libraries: PathBuf,
 }
 
-/// The variables that COMMAND gets beside those that are there already; its share is of `gpu`.
+/// The variables that COMMAND gets beside the caller's. `gpu` is the UUID of the share's GPU.
 #[must_use]
 pub fn variables(
     places: &Places,
@@ -49,15 +49,15 @@ pub fn variables(
     variables
 }
 
-/// Whether a CUDA_VISIBLE_DEVICES of the caller shows GPUs of the machine. COMMAND has one of another
-/// count; what hides all GPUs, or names a part of one, is left to say so.
+/// Returns true if the caller's CUDA_VISIBLE_DEVICES names GPUs of the machine. It is then replaced, because
+/// COMMAND sees other GPUs. A value that hides all GPUs or names a part of one is kept.
 fn shows_whole_gpus(value: &OsStr) -> bool {
     let value = value.to_string_lossy();
     let first = value.split(',').next().unwrap_or_default().trim();
     first.parse::<usize>().is_ok() || first.get(..4).is_some_and(|head| head.eq_ignore_ascii_case("GPU-"))
 }
 
-/// `first`, then what the caller had.
+/// `first`, then the caller's list.
 fn before(first: &Path, rest: Option<&OsStr>) -> OsString {
     let mut list = first.as_os_str().to_owned();
     if let Some(rest) = rest {

@@ -1,4 +1,4 @@
-//! `vgpu run`: any local command under the limits that a pod would have, without Kubernetes.
+//! `vgpu run` starts a local command under the limits that a pod would have, without Kubernetes.
 //!
 //! ```text
 //!  argv ──► flags (raw) ──► request (validated) ─┐
@@ -9,12 +9,12 @@
 //!       COMMAND ◄── supervise: signals in, exit status out ◄── launch: environment, and for root namespace
 //! ```
 //!
-//! What fails, and where it is settled: a `vgpu run` killed at any point leaves a share that the next
-//! one takes away ([`share`]); hostile folders in /tmp are refused ([`run_dir`]); a broken driver breaks
-//! a helper process only ([`gpus`]); a mount that fails ends COMMAND before it starts ([`namespace`]).
-//! `vgpu allocate` and `vgpu explain` share nothing with it but flags and exit statuses: see [`mod@offline`].
+//! Failure modes: a `vgpu run` that is killed at any point leaves a share that the next one removes
+//! ([`share`]). Hostile folders in /tmp are refused ([`run_dir`]). A broken driver breaks only a helper
+//! process ([`gpus`]). A mount that fails ends COMMAND before it starts ([`namespace`]). `vgpu allocate` and
+//! `vgpu explain` have only flags and exit statuses in common with `vgpu run`: see [`mod@offline`].
 //!
-//! A mistake is one line on stderr and exit 2; COMMAND's own output and exit status are never touched.
+//! An error is one line on stderr and exit status 2. COMMAND's own output and exit status are passed through.
 
 pub mod artefacts;
 pub mod driver;
@@ -22,9 +22,9 @@ pub mod environment;
 pub mod exit;
 pub mod flags;
 pub mod gpus;
-pub mod inhabitants;
 pub mod launch;
 pub mod loader_cache;
+pub mod mount_users;
 pub mod namespace;
 mod offline;
 pub mod plan;
@@ -47,7 +47,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Explain(flags)) => offline::explain::main(&flags),
         Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
         Ok(Parsed::Print(text)) => {
-            // Who closed the other end wants no more of it.
+            // Fails if the reader closed the pipe, which is not an error.
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }

@@ -1,7 +1,7 @@
-//! The dynamic loader's cache, /etc/ld.so.cache: which file it opens for a library's name.
+//! Reads the dynamic loader's cache, /etc/ld.so.cache: the file that the loader opens for a library's name.
 //!
-//! Only the format that glibc has written since 2.2 is read (magic `glibc-ld.so.cache1.1`), alone or
-//! behind the older one. A cache that cannot be read has no entries: default folders are looked at then.
+//! Only glibc's format since 2.2 is read (magic `glibc-ld.so.cache1.1`), alone or after the older one. A
+//! cache that cannot be read counts as empty, and only the default folders are searched.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -48,7 +48,7 @@ fn text_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// A cache by hand: (flags, name, path).
+    /// Builds a cache from (flags, name, path).
     fn cache(entries: &[(u32, &str, &str)]) -> Vec<u8> {
         let mut texts = Vec::new();
         let base = HEADER + entries.len() * ENTRY;

@@ -1,4 +1,4 @@
-//! `vgpu`: see the library beside this file.
+//! The `vgpu` program; the library beside this file implements it.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

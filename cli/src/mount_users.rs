@@ -1,15 +1,15 @@
-//! Whether a process lives in a mount namespace of root's run, and so still needs its share: one that
-//! has closed its descriptors and is not on the GPU yet is told by nothing else.
+//! Finds processes in a mount namespace of a `vgpu run` by root. Such a process still needs its share, even
+//! if it has closed its descriptors and does not use the GPU yet.
 //!
-//! How it fails: a process of a PID namespace that this one does not see is not found. It loses the
-//! share, and cuInit refuses it.
+//! Failure mode: a process in a PID namespace that is not visible here is not found. It loses the share, and
+//! cuInit refuses it.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Whether the share below `folder` is mounted in a namespace other than this one that has processes.
+/// Returns true if the share below `folder` is mounted in a namespace with processes, other than this one.
 #[must_use]
 pub fn any(folder: &Path) -> bool {
     let mut seen: HashSet<PathBuf> = fs::read_link("/proc/self/ns/mnt").into_iter().collect();
@@ -20,13 +20,13 @@ pub fn any(folder: &Path) -> bool {
     })
 }
 
-/// Whether one of the mounts is of what lies in `folder`/shares.
+/// Returns true if one of the mounts is of a folder in `folder`/shares.
 fn has_share_of(mountinfo: &str, folder: &Path) -> bool {
     let mut own = folder.components().rev().map(|part| part.as_os_str().to_string_lossy());
     let (Some(id), Some(run_dir)) = (own.next(), own.next()) else {
         return false;
     };
-    // The root of a mount is told within its file system, of which we see only the end.
+    // A mount's root is a path within its file system, so only its end can be compared.
     let part = format!("/{run_dir}/{id}/shares/");
     let mut roots = mountinfo.lines().filter_map(|line| line.split(' ').nth(3));
     roots.any(|root| root.contains(&part))

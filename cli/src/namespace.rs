@@ -1,25 +1,26 @@
-//! Root's run: a mount namespace in which libvgpu.so takes the driver's place for every program,
-//! whatever its environment.
+//! The mount namespace of a run by root, in which libvgpu.so replaces the driver for every program, whatever
+//! its environment.
 //!
 //! ```text
 //!  /run/vgpu                       a tmpfs, read-only in the end
 //!    <share>/, <share>/ledger      the share, read-only; its ledger, writable
 //!    .lib/                         libvgpu.so, libvgpu-preload.so, and as symlinks to the former
 //!                                  libcuda.so, libcuda.so.1, libnvidia-ml.so.1
-//!    .names/                       these symlinks alone
-//!    .driver/                      the real libraries, which the next line hides elsewhere
+//!   .names/                       only these symlinks
+//!   .driver/                      the real libraries, which the next mounts hide at their own paths
 //!    .soft-gpu/                    the software GPU's state, for programs with a cleared environment
-//!  the driver's libraries          each covered by libvgpu.so; where there are none, .names is laid
-//!                                  over the loader's library folder (overlay, read-only)
-//!  /etc/ld.so.preload              if it exists: with libvgpu-preload.so before what it says
+//! the driver's libraries          each covered by libvgpu.so; if there are none, .names is mounted
+//!                                 over the loader's library folder (overlay, read-only)
+//! /etc/ld.so.preload              if it exists: libvgpu-preload.so, then its former content
 //! ```
 //!
-//! Nothing is made on the host but the folder /run/vgpu while a share exists ([`HostFolder`]); what it
-//! holds says that the host is no container of ours. Mounts of the host still arrive (slave propagation), ours never leave.
+//! On the host only the folder /run/vgpu is created, while a share exists ([`HostFolder`]). A folder in it
+//! marks that the host is not a container of ours. Mounts of the host still become visible here (slave
+//! propagation), and ours never on the host.
 //!
-//! How it fails: any mount but one ends COMMAND before it starts, with a line that names it. The
-//! overlay may fail (no overlayfs, or mounts inside the folder, which it would hide): then programs
-//! find libvgpu.so by LD_LIBRARY_PATH alone, and those with a cleared environment find no driver.
+//! Failure modes: a mount that fails ends COMMAND before it starts, with a line that names it. Only the
+//! overlay may fail (no overlayfs, or mounts inside the folder, which it would hide): then programs find
+//! libvgpu.so only by LD_LIBRARY_PATH, and those with a cleared environment find no driver.
 #![allow(unsafe_code)] // unshare, and the fork that tries it.
 
 use crate::driver::{Driver, Loader};
@@ -40,7 +41,7 @@ const LOADERS_FILE: &str = "/etc/ld.so.preload";
 const LIBRARY_FOLDERS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// All that the mounts need to know, found out before COMMAND's process exists.
+/// The inputs of the mounts, collected before COMMAND's process exists.
 #[derive(Debug)]
 pub struct Namespace {
     share: PathBuf,
@@ -62,7 +63,7 @@ pub struct NamespaceError {
     source: io::Error,
 }
 
-/// The driver's libraries as COMMAND sees them.
+/// The driver's libraries at their paths in the namespace.
 #[must_use]
 pub fn driver() -> Driver {
     let folder = at(".driver");
@@ -72,7 +73,7 @@ pub fn driver() -> Driver {
     }
 }
 
-/// Whether this process may have a mount namespace: tried in a child.
+/// Returns true if this process may create a mount namespace; tries it in a child.
 #[must_use]
 pub fn possible() -> bool {
     // SAFETY: this process has one thread, so its child may do anything; it does two system calls.
@@ -100,7 +101,7 @@ fn enter() -> Result<(), NamespaceError> {
 // === impl Namespace ===
 
 impl Namespace {
-    /// For a share, on the machine as it is. `soft_gpu`: the state folder of a software one.
+    /// Prepares the namespace of a share on this machine. `soft_gpu` is the state folder of a software GPU.
     #[must_use]
     pub fn of(held: &Held, shim: &Path, preload: &Path, driver: Driver, soft_gpu: Option<PathBuf>) -> Self {
         let loader = Loader::of_machine(None, shim);
@@ -122,7 +123,7 @@ impl Namespace {
         }
     }
 
-    /// Where COMMAND finds things in it.
+    /// The paths at which COMMAND finds the share and the libraries.
     #[must_use]
     pub fn places(&self) -> Places {
         Places {
@@ -132,7 +133,7 @@ impl Namespace {
         }
     }
 
-    /// Makes it; this process lives in it from then on.
+    /// Enters the namespace: this process runs in it from then on.
     ///
     /// # Errors
     /// The mount that failed.
@@ -145,7 +146,7 @@ impl Namespace {
         self.bind_libraries()?;
         if let Some(state) = &self.soft_gpu {
             let target = at(".soft-gpu");
-            fs::create_dir(&target).map_err(error("make", &target))?;
+            fs::create_dir(&target).map_err(error("create", &target))?;
             bind(state, &target)?;
         }
         if let Some(folder) = &self.overlay {
@@ -165,7 +166,7 @@ impl Namespace {
 
     fn bind_share(&self) -> Result<(), NamespaceError> {
         let target = at(&self.name);
-        fs::create_dir(&target).map_err(error("make", &target))?;
+        fs::create_dir(&target).map_err(error("create", &target))?;
         bind(&self.share, &target)?;
         read_only(&target, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
         bind(&self.share.join(LEDGER), &target.join(LEDGER))
@@ -173,7 +174,7 @@ impl Namespace {
 
     fn bind_libraries(&self) -> Result<(), NamespaceError> {
         for folder in [".lib", ".names", ".driver"] {
-            fs::create_dir(at(folder)).map_err(error("make", &at(folder)))?;
+            fs::create_dir(at(folder)).map_err(error("create", &at(folder)))?;
         }
         let as_seen = driver();
         let files = [
@@ -183,19 +184,19 @@ impl Namespace {
             (&self.driver.libnvidia_ml, as_seen.libnvidia_ml),
         ];
         for (file, target) in &files {
-            File::create(target).map_err(error("make", target))?;
+            File::create(target).map_err(error("create", target))?;
             bind(file, target)?;
         }
         for name in [".lib", ".names"]
             .iter()
             .flat_map(|folder| SHIM_NAMES.map(|name| at(folder).join(name)))
         {
-            symlink(at(".lib").join(SHIM_FILE), &name).map_err(error("make", &name))?;
+            symlink(at(".lib").join(SHIM_FILE), &name).map_err(error("create", &name))?;
         }
         Ok(())
     }
 
-    /// See the module's failure modes: this one is let pass.
+    /// Mounts the overlay; a failure is ignored (see the module's failure modes).
     fn lay_over(&self, folder: &Path) {
         let options = format!("lowerdir={}:{}\0", at(".names").display(), folder.display());
         if let Ok(options) = CStr::from_bytes_with_nul(options.as_bytes()) {
@@ -210,7 +211,7 @@ impl Namespace {
     }
 }
 
-/// The loader's library folder, if it can be laid over: an overlay hides what is mounted inside.
+/// The loader's library folder; None if there are mounts inside it, which an overlay would hide.
 fn overlay_folder() -> Option<PathBuf> {
     let mut folders = LIBRARY_FOLDERS
         .iter()
@@ -254,8 +255,8 @@ fn errno<'a>(what: &'static str, path: &'a Path) -> impl Fn(rustix::io::Errno) -
 
 // === The one folder on the host ===
 
-/// /run/vgpu, on which each namespace mounts its own: made when it is missing, and then removed with
-/// the last share. One that somebody else made (the kubelet plugin) stays.
+/// /run/vgpu, on which each namespace mounts its own tmpfs. Created if it is missing, and then removed with
+/// the last share. One that another program created (the kubelet plugin) stays.
 #[derive(Debug)]
 pub struct HostFolder {
     mark: PathBuf,
@@ -269,25 +270,27 @@ impl HostFolder {
         }
     }
 
-    /// Makes it if need be; under the lock of `run_dir`.
+    /// Creates the folder if it is missing. The caller holds the lock of `run_dir`.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn ensure(&self, _locked: &Locked) -> Result<(), NamespaceError> {
         let path = Path::new(CONTAINER_DIR);
         if !path.is_dir() {
             File::create(&self.mark).map_err(error("mark", &self.mark))?;
-            fs::create_dir(path).map_err(error("make", path))?;
+            fs::create_dir(path).map_err(error("create", path))?;
         }
         let node = Path::new(NODE_MARK_DIR);
         if self.mark.exists() && !node.is_dir() {
-            // An empty folder is a container whose shares are gone: every other user would be refused.
-            fs::create_dir(node).map_err(error("make", node))?;
+            // An empty /run/vgpu looks like a container whose shares are gone, and every other user's CUDA
+            // program would be refused.
+            fs::create_dir(node).map_err(error("create", node))?;
         }
         Ok(())
     }
 
-    /// Removes it if it is ours and holds nothing else; no share is left, so no namespace needs it.
+    /// Removes the folder if we created it and nothing else is in it. There is no share left, so no namespace
+    /// needs it.
     pub fn remove(&self) {
         if self.mark.exists() {
             let _ = fs::remove_dir(NODE_MARK_DIR);

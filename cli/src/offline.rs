@@ -1,11 +1,12 @@
-//! `vgpu allocate` and `vgpu explain`: the controller's allocator on objects in files, without a cluster.
+//! Implements `vgpu allocate` and `vgpu explain`: runs the controller's allocator on objects in files or of a
+//! cluster.
 //!
 //! ```text
-//!  files, or kubectl get ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► words, JSON or YAML
+//! files, or kubectl get ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► text, JSON or YAML
 //! ```
 //!
-//! Nothing is written anywhere else, and nothing is read but the files that are named, or what kubectl says. Exit 0: it
-//! fits; 1: it does not, and the answer says why; 2: a mistake in the flags or in the input.
+//! Writes only to stdout and stderr, and reads only the named files or the output of kubectl. Exit status 0:
+//! it fits; 1: it does not, and the answer has the reasons; 2: an error in the flags or in the input.
 #![forbid(unsafe_code)]
 
 pub(crate) mod allocate;
@@ -23,7 +24,7 @@ use vgpu_allocator::{FeatureError, Features};
 use documents::DocumentError;
 use kubectl::KubectlError;
 
-/// What both commands can meet.
+/// The errors of both commands.
 #[derive(Debug, thiserror::Error)]
 enum OfflineError {
     #[error("--feature-gates: {0}")]
@@ -36,14 +37,14 @@ enum OfflineError {
     Input(#[from] InputError),
     #[error(transparent)]
     Offline(#[from] offline::OfflineError),
-    #[error("the answer cannot be written as YAML: {0}; take -o json")]
+    #[error("the answer cannot be written as YAML: {0}; use -o json")]
     Yaml(String),
     #[error("standard output: {0}")]
     Output(#[source] std::io::Error),
 }
 
 impl OfflineError {
-    /// Who closed the other end wants no more of it.
+    /// True if the reader of stdout closed it, which is not an error.
     fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
@@ -66,8 +67,8 @@ fn objects_in(files: &[PathBuf]) -> Result<Objects, OfflineError> {
     Ok(objects)
 }
 
-/// As YAML.
-fn written(answer: &Value) -> Result<String, OfflineError> {
+/// Formats as YAML.
+fn yaml(answer: &Value) -> Result<String, OfflineError> {
     serde_saphyr::to_string(answer).map_err(|error| OfflineError::Yaml(error.to_string()))
 }
 

@@ -1,7 +1,7 @@
-//! What a request means, given the GPUs and the share that it joins: pure.
+//! Decides the next step of a run from the request, the GPUs and the share that it joins. Pure.
 //!
-//! GPUs are asked for only where they matter (a new share, or a GPU named while joining), because a
-//! real driver takes its time; so the answer may be "ask NVML first".
+//! GPUs are listed only if the decision needs them (for a new share, or if a GPU is named while joining),
+//! because a real driver is slow. So the decision may be to list the GPUs first.
 #![forbid(unsafe_code)]
 
 use crate::driver::Driver;
@@ -10,15 +10,15 @@ use crate::request::{GpuChoice, Request};
 use vgpu_abi::limits::Limits;
 use vgpu_quantity::format_bytes;
 
-/// Name of a share that nobody can join.
+/// Name of a share that no other command can join.
 pub const OWN_SHARE: &str = "run";
 
-/// What is to be done.
+/// The next step of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
     Create(Box<Limits>),
     Join,
-    /// Decide again, with the GPUs.
+    /// List the GPUs and decide again.
     AskGpus,
 }
 
@@ -33,23 +33,23 @@ pub struct Existing {
 pub enum PlanError {
     #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
-    #[error("--memory {}: GPU {} has {} in all", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
+    #[error("--memory {}: GPU {} has only {}", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
     TooMuch { wanted: u64, gpu: Gpu },
-    #[error("--{flag} {wanted}: share {share:?} has {has}; leave the flag out, or take another --share")]
+    #[error("--{flag} {wanted}: share {share:?} has {has}; leave the flag out, or use another --share")]
     Differs {
         flag: &'static str,
         wanted: String,
         share: String,
         has: String,
     },
-    #[error("--soft-gpu: share {0:?} is on a GPU of the NVIDIA driver; leave the flag out, or take another --share")]
+    #[error("--soft-gpu: share {0:?} is on a GPU of the NVIDIA driver; leave the flag out, or use another --share")]
     NotSoft(String),
 }
 
-/// What `request` means: for a new share on `driver`, or for one that exists.
+/// Decides on `request`: for a new share on `driver`, or for one that exists.
 ///
-/// # Errors
-/// A GPU that is not there, more memory than it has, limits other than the share's.
+/// # Errors The GPU does not exist or has less memory than the request, or the existing share has other
+/// limits.
 pub fn decide(
     request: &Request,
     existing: Option<&Existing>,
@@ -225,10 +225,7 @@ mod tests {
             &driver(),
             Some(&gpus()),
         );
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "--memory 81Gi: GPU 0 has 81918Mi in all"
-        );
+        assert_eq!(error.unwrap_err().to_string(), "--memory 81Gi: GPU 0 has only 81918Mi");
     }
 
     #[test]

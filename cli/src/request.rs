@@ -1,5 +1,5 @@
-//! The validated request: every flag on its own is sound. Whether they fit the GPU and the share is
-//! [`crate::plan`]'s.
+//! The validated request: every flag is valid by itself. [`crate::plan`] compares them with the GPU and the
+//! share.
 #![forbid(unsafe_code)]
 
 use crate::flags::RunFlags;
@@ -8,7 +8,7 @@ use std::fmt;
 
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN};
 
-/// What `vgpu run` is asked for; None = left out.
+/// The request of a `vgpu run`; None = flag left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Bytes.
@@ -28,7 +28,7 @@ pub enum GpuChoice {
     Uuid(String),
 }
 
-/// A flag and why its value is none.
+/// A flag with a value that is not valid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
     #[error("--memory: {0}")]
@@ -44,10 +44,10 @@ pub enum FlagError {
 }
 
 impl Request {
-    /// Reads the flags' values.
+    /// Parses the flags' values.
     ///
     /// # Errors
-    /// The first flag whose value is none.
+    /// The first flag with a value that is not valid.
     pub fn from_flags(flags: RunFlags) -> Result<Self, FlagError> {
         Ok(Self {
             memory: flags.memory.as_deref().map(memory).transpose()?,

@@ -1,4 +1,4 @@
-//! `vgpu run`, from flags to exit status: the one place where the parts meet.
+//! Implements `vgpu run`, from flags to exit status; connects all other modules.
 #![forbid(unsafe_code)]
 
 use crate::artefacts::{ArtefactError, Artefacts};
@@ -41,11 +41,11 @@ pub enum RunError {
     Start(#[from] StartError),
     #[error("cannot find this program's own file: {0}")]
     OwnFile(#[source] std::io::Error),
-    #[error("{RUN_DIR_VARIABLE}={}: this is a command of another `vgpu run`, whose limits hold already", .0.display())]
+    #[error("{RUN_DIR_VARIABLE}={}: already inside another `vgpu run`, whose limits apply", .0.display())]
     Nested(PathBuf),
-    #[error("{}: this container has limits of its own, which hold already", .0.display())]
+    #[error("{}: already inside a container with a share, whose limits apply", .0.display())]
     InContainer(PathBuf),
-    #[error("{variable}={}: share {share:?} has {}; unset the variable, or take another --share", wanted.display(), or_none(.has))]
+    #[error("{variable}={}: share {share:?} has {}; unset the variable, or use another --share", wanted.display(), or_none(.has))]
     OtherSoftGpu {
         variable: &'static str,
         wanted: PathBuf,
@@ -59,7 +59,7 @@ fn or_none(path: &Option<PathBuf>) -> String {
         .map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// Runs, and says in one line why not.
+/// Runs COMMAND; on an error prints one line and returns its exit status.
 #[must_use]
 pub fn main(flags: RunFlags) -> ExitCode {
     match run(flags) {
@@ -102,7 +102,8 @@ fn run(flags: RunFlags) -> Result<u8, RunError> {
     status
 }
 
-/// Limits do not nest: the inner share would be counted against nothing.
+/// Refuses to run inside another `vgpu run` or a container with a share: an inner share would not count
+/// toward the outer limit.
 fn refuse_nested(environment: &Environment) -> Result<(), RunError> {
     if let Some(outer) = &environment.outer_run {
         return Err(RunError::Nested(outer.clone()));
@@ -168,7 +169,7 @@ fn driver_of(folder: &ShareFolder) -> Result<Driver, ShareError> {
 
 // === Entering a share ===
 
-/// What entering a share needs.
+/// The inputs of entering a share.
 struct Entry<'a> {
     request: &'a Request,
     environment: &'a Environment,
@@ -178,8 +179,8 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Joins the share, or makes it. The folder's lock is not held while NVML is asked, so what was
-    /// there before may be gone after, and the other way round: then it is decided again.
+    /// Joins the share, or creates it. The folder's lock is not held while NVML lists the GPUs, so the share
+    /// may appear or disappear meanwhile; then it decides again.
     fn enter(&self) -> Result<Held, RunError> {
         let mut asked: Option<(Driver, Vec<Gpu>)> = None;
         loop {
@@ -233,7 +234,7 @@ impl Entry<'_> {
         }
     }
 
-    /// The driver of a new share.
+    /// Finds the driver for a new share.
     fn own_driver(&self) -> Result<(Driver, Option<SoftGpu>), RunError> {
         if self.request.soft_gpu {
             let (libcuda, libnvidia_ml) = self.artefacts.soft_gpu()?;
@@ -247,7 +248,7 @@ impl Entry<'_> {
         Ok((loader.driver()?, None))
     }
 
-    /// One share is on one software GPU: a variable that is set must be the share's.
+    /// A share has one software GPU: a variable that is set must have the share's value.
     fn same_soft_gpu(&self, share: &str, soft_gpu: Option<&SoftGpu>) -> Result<(), RunError> {
         let Some(of_share) = soft_gpu else {
             return Ok(());

@@ -1,19 +1,19 @@
-//! The folder of all local shares, and the lock under which they come and go.
+//! The folder of all local shares, and the lock for creating and removing them.
 //!
 //! ```text
 //!  root        /run/vgpu-run                         (with a mount namespace)
-//!  others      $XDG_RUNTIME_DIR/vgpu-run             if that folder is the user's alone
+//! others      $XDG_RUNTIME_DIR/vgpu-run             if only the user can write to that folder
 //!              else /tmp/vgpu-run-<uid>
 //! ```
 //!
-//! How it fails: anybody can make a name in /tmp first, or a symlink there. The folder is used only
-//! if it is a folder (no symlink), belongs to the user and is open to nobody else; then only the user
-//! can change what lies in it, and /tmp's sticky bit keeps others from moving it away.
+//! Failure mode: in /tmp another user may create the folder first, or a symlink there. The folder is used
+//! only if it is a folder (not a symlink), belongs to the user and is not open to others; then only the user
+//! can change files in it, and /tmp's sticky bit keeps others from renaming it.
 //!
 //! Root's COMMAND may become another user (gosu, su), who must still reach the libraries and the share:
-//! else the loader skips what it cannot open, and nothing is held. So without a mount namespace root's
-//! folder lets others through, though not look around; who knows a share's name reaches its ledger, as
-//! every user of a container does.
+//! otherwise the loader skips files that it cannot open, and no limit is enforced. So without a mount
+//! namespace others may pass through root's folder, but not list it. Who knows a share's name can open its
+//! ledger, as every user in a container can.
 #![forbid(unsafe_code)]
 
 use crate::environment::Environment;
@@ -25,18 +25,18 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The folder of runs with a mount namespace.
+/// The folder for runs with a mount namespace.
 pub const ROOT: &str = "/run/vgpu-run";
-/// A `vgpu run` holds the lock for milliseconds; a stopped one must not stop all others for good.
+/// A `vgpu run` holds the lock for milliseconds; one that is stopped must not block all others for ever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The folder, checked.
+/// The folder, after its owner and mode were checked.
 #[derive(Debug, Clone)]
 pub struct RunDir {
     path: PathBuf,
 }
 
-/// While it lives, no other `vgpu run` of this folder makes or removes shares.
+/// While it exists, no other `vgpu run` creates or removes shares in this folder.
 #[derive(Debug)]
 pub struct Locked {
     _file: File,
@@ -44,21 +44,21 @@ pub struct Locked {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    #[error("cannot make {}, the folder of local shares: {source}", path.display())]
+    #[error("cannot create {}, the folder of local shares: {source}", path.display())]
     Make { path: PathBuf, source: io::Error },
     #[error("{} is not a folder of user {uid} alone (mode 0700, no symlink): remove it, or name another folder with XDG_RUNTIME_DIR", path.display())]
     Foreign { path: PathBuf, uid: u32 },
     #[error("cannot lock {}: {source}", path.display())]
     Lock { path: PathBuf, source: io::Error },
-    #[error("{} is locked for {} s by another `vgpu run`: is one of them stopped?", path.display(), PATIENCE.as_secs())]
+    #[error("{} has been locked for {} s by another `vgpu run`; end or continue the one that is stopped", path.display(), PATIENCE.as_secs())]
     Busy { path: PathBuf },
 }
 
 impl RunDir {
-    /// The folder of this user; `namespace`: of runs as root with a mount namespace.
+    /// Opens the folder of this user. `namespace`: the run is by root and has a mount namespace.
     ///
     /// # Errors
-    /// It cannot be made, or it is somebody else's.
+    /// The folder cannot be created, or belongs to another user.
     pub fn open(environment: &Environment, namespace: bool) -> Result<Self, RunDirError> {
         let path = choose(environment, namespace);
         ensure(&path, environment.uid, mode(environment, namespace))?;
@@ -73,7 +73,7 @@ impl RunDir {
     /// Waits for the lock.
     ///
     /// # Errors
-    /// It cannot be opened, or another holds it for too long.
+    /// The lock cannot be opened, or another process holds it for too long.
     pub fn lock(&self) -> Result<Locked, RunDirError> {
         let path = self.path.join(".lock");
         let error = |source: Errno| RunDirError::Lock {
@@ -107,7 +107,7 @@ fn choose(environment: &Environment, namespace: bool) -> PathBuf {
     }
 }
 
-/// What others may do with the folder: pass through root's, unless mounts lead around it.
+/// The folder's mode: others may pass through root's folder, unless mounts replace that path.
 fn mode(environment: &Environment, namespace: bool) -> u32 {
     if environment.uid == 0 && !namespace {
         0o711
@@ -120,7 +120,8 @@ fn is_passable(dir: &Path) -> bool {
     std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.mode() & 0o001 != 0)
 }
 
-/// LD_PRELOAD and LD_LIBRARY_PATH cannot hold every path: their separators, and `$` that the loader expands.
+/// LD_PRELOAD and LD_LIBRARY_PATH cannot contain some characters: their separators, and `$`, which the loader
+/// expands.
 fn is_plain(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     path.is_absolute() && !bytes.iter().any(|b| b" \t\n\r:;$,".contains(b))
@@ -145,7 +146,7 @@ fn ensure(path: &Path, uid: u32, mode: u32) -> Result<(), RunDirError> {
         source,
     })?;
     if meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 & !mode == 0 {
-        // A umask, or an older release, may have made it with less.
+        // The umask, or an older release, may have created it with fewer rights.
         let permissions = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(path, permissions).map_err(|source| RunDirError::Make {
             path: path.to_path_buf(),

@@ -1,7 +1,7 @@
-//! Local shares: made, joined, held and taken away.
+//! Creates, joins and removes local shares.
 //!
 //! ```text
-//!  <run dir>/<id>/            id: the share's name, or .run-<pid>-<time> for a share of one's own
+//! <run dir>/<id>/            id: the share's name, or .run-<pid>-<time> for a share without a name
 //!    lock                     a shared lock (flock) is held by each `vgpu run` and its COMMAND
 //!    lib/                     libcuda.so, libcuda.so.1, libnvidia-ml.so.1, libvgpu-preload.so: symlinks
 //!    driver/                  libcuda.so.1, libnvidia-ml.so.1: symlinks to the real ones
@@ -10,16 +10,16 @@
 //!    shares/<share>/          limits and ledger; VGPU_RUN_DIR names shares/
 //! ```
 //!
-//! Who holds a share: COMMAND and what it starts inherit the lock's descriptor, so a share outlives a
-//! `vgpu run` that was killed. A program that closes descriptors it does not know loses that one, but
-//! while it uses the GPU it holds its lanes' locks in the ledger; both are asked. All changes happen
-//! under the folder's lock ([`crate::run_dir`]), so a share is seen whole or not at all, and what a
-//! killed `vgpu run` left half made has no holder: the next one removes it.
+//! A share is in use while a process has its lock: COMMAND and its children inherit the lock's descriptor, so
+//! a share outlives a `vgpu run` that was killed. A program that closes unknown descriptors loses the lock,
+//! but while it uses the GPU it holds locks on its lanes in the ledger; both are checked. All changes happen
+//! under the folder's lock ([`crate::run_dir`]), so a share is seen complete or not at all. A share that a
+//! killed `vgpu run` left incomplete is not in use, and the next run removes it.
 #![allow(unsafe_code)] // One fcntl(F_OFD_GETLK), which rustix does not have.
 
 use crate::driver::Driver;
 use crate::environment::{SOFT_GPU_PROFILE, SOFT_GPU_STATE, SoftGpu};
-use crate::inhabitants;
+use crate::mount_users;
 use crate::plan::Existing;
 use crate::run_dir::{self, Locked, RunDir};
 use rustix::fs::FlockOperation;
@@ -32,7 +32,7 @@ use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, SHIM_NAMES};
 use vgpu_abi::{ledger, limits};
 
-/// A share that this process holds.
+/// A share that this process uses.
 #[derive(Debug)]
 pub struct Held {
     run_dir: RunDir,
@@ -41,7 +41,7 @@ pub struct Held {
     lock: File,
 }
 
-/// Where the parts of a share lie.
+/// The folder of a share, with the paths of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareFolder(pub PathBuf);
 
@@ -50,7 +50,7 @@ pub struct ShareFolder(pub PathBuf);
 pub struct Links {
     pub shim: PathBuf,
     pub preload: PathBuf,
-    /// The driver's libraries as the host knows them.
+    /// The driver's libraries at their paths on the host.
     pub driver: Driver,
     pub soft_gpu: Option<SoftGpu>,
 }
@@ -110,12 +110,12 @@ impl ShareFolder {
         })
     }
 
-    /// Whether anybody uses it; asked under the folder's lock.
+    /// Returns true if a process uses the share. The caller holds the folder's lock.
     fn in_use(&self) -> bool {
         let on_the_gpu = |ledger: &PathBuf| has_owners(ledger).unwrap_or(false);
         self.is_locked()
             || self.ledgers().iter().any(on_the_gpu)
-            || self.0.starts_with(run_dir::ROOT) && inhabitants::any(&self.0)
+            || self.0.starts_with(run_dir::ROOT) && mount_users::any(&self.0)
     }
 
     fn is_locked(&self) -> bool {
@@ -131,7 +131,7 @@ impl ShareFolder {
     }
 }
 
-/// Whether a process holds a lane of this ledger.
+/// Returns true if a process holds a lock on a lane of this ledger.
 fn has_owners(ledger: &Path) -> io::Result<bool> {
     let file = File::open(ledger)?;
     // SAFETY: an all-zero flock is a value of its type: from the start of the file to its end.
@@ -145,13 +145,14 @@ fn has_owners(ledger: &Path) -> io::Result<bool> {
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-// === Coming and going, under the folder's lock ===
+// === Creation and removal, under the folder's lock ===
 
-/// Removes every share that nobody holds.
+/// Removes every share that is not in use.
 pub fn sweep(run_dir: &RunDir, locked: &Locked) {
     for folder in folders(run_dir, locked) {
         if !folder.in_use() {
-            // What cannot be removed is found again by the next run, and named when its name is wanted.
+            // A folder that cannot be removed is found again by the next run, and reported when its name is
+            // requested.
             let _ = fs::remove_dir_all(&folder.0);
         }
     }
@@ -163,7 +164,7 @@ fn folders(run_dir: &RunDir, _locked: &Locked) -> Vec<ShareFolder> {
     folders.map(|entry| ShareFolder(entry.path())).collect()
 }
 
-/// The share of that name, if somebody holds it.
+/// Finds the share of that name, if it is in use.
 ///
 /// # Errors
 /// Its limits file is damaged.
@@ -192,7 +193,7 @@ pub fn find(run_dir: &RunDir, _locked: &Locked, name: &str) -> Result<Option<(Sh
     Ok(Some((folder, Existing { limits, soft_gpu })))
 }
 
-/// Holds a share that exists.
+/// Joins a share that exists.
 ///
 /// # Errors
 /// Its lock cannot be opened.
@@ -206,10 +207,9 @@ pub fn join(run_dir: &RunDir, _locked: &Locked, folder: ShareFolder, limits: Lim
     })
 }
 
-/// Makes a share and holds it. `id`: its folder's name.
+/// Creates a share with the folder name `id`, and joins it.
 ///
-/// # Errors
-/// A file cannot be made; nothing is left then.
+/// # Errors A file cannot be created; nothing is left then.
 pub fn create(run_dir: &RunDir, _locked: &Locked, id: &str, limits: Limits, links: &Links) -> Result<Held, ShareError> {
     let folder = ShareFolder(run_dir.path().join(id));
     make_dir(&folder.0)?;
@@ -236,7 +236,7 @@ fn hold(folder: &ShareFolder) -> Result<File, ShareError> {
         .create(true)
         .mode(0o600)
         .open(&path);
-    let file = open.map_err(io_error("make", &path))?;
+    let file = open.map_err(io_error("create", &path))?;
     let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
     locked.map_err(|error| io_error("lock", &path)(error.into()))?;
     Ok(file)
@@ -261,7 +261,7 @@ fn fill(folder: &ShareFolder, limits: &Limits, links: &Links) -> Result<(), Shar
             }
         }
     }
-    // COMMAND may change its user: the modes are those of a share in a container.
+    // The modes are those of a share in a container, because COMMAND may change its user.
     write(&share.join(LEDGER), &ledger::image(limits), 0o666)?;
     write(&share.join(LIMITS), limits.render().as_bytes(), 0o444)
 }
@@ -269,20 +269,20 @@ fn fill(folder: &ShareFolder, limits: &Limits, links: &Links) -> Result<(), Shar
 // === impl Held ===
 
 impl Held {
-    /// The descriptor that COMMAND inherits, and with it the hold.
+    /// The lock's descriptor, which COMMAND inherits.
     #[must_use]
     pub fn lock(&self) -> &File {
         &self.lock
     }
 
-    /// Lets go, and takes the share away if nobody else holds it; `last` runs when no share is left.
+    /// Releases the share, and removes it if it is no longer in use. Calls `last` when no share is left.
     pub fn release(self, last: impl FnOnce()) {
         let Self {
             run_dir, folder, lock, ..
         } = self;
         let locked = run_dir.lock();
-        // Our own lock is let go under the folder's, and asked for anew: COMMAND's children may hold
-        // the same description.
+        // Our own lock is released under the folder's lock and then tested again, because COMMAND's children
+        // may have the same open file description.
         drop(lock);
         let Ok(locked) = locked else {
             return; // the next run's to clean up
@@ -307,24 +307,24 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Sha
 }
 
 fn make_dir(path: &Path) -> Result<(), ShareError> {
-    fs::create_dir(path).map_err(io_error("make", path))?;
-    // Root's share is looked at by whatever user COMMAND becomes; the folder of all shares stays closed.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io_error("make", path))
+    fs::create_dir(path).map_err(io_error("create", path))?;
+    // COMMAND may become any user and must read root's share; the folder of all shares stays closed.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io_error("create", path))
 }
 
 fn link(target: &Path, path: &Path) -> Result<(), ShareError> {
-    symlink(target, path).map_err(io_error("make", path))
+    symlink(target, path).map_err(io_error("create", path))
 }
 
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), ShareError> {
     let open = OpenOptions::new().write(true).create_new(true).open(path);
-    let mut file = open.map_err(io_error("make", path))?;
+    let mut file = open.map_err(io_error("create", path))?;
     file.write_all(bytes).map_err(io_error("write", path))?;
     file.set_permissions(fs::Permissions::from_mode(mode))
-        .map_err(io_error("make", path))
+        .map_err(io_error("create", path))
 }
 
-/// Name of the folder of a share that nobody can join: no share's name starts with a full stop.
+/// Folder name of a share that no other command can join: a share's name never starts with a full stop.
 #[must_use]
 pub fn own_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -1,11 +1,11 @@
-//! COMMAND's life: started, signalled, waited for.
+//! Starts COMMAND, forwards signals to it, and waits for its end.
 //!
-//! COMMAND stays in the caller's process group, so that the terminal's signals reach it once, from the
-//! kernel. Everything else that `vgpu run` is sent is passed on; who sent it tells the two apart
-//! (siginfo). A signal that was sent to the whole group by kill(2) reaches COMMAND twice.
+//! COMMAND stays in the caller's process group, so the kernel sends it the terminal's signals directly.
+//! Signals that another process sent to `vgpu run` are forwarded; siginfo tells who sent a signal. A signal
+//! that kill(2) sends to the whole group reaches COMMAND twice.
 //!
-//! All signals are blocked before COMMAND starts and taken one by one, so none is lost between fork and
-//! wait, and no handler runs. COMMAND gets the caller's mask back.
+//! All signals are blocked before COMMAND starts and received one by one, so none is lost between fork and
+//! wait, and no handler runs. COMMAND gets the caller's signal mask.
 #![allow(unsafe_code)] // signal masks, sigwaitinfo and what runs between fork and exec.
 
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -17,8 +17,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Signals that are not taken: faults of this process, those that stop a background job at the
-/// terminal, and what nobody can take.
+/// Signals that are not forwarded: faults of this process, signals that stop a background job at the
+/// terminal, and those that cannot be caught.
 const LEFT_ALONE: [libc::c_int; 12] = [
     libc::SIGILL,
     libc::SIGTRAP,
@@ -33,7 +33,7 @@ const LEFT_ALONE: [libc::c_int; 12] = [
     libc::SIGTTOU,
     libc::SIGSYS,
 ];
-/// COMMAND's copy of the share's lock gets a number that no script names.
+/// Lowest number for COMMAND's copy of the lock's descriptor; scripts do not use such numbers.
 const LOCK_FD_MIN: RawFd = 100;
 
 #[derive(Debug, thiserror::Error)]
@@ -42,18 +42,18 @@ pub enum StartError {
     NotFound { program: String },
     #[error("{program}: cannot be executed: {source}")]
     NotExecutable { program: String, source: io::Error },
-    /// What `prepare` said.
+    /// The error of `prepare`.
     #[error("{0}")]
     Prepare(String),
     #[error("cannot start COMMAND: {0}")]
     System(#[from] io::Error),
 }
 
-/// Runs `command` to its end and gives its exit status as a shell would. COMMAND inherits `lock`;
-/// `prepare` runs in its process before it starts.
+/// Runs `command` to its end and returns its exit status as a shell would. COMMAND inherits `lock`; `prepare`
+/// runs in its process before it starts.
 ///
 /// # Errors
-/// It did not start.
+/// The command could not be started.
 pub fn run(
     mut command: Command,
     lock: &File,
@@ -65,7 +65,7 @@ pub fn run(
     let lock = lock.as_raw_fd();
     let hook = move || {
         if let Err(text) = prepare() {
-            // Nothing is lost if this fails too: the parent then tells of the error below.
+            // If this fails too, the parent still reports the error below.
             let _ = complain.write_all(text.as_bytes());
             return Err(io::Error::from_raw_os_error(libc::ECANCELED));
         }
@@ -95,14 +95,14 @@ pub fn run(
     Ok(attend(pid, &taken))
 }
 
-/// Passes signals on until COMMAND is gone.
+/// Forwards signals until COMMAND has ended.
 fn attend(command: Pid, taken: &libc::sigset_t) -> u8 {
     loop {
         // SAFETY: an all-zero siginfo is a value of its type.
         let mut info: libc::siginfo_t = unsafe { zeroed() };
         // SAFETY: `taken` is a signal set and `info` is to be written.
         let number = unsafe { libc::sigwaitinfo(taken, &mut info) };
-        // SI_USER, SI_QUEUE, SI_TKILL: a process sent it. The kernel's own are positive.
+        // SI_USER, SI_QUEUE, SI_TKILL mean that a process sent it. The kernel's codes are positive.
         let sent = info.si_code <= 0;
         match number {
             libc::SIGCHLD => {
@@ -116,7 +116,7 @@ fn attend(command: Pid, taken: &libc::sigset_t) -> u8 {
                 }
                 stop();
             }
-            // A hangup reaches the leader of the session alone, which may be this process.
+            // The kernel sends a hangup only to the session's leader, which may be this process.
             libc::SIGCONT | libc::SIGHUP => pass_on(command, number),
             _ if number > 0 && sent => pass_on(command, number),
             _ => {}
@@ -124,8 +124,8 @@ fn attend(command: Pid, taken: &libc::sigset_t) -> u8 {
     }
 }
 
-/// COMMAND's status once it is gone. Whatever else was given to this process as a child (PID 1 of a
-/// container) is reaped too.
+/// Returns COMMAND's status once it has ended. Also reaps other children, which PID 1 of a container
+/// inherits.
 fn reap(command: Pid) -> Option<u8> {
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
         if pid == command {
@@ -141,11 +141,11 @@ fn reap(command: Pid) -> Option<u8> {
 fn pass_on(command: Pid, number: libc::c_int) {
     // SAFETY: `number` came from the kernel, so it is a signal.
     let signal = unsafe { Signal::from_raw_unchecked(number) };
-    // COMMAND may be gone: its SIGCHLD is next.
+    // COMMAND may have ended: its SIGCHLD is next.
     let _ = rustix::process::kill_process(command, signal);
 }
 
-/// Stops this process as SIGTSTP does: not at all where nobody could continue it.
+/// Stops this process as SIGTSTP does: not if no other process could continue it.
 fn stop() {
     let set = set_of(&[libc::SIGTSTP]);
     let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::TSTP);
@@ -153,7 +153,7 @@ fn stop() {
     change_mask(libc::SIG_BLOCK, &set);
 }
 
-/// Gives COMMAND the lock: a copy that exec does not close.
+/// Duplicates the lock's descriptor for COMMAND, without close-on-exec.
 fn inherit(lock: RawFd) -> io::Result<()> {
     // SAFETY: `lock` is open in this child of the process that owns it; the copy stays open on purpose.
     let copy = |least: RawFd| unsafe { libc::fcntl(lock, libc::F_DUPFD, least) };
@@ -165,7 +165,7 @@ fn inherit(lock: RawFd) -> io::Result<()> {
 
 // === Signal sets ===
 
-/// What the caller gave this process: COMMAND gets it back.
+/// The caller's signal settings, which are restored for COMMAND.
 #[derive(Clone, Copy)]
 struct Callers {
     mask: libc::sigset_t,
@@ -173,8 +173,8 @@ struct Callers {
     pipe_ignored: bool,
 }
 
-/// Whether the caller ignored SIGPIPE. Rust's runtime ignores it before main, and `Command` undoes
-/// that in COMMAND, so it is asked before the runtime starts.
+/// True if the caller ignored SIGPIPE. Rust's runtime ignores it before main, and `Command` resets that in
+/// COMMAND, so it is read before the runtime starts.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: run by the loader before main, as a function without arguments, in one thread.
@@ -184,7 +184,7 @@ static ASK_PIPE: extern "C" fn() = {
     extern "C" fn ask() {
         // SAFETY: an all-zero action is a value of its type, to be written.
         let mut action: libc::sigaction = unsafe { zeroed() };
-        // SAFETY: only asks.
+        // SAFETY: only reads the action.
         let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) } == 0;
         PIPE_IGNORED.store(asked && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
     }
@@ -192,7 +192,7 @@ static ASK_PIPE: extern "C" fn() = {
 };
 
 impl Callers {
-    /// Blocks `taken`, and makes sure that the end of a child is told.
+    /// Blocks `taken`, and resets SIGCHLD so that the end of a child is reported.
     fn save(taken: &libc::sigset_t) -> Self {
         let mask = change_mask(libc::SIG_BLOCK, taken);
         // SAFETY: SIG_DFL is an action for SIGCHLD.
@@ -239,7 +239,7 @@ fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-/// Changes the mask of this thread and gives what it was.
+/// Changes the signal mask of this thread and returns the former one.
 fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: an all-zero set is a value of its type, to be written.
     let mut before: libc::sigset_t = unsafe { zeroed() };

@@ -1,4 +1,4 @@
-//! `vgpu allocate`: files in, a List out, and the exit status that says which.
+//! `vgpu allocate`: its input files, the List that it prints, and its exit statuses.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ fn what_fits_is_a_list_with_allocations_and_exit_0() {
         "n1"
     );
 
-    // What it answers is what it reads: the claim holds its share now, and the List is a file like others.
+    // The output is valid input: the claim is allocated now, and the List is a file like others.
     let answer = files.write("answer.json", std::str::from_utf8(&output.stdout).unwrap());
     let second = files.write("second.yaml", &super_claim("70Gi"));
     let output = allocate(
@@ -107,7 +107,7 @@ fn what_fits_is_a_list_with_allocations_and_exit_0() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
-/// Another claim than [`claim`]'s.
+/// A claim other than [`claim`]'s.
 fn super_claim(memory: &str) -> String {
     claim(memory).replace("name: c,", "name: second,")
 }
@@ -203,7 +203,8 @@ fn gates_policies_and_standard_input_are_taken() {
     assert!(line.contains("DRAConsumableCapacity, which is off"), "{line}");
 }
 
-/// Nine devices of sixteen, of which the last two must share what no two do: every choice of the others is tried.
+/// Nine of sixteen devices, of which the last two must have an equal attribute, and no two devices have: every
+/// choice of the others is tried.
 #[test]
 fn a_question_without_end_ends_with_no_answer_and_exit_1() {
     let devices: Vec<Value> = (0..16)

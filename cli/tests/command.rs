@@ -1,4 +1,4 @@
-//! COMMAND is itself under `vgpu run`: output, exit status, signals, descriptors, environment.
+//! COMMAND behaves under `vgpu run` as without it: output, exit status, signals, descriptors, environment.
 
 mod support;
 
@@ -157,7 +157,7 @@ fn a_stop_stops_both_and_a_continue_continues_both() {
 #[test]
 fn the_terminals_signal_arrives_once() {
     as_user(|scene| {
-        // script(1) is not everywhere; python3, a prerequisite, has a pty.
+        // script(1) may be missing; python3, a prerequisite, has a pty.
         let python = r#"
 import os, pty, sys, time
 pid, fd = pty.fork()
@@ -192,7 +192,7 @@ fn it_inherits_no_descriptor_but_the_shares_lock() {
     as_user(|scene| {
         let script = "for fd in /proc/$$/fd/*; do echo ${fd##*/} $(readlink $fd); done";
         let limited = scene.sh(&[], script);
-        // The test itself may have been given more than the three.
+        // The test itself may have inherited more than the three.
         let mut bare = scene.around(&limited, "sh");
         let bare = printed(bare.args(["-c", script]).stdin(Stdio::null()));
         let number = |line: &str| line.split(' ').next().map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The example of docs/allocate.md, run as it stands there.
+//! Runs the example of docs/allocate.md as it is written there.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +15,7 @@ fn vgpu(folder: &Path, args: &[&str]) -> Output {
     command.args(args).current_dir(folder).output().unwrap()
 }
 
-/// Without what is made anew each time.
+/// Without the share IDs, which are new each time.
 fn without_share_ids(text: &str) -> String {
     let lines = text.lines().map(|line| match line.split_once("shareID: ") {
         Some((indent, _)) => format!("{indent}shareID: ...\n"),

@@ -1,4 +1,4 @@
-//! `vgpu explain`: from files, and from a cluster by a kubectl that this test writes.
+//! `vgpu explain`: from files, and from a cluster through a kubectl that this test writes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -85,7 +85,7 @@ fn files_are_answered_in_words_json_and_yaml() {
     assert_eq!(text(&output.stderr), words);
 }
 
-/// A folder with a kubectl that says `kinds` of everything but pods and rules.
+/// A folder with a kubectl that prints `kinds` for everything but pods and rules.
 fn kubectl(kinds: &str, rules: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("kinds"), kinds).unwrap();
@@ -122,7 +122,7 @@ fn without_files_the_cluster_is_asked_by_kubectl() {
 
     let folder = kubectl("<html>", none);
     let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
-    assert!(text(&output.stderr).contains("what it said is not JSON"), "{output:?}");
+    assert!(text(&output.stderr).contains("its output is not JSON"), "{output:?}");
 
     let empty = tempfile::tempdir().unwrap();
     let output = explain(Some(empty.path()), &["pod/train"]);
@@ -159,7 +159,7 @@ fn in_controller_mode_devices_are_seen_as_the_controller_sees_them() {
     let fits = "claim team/mine fits on 1 of 1 nodes: n1. As far as devices go it could run\n";
     assert_eq!((text(&output.stdout), output.status.code()), (fits.to_owned(), Some(0)));
 
-    // The controller has it, and too little of it: its taint is not what is missing.
+    // The controller allocates the GPU, which has too little memory: the taint is not the reason.
     let output = ask(tainted("controller", LONG_AGO).replace("20Gi", "100Gi"));
     assert!(text(&output.stdout).contains("memory: 100Gi wanted, 80Gi of 80Gi free"));
     assert!(!text(&output.stdout).contains("taint"), "{output:?}");
@@ -223,7 +223,7 @@ fn in_controller_mode_kube_schedulers_devices_and_claims_are_told_apart() {
                  vgpu-controller";
     assert!(text(&output.stdout).contains(means), "{output:?}");
 
-    // Who tolerates the taint gets nothing from either.
+    // Neither allocator accepts a claim that tolerates the taint.
     let claims = objects["items"].as_array_mut().unwrap().iter_mut();
     for claim in claims.filter(|item| item["kind"] == "ResourceClaim") {
         claim["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = serde_json::json!([{"operator": "Exists"}]);

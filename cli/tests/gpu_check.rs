@@ -1,5 +1,5 @@
-//! `make gpu-check` (gpu-check/) on the software GPU and on stand-ins that hold nothing: its own tests, in
-//! Python, against the release itself (dist/).
+//! Runs the tests of `make gpu-check` (gpu-check/), in Python, against the release (dist/): on the software
+//! GPU, and on stand-ins that limit nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,7 +24,7 @@ fn the_check_passes_what_holds_and_finds_what_does_not() {
         .expect("python3 starts");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
-    // A run that finds no test succeeds too.
+    // A run that finds no test also succeeds, so check that some ran.
     let ran = told
         .lines()
         .find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse().ok());

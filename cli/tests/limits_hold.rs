@@ -1,4 +1,5 @@
-//! The release itself (dist/): a client that knows no limit meets it, as an ordinary user and as root.
+//! The release (dist/): the limit is enforced for a client that does not know it, as an ordinary user and as
+//! root.
 
 mod support;
 
@@ -11,7 +12,7 @@ use support::{Running, Scene, as_root, as_user, compile, is_root, may_do_as_root
 const GIB: u64 = 1 << 30;
 const GRANULE: u64 = 2 << 20;
 
-/// The folder of `make dist`.
+/// The output folder of `make dist`.
 fn dist() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
     let dist = std::env::var_os("VGPU_DIST").map_or(workspace, PathBuf::from);
@@ -31,7 +32,7 @@ fn dist() -> PathBuf {
     dist
 }
 
-/// In `scene` the release lies in dist/, and the client beside it.
+/// Puts the release into the scene's dist/, and the client beside it.
 fn prepare(scene: &Scene) {
     let status = Command::new("cp")
         .arg("-rL")
@@ -92,7 +93,7 @@ fn commands_of_one_share_count_together_and_others_do_not() {
         assert_eq!(support::stdout(&beyond), "cuMemAlloc: 2\n");
         let other = Running::start(&mut client(scene, &["--memory", "20Gi"], &[], &["hold", &bytes]));
         assert_eq!((first.end().0, other.end().0), (Some(0), Some(0)));
-        // What the first held is free again.
+        // The memory of the first client is released.
         let again = Running::start(&mut client(scene, &shared, &[], &["hold", &bytes]));
         assert_eq!(again.end().0, Some(0));
         assert_eq!(scene.shares(), [""; 0]);
@@ -116,7 +117,7 @@ fn a_command_that_closes_its_descriptors_still_holds_its_share() {
     both(|scene| {
         prepare(scene);
         let bytes = GIB.to_string();
-        // Not every sh knows descriptors of two digits.
+        // Not every sh supports descriptors of two digits.
         let close = ["bash", "-c", "exec 100>&- \"$@\"", "bash"];
         let mut first = Running::start(&mut client(
             scene,
@@ -124,7 +125,7 @@ fn a_command_that_closes_its_descriptors_still_holds_its_share() {
             &close,
             &["hold", &bytes],
         ));
-        // Without its parent only the ledger says that it is there.
+        // Without its parent, only the ledger shows that the process exists.
         let input = first.0.stdin.take(); // which wait() would close
         first.signal(libc::SIGKILL);
         first.0.wait().unwrap();

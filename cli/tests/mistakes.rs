@@ -1,4 +1,5 @@
-//! Nonsense for every flag, and machines that cannot do it: one line, exit 2, nothing started.
+//! Invalid values for every flag, and machines that do not support `vgpu run`: one line, exit status 2, and
+//! nothing is started.
 
 mod support;
 

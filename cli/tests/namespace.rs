@@ -1,4 +1,4 @@
-//! Root's run: what COMMAND sees in its mount namespace, and that the host sees nothing of it.
+//! Runs by root: what COMMAND sees in its mount namespace, and that nothing of it is visible on the host.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn the_host_sees_nothing_and_keeps_nothing() {
 fn what_outlives_command_keeps_its_namespace() {
     as_root("what_outlives_command_keeps_its_namespace", |scene| {
         let (go, seen) = (scene.path("state/go"), scene.path("state/seen"));
-        // All descriptors closed, and not on the GPU. Not every sh knows descriptors of two digits.
+        // All descriptors closed, and no GPU in use. Not every sh supports descriptors of two digits.
         let script = format!(
             "bash -c 'exec 100>&- >/dev/null 2>&1 </dev/null; until [ -e {0} ]; do sleep 0.02; done; \
              ls -a /run/vgpu /run/vgpu/a >{1}.new; mv {1}.new {1}' & sleep 0.3",

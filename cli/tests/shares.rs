@@ -1,4 +1,5 @@
-//! Shares: joined by name, gone with their last holder, whatever ends that; and hostile folders.
+//! Shares are joined by name and removed with their last user, however that ends; hostile folders are
+//! refused.
 
 mod support;
 
@@ -38,7 +39,7 @@ fn a_second_command_joins_with_the_shares_limits_and_no_others() {
             printed(&mut scene.sh(&["--share", "a", "--memory", "20Gi", "--gpu", "0"], read))
         );
         assert!(joined.contains("memory 21474836480"), "{joined}");
-        // Also without --soft-gpu, which is the share's.
+        // Also without --soft-gpu, which the share remembers.
         assert_eq!(
             joined,
             printed(&mut scene.vgpu(["run", "--share", "a", "--", "sh", "-c", read]))
@@ -92,7 +93,7 @@ fn many_at_once_make_one_share() {
             let mut command = scene.sh(&["--share", "a", "--memory", "1Gi"], script);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
         };
-        // Each round, all of them start before any ends, so all must meet.
+        // In each round all of them start before any ends, so they use one share.
         for _ in 0..3 {
             let mut children: Vec<_> = (0..12).map(|_| spawn()).collect();
             let inodes: Vec<_> = children

@@ -279,7 +279,7 @@ async fn an_api_server_that_hangs_is_told_before_kubelet_gives_up() {
     let api = Memory::default();
     *api.slow.lock().expect("lock") = Some(Arc::default());
     let driver = Driver::new(SharedNode::new(rig.open()), api, Metrics::default());
-    // More than are read at a time: they share one deadline.
+    // More claims than are read at a time; all have one deadline.
     let ids: Vec<_> = (0..20).map(|n| id(&format!("u{n}"))).collect();
     let started = tokio::time::Instant::now();
     let answers = driver.prepare(ids).await;
@@ -309,7 +309,7 @@ async fn pods_without_glibc_are_told_once() {
         background::warn_missing_glibc(&served.node, &served.api).await;
     }
     assert_eq!(served.api.events.lock().expect("lock").len(), 1);
-    // A second pod shares the claim, and its container is reported too.
+    // A second pod uses the claim, and the hook reports its container too.
     let holders = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"},
         {"resource": "pods", "name": "p2", "uid": "pod-uid-2"}]);
     claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holders).expect("holders");
@@ -362,7 +362,7 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
     .await;
     let left: Vec<_> = served.node.lock().claims().claims.keys().cloned().collect();
     assert_eq!(left, ["u2"]);
-    // It exists, but the scheduler gave it to another node after kubelet forgot it.
+    // The claim exists, but the scheduler allocated it on another node after kubelet lost its state.
     let (id, mut moved) = claim("u2", &[("u2", 20, 25)]);
     let status = moved.status.as_mut().and_then(|status| status.allocation.as_mut());
     let devices = status.and_then(|allocation| allocation.devices.as_mut());

@@ -1,4 +1,4 @@
-//! The flags of `vgpu allocate` and `vgpu explain`, which are about a cluster's objects and not about this machine.
+//! The flags of `vgpu allocate` and `vgpu explain`, which read a cluster's objects and not this machine.
 
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;

@@ -1,11 +1,11 @@
-//! `vgpu allocate`: the controller's allocator on objects in files, without a cluster.
+//! Implements `vgpu allocate`: runs the controller's allocator on objects in files, without a cluster.
 //!
 //! ```text
-//!  files ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► a List on stdout, reasons in words on stderr
+//! files ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► a List on stdout, reasons as sentences on stderr
 //! ```
 //!
-//! Nothing is written anywhere else, and nothing is read but the files that are named. Exit 0: everything was
-//! allocated; 1: it does not fit, and the List says why; 2: a mistake in the flags or in the input.
+//! Writes only to stdout and stderr, and reads only the named files. Exit status 0: everything was allocated;
+//! 1: it does not fit, and the List has the reasons; 2: an error in the flags or in the input.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -15,12 +15,12 @@ use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{self, Objects, Options};
 use vgpu_api::config::UnknownPolicy;
 
-use super::{OfflineError, features, objects_in, print, written};
+use super::{OfflineError, features, objects_in, print, yaml};
 use crate::exit;
 use crate::flags::{AllocateFlags, ListFormat};
 
-/// Said beside the whole of it in the List.
-const REASONS_IN_WORDS: usize = 100;
+/// Limit of the reasons printed to stderr; the List has all of them.
+const MAX_REASONS: usize = 100;
 
 #[derive(Debug, thiserror::Error)]
 enum AllocateError {
@@ -50,7 +50,7 @@ pub(crate) fn main(flags: &AllocateFlags) -> ExitCode {
     }
 }
 
-/// Whether everything was allocated.
+/// Returns true if everything was allocated.
 fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
     let options = Options {
         node: flags.node.clone(),
@@ -72,11 +72,11 @@ fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
     if let Some(error) = no_id {
         return Err(AllocateError::Random(error));
     }
-    say(&objects, &report);
+    print_reasons(&objects, &report);
     let list = report.document();
     print(&match flags.output {
         ListFormat::Json => format!("{list:#}\n"),
-        ListFormat::Yaml => written(&list)?,
+        ListFormat::Yaml => yaml(&list)?,
     })?;
     Ok(report.fits())
 }
@@ -87,25 +87,22 @@ fn uuid() -> std::io::Result<String> {
         .to_owned())
 }
 
-fn say(objects: &Objects, report: &offline::Report) {
+fn print_reasons(objects: &Objects, report: &offline::Report) {
     let mut stderr = std::io::stderr().lock();
-    // Who closed the other end wants no words.
+    // Errors are ignored: the reader of stderr may have closed it.
     for object in objects.ignored() {
-        let _ = writeln!(
-            stderr,
-            "vgpu allocate: {object}: objects of this kind are not looked at"
-        );
+        let _ = writeln!(stderr, "vgpu allocate: {object}: objects of this kind are ignored");
     }
     if !objects.has_waiting() {
         let _ = writeln!(
             stderr,
-            "vgpu allocate: no claim in the input waits for devices; of a ResourceClaimTemplate write spec.spec as the spec of a ResourceClaim"
+            "vgpu allocate: no claim in the input waits for devices; to try a ResourceClaimTemplate, write its spec.spec as the spec of a ResourceClaim"
         );
     }
-    for reason in report.reasons().iter().take(REASONS_IN_WORDS) {
+    for reason in report.reasons().iter().take(MAX_REASONS) {
         let _ = writeln!(stderr, "vgpu allocate: {reason}");
     }
-    let more = report.reasons().len().saturating_sub(REASONS_IN_WORDS);
+    let more = report.reasons().len().saturating_sub(MAX_REASONS);
     if more > 0 {
         let _ = writeln!(
             stderr,

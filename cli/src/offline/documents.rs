@@ -1,4 +1,4 @@
-//! Files to documents.
+//! Reads the JSON or YAML documents of a file.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) enum DocumentError {
     Yaml { file: PathBuf, message: String },
 }
 
-/// The documents of a file, JSON one after the other or YAML; `-` is standard input.
+/// Reads the documents of a file: JSON documents one after the other, or YAML. `-` is standard input.
 pub(super) fn read(file: &Path) -> Result<Vec<Value>, DocumentError> {
     let mut text = String::new();
     let source = if file == Path::new("-") {
@@ -36,7 +36,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Value>, DocumentError> {
         source,
     })?;
     let text = text.trim_start_matches('\u{feff}');
-    // YAML holds JSON too, but says worse what is wrong with it, and reads it slower.
+    // JSON is also YAML, but the YAML parser has worse errors and is slower.
     if text.trim_start().starts_with(['{', '[']) {
         let documents = serde_json::Deserializer::from_str(text).into_iter();
         return documents
@@ -46,7 +46,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Value>, DocumentError> {
                 source,
             });
     }
-    // A whole cluster's objects are more than the parser's idea of a configuration file.
+    // The objects of a whole cluster exceed the parser's default limits for a configuration file.
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_documents: 1_000_000,

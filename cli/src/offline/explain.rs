@@ -1,4 +1,4 @@
-//! `vgpu explain`: why a pod or a claim waits.
+//! Implements `vgpu explain`: why a pod or a claim is Pending.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{Options, Subject};
 use vgpu_planner::Time;
 
-use super::{OfflineError, features, kubectl, objects_in, print, written};
+use super::{OfflineError, features, kubectl, objects_in, print, yaml};
 use crate::exit;
 use crate::flags::{AnswerFormat, ExplainFlags};
 
@@ -24,7 +24,7 @@ pub(crate) fn main(flags: &ExplainFlags) -> ExitCode {
     }
 }
 
-/// Whether nothing stands in the way.
+/// Returns true if nothing blocks it.
 fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
     let options = Options {
         node: flags.node.clone(),
@@ -37,17 +37,17 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         false => objects_in(&flags.files)?,
     };
     let answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
-    // It is made of texts, lists and numbers only.
+    // Cannot fail: it has only texts, lists and numbers.
     let document = || serde_json::to_value(&answer).unwrap_or_default();
     print(&match flags.output {
         AnswerFormat::Text => answer.to_string(),
         AnswerFormat::Json => format!("{:#}\n", document()),
-        AnswerFormat::Yaml => written(&document())?,
+        AnswerFormat::Yaml => yaml(&document())?,
     })?;
     Ok(answer.fits())
 }
 
-/// A device's taint for the controller counts when it is old enough.
+/// The current time: a device's taint for the controller counts only once it is old enough.
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))

@@ -1,11 +1,11 @@
-//! The cluster's objects, by kubectl: its context, its credentials, its way to the API server.
+//! Reads the cluster's objects by kubectl, with its context and credentials.
 
 use std::process::Command;
 
 use serde_json::Value;
 use vgpu_allocator::offline::{InputError, Objects};
 
-/// All that allocation reads, but for DeviceTaintRules, which not every cluster serves.
+/// All kinds that allocation reads, except DeviceTaintRules, which not every cluster has.
 const KINDS: &str = "nodes,deviceclasses.v1.resource.k8s.io,resourceslices.v1.resource.k8s.io,\
                      resourceclaims.v1.resource.k8s.io";
 const RULES: &str = "devicetaintrules.v1.resource.k8s.io";
@@ -16,7 +16,7 @@ pub(super) enum KubectlError {
     Missing(#[source] std::io::Error),
     #[error("kubectl get {what}: {said}")]
     Failed { what: &'static str, said: String },
-    #[error("kubectl get {what}: what it said is not JSON: {error}")]
+    #[error("kubectl get {what}: its output is not JSON: {error}")]
     Json {
         what: &'static str,
         error: serde_json::Error,
@@ -25,7 +25,7 @@ pub(super) enum KubectlError {
     Input(#[from] InputError),
 }
 
-/// What is in the cluster, with the pods of one namespace.
+/// Reads the cluster's objects and the pods of one namespace.
 pub(super) fn objects(namespace: &str) -> Result<Objects, KubectlError> {
     let mut objects = Objects::default();
     objects.add(get(KINDS, &["--all-namespaces"])?, "kubectl get")?;
@@ -50,7 +50,7 @@ fn get(what: &'static str, scope: &[&str]) -> Result<Value, KubectlError> {
             .trim()
             .lines()
             .last()
-            .unwrap_or("it failed without a word")
+            .unwrap_or("it failed without a message")
             .to_owned();
         return Err(KubectlError::Failed { what, said });
     }

@@ -1,5 +1,5 @@
-//! A scene for tests of the program: a release whose libraries are stand-ins, and a machine of the
-//! test's own (mount namespace with its own /run and /tmp), so that nothing of this one is touched.
+//! A scene for tests of the program: a release whose libraries are stand-ins, and its own mount namespace
+//! with its own /run and /tmp, so that the machine is not changed.
 #![allow(unsafe_code)] // unshare, signal and kill, which std does not have.
 #![allow(dead_code)] // Each test program uses its part.
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const NOBODY: u32 = 65534;
 const NEEDS_ROOT: &str = "needs a root that may make a mount namespace and become another user";
 
-/// Where a test runs `vgpu`, and as whom.
+/// The environment and the user of a test's `vgpu`.
 pub(crate) struct Scene {
     tmp: tempfile::TempDir,
     user: Option<u32>,
@@ -63,8 +63,8 @@ pub(crate) fn may_do_as_root() -> bool {
     })
 }
 
-/// A shell that starts the tests in the background has them ignore these two, and so all that they start: a
-/// script cannot even trap what was ignored when it began.
+/// A shell that starts the tests in the background makes them and their children ignore these two signals. A
+/// script cannot trap a signal that was ignored when it started.
 fn heed_interrupts() {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: the default action is not ours to run.
@@ -87,7 +87,7 @@ fn on_own_machine(body: impl FnOnce() + Send + 'static) {
             "mkdir /run/old && mount --rbind /tmp /run/old".into(),
             "mount -t tmpfs -o mode=1777 tmp /tmp".into(),
         ];
-        // A clone in /tmp is as good as any.
+        // The clone of this repository may itself be in /tmp, so keep it visible there.
         for kept in [
             concat!(env!("CARGO_MANIFEST_DIR"), "/.."),
             concat!(env!("CARGO_TARGET_TMPDIR"), "/.."),
@@ -132,7 +132,7 @@ impl Scene {
         self.tmp.path().join(name)
     }
 
-    /// Where this scene's shares lie.
+    /// The folder of this scene's shares.
     pub(crate) fn run_dir(&self) -> PathBuf {
         if is_root() && self.user.is_none() {
             PathBuf::from("/run/vgpu-run")
@@ -169,7 +169,7 @@ impl Scene {
         )
     }
 
-    /// `program`, with the environment and the user of `vgpu`, which it is to start.
+    /// `program` with the environment and the user of `vgpu`, which it starts.
     pub(crate) fn around(&self, vgpu: &Command, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -190,7 +190,7 @@ impl Scene {
             .collect()
     }
 
-    /// By cp: a file that this process writes could not be executed while a neighbour forks.
+    /// Copies with cp: a file that this process writes could not be executed while another thread forks.
     fn copy_release(&self) {
         let status = Command::new("cp")
             .arg("-r")
@@ -203,7 +203,7 @@ impl Scene {
 
 // === The release ===
 
-/// The program as built, and stand-ins for its libraries; made once a test program.
+/// The program as built, and stand-ins for its libraries; built once for each test program.
 fn release() -> &'static Path {
     static RELEASE: OnceLock<(tempfile::TempDir, Child)> = OnceLock::new();
     let (folder, _) = RELEASE.get_or_init(|| {
@@ -224,7 +224,7 @@ fn release() -> &'static Path {
     folder.path()
 }
 
-/// Statics are not dropped; a shell whose input ends with this process removes the folder.
+/// Statics are not dropped, so a shell removes the folder when its input ends with this process.
 fn remove_at_exit(folder: &Path) -> Child {
     let script = "cat >/dev/null; rm -rf \"$0\"";
     Command::new("setsid")
@@ -270,14 +270,14 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Asserts success and gives what it printed.
+/// Asserts success and returns stdout.
 pub(crate) fn printed(command: &mut Command) -> String {
     let output = output(command);
     assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
     stdout(&output)
 }
 
-/// Asserts exit status `code` and one line on stderr, and gives it.
+/// Asserts exit status `code` and one line on stderr, and returns the line.
 pub(crate) fn refused(command: &mut Command, code: i32) -> String {
     let output = output(command);
     let line = stderr(&output);
@@ -310,7 +310,7 @@ impl Running {
         signal_to(self.0.id(), signal);
     }
 
-    /// Waits for the end; gives exit status and the rest of stdout.
+    /// Waits for the end; returns exit status and the rest of stdout.
     pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         drop(self.0.stdin.take());
@@ -330,7 +330,7 @@ pub(crate) fn signal_to(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "kill {pid}");
 }
 
-/// Waits until `what` holds.
+/// Waits until `what` is true.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {

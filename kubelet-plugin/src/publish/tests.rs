@@ -132,7 +132,7 @@ async fn a_wipe_is_answered_and_an_old_event_is_not() {
         .await
         .expect("nothing to do");
     assert_eq!(publisher.writes, 1);
-    // The watch is late: it brings the state before our update.
+    // The watch is late: it delivers the state before our update.
     publisher
         .reconcile(&api, &mut owner(), &wanted(2))
         .await
@@ -213,7 +213,7 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     }
     assert_eq!(api.with(|state| state.dry_runs), 1, "no loop");
     assert_eq!(publisher.writes, 1);
-    // The gate is switched on, and the server is asked again.
+    // The gate is switched on, and the dry run is repeated.
     api.with(|state| state.gate_off = false);
     publisher.consumable = None;
     publisher
