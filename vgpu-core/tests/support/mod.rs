@@ -17,22 +17,23 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::Limits;
-use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{LEDGER, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// The release artefacts.
+/// The release artefacts, none of them older than its sources.
 pub(crate) fn dist() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
     let dist = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from);
-    for file in [SHIM_FILE, "soft-gpu/libcuda.so.1", "soft-gpu/libnvidia-ml.so.1"] {
-        assert!(
-            dist.join(file).is_file(),
-            "{} is missing: run `make dist`",
-            dist.join(file).display()
-        );
+    for file in [
+        SHIM_FILE,
+        PRELOAD_FILE,
+        "soft-gpu/libcuda.so.1",
+        "soft-gpu/libnvidia-ml.so.1",
+    ] {
+        vgpu_built_from::assert_fresh(&dist.join(file));
     }
     dist.canonicalize().expect("a path")
 }
