@@ -14,6 +14,7 @@
 #![allow(non_snake_case, reason = "the names are C's")]
 
 mod call;
+mod codes;
 mod device;
 mod export_table;
 mod library;

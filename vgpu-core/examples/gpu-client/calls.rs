@@ -1,5 +1,5 @@
-//! A client of any function of the driver API: each line of its input is a call, each line of its
-//! output what came of it. The tests of coverage drive it, which so read like the calls they make.
+//! Any function of the driver API: each line of the input is a call, each line of the output its result. Tests that
+//! are about single functions use it, and so read like the calls that they make.
 //!
 //! ```text
 //!  cuMemAlloc_v2 >1 4MiB          0         >1: the place of slot 1, to be written
@@ -11,20 +11,19 @@
 //!  storm SEED ROUNDS              4 threads allocate and free small ones, and keep some
 //!  raw 1, put 1 WORDS             eight words of slot 1, read and written
 //! ```
-#![allow(unsafe_code)] // Calls through dlsym.
 
+use crate::client::{Client, Handle};
+use crate::library::call;
+use crate::storm::numbers_from;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
-use std::io::{BufRead, Write};
+use std::io::Write;
 
 type Any = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
-/// CUipcMemHandle, which is passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Handle([u64; 8]);
 
-struct Client {
-    libraries: [*mut c_void; 2],
+/// The client, and what calls have written, by slot.
+struct Calls<'a> {
+    client: &'a mut Client,
     slots: HashMap<u64, Box<[u64; 32]>>,
 }
 
@@ -47,19 +46,13 @@ fn number(text: &str) -> u64 {
     value.unwrap_or_else(|_| panic!("{text} is no number")) << shift
 }
 
-impl Client {
-    fn library(&mut self, index: usize) -> *mut c_void {
-        if self.libraries[index].is_null() {
-            let name = [c"libcuda.so.1", c"libnvidia-ml.so.1"][index];
-            // SAFETY: a C string.
-            self.libraries[index] = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-            assert!(!self.libraries[index].is_null(), "{name:?} cannot be opened");
-        }
-        self.libraries[index]
-    }
-
+impl Calls<'_> {
     fn function(&mut self, name: &str) -> *mut c_void {
-        let library = self.library(usize::from(name.starts_with("nvml")));
+        let library = if name.starts_with("nvml") {
+            self.client.nvml()
+        } else {
+            self.client.cuda()
+        };
         let symbol = CString::new(name).expect("a name");
         // SAFETY: a C string.
         let found = unsafe { libc::dlsym(library, symbol.as_ptr()) };
@@ -79,17 +72,11 @@ impl Client {
     }
 
     fn call(&mut self, name: &str, arguments: &[&str]) -> c_int {
-        let function = self.function(name);
         if name.starts_with("cuIpcOpenMemHandle") {
-            // SAFETY: the signature of this function.
-            let function = unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, Handle, u32) -> c_int>(function)
-            };
-            let mut pointer = 0;
+            let (mut pointer, cuda) = (0, self.client.cuda());
             let source = number(&arguments[1][1..]);
             let handle = Handle(std::array::from_fn(|word| self.slot(source)[word]));
-            // SAFETY: as above.
-            let result = unsafe { function(&mut pointer, handle, 1) };
+            let result = call!(cuda, "cuIpcOpenMemHandle_v2" (*mut u64, Handle, u32) (&mut pointer, handle, 1));
             self.slot(number(&arguments[0][1..]))[0] = pointer;
             return result;
         }
@@ -119,7 +106,7 @@ impl Client {
             };
         }
         // SAFETY: integers and pointers alone, each in a register or a word of the stack of its own.
-        let function = unsafe { std::mem::transmute::<*mut c_void, Any>(function) };
+        let function = unsafe { std::mem::transmute::<*mut c_void, Any>(self.function(name)) };
         let [a, b, c, d, e, f, g, h, i, j] = registers;
         // SAFETY: the caller of this client says what the function takes.
         let result = unsafe { function(a, b, c, d, e, f, g, h, i, j) };
@@ -130,33 +117,20 @@ impl Client {
         result
     }
 
-    /// Bytes used, and each process's.
+    /// Bytes used on a GPU, and by each process.
     fn look(&mut self, gpu: u64) -> String {
         /// nvmlProcessInfo_t in words: PID, bytes, instances.
         const ENTRY: usize = 3;
-        self.call("nvmlInit_v2", &[]);
-        self.call("nvmlDeviceGetHandleByIndex_v2", &[&gpu.to_string(), ">9000"]);
-        let (device, mut memory) = (self.slot(9000)[0] as usize, [0_u64; 5]);
+        let (nvml, mut device, mut memory) = (self.client.nvml(), 0_usize, [0_u64; 5]);
+        call!(nvml, "nvmlInit_v2"()());
+        call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (gpu as u32, &mut device));
+        // nvmlMemory_v2_t: version and size.
         memory[0] = 2 << 24 | 40;
-        let function = self.function("nvmlDeviceGetMemoryInfo_v2");
-        // SAFETY: a handle and nvmlMemory_v2_t.
-        let result = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut u64) -> c_int>(function)(
-                device,
-                memory.as_mut_ptr(),
-            )
-        };
+        let result = call!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr()));
         assert_eq!(result, 0, "nvmlDeviceGetMemoryInfo_v2");
         let (mut count, mut list) = (256_u32, vec![0_u64; 256 * ENTRY]);
-        let function = self.function("nvmlDeviceGetComputeRunningProcesses_v3");
-        // SAFETY: room for as many as `count` says.
-        let result = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut u32, *mut u64) -> c_int>(function)(
-                device,
-                &mut count,
-                list.as_mut_ptr(),
-            )
-        };
+        let result = call!(nvml, "nvmlDeviceGetComputeRunningProcesses_v3" (usize, *mut u32, *mut u64)
+            (device, &mut count, list.as_mut_ptr()));
         assert_eq!(result, 0, "nvmlDeviceGetComputeRunningProcesses_v3");
         let used = memory[4];
         let users = list.chunks(ENTRY).take(count as usize);
@@ -166,40 +140,22 @@ impl Client {
 
     /// How many calls failed, in all threads.
     fn storm(&mut self, seed: u64, rounds: u64) -> u64 {
-        // SAFETY: the signatures of these functions.
-        let (allocate, free, set) = unsafe {
-            (
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, usize) -> c_int>(
-                    self.function("cuMemAlloc_v2"),
-                ),
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(self.function("cuMemFree_v2")),
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(
-                    self.function("cuCtxSetCurrent"),
-                ),
-            )
-        };
-        let context = self.slot(9001)[0];
+        let (library, context) = (self.client.cuda() as usize, self.slot(9001)[0]);
         let thread = move |thread: u64| {
-            let mut state = (seed * 4 + thread).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-            let mut next = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state >> 11
-            };
-            // SAFETY: the primary context.
-            let mut failed = u64::from(unsafe { set(context) } != 0);
+            let cuda = library as *mut c_void;
+            let mut next = numbers_from((seed * 4 + thread).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+            let mut next = move || next() >> 11;
+            let mut failed = u64::from(call!(cuda, "cuCtxSetCurrent"(u64)(context)) != 0);
             let mut live = Vec::new();
             for _ in 0..rounds {
                 if live.len() < 40 && (next() % 2 == 0 || live.is_empty()) {
                     let (mut pointer, size) = (0_u64, 512_usize << (next() % 13));
-                    // SAFETY: a pointer to be written.
-                    failed += u64::from(unsafe { allocate(&mut pointer, size) } != 0);
+                    let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, size));
+                    failed += u64::from(result != 0);
                     live.push(pointer);
                 } else {
                     let pointer = live.swap_remove(next() as usize % live.len());
-                    // SAFETY: a pointer of the driver's.
-                    failed += u64::from(unsafe { free(pointer) } != 0);
+                    failed += u64::from(call!(cuda, "cuMemFree_v2"(u64)(pointer)) != 0);
                 }
             }
             failed
@@ -235,13 +191,14 @@ impl Client {
     }
 }
 
-fn main() {
-    let mut client = Client {
-        libraries: [std::ptr::null_mut(); 2],
+/// Makes the calls that stdin has, until its end.
+pub(crate) fn serve(client: &mut Client) {
+    let mut calls = Calls {
+        client,
         slots: HashMap::new(),
     };
-    for line in std::io::stdin().lock().lines() {
-        let answer = client.line(&line.expect("a line"));
+    for line in std::io::stdin().lines() {
+        let answer = calls.line(&line.expect("a line"));
         println!("{answer}");
         std::io::stdout().flush().expect("stdout");
     }
