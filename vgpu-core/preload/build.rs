@@ -14,4 +14,5 @@ fn main() {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }
     println!("cargo::rerun-if-changed=build.rs");
+    vgpu_built_from::write_note(&["vgpu-core/preload/build.rs", "vgpu-core/preload/src"]);
 }

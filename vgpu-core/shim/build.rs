@@ -30,6 +30,14 @@ fn hooked(path: &str) -> Vec<String> {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=coverage/src/hooks.rs");
+    vgpu_built_from::write_note(&[
+        "vgpu-core/abi/src",
+        "vgpu-core/src",
+        "vgpu-core/shim/build.rs",
+        "vgpu-core/shim/coverage/src/hooks.rs",
+        "vgpu-core/shim/names",
+        "vgpu-core/shim/src",
+    ]);
     // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them, by DT_RPATH, which
     // comes before an LD_LIBRARY_PATH that leads to a driver of the image's.
     for argument in ["-Bsymbolic", "-z,nodelete", "-rpath,$ORIGIN", "--disable-new-dtags"] {

@@ -4,11 +4,11 @@
 //!  reserve(bytes) ─► share 0: what fits ─► share 1: the rest ─► ... ─► Charge, or all undone
 //! ```
 //!
-//! A charge remembers its parts. Killed between two parts, a process leaves what each ledger
-//! already knows, and that is given back there.
+//! A charge remembers its parts. A process that is killed between two parts leaves what each ledger already
+//! knows, and each ledger releases that by itself.
 //!
-//! Where shares have host memory too, or somebody is told of each change, the device shares lie in
-//! `special` instead: the usual way stays what it is, and all that is unusual is behind its cold ends.
+//! All ledgers are in one list, each with the kind of memory that it counts. The common case is one ledger of
+//! device memory and no watch: it keeps its fast path, and all others are handled in cold functions.
 
 mod exports;
 
@@ -16,26 +16,36 @@ use crate::ledger::OpenError;
 use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
 use std::time::Duration;
 
-/// How old a look for dead processes may be when someone asks what is free.
+/// How old the last reap may be when someone asks how much is free.
 const LOOK_AGE: Duration = Duration::from_millis(200);
 
-/// The shares of one GPU, in order.
+/// The ledgers of one GPU's shares: of device memory in the order of the shares, then of host memory.
 #[derive(Debug)]
 pub struct Account {
-    shares: Vec<Share>,
-    /// In the place of `shares` in an account with host memory or a watch.
-    special: Vec<Share>,
-    /// The ledgers of host memory.
-    host: Vec<Share>,
+    ledgers: Vec<Ledger>,
     watch: Option<Watch>,
 }
 
-/// Is told that what is charged has changed.
-pub struct Watch(pub Box<dyn Fn(&Account) + Send + Sync>);
+#[derive(Debug)]
+struct Ledger {
+    kind: Kind,
+    share: Share,
+}
 
-/// Parts beyond these numbers are of `special` and of `host`; a GPU has at most 64 shares.
-const SPECIAL: usize = 64;
-const HOST: usize = 128;
+/// What a ledger counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    Host,
+}
+
+/// The kind of a ledger, and its place in the account's list, in one word. An enum here would leave values unused, which
+/// the compiler then tests for wherever a charge may be absent: twenty instructions in an allocation and its free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place(u32);
+
+/// Is called when charges have changed.
+pub struct Watch(pub Box<dyn Fn(&Account) + Send + Sync>);
 
 /// What an allocation was charged, to be released once.
 #[derive(Debug)]
@@ -47,16 +57,16 @@ pub struct Charge {
     rest: Option<Box<Vec<Part>>>,
 }
 
-/// Without padding: what is moved often stays in registers.
+/// What one ledger was charged. Without padding: what is moved often stays in registers.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     bytes: u64,
-    share: u32,
+    place: Place,
     reservation: Reservation,
 }
 const _: () = assert!(size_of::<Part>() == 16);
 
-/// What this process has charged, lane by lane; two that are equal have no change between them.
+/// What this process has charged, lane by lane; if two are equal, nothing has changed between them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Own(Vec<OwnCharge>);
 
@@ -64,32 +74,25 @@ impl Account {
     /// An account over `shares`, at least one.
     #[must_use]
     pub fn new(shares: Vec<Share>) -> Self {
-        Self::with(shares, Vec::new(), None)
+        Self::with(shares, Vec::new())
     }
 
-    fn with(shares: Vec<Share>, host: Vec<Share>, watch: Option<Watch>) -> Self {
-        let (shares, special) = if host.is_empty() && watch.is_none() {
-            (shares, Vec::new())
-        } else {
-            (Vec::new(), shares)
-        };
+    pub(crate) fn with(device: Vec<Share>, host: Vec<Share>) -> Self {
+        let device = device.into_iter().map(|share| (Kind::Device, share));
+        let host = host.into_iter().map(|share| (Kind::Host, share));
         Self {
-            shares,
-            special,
-            host,
-            watch,
+            ledgers: device.chain(host).map(|(kind, share)| Ledger { kind, share }).collect(),
+            watch: None,
         }
     }
 
-    /// The same account, whose changes `watch` is told of.
+    /// The same account, which calls `watch` after each change.
     #[must_use]
     pub fn watched(self, watch: Watch) -> Self {
-        let shares = if self.shares.is_empty() {
-            self.special
-        } else {
-            self.shares
-        };
-        Self::with(shares, self.host, Some(watch))
+        Self {
+            watch: Some(watch),
+            ..self
+        }
     }
 
     /// Opens the shares of one GPU.
@@ -107,30 +110,36 @@ impl Account {
         Ok(Self::with(
             device.collect::<Result<_, _>>()?,
             host.collect::<Result<_, _>>()?,
-            None,
         ))
+    }
+
+    /// The one ledger of an account without host memory and without a watch.
+    #[inline(always)]
+    fn only(&self) -> Option<&Share> {
+        match (self.ledgers.as_slice(), &self.watch) {
+            ([one], None) => Some(&one.share),
+            _ => None,
+        }
     }
 
     /// Every ledger: of device memory, then of host memory.
     fn all(&self) -> impl Iterator<Item = &Share> {
-        self.shares.iter().chain(&self.special).chain(&self.host)
+        self.ledgers.iter().map(|ledger| &ledger.share)
     }
 
-    fn device(&self) -> &[Share] {
-        if self.shares.is_empty() {
-            &self.special
-        } else {
-            &self.shares
-        }
+    /// The ledgers of one kind, with their places.
+    fn of(&self, kind: Kind) -> impl Iterator<Item = (Place, &Share)> {
+        let numbered = (0..).zip(&self.ledgers);
+        numbered.filter_map(move |(at, ledger)| (ledger.kind == kind).then_some((Place::new(kind, at), &ledger.share)))
     }
 
     /// The sum of the limits, of host memory too: what a program can have altogether.
     #[inline]
     #[must_use]
     pub fn limit(&self) -> u64 {
-        match self.shares.as_slice() {
-            [one] => one.limit(),
-            _ => self.all().fold(0, |sum, share| sum.saturating_add(share.limit())),
+        match self.only() {
+            Some(one) => one.limit(),
+            None => self.all().fold(0, |sum, share| sum.saturating_add(share.limit())),
         }
     }
 
@@ -139,39 +148,47 @@ impl Account {
     #[must_use]
     pub fn charged(&self) -> u64 {
         let charged = |share: &Share| share.charged().min(share.limit());
-        match self.shares.as_slice() {
-            [one] => charged(one),
-            _ => self.all().fold(0, |sum, share| sum.saturating_add(charged(share))),
+        match self.only() {
+            Some(one) => charged(one),
+            None => self.all().fold(0, |sum, share| sum.saturating_add(charged(share))),
         }
     }
 
     /// What this process itself has charged of device memory.
     #[must_use]
     pub fn own(&self) -> Own {
-        Own(self.device().iter().flat_map(Share::own).collect())
+        Own(self.of(Kind::Device).flat_map(|(_, share)| share.own()).collect())
     }
 
-    /// What a program can still have, where the GPU itself has `physical` free: that bounds device
+    /// Returns what a program can still have, where the GPU itself has `physical` free: that bounds device
     /// memory alone.
     #[inline]
     #[must_use]
     pub fn free(&self, physical: u64) -> u64 {
-        match self.shares.as_slice() {
-            [one] => one.limit().saturating_sub(one.charged()).min(physical),
-            _ => free(self.device()).min(physical).saturating_add(free(&self.host)),
+        match self.only() {
+            Some(one) => one.limit().saturating_sub(one.charged()).min(physical),
+            None => {
+                let device = self.free_of(Kind::Device).min(physical);
+                device.saturating_add(self.free_of(Kind::Host))
+            }
         }
     }
 
-    /// Whether allocations may go on in host memory.
+    /// Returns true if allocations may go on in host memory.
     #[must_use]
     pub fn has_host(&self) -> bool {
-        !self.host.is_empty()
+        self.of(Kind::Host).next().is_some()
     }
 
-    /// What host memory is not charged, to any process.
+    /// Returns the bytes of host memory that are charged to no process.
     #[must_use]
     pub fn host_room(&self) -> u64 {
-        free(&self.host)
+        self.free_of(Kind::Host)
+    }
+
+    fn free_of(&self, kind: Kind) -> u64 {
+        let free = |share: &Share| share.limit().saturating_sub(share.charged());
+        self.of(kind).fold(0, |sum, (_, share)| sum.saturating_add(free(share)))
     }
 
     /// Charges `bytes` of host memory, or nothing.
@@ -180,15 +197,15 @@ impl Account {
     /// Why not.
     #[cold]
     pub fn reserve_host(&self, bytes: u64) -> Result<Charge, Refusal> {
-        self.split(&self.host, HOST, bytes)
+        self.split(Kind::Host, bytes)
     }
 
-    /// Gives back what dead processes hold, unless that was done a moment ago.
+    /// Releases what dead processes hold, unless that was done a moment ago.
     #[inline]
     pub fn look(&self) {
-        match self.shares.as_slice() {
-            [one] => one.look(LOOK_AGE),
-            _ => {
+        match self.only() {
+            Some(one) => one.look(LOOK_AGE),
+            None => {
                 self.all().for_each(|share| share.look(LOOK_AGE));
                 self.tell();
             }
@@ -201,29 +218,25 @@ impl Account {
     /// Why not.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Charge, Refusal> {
-        let [one] = self.shares.as_slice() else {
-            // Taken apart, so that the usual way's charge is never in memory for this one's sake.
-            let Charge { first, rest } = self.reserve_special(bytes)?;
+        let Some(one) = self.only() else {
+            // Taken apart, so that the charge of the common case is never in memory for this one's sake.
+            let Charge { first, rest } = self.reserve_split(bytes)?;
             return Ok(Charge { first, rest });
         };
         let first = Part {
             bytes,
-            share: 0,
+            place: Place::new(Kind::Device, 0),
             reservation: one.reserve(bytes)?,
         };
         Ok(Charge { first, rest: None })
     }
 
     #[cold]
-    fn reserve_special(&self, bytes: u64) -> Result<Charge, Refusal> {
-        if self.shares.is_empty() {
-            self.split(&self.special, SPECIAL, bytes)
-        } else {
-            self.split(&self.shares, 0, bytes)
-        }
+    fn reserve_split(&self, bytes: u64) -> Result<Charge, Refusal> {
+        self.split(Kind::Device, bytes)
     }
 
-    /// Gives a charge back.
+    /// Releases a charge.
     #[inline(always)]
     pub fn release(&self, charge: Charge) {
         self.give_back(charge.first);
@@ -237,11 +250,10 @@ impl Account {
         parts.iter().for_each(|part| self.give_back(*part));
     }
 
-    /// Gives back all of a charge but its first `keep` bytes.
+    /// Releases all of a charge but its first `keep` bytes.
     pub fn shrink(&self, charge: &mut Charge, keep: u64) {
         let mut left = keep;
-        let rest = charge.rest.iter_mut().flat_map(|rest| rest.iter_mut());
-        for part in std::iter::once(&mut charge.first).chain(rest) {
+        for part in charge.parts_mut() {
             let kept = part.bytes.min(left);
             left -= kept;
             if kept < part.bytes {
@@ -277,22 +289,16 @@ impl Account {
 
     #[inline(always)]
     fn give_back(&self, part: Part) {
-        match self.shares.get(part.share as usize) {
-            Some(share) => share.release(part.reservation, part.bytes),
-            None => self.give_back_special(part),
+        match self.only() {
+            Some(one) => one.release(part.reservation, part.bytes),
+            None => self.give_back_split(part),
         }
     }
 
     #[cold]
-    fn give_back_special(&self, part: Part) {
-        let place = part.share as usize;
-        let (shares, first) = if place >= HOST {
-            (&self.host, HOST)
-        } else {
-            (&self.special, SPECIAL)
-        };
-        if let Some(share) = place.checked_sub(first).and_then(|at| shares.get(at)) {
-            share.release(part.reservation, part.bytes);
+    fn give_back_split(&self, part: Part) {
+        if let Some(ledger) = self.ledgers.get(part.place.index()) {
+            ledger.share.release(part.reservation, part.bytes);
         }
         self.tell();
     }
@@ -303,25 +309,29 @@ impl Account {
         }
     }
 
-    /// Charges `shares`, whose parts are numbered from `first` on.
+    /// Charges the ledgers of one kind, one after the other.
     #[cold]
-    fn split(&self, shares: &[Share], first: usize, bytes: u64) -> Result<Charge, Refusal> {
-        if let [one] = shares {
+    fn split(&self, kind: Kind, bytes: u64) -> Result<Charge, Refusal> {
+        let part = |place, bytes, reservation| Part {
+            bytes,
+            place,
+            reservation,
+        };
+        let mut ledgers = self.of(kind);
+        if let (Some((place, one)), None) = (ledgers.next(), ledgers.next()) {
             let reservation = one.reserve(bytes)?;
             self.tell();
-            let first = Part {
-                bytes,
-                share: u32::try_from(first).unwrap_or(u32::MAX),
-                reservation,
-            };
-            return Ok(Charge { first, rest: None });
+            return Ok(Charge {
+                first: part(place, bytes, reservation),
+                rest: None,
+            });
         }
         let mut parts: Vec<Part> = Vec::new();
         let mut left = bytes;
         let mut refusal = Refusal::Limit;
         for pass in 0..2 {
-            for (index, share) in shares.iter().enumerate() {
-                // Another process may take what we saw free: ask again for what is left.
+            for (place, share) in self.of(kind) {
+                // Another process may have taken what we saw free: ask again for what is left.
                 while left > 0 || parts.is_empty() {
                     let take = left.min(share.limit().saturating_sub(share.charged()));
                     if take == 0 && left > 0 {
@@ -329,11 +339,7 @@ impl Account {
                     }
                     match share.reserve(take) {
                         Ok(reservation) => {
-                            parts.push(Part {
-                                bytes: take,
-                                share: u32::try_from(first + index).unwrap_or(u32::MAX),
-                                reservation,
-                            });
+                            parts.push(part(place, take, reservation));
                             left -= take;
                         }
                         Err(Refusal::Limit) => {}
@@ -345,7 +351,7 @@ impl Account {
                 }
             }
             if left > 0 && pass == 0 {
-                shares.iter().for_each(|share| share.look(Duration::ZERO));
+                self.of(kind).for_each(|(_, share)| share.look(Duration::ZERO));
             }
         }
         let mut parts = parts.into_iter();
@@ -370,9 +376,24 @@ impl Account {
     }
 }
 
-fn free(shares: &[Share]) -> u64 {
-    let free = |share: &Share| share.limit().saturating_sub(share.charged());
-    shares.iter().fold(0, |sum, share| sum.saturating_add(free(share)))
+impl Place {
+    const HOST: u32 = 1 << 31;
+
+    #[inline(always)]
+    fn new(kind: Kind, index: u32) -> Self {
+        Self(match kind {
+            Kind::Device => index,
+            Kind::Host => index | Self::HOST,
+        })
+    }
+
+    fn index(self) -> usize {
+        (self.0 & !Self::HOST) as usize
+    }
+
+    fn is_host(self) -> bool {
+        self.0 & Self::HOST != 0
+    }
 }
 
 impl std::fmt::Debug for Watch {
@@ -397,19 +418,24 @@ impl Charge {
         rest.extend(other.rest.into_iter().flat_map(|more| *more));
     }
 
-    /// Whether it is host memory that is charged.
+    /// Returns true if it is host memory that is charged.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        self.first.share as usize >= HOST
+        self.first.place.is_host()
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.rest
-            .iter()
-            .flat_map(|rest| rest.iter())
-            .fold(self.first.bytes, |sum, part| sum.saturating_add(part.bytes))
+        self.parts().fold(0, |sum, part| sum.saturating_add(part.bytes))
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        std::iter::once(&self.first).chain(self.rest.iter().flat_map(|rest| rest.iter()))
+    }
+
+    fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        std::iter::once(&mut self.first).chain(self.rest.iter_mut().flat_map(|rest| rest.iter_mut()))
     }
 }
 

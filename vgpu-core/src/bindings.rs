@@ -1,18 +1,18 @@
-//! What is bound to an object of the driver's, and where: to a multicast object, to a logical endpoint. A
-//! binding keeps its memory, and with that its charge, until it is unbound or the object goes.
+//! Memory that is bound to an object of the driver's (a multicast object, a logical endpoint), by its place there. A
+//! binding keeps the memory, and with it the charge, until it is unbound or the object is destroyed.
 //!
 //! ```text
 //!  bind:    driver ─ done ──► added
 //!  unbind:  taken out ──► driver ─ refused ──► added again
 //! ```
 //!
-//! How it holds: an entry is added after the driver has bound and taken out before the driver unbinds, so
-//! what another thread binds at that place meanwhile is never taken for what went. Whoever calls keeps the
-//! memory until the driver has answered.
+//! How it holds: an entry is added after the driver has bound, and taken out before the driver unbinds. So memory
+//! that another thread binds at that place meanwhile is never mistaken for the memory that was unbound. The caller
+//! keeps the memory until the driver has answered.
 //!
-//! How it fails: what the driver refuses leaves everything as it was. A thread that unbinds a place between
-//! another's binding there and its entry misses that entry: the memory stays charged until that place is
-//! unbound again or the object goes. Too much is charged then, never too little.
+//! How it fails: a call that the driver refuses leaves everything as it was. A thread that unbinds a place between
+//! another thread's binding there and its entry misses that entry: the memory stays charged until that place is
+//! unbound again or the object is destroyed. Too much is charged then, never too little.
 
 use core::ffi::c_int;
 
@@ -123,7 +123,7 @@ mod tests {
         Bindings::from_iter([(part, memory.clone())])
     }
 
-    /// Whether an object still keeps `memory`.
+    /// Returns true if an object still keeps `memory`.
     fn is_kept(memory: &Memory) -> bool {
         Rc::strong_count(memory) > 1
     }

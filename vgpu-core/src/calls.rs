@@ -1,30 +1,29 @@
-//! Which threads of this process are in a call by which the memory of a GPU may change: who measures the GPU
-//! must know when what is charged is what is held.
+//! Tracks threads that are inside calls that may change GPU memory. A measurement of the GPU must know when the
+//! charges of this process equal what it holds.
 //!
 //! ```text
 //!  a thread:  begin ─► charge ─► driver ─► kept          ─► end
-//!             begin ─► taken out ─► driver ─► given back ─► end
-//!  measuring: stop ─► what is charged; nobody under way ─► look ─► nobody under way; charged as before
+//!             begin ─► taken out ─► driver ─► released   ─► end
+//!  measuring: stop ─► read charges; nobody inside ─► ask NVML ─► nobody inside; charges as before
 //! ```
 //!
-//! A charge is there before the driver takes memory and stays until it has given it back, so between begin and
-//! end more may be charged than is held. Outside of all calls the two are equal. A call that begins and ends
-//! between the two looks at who is under way changes a charge, which shows; one that changes none changes
-//! nothing that the GPU holds.
+//! A charge is there before the driver takes memory and stays until the driver has released it. So inside a call
+//! more may be charged than is held; outside of all calls the two are equal. A call that begins and ends between two
+//! looks at [`Calls::under_way`] changes a charge, which shows; a call that changes no charge changes no GPU memory.
 //!
-//! Each thread marks a word of its own, which costs a call a few instructions and no lock, as long as no other
-//! thread came to that word first (there are 64): then it looks up another, under a lock. It is visible before
-//! anything that the call does, because every call locks something of ours before it asks the driver, and on
-//! x86-64 a locked instruction is a full barrier; elsewhere there is a fence.
+//! Each thread marks a word of its own. That costs a few instructions and no lock, unless another thread took that
+//! word first (there are 64): then the thread looks up another word, under a lock. The mark is visible before
+//! anything else that the call does: every call locks something of ours before it asks the driver, and on x86-64 a
+//! locked instruction is a full barrier. Elsewhere there is a fence.
 //!
-//! While [`Stopped`] lives, calls wait before they begin, without a lock of ours in their hands. Nothing hangs on
-//! that but that there be a moment at which nobody is under way: one that slips through is seen.
+//! While [`Stopped`] lives, calls wait before they begin and hold no lock of ours. This only makes a quiet moment
+//! likely; a call that slips through is detected.
 //!
-//! How it fails: a thread that ends, or jumps, out of a call stays under way for good: so does one whose
-//! driver's call does not return. Who measures waits for neither for long, and then knows only bounds. A thread
-//! that ends while calls are stopped leaves them so; whoever has waited for [`LONGEST`] lets all go on. Words are
-//! never given back: a thread takes that of an ended one whose address it has, as threads of a pool do.
-//! What a fork child inherits of them it does not use.
+//! How it fails: a thread that ends inside a call, or jumps out of it, counts as inside for good, and so does one
+//! whose driver's call does not return. A measurement waits for neither for long, and then knows only bounds. A
+//! thread that ends while it has stopped the calls leaves them stopped; a call that has waited for [`LONGEST`] lets
+//! all go on. Words are never given back: a new thread reuses the word of an ended one with the same address, as
+//! threads of a pool have. A fork child does not use the words that it inherits.
 
 use crate::os::errno;
 use crate::os::spin::{Patience, Spin};

@@ -1,9 +1,9 @@
-//! Which shares this process has, and of which GPUs.
+//! Finds the shares of this process, and their GPUs.
 //!
-//! `/run/vgpu` exists and is no node's own: container mode, and what is missing or damaged there
-//! refuses. Else the directory that `vgpu run` names in VGPU_RUN_DIR (ignored where the program is
-//! setuid). Else HAMi's variables ([`crate::hami`]), which are the tenant's to set and so come last. Else
-//! there is nothing to hold this process to: refused, rather than unlimited.
+//! If `/run/vgpu` exists and is not a node's own, this is a container: anything missing or damaged there refuses the
+//! process. Otherwise the directory that `vgpu run` names in VGPU_RUN_DIR counts (ignored if the program is setuid),
+//! and after it HAMi's variables ([`crate::hami`]), which come last because the tenant may set them. Without any of
+//! these there is no limit to enforce, and the process is refused rather than unlimited.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;

@@ -1,12 +1,12 @@
-//! What is live: a map from a driver's handle to what it was charged.
+//! A map from a driver's handle to its charge.
 //!
-//! Shards with a lock each, so that threads seldom meet; open addressing with linear probing and
-//! backward shifts, so that removing leaves nothing behind and the cost does not grow with the
-//! number of entries or of past removals. Handles are addresses: neighbours share a shard's lines.
+//! Shards with a lock each, so that threads seldom meet; open addressing with linear probing and backward shifts, so
+//! that removing leaves nothing behind and the cost does not grow with the number of entries or of past removals.
+//! Handles are addresses: neighbours share a shard's lines.
 //!
-//! How it fails: host memory runs out when a shard wants to grow. The shard fills up then, and what does
-//! not fit any more is not kept: a value that holds a charge is leaked, never dropped, so the charge stays
-//! until the process ends, and no limit is passed. The same becomes of a value for key 0, which no driver gives.
+//! How it fails: host memory runs out when a shard has to grow. The shard fills up then, and further values are not
+//! kept: a value that holds a charge is leaked, never dropped, so the charge stays until the process ends, and no
+//! limit is exceeded. The same happens to a value for key 0, which no driver returns.
 
 use crate::os::spin::Spin;
 use std::num::NonZeroU64;
@@ -251,7 +251,7 @@ impl<V> Run<V> {
     }
 }
 
-/// Whether host memory is said to have run out, which only a test can say.
+/// Returns true if a test says that host memory has run out.
 #[cfg(test)]
 use tests::no_memory;
 #[cfg(not(test))]

@@ -32,7 +32,7 @@ fn find(uuids: &[&str], entry: &str) -> Option<usize> {
     named.next().filter(|_| named.next().is_none())
 }
 
-/// Whether `value` names instances of a partitioned GPU, which only the driver can choose.
+/// Returns true if `value` names instances of a partitioned GPU, which only the driver can choose.
 #[must_use]
 pub fn names_instances(value: &str) -> bool {
     value.split(',').any(|entry| entry.trim().starts_with("MIG"))

@@ -16,7 +16,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use support::chance::{Chance, setting};
 use support::hang::HangGuard;
-use support::serve::{Serving, Truth};
+use support::serve::Serving;
+use support::truth::Truth;
 use support::{Bench, GIB, GRANULE};
 
 const PROCESSES: usize = 8;

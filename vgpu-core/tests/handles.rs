@@ -5,7 +5,7 @@ mod support;
 
 use support::caller::Caller;
 use support::hang::guard;
-use support::serve::Truth;
+use support::truth::Truth;
 use support::watched::Watched;
 use support::{Bench, GIB, MIB};
 

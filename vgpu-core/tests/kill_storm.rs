@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::chance::{Chance, setting};
 use support::hang::HangGuard;
-use support::serve::{Serving, Truth};
+use support::serve::Serving;
+use support::truth::Truth;
 use support::{Bench, GIB};
 
 const PROCESSES: usize = 16;

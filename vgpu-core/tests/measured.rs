@@ -8,7 +8,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 use support::hang::guard;
-use support::serve::{Serving, Truth};
+use support::serve::Serving;
+use support::truth::Truth;
 use support::{Bench, GIB};
 
 /// A context, a module: what they take in the profile of these tests.

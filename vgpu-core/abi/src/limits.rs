@@ -234,7 +234,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether `name` can be a share's name, and so a directory's: `[a-z0-9-]`, 1 to 63 bytes.
+/// Returns true if `name` can be a share's name, and so a directory's: `[a-z0-9-]`, 1 to 63 bytes.
 #[must_use]
 pub fn is_share_name(name: &str) -> bool {
     (1..=63).contains(&name.len())

@@ -1,7 +1,8 @@
 //! Threads that allocate and free without a pause, beside whatever else the client does; they stand still between
 //! two calls when they are told to, and one of them anywhere at all.
 
-use crate::Client;
+use crate::client::Client;
+use crate::library::{call, size};
 use crate::storm::{Live, enter, numbers, parent};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -23,7 +24,7 @@ const LONGEST_STALL: u32 = 2500;
 const MOST: usize = 8;
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
-    let number = crate::size(value);
+    let number = size(value);
     let cuda = client.cuda();
     Some(match name {
         // So many threads, of which every other one takes memory of every kind.

@@ -1,18 +1,14 @@
 //! Memory that processes have together: each makes, exports, imports and gives back at random, over a board
 //! on which they leave each other handles.
 
-use crate::Client;
+use crate::client::{Client, Handle};
+use crate::library::{call, size};
 use crate::storm::{self, Rounds};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// CUipcMemHandle, which is passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Handle([u64; 8]);
 
 /// Places on the board, and the bytes of one: a name, and the PID of who made it, 0 once that has freed it.
 const PLACES: u64 = 24;
@@ -49,7 +45,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         }
         // Exports an allocation of the client's, and imports what was exported last, here too.
         "export" => {
-            let pointer = client.pointers[crate::size(value) as usize];
+            let pointer = client.pointers[size(value) as usize];
             let mut name = NAME.lock().expect("no panic");
             call!(cuda, "cuIpcGetMemHandle" (*mut Handle, u64) (&mut *name, pointer)).to_string()
         }
@@ -67,7 +63,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             "0".into()
         }
         // So many times two threads import what was named last, at once.
-        "together" => together(client, crate::size(value)).to_string(),
+        "together" => together(client, size(value)).to_string(),
         // What it has by now of what was made or imported: name and bytes of each.
         "had" => [&MADE, &OPENED].map(told).concat(),
         // Closes all that was imported, frees all that was made.

@@ -1,13 +1,14 @@
 //! Calls that programs make seldom, and that other interposers got wrong.
 
-use crate::Client;
+use crate::client::Client;
+use crate::library::{call, size};
 use std::ffi::{c_int, c_void};
 
 /// CU_POINTER_ATTRIBUTE_IS_MANAGED.
 const IS_MANAGED: c_int = 8;
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
-    let number = crate::size(value);
+    let number = size(value);
     let cuda = client.cuda();
     Some(match name {
         // cuMemGetInfo with one place only.
@@ -29,14 +30,6 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
                 (&mut handle, number as usize, properties.as_ptr(), 0));
             if result == 0 {
                 client.handles.push(handle);
-            }
-            result.to_string()
-        }
-        "managed" => {
-            let mut pointer = 0_u64;
-            let result = call!(cuda, "cuMemAllocManaged" (*mut u64, usize, u32) (&mut pointer, number as usize, 1));
-            if result == 0 {
-                client.pointers.push(pointer);
             }
             result.to_string()
         }

@@ -1,11 +1,13 @@
 //! What a program may do to itself and to its children.
 
-use crate::Client;
+use crate::client::Client;
+use crate::library::{call, size};
+use crate::storm::enter;
 use std::ffi::{CString, c_int, c_long};
 use std::io::Write;
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
-    let number = crate::size(value);
+    let number = size(value);
     Some(match name {
         // The child goes on with the steps; the parent waits for it and goes on after.
         "fork" => waited(client, fork()),
@@ -221,20 +223,20 @@ fn deny(value: &str) -> String {
 }
 
 /// The program's first thread ends; another goes on with the steps.
-pub(crate) fn leave(client: Client, steps: std::vec::IntoIter<String>) {
+pub(crate) fn leave(client: Client, go_on: impl FnOnce(&mut Client) + Send + 'static) {
     struct Moved(Client);
     // SAFETY: its pointers are library handles, which belong to the process.
     unsafe impl Send for Moved {}
     impl Moved {
-        fn run(mut self, steps: std::vec::IntoIter<String>) -> ! {
+        fn run(mut self, go_on: impl FnOnce(&mut Client)) -> ! {
             println!("leave 0");
-            crate::storm::enter(self.0.cuda());
-            self.0.run_all(steps);
+            enter(self.0.cuda());
+            go_on(&mut self.0);
             std::process::exit(0)
         }
     }
     let moved = Moved(client);
-    std::thread::spawn(move || moved.run(steps));
+    std::thread::spawn(move || moved.run(go_on));
     // SAFETY: ends this thread alone; what lies on its stack is not used any more.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
 }

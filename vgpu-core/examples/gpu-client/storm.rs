@@ -1,6 +1,7 @@
 //! Many threads at once: until they are killed, asked to stop, or done.
 
-use crate::Client;
+use crate::client::Client;
+use crate::library::{call, size};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -21,7 +22,8 @@ pub(crate) enum Live {
     Array(usize),
 }
 
-pub(crate) fn step(client: &mut Client, name: &str, number: u64) -> Option<String> {
+pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
+    let number = size(value);
     Some(match name {
         // Allocates and frees at random for ever, or for `number` rounds in each thread.
         "storm" => all_threads(client, move |cuda, seed| storm(cuda, seed, number)).to_string(),
@@ -105,7 +107,11 @@ impl Rounds {
 
 /// A small generator, seeded by the process and `seed`.
 pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id());
+    numbers_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id()))
+}
+
+/// The same from a state that is not 0.
+pub(crate) fn numbers_from(mut state: u64) -> impl FnMut() -> u64 {
     move || {
         state ^= state << 13;
         state ^= state >> 7;

@@ -24,6 +24,7 @@ pub mod share;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use vgpu_abi::paths::{PRELOAD_FILE, SHIM_FILE};
 use vgpu_cache::run;
 
 pub const GIB: u64 = 1 << 30;
@@ -33,11 +34,20 @@ pub const GRANULE: u64 = 2 << 20;
 /// A file of the release artefacts.
 ///
 /// # Panics
-/// It is missing.
+/// It is missing, or a library is older than its sources.
 #[must_use]
 pub fn dist(file: &str) -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
-    let path = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from).join(file);
+    let dist = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from);
+    for library in [
+        SHIM_FILE,
+        PRELOAD_FILE,
+        "soft-gpu/libcuda.so.1",
+        "soft-gpu/libnvidia-ml.so.1",
+    ] {
+        vgpu_built_from::assert_fresh(&dist.join(library));
+    }
+    let path = dist.join(file);
     path.canonicalize()
         .unwrap_or_else(|error| panic!("{}: {error}: run `make dist`", path.display()))
 }

@@ -141,7 +141,7 @@ fn redirect(report: &Report, shim: &Object) {
     }
 }
 
-/// Whether an address is a driver's that is not the shim.
+/// Returns true if an address is a driver's that is not the shim.
 fn is_in_driver(address: usize) -> bool {
     let mut found = false;
     objects(&mut |report| {
@@ -152,7 +152,7 @@ fn is_in_driver(address: usize) -> bool {
     found
 }
 
-/// Whether the loader would find `name` in a driver first.
+/// Returns true if the loader would find `name` in a driver first.
 fn is_first_in_driver(name: Text) -> bool {
     let mut found = false;
     objects(&mut |report| {

@@ -147,7 +147,7 @@ impl Object {
         self.words(DT_SONAME).next().and_then(|offset| self.string(offset))
     }
 
-    /// Whether it is linked with a library whose name is `wanted`.
+    /// Returns true if it is linked with a library whose name is `wanted`.
     pub(crate) fn needs(&self, wanted: fn(Text) -> bool) -> bool {
         self.words(DT_NEEDED)
             .any(|offset| self.string(offset).is_some_and(wanted))

@@ -202,7 +202,7 @@ fn first_of(debug: &Debug, wanted: impl Fn(&mut bool, &LinkMap) -> bool, name: T
     None
 }
 
-/// Whether one of the start-up objects has such a name.
+/// Returns true if one of the start-up objects has such a name.
 pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
     // SAFETY: as in `next_definition`.
     let Some(debug) = (unsafe { debug().and_then(|debug| debug.as_ref()) }) else {

@@ -72,7 +72,7 @@ impl Text {
             .map(|(index, _)| index + 1)
     }
 
-    /// Whether the last part of the path is `name`.
+    /// Returns true if the last part of the path is `name`.
     pub(crate) fn is_file(self, name: Self) -> bool {
         self.file().is(name)
     }

@@ -73,12 +73,12 @@ pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
     shim
 }
 
-/// Whether an object is the shim.
+/// Returns true if an object is the shim.
 pub(crate) fn is_shim(object: &Object) -> bool {
     MARKS.iter().all(|mark| object.function(*mark).is_some())
 }
 
-/// Whether the code at `address` gets what it asks for: the shim, and the driver's own libraries.
+/// Returns true if the code at `address` gets what it asks for: the shim, and the driver's own libraries.
 pub(crate) fn may_pass(address: usize) -> bool {
     // The last call of the shim, which stays loaded: it asks a thousand times in a row from one place.
     static LAST: AtomicUsize = AtomicUsize::new(0);

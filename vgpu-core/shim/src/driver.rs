@@ -1,8 +1,8 @@
 //! The real driver as `vgpu_core::memory` calls it.
 
-use crate::codes::SUCCESS;
+use crate::codes::{INVALID_VALUE, SUCCESS};
 use crate::real::real;
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::memory::driver::{Answer, Driver};
 
 /// The real driver: its functions have no state of ours.
@@ -10,10 +10,9 @@ use vgpu_core::memory::driver::{Answer, Driver};
 pub(crate) struct Real;
 
 pub(crate) type Gpu = vgpu_core::memory::gpu::Gpu<Real>;
+pub(crate) type Tables = vgpu_core::memory::tables::Tables<Real>;
 pub(crate) type Backing = vgpu_core::memory::backing::Backing<Real>;
 pub(crate) type Bindings = vgpu_core::memory::backing::Bindings<Real>;
-pub(crate) type Mappings = vgpu_core::memory::backing::Mappings<Real>;
-pub(crate) type Arrays = vgpu_core::memory::arrays::Arrays<Real>;
 
 /// Returns what a call has written, or its error.
 fn answer<T>(result: c_int, value: T) -> Answer<T> {
@@ -51,6 +50,97 @@ impl Driver for Real {
         // SAFETY: to be written.
         let result = unsafe { real!(cuCtxGetCurrent(*mut usize))(&mut context) };
         answer(result, context)
+    }
+
+    fn push_context(&self, context: usize) -> c_int {
+        // SAFETY: a context of the driver's, which the caller pops.
+        unsafe { real!(cuCtxPushCurrent_v2(usize))(context) }
+    }
+
+    fn pop_context(&self) {
+        let mut context = 0;
+        // SAFETY: to be written; the caller has pushed one.
+        unsafe { real!(cuCtxPopCurrent_v2(*mut usize))(&mut context) };
+    }
+
+    fn is_primary_active(&self, device: c_int) -> bool {
+        let (mut flags, mut active) = (0, 1);
+        // SAFETY: both are to be written.
+        unsafe { real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int))(device, &mut flags, &mut active) };
+        active != 0
+    }
+
+    fn context_behind(&self, green: usize) -> Answer<usize> {
+        let mut context = 0;
+        // SAFETY: to be written; a green context of the driver's.
+        let result = unsafe { real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green) };
+        answer(result, context)
+    }
+
+    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
+        const CONTEXT: c_int = 1;
+        let mut context = 0_usize;
+        let at: *mut usize = &mut context;
+        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+        // SAFETY: `context` is to be written; the driver validates the pointer.
+        let result = unsafe { ask(at.cast(), CONTEXT, pointer) };
+        answer(result, context)
+    }
+
+    fn is_gone(&self, pointer: u64) -> bool {
+        const MEMORY_TYPE: c_int = 2;
+        let mut kind: c_uint = 0;
+        let at: *mut c_uint = &mut kind;
+        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+        // SAFETY: `kind` is to be written; the driver validates the pointer.
+        let result = unsafe { ask(at.cast(), MEMORY_TYPE, pointer) };
+        result == INVALID_VALUE
+    }
+
+    fn stream_context(&self, stream: usize) -> Answer<usize> {
+        let mut context = 0;
+        // SAFETY: to be written; the driver validates the stream.
+        let result = unsafe { real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) };
+        answer(result, context)
+    }
+
+    fn exchange_capture_mode(&self, mut mode: c_int) -> c_int {
+        // SAFETY: to be read and written.
+        unsafe { real!(cuThreadExchangeStreamCaptureMode(*mut c_int))(&mut mode) };
+        mode
+    }
+
+    fn create_event(&self) -> Answer<usize> {
+        const DISABLE_TIMING: c_uint = 2;
+        let mut event = 0;
+        // SAFETY: to be written.
+        let result = unsafe { real!(cuEventCreate(*mut usize, c_uint))(&mut event, DISABLE_TIMING) };
+        answer(result, event)
+    }
+
+    fn record_event(&self, event: usize, stream: usize) -> c_int {
+        // SAFETY: an event of ours, and the caller's stream.
+        unsafe { real!(cuEventRecord(usize, usize))(event, stream) }
+    }
+
+    fn query_event(&self, event: usize) -> c_int {
+        // SAFETY: an event of ours.
+        unsafe { real!(cuEventQuery(usize))(event) }
+    }
+
+    fn synchronize_event(&self, event: usize) -> c_int {
+        // SAFETY: an event of ours.
+        unsafe { real!(cuEventSynchronize(usize))(event) }
+    }
+
+    fn wait_for_event(&self, stream: usize, event: usize) -> c_int {
+        // SAFETY: an event of ours, and the caller's stream.
+        unsafe { real!(cuStreamWaitEvent(usize, usize, c_uint))(stream, event, 0) }
+    }
+
+    fn destroy_event(&self, event: usize) -> c_int {
+        // SAFETY: an event of ours, which is used no more.
+        unsafe { real!(cuEventDestroy_v2(usize))(event) }
     }
 
     fn pool_reserved(&self, pool: usize) -> Answer<u64> {

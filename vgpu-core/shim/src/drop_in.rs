@@ -143,7 +143,7 @@ fn driver(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Whether a library is of our kind, perhaps of another release: it knows both APIs, and no driver's does.
+/// Returns true if a library is of our kind, perhaps of another release: it knows both APIs, and no driver's does.
 /// It is read and not asked: a look-up that fails ends a program in a dlmopen namespace before glibc 2.34.
 fn is_shim(path: &Path, size: u64) -> bool {
     const MARKS: [&[u8]; 3] = [b"\0cuInit\0", b"\0cudbgGetAPIVersion\0", b"\0nvmlInit_v2\0"];

@@ -1,21 +1,15 @@
 //! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
 //! of any hooked function, and anew in a fork child.
 
-use crate::driver::Gpu;
-use crate::driver::{Arrays, Backing, Bindings, Mappings};
+use crate::driver::{Gpu, Tables};
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
-use vgpu_core::memory::contexts::Made;
-use vgpu_core::memory::granules::Allocations;
-use vgpu_core::memory::graphs;
-use vgpu_core::memory::refcounts::Refcounts;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
-use vgpu_core::table::Table;
 use vgpu_core::visible::choose;
 
 /// Either, for good: a process that was refused stays refused.
@@ -27,21 +21,8 @@ pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
     /// Which threads are in calls that may change what the GPUs hold.
     pub(crate) calls: Calls,
-    /// Live allocations by pointer, and granules that small ones share.
-    pub(crate) live: Allocations,
-    pub(crate) arrays: Arrays,
-    pub(crate) vmm_handles: Refcounts<Backing>,
-    pub(crate) vmm_maps: Mappings,
-    pub(crate) imports: Refcounts<Backing>,
-    /// External memory by handle, and the buffers that are mapped of it.
-    pub(crate) externals: Table<Arc<Backing>>,
-    pub(crate) buffers: Table<Arc<Backing>>,
-    /// Contexts made with cuCtxCreate, by handle.
-    pub(crate) contexts: Table<Made>,
-    /// What is bound to logical endpoints, by their numbers.
-    pub(crate) endpoints: Table<Bindings>,
-    /// Executable graphs that allocate, by handle: what they need.
-    pub(crate) graphs: Table<graphs::Needs>,
+    /// Everything that is charged or keeps a charge.
+    pub(crate) tables: Tables,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
     /// How often the program has initialised NVML, less how often it has shut it down.
     pub(crate) nvml_users: AtomicU32,
@@ -98,16 +79,7 @@ impl Ready {
         Self {
             gpus,
             calls: Calls::default(),
-            live: Allocations::default(),
-            arrays: Arrays::default(),
-            vmm_handles: Table::default(),
-            vmm_maps: Table::default(),
-            imports: Table::default(),
-            externals: Table::default(),
-            buffers: Table::default(),
-            contexts: Table::default(),
-            endpoints: Table::default(),
-            graphs: Table::default(),
+            tables: Tables::default(),
             nvml: Spin::default(),
             nvml_users: AtomicU32::new(0),
             nvml_own: Spin::default(),
@@ -120,7 +92,7 @@ impl Ready {
         }
     }
 
-    /// Whether NVML is initialised by us alone, so that the program must not find it so.
+    /// Returns true if NVML is initialised by us alone, so that the program must not find it so.
     pub(crate) fn hides_nvml(&self) -> bool {
         self.nvml_users.load(Ordering::Relaxed) == 0 && *self.nvml_own.lock()
     }

@@ -1,19 +1,19 @@
 //! The real libraries: opened by the path in the limits file, once our own file holds both names.
 //!
-//! The real file's DT_SONAME is `libcuda.so.1`: opened while nothing else holds that name, it would
-//! answer the program's next dlopen of it in our place. So both names are asked for first, with
-//! RTLD_NOLOAD, which makes the loader note them on our file (found through our DT_RPATH $ORIGIN, before
-//! any other place). Handles are never closed.
+//! The real file's DT_SONAME is `libcuda.so.1`. Opened while nothing else holds that name, it would answer the
+//! program's next dlopen of it in our place. So both names are asked for first, with RTLD_NOLOAD, which makes the
+//! loader note them on our file (found through our DT_RPATH $ORIGIN, before any other place). Handles are never
+//! closed.
 //!
-//! libcuda is opened with the process's state; NVML, which many programs never need, when the first of its
-//! functions is: by any thread, and by a fork child too, whose parent did not need it. Both names are asked for
-//! again then. Who needs it under a lock of ours asks for it before ([`need_nvml`]), and does without where it was not
-//! to be had ([`has_nvml`]): a constructor that runs while it is opened may call the driver.
+//! libcuda is opened with the process's state. NVML, which many programs never need, is opened when the first of its
+//! functions is called: by any thread, and by a fork child too, whose parent did not need it. Both names are asked
+//! for again then. Code that needs NVML under a lock of ours opens it before ([`need_nvml`]), and does without it if
+//! that failed ([`has_nvml`]): a constructor that runs while it is opened may call the driver.
 //!
-//! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is
-//! there for that, and leads what the loader binds to it to us. NVML is there and cannot be opened: one line,
-//! and its functions are "not found", as where there is none, until it can be opened ([`BETWEEN`]). What contexts
-//! take is then not measured (`hooks::overhead`).
+//! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is there for
+//! that, and redirects to us the calls that the loader binds to that driver. NVML is there and cannot be opened: one
+//! line, and its functions are "not found", as if there were none, until it can be opened ([`BETWEEN`]). The memory
+//! of contexts is then not measured (`vgpu_core::memory::measure`).
 
 use crate::codes::{missing_cuda, missing_nvml};
 use crate::names::{COUNT, CUDA, exports, name};
@@ -70,7 +70,8 @@ pub(crate) fn need_nvml() {
     library(CUDA);
 }
 
-/// Whether NVML is open. Who holds a lock of ours calls none of its functions before that: the call would open it.
+/// Returns true if NVML is open. A thread that holds a lock of ours calls none of its functions before that: the call
+/// would open it.
 pub(crate) fn has_nvml() -> bool {
     !HANDLES[1].load(Ordering::Acquire).is_null()
 }
@@ -194,7 +195,7 @@ fn look_up(index: usize) -> *const () {
     found
 }
 
-/// Whether the real library has the function of slot `index`.
+/// Returns true if the real library has the function of slot `index`.
 pub(crate) fn has(index: usize) -> bool {
     let address = address(index);
     address != missing_cuda as *const () && address != missing_nvml as *const ()

@@ -39,6 +39,14 @@ fn main() {
     };
     println!("cargo:rerun-if-changed=src");
     println!("cargo:rerun-if-changed=../exports.rs");
+    vgpu_built_from::write_note(&[
+        "vgpu-core/soft-gpu/exports.rs",
+        "vgpu-core/soft-gpu/names",
+        "vgpu-core/soft-gpu/profiles",
+        "vgpu-core/soft-gpu/src",
+        "vgpu-core/soft-gpu/cuda/build.rs",
+        "vgpu-core/soft-gpu/cuda/src",
+    ]);
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");

@@ -13,6 +13,14 @@ fn main() {
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rerun-if-changed=../exports.rs");
     println!("cargo:rerun-if-changed=src");
+    vgpu_built_from::write_note(&[
+        "vgpu-core/soft-gpu/exports.rs",
+        "vgpu-core/soft-gpu/names",
+        "vgpu-core/soft-gpu/profiles",
+        "vgpu-core/soft-gpu/src",
+        "vgpu-core/soft-gpu/nvml/build.rs",
+        "vgpu-core/soft-gpu/nvml/src",
+    ]);
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");

@@ -3,7 +3,7 @@
 //! A charge that is split over shares becomes an object in each, all found by the one key; who imports finds
 //! those of its own shares, and the sum tells it whether that is all.
 
-use super::{Account, Charge, HOST, Part, SPECIAL};
+use super::{Account, Charge, Kind, Part};
 use crate::ledger::Key;
 use crate::ledger::share::Share;
 
@@ -14,15 +14,12 @@ impl Account {
     pub fn export(&self, charge: &mut Charge, key: Key) {
         let is_known = |part: &Part| self.share(*part)?.exports(part.reservation, key);
         // A part that is found by it already says that it is the same memory as before, and names the rest.
-        let rest = charge.rest.iter().flat_map(|rest| rest.iter());
-        let mut known = std::iter::once(&charge.first).chain(rest).map(is_known);
-        if !known.any(|known| known == Some(true)) {
+        if !charge.parts().any(|part| is_known(part) == Some(true)) {
             self.hide(key);
         }
-        let rest = charge.rest.iter_mut().flat_map(|rest| rest.iter_mut());
-        for part in std::iter::once(&mut charge.first).chain(rest) {
-            // Host memory is never mapped by another process. What is an object's already stays it.
-            let share = self.share(*part).filter(|_| (part.share as usize) < HOST);
+        for part in charge.parts_mut() {
+            // What is an object's already stays it.
+            let share = self.share(*part);
             if let Some(moved) = share.and_then(|share| share.export(part.reservation, part.bytes, key)) {
                 part.reservation = moved;
             }
@@ -39,13 +36,10 @@ impl Account {
     /// of those who have it. None: nobody of these shares has exported it.
     #[must_use]
     pub fn import(&self, key: Key) -> Option<Charge> {
-        let first = if self.shares.is_empty() { SPECIAL } else { 0 };
-        let shares = self.device().iter().enumerate();
-        let mut parts = shares.flat_map(|(index, share)| {
-            let share_number = u32::try_from(first + index).unwrap_or(u32::MAX);
+        let mut parts = self.of(Kind::Device).flat_map(|(place, share)| {
             let part = move |(reservation, bytes)| Part {
                 bytes,
-                share: share_number,
+                place,
                 reservation,
             };
             share.import(key).into_iter().map(part)
@@ -57,12 +51,12 @@ impl Account {
         Some(Charge { first, rest })
     }
 
+    /// The ledger of a part; None: of host memory, which is never mapped by another process.
     fn share(&self, part: Part) -> Option<&Share> {
-        let place = part.share as usize;
-        match place.checked_sub(SPECIAL) {
-            None => self.shares.get(place),
-            Some(at) => self.special.get(at),
-        }
+        let ledger = self.ledgers.get(part.place.index());
+        ledger
+            .filter(|ledger| ledger.kind == Kind::Device)
+            .map(|ledger| &ledger.share)
     }
 }
 

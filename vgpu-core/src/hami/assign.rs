@@ -1,9 +1,9 @@
-//! Which GPU has which limit.
+//! Assigns HAMi's limits to GPUs.
 //!
-//! HAMi numbers its limits by place. Where NVIDIA_VISIBLE_DEVICES names GPUs, a place is one in that
-//! list, for that is how its scheduler wrote both. Where it has numbers, they are the node's: the
-//! container's GPUs are those in ascending order, unless it sees more GPUs than are named, and so all.
-//! Else a place is NVML's own order. GPUs that a list leaves out have no share.
+//! HAMi numbers its limits by place. If NVIDIA_VISIBLE_DEVICES names GPUs, a place is one in that list, because
+//! HAMi's scheduler wrote both in that order. If it has numbers, they are the node's: the container's GPUs are those
+//! in ascending order, unless it sees more GPUs than are named, and so all. Otherwise a place is NVML's own order.
+//! GPUs that a list leaves out have no share.
 #![forbid(unsafe_code)]
 
 use super::variables::{MAX_DEVICES, Policy, Settings};

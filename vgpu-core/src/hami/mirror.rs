@@ -1,14 +1,13 @@
-//! The region file, written so that HAMi's monitor goes on seeing what a container uses.
+//! The region file, written so that HAMi's monitor still sees what a container uses.
 //!
-//! Whoever writes, writes the figures of all processes, as the ledgers have them: nothing is read from
-//! the file but its size and its first word, no lock in it is taken, and a process that died without a
-//! word is gone from the next writer's figures. It is opened for a moment, written with pwrite and never
-//! mapped, so nobody's truncation can hurt. Writers that meet leave a mixture until the next one.
+//! Each writer writes the figures of all processes, as the ledgers have them. Nothing is read from the file but its
+//! size and its first word, and no lock in it is taken; a process that died is gone from the next writer's figures.
+//! The file is opened for a moment, written with pwrite and never mapped, so nobody's truncation can hurt. Writers
+//! that meet leave a mixture until the next one.
 //!
-//! When: as soon as what is charged has changed by a part of the limits that a figure would show, else
-//! at most every [`INTERVAL`]. There is no thread: figures of less than that part stand until the next
-//! call that would change or ask for them, and those of processes that have all ended until the next
-//! process comes.
+//! When: as soon as the charges have changed by a part of the limits that a figure would show, else at most every
+//! [`INTERVAL`]. There is no thread: smaller changes stand until the next call that would change or ask for figures,
+//! and the figures of processes that have all ended until the next process comes.
 
 use super::region::{self, Device};
 use crate::os::spin::Word;

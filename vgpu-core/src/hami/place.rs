@@ -141,7 +141,7 @@ fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<
     Err(PlaceError::Nowhere)
 }
 
-/// Whether the folder is there; an error: something else is.
+/// Returns true if the folder is there, and an error if something else is.
 fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     let found = match place.symlink_metadata() {
         Ok(found) => found,

@@ -96,7 +96,7 @@ pub fn process(pid: u32, used: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// Whether a file of `size` bytes that begins with `magic` is a region of this version, or none yet.
+/// Returns true if a file of `size` bytes that begins with `magic` is a region of this version, or none yet.
 #[must_use]
 pub fn is_region(size: u64, magic: u32) -> bool {
     size == SIZE && (magic == MAGIC || magic == 0)

@@ -1,19 +1,18 @@
-//! A share's exported objects, as one process makes, finds and holds them: what [`objects`](super::objects)
-//! says, with locks.
+//! A share's exported objects, as one process makes, finds and holds them: the rules of [`objects`](super::objects),
+//! with locks.
 //!
-//! Each hold is a lock of its own, so that a process may have an object twice, as its maker and as an
-//! importer. A [`Reservation`] of an object stands where one of a lane would, and is released like it.
+//! Each hold is a lock of its own, so a process may hold an object twice, as its maker and as an importer. A
+//! [`Reservation`] of an object stands where one of a lane would, and is released like it.
 
+use super::holds::Hold;
 use super::objects::{self, Key, Move};
 use super::operation::Outcome;
 use super::reap::{self, Reap};
 use super::region::{Object, Region, lane_offset};
 use super::share::{OWN_LANES, Reservation, Share};
-use crate::os::pinned::{MOST_SHARED, PinnedLock};
-use crate::os::spin::Spin;
+use crate::os::pinned::PinnedLock;
 use crate::os::{errno, file, fork};
 use std::io;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use vgpu_abi::ledger::{LANES, Stamp};
@@ -23,31 +22,6 @@ use vgpu_abi::ledger::{LANES, Stamp};
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the last holder does, before it leaves the object to the next reap.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
-
-/// What this process holds.
-#[derive(Debug, Default)]
-pub(super) struct Holds {
-    list: Spin<Vec<Hold>>,
-    /// How often what it has made and still holds has changed.
-    changes: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Hold {
-    object: usize,
-    generation: u64,
-    bytes: u64,
-    /// By its maker, in whose use of the GPU the driver counts it.
-    made: bool,
-    _lock: PinnedLock,
-}
-
-impl Holds {
-    /// Whether one more would be refused for sure: cheaper to ask here than for each place of a lock.
-    fn is_full(&self) -> bool {
-        self.list.lock().len() >= MOST_SHARED
-    }
-}
 
 impl Share {
     /// Moves `bytes`, which `reservation` charged in a lane, to an object that is found by `key`. None: there
@@ -117,7 +91,7 @@ impl Share {
         objects::hide(self.region(), key);
     }
 
-    /// Whether a reservation is of an object, and is still found by `key`.
+    /// Returns whether the object of a reservation is still found by `key`, or None if the reservation is of a lane.
     #[must_use]
     pub fn exports(&self, reservation: Reservation, key: Key) -> Option<bool> {
         let (index, _) = object_of(reservation)?;

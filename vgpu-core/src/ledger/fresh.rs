@@ -11,8 +11,12 @@ pub(crate) fn ledger(folder: &Path, name: &str) -> PathBuf {
 
 pub(crate) fn share(folder: &Path, name: &str, memory: u64) -> Share {
     let limits = Limits::of_memory(name, "GPU-0", memory, "/libcuda", "/libnvidia-ml");
-    let path = ledger(folder, name);
-    std::fs::write(&path, vgpu_abi::ledger::image(&limits)).expect("a ledger");
-    let mark = vgpu_abi::ledger::share_mark(&limits.share, &limits.gpu);
-    Share::open(&path, mark, limits.memory).expect("a share")
+    std::fs::write(ledger(folder, name), vgpu_abi::ledger::image(&limits)).expect("a ledger");
+    again(folder, name, memory)
+}
+
+/// The same share, opened once more, as another process has it.
+pub(crate) fn again(folder: &Path, name: &str, memory: u64) -> Share {
+    let mark = vgpu_abi::ledger::share_mark(name, "GPU-0");
+    Share::open(&ledger(folder, name), mark, memory).expect("a share")
 }

@@ -1,5 +1,4 @@
-//! The ledger: how the processes of a share keep one exact account without trusting each other to
-//! live.
+//! The ledger: how the processes of a share keep one exact account without trusting each other to live.
 //!
 //! ```text
 //!  reserve, release ──► Share (own lanes) ──► Operation ──► Region (mapped file)
@@ -9,19 +8,18 @@
 //!
 //! - A file that is no sound ledger of this share is refused: `open`.
 //! - The total is one 16-byte word that names its last writer: [`wide`].
-//! - A change of it goes in steps, of which any may be the owner's last: [`operation`].
-//! - What processes have together, because one exported it and others imported it, is charged once:
-//!   [`objects`].
-//! - A lane's owner holds a lock that the kernel drops with its address space:
-//!   [`crate::os::pinned`]. What the dead hold is taken out by whoever needs it: [`reap`].
+//! - It is changed in steps, and the owner may be killed after any of them: [`operation`].
+//! - Memory that processes share by export and import is charged once: [`objects`].
+//! - A lane's owner holds a lock that the kernel drops with its address space: [`crate::os::pinned`]. The charges of
+//!   the dead are taken out by the process that needs the room: [`reap`].
 //!
-//! There is no helper thread, no signal, no PID to be reused, no robust futex.
+//! There is no helper thread, no signal, no PID that could be reused, no robust futex.
 //!
-//! Deviation from the first design: a reaper does not work in a lane of its own process but in lane
-//! 0, whose lock is the reaper's lock. So the one pending reap is always found there, and a process
-//! can reap before it has a lane.
+//! Deviation from the first design: a reaper does not work in a lane of its own process but in lane 0, whose lock is
+//! the reaper's lock. So the one pending reap is always found there, and a process can reap before it has a lane.
 
 mod exports;
+mod holds;
 pub mod objects;
 mod open;
 pub mod operation;

@@ -1,39 +1,40 @@
 //! Exported memory: charged once, for as long as anybody has it.
 //!
-//! What a process hands out by name (cuIpcGetMemHandle, a descriptor) and another of the same share takes in
-//! has an entry of its own in the ledger, an object. Its charge is there and in nobody's lane, and every
-//! process that has the memory holds a read lock on the object's first byte:
+//! Memory that a process exports by a name (cuIpcGetMemHandle, a descriptor) and that another process of the same
+//! share imports has an entry of its own in the ledger, an object. Its charge is in the object and in nobody's lane,
+//! and every process that has the memory holds a read lock on the object's first byte:
 //!
 //! ```text
-//!  maker:     handle ─► claim, move the charge here ─► give the handle out     free  ─► let go ─┐
+//!  maker:     handle ─► claim, move the charge here ─► return the handle       free  ─► let go ─┐
 //!  importer:  find ─► hold ─► the driver's import   ...   the driver's close ─► let go ─────────┤
 //!  anybody:   dead ─► the kernel lets go ───────────────────────────────────────────────────────┤
 //!                                        nobody holds it: taken out like a dead process's lane ◄┘
 //! ```
 //!
-//! So nothing passes a charge on when its maker frees or dies: the charge is where it was, and its life is
-//! that of the last lock. There is no list of holders that could be wrong, and no PID.
+//! So no charge is passed on when the maker frees the memory or dies: it stays in the object, and ends with the last
+//! lock. There is no list of holders that could be wrong, and no PID.
 //!
 //! Why it is exact at every instant:
-//! - The move is one operation of the maker's lane that leaves the total as it is ([`Change::Move`]). The
-//!   object names it in `from` and is claimed before it: until the exchange the lane holds the bytes, from
-//!   then on the object does, by the rule that also says what a dead owner's lane holds.
-//! - Moves, searches and reaps take place under the reaper's lock. Who has that lock and sees a `from` knows
-//!   that its mover died on the way, and settles it ([`settle`]) before any lane is freed: later the lane
-//!   may have another owner, whose operations say nothing of this one.
-//! - A maker's charge is moved before the handle is given out, an importer holds before the driver is asked,
-//!   and both let go after the driver has.
+//! - The move is one operation of the maker's lane that leaves the total as it is ([`Change::Move`]). The object
+//!   names it in `from` and is claimed before it: until the exchange the lane holds the bytes, from then on the
+//!   object does, by the rule that also says what a dead owner's lane holds.
+//! - Moves, searches and reaps take place under the reaper's lock. A process that has that lock and sees a `from`
+//!   knows that its mover died on the way, and settles it ([`settle`]) before any lane is freed: later the lane may
+//!   have another owner, whose operations say nothing about this one.
+//! - A maker's charge is moved before the handle is returned, an importer holds before the driver is asked, and both
+//!   let go after the driver has.
 //!
-//! How it fails, each time to the side of too much: no object is free, a process has as many as it may hold
-//! ([`MOST_SHARED`](crate::os::pinned::MOST_SHARED)), the reaper's lock is not to be had in time (its holder is
-//! frozen), or the descriptors or mappings of a process run out: who exports keeps the
-//! charge in its lane, who imports pays for itself. An importer of another share, of another PID namespace
-//! (a handle names its maker in terms of that), or one that a handle reached which its maker got twice by
-//! different names: the same. Garbage in the table: a wrong size is refused by who imports; an object that
-//! looks claimed by nobody is taken out, and one that claims more than the total is damage like a lane's.
-//! Handles are taken to differ for as long as the memory of either lives, for the driver has nothing else to
-//! go by; what is handed out by a name that is still here hides the older object ([`hide`]), also where the
-//! new one finds no room. An object is hidden when its maker frees it.
+//! How it fails, each time by charging too much:
+//! - If no object is free, a process has as many as it may hold ([`MOST_SHARED`](crate::os::pinned::MOST_SHARED)),
+//!   the reaper's lock is not to be had in time (its holder is frozen), or a process has no descriptors or mappings
+//!   left, then the exporter keeps the charge in its lane, and the importer is charged as well.
+//! - The same happens to an importer of another share, of another PID namespace (a handle names its maker by PID),
+//!   or of memory that its maker exported by two names.
+//! - Garbage in the table: the importer refuses a wrong size; an object that looks claimed but is held by nobody is
+//!   taken out; an object that claims more than the total counts as damage, like a lane's.
+//! - Handles are assumed to differ for as long as the memory of either lives, because the driver has nothing else to
+//!   go by. A new export by a name that is still here hides the older object ([`hide`]), even if the new one finds
+//!   no room. An object is hidden when its maker frees it.
 
 use super::operation::{Change, Operation, Outcome, Step};
 use super::region::{Object, Region};
@@ -132,7 +133,7 @@ pub fn settle(region: &Region) {
     }
 }
 
-/// One store of it; false: nothing is left.
+/// Makes one store of that. Returns false if nothing was left to do.
 pub(super) fn settle_step(region: &Region) -> bool {
     let is_open = |(_, object): &(usize, &Object)| is_claimed(object) && object.from.load(Acquire) != 0;
     let Some((_, object)) = used(region).find(is_open) else {

@@ -1,16 +1,18 @@
 //! One share, as one process has it open.
 //!
-//! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads meet. A
-//! charge is given back in the lane that made it, so no lane's charge falls below zero.
+//! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads meet. A charge is
+//! released in the lane that made it, so no lane's charge falls below zero.
 //!
-//! How it fails: no lane is free for a process's first (1,014 live processes, or 507 that take
-//! others' second ones): refused, with one line, until one ends. None is free for another thread: the
-//! threads of the process take turns. A thread swept out of an operation by a longjmp
-//! keeps that lane busy: others use other lanes, and what the lane holds stays charged until the
-//! process ends. The ledger is damaged while running: charges are refused, releases pass, one line.
+//! How it fails:
+//! - No lane is free for a process's first (1,014 live processes, or 507 that each use a second lane): it is
+//!   refused, with one line, until another process ends.
+//! - No lane is free for another thread: the threads of the process take turns.
+//! - A thread that leaves an operation by a longjmp keeps that lane busy: other threads use other lanes, and the
+//!   charge of that lane stays until the process ends.
+//! - The ledger is damaged while running: charges are refused and releases pass, with one line.
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
-use super::exports::Holds;
+use super::holds::Holds;
 use super::open::{OpenError, Problem, check};
 use super::operation::{Change, Operation, Outcome};
 use super::reap::{Sought, held, reap};
@@ -301,7 +303,7 @@ impl Share {
         self.own[0].busy.lock_within(LANE_PATIENCE).then_some(0)
     }
 
-    /// Claims a free lane of `range` for slot `slot`; false: none is free.
+    /// Claims a free lane of `range` for slot `slot`. Returns false if none is free.
     fn claim(&self, slot: usize, range: std::ops::Range<usize>) -> io::Result<bool> {
         let _kept = errno::keep();
         let region = self.region();

@@ -20,7 +20,7 @@ pub struct Pair {
     pub writer: u64,
 }
 
-/// Whether this processor has the instruction. Every x86-64 since 2006 has it.
+/// Returns true if this processor has the instruction. Every x86-64 since 2006 has it.
 #[must_use]
 pub fn supported() -> bool {
     cfg!(miri) || std::arch::is_x86_feature_detected!("cmpxchg16b")

@@ -74,7 +74,7 @@ impl<D: Driver + 'static> Backing<D> {
         }
     }
 
-    /// Whether it lies on the host, in the place of its GPU's memory.
+    /// Returns true if it lies on the host, in the place of its GPU's memory.
     pub fn is_host(&self) -> bool {
         self.charge.lock().as_ref().is_some_and(Charge::is_host)
     }
@@ -92,7 +92,7 @@ impl<D: Driver + 'static> Backing<D> {
         bytes.saturating_sub(self.surplus.load(Ordering::Relaxed))
     }
 
-    /// Whether another process made it.
+    /// Returns true if another process made it.
     pub fn is_imported(&self) -> bool {
         self.imported
     }
@@ -104,7 +104,7 @@ impl<D: Driver + 'static> Backing<D> {
         }
     }
 
-    /// Charges imported memory up to `end`; false: that is not free.
+    /// Charges imported memory up to `end`. Returns false if that does not fit.
     pub fn reach(&self, end: u64) -> bool {
         if !self.imported {
             return true;

@@ -1,5 +1,5 @@
-//! Host memory that the program has freed in the order of a stream, until the stream has come so far.
-//!
+//! Host memory that the program has freed in the order of a stream, until the stream has come so far:
+//! [`deferred_free`](super::deferred_free) has the rules.
 
 use super::live::Live;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ pub fn note_used() {
 }
 
 impl Deferred {
-    /// Whether it cannot outlive a context.
+    /// Returns true if it cannot outlive `context`.
     pub fn is_of(&self, context: usize) -> bool {
         self.home == context || self.context == context || self.home == 0
     }

@@ -24,6 +24,36 @@ pub trait Driver {
     /// cuCtxGetCurrent; 0: none.
     fn current_context(&self) -> Answer<usize>;
 
+    /// cuCtxPushCurrent.
+    fn push_context(&self, context: usize) -> c_int;
+    /// cuCtxPopCurrent.
+    fn pop_context(&self);
+    /// cuDevicePrimaryCtxGetState: returns true if the primary context of a device lives.
+    fn is_primary_active(&self, device: c_int) -> bool;
+    /// cuCtxFromGreenCtx.
+    fn context_behind(&self, green: usize) -> Answer<usize>;
+    /// Returns the context in which memory was allocated.
+    fn pointer_context(&self, pointer: u64) -> Answer<usize>;
+    /// Returns true if the driver does not know `pointer` any more.
+    fn is_gone(&self, pointer: u64) -> bool;
+
+    /// cuStreamGetCtx.
+    fn stream_context(&self, stream: usize) -> Answer<usize>;
+    /// cuThreadExchangeStreamCaptureMode: sets the calling thread's mode, and returns the one before.
+    fn exchange_capture_mode(&self, mode: c_int) -> c_int;
+    /// cuEventCreate, without timing.
+    fn create_event(&self) -> Answer<usize>;
+    /// cuEventRecord.
+    fn record_event(&self, event: usize, stream: usize) -> c_int;
+    /// cuEventQuery.
+    fn query_event(&self, event: usize) -> c_int;
+    /// cuEventSynchronize.
+    fn synchronize_event(&self, event: usize) -> c_int;
+    /// cuStreamWaitEvent.
+    fn wait_for_event(&self, stream: usize, event: usize) -> c_int;
+    /// cuEventDestroy.
+    fn destroy_event(&self, event: usize) -> c_int;
+
     /// Returns the bytes that a pool keeps reserved.
     fn pool_reserved(&self, pool: usize) -> Answer<u64>;
     /// Returns the bytes of a pool that are allocated.

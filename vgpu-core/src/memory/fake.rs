@@ -1,17 +1,24 @@
-//! A driver of the tests' own: pools and graphs whose sizes a test sets, and a log of the calls that change something.
+//! A driver of the tests' own: pools and graphs whose sizes a test sets, events that a test reaches, contexts, and a
+//! log of the calls that change something.
 
-use super::driver::{Answer, Driver, INVALID_VALUE, SUCCESS};
+use super::context_life::Place;
+use super::driver::{Answer, Driver, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use super::gpu::Gpu;
+use super::measure::{Nvml, Process};
+use super::tables::Tables;
 use crate::account::Account;
+use crate::calls::Calls;
 use crate::ledger::fresh;
 use core::ffi::c_int;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard};
 
 /// The device that the tests' GPU is, and its default pool.
 pub(super) const DEVICE: c_int = 3;
 pub(super) const DEFAULT_POOL: usize = 1;
 pub(super) const MIB: u64 = 1 << 20;
+const CONTEXT_IS_DESTROYED: c_int = 709;
 
 /// What one pool has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,11 +36,31 @@ pub(super) struct State {
     pub(super) graphs_unused: u64,
     pub(super) capturing: Vec<usize>,
     pub(super) freed: Vec<u64>,
+    /// Pointers that the driver does not know any more.
+    pub(super) gone: Vec<u64>,
+    pub(super) pointer_contexts: BTreeMap<u64, usize>,
+    pub(super) stream_contexts: BTreeMap<usize, usize>,
+    /// Contexts that threads have pushed.
+    pub(super) contexts: Vec<usize>,
+    /// Contexts that have ended.
+    pub(super) ended: Vec<usize>,
+    /// Events by number; true: reached.
+    pub(super) events: BTreeMap<usize, bool>,
+    pub(super) no_events: bool,
+    pub(super) capture_mode: c_int,
+    pub(super) primary_active: bool,
     pub(super) log: Vec<String>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Fake(Mutex<State>);
+
+impl State {
+    /// All work that was queued is done.
+    pub(super) fn reach_all(&mut self) {
+        self.events.values_mut().for_each(|reached| *reached = true);
+    }
+}
 
 impl Fake {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -48,11 +75,130 @@ impl Fake {
 
 /// A GPU with one share of `limit` bytes, whose ledger lies in `folder`.
 pub(super) fn gpu(folder: &tempfile::TempDir, limit: u64) -> Gpu<Fake> {
-    let account = Account::new(vec![fresh::share(folder.path(), "share", limit)]);
+    gpu_of(Account::new(vec![fresh::share(folder.path(), "share", limit)]))
+}
+
+/// The same with `host` bytes of host memory.
+pub(super) fn gpu_with_host(folder: &tempfile::TempDir, limit: u64, host: u64) -> Gpu<Fake> {
+    let share = |name, limit| vec![fresh::share(folder.path(), name, limit)];
+    gpu_of(Account::with(share("share", limit), share("host", host)))
+}
+
+/// A GPU with this account.
+pub(super) fn gpu_of(account: Account) -> Gpu<Fake> {
     let gpu = Gpu::new(Fake::default(), "GPU-0".into(), account, 0);
     gpu.driver.state().pools.insert(DEFAULT_POOL, FakePool::default());
     gpu.driver.state().current_pool = DEFAULT_POOL;
     gpu
+}
+
+/// A process with one GPU, and NVML beside it, which shows what a test says that the process holds.
+pub(super) struct Scene {
+    _folder: tempfile::TempDir,
+    gpus: Vec<Gpu<Fake>>,
+    tables: Tables<Fake>,
+    calls: &'static Calls,
+    pid: AtomicU32,
+    nvml: Mutex<NvmlState>,
+}
+
+struct NvmlState {
+    hidden: bool,
+    /// What NVML calls this process; it lists it while it holds something.
+    name: u32,
+    held: u64,
+}
+
+impl Scene {
+    /// The charge for the first context, before it is measured.
+    pub(super) const RESERVE: u64 = 4 * MIB;
+
+    pub(super) fn new(limit: u64) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut gpu = gpu(&folder, limit);
+        gpu.context_reserve = Self::RESERVE;
+        Self {
+            _folder: folder,
+            gpus: vec![gpu],
+            tables: Tables::default(),
+            calls: Box::leak(Box::default()),
+            pid: AtomicU32::new(0),
+            nvml: Mutex::new(NvmlState {
+                hidden: false,
+                name: std::process::id(),
+                held: 0,
+            }),
+        }
+    }
+
+    pub(super) fn process(&self) -> Process<'_, Fake, &Self> {
+        Process {
+            gpus: &self.gpus,
+            tables: &self.tables,
+            calls: self.calls,
+            nvml: self,
+            pid: &self.pid,
+        }
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu<Fake> {
+        &self.gpus[0]
+    }
+
+    pub(super) fn place(&self) -> Place<'_, Fake> {
+        Place {
+            index: 0,
+            gpu: self.gpu(),
+        }
+    }
+
+    pub(super) fn charged(&self) -> u64 {
+        self.gpu().account.charged()
+    }
+
+    fn nvml(&self) -> MutexGuard<'_, NvmlState> {
+        self.nvml.lock().expect("no test panics while it holds this")
+    }
+
+    pub(super) fn held(&self) -> u64 {
+        self.nvml().held
+    }
+
+    pub(super) fn takes(&self, bytes: u64) -> c_int {
+        self.nvml().held += bytes;
+        SUCCESS
+    }
+
+    pub(super) fn drops(&self, bytes: u64) -> c_int {
+        self.nvml().held -= bytes;
+        SUCCESS
+    }
+
+    pub(super) fn gives_back(&self, bytes: u64) {
+        self.drops(bytes);
+    }
+
+    pub(super) fn hide_nvml(&self) {
+        self.nvml().hidden = true;
+    }
+
+    pub(super) fn name_as(&self, pid: u32) {
+        self.nvml().name = pid;
+    }
+}
+
+impl Nvml for &Scene {
+    fn load(&self) {}
+
+    fn device(&self, gpu: usize) -> Option<usize> {
+        (!self.nvml().hidden).then_some(gpu)
+    }
+
+    fn processes(&self, _device: usize) -> Option<Vec<(u32, u64)>> {
+        let nvml = self.nvml();
+        let own = (nvml.held > 0).then_some((nvml.name, nvml.held));
+        Some([(1, 1 << 40)].into_iter().chain(own).collect())
+    }
 }
 
 impl Driver for Fake {
@@ -71,6 +217,82 @@ impl Driver for Fake {
 
     fn current_context(&self) -> Answer<usize> {
         Ok(7)
+    }
+
+    fn push_context(&self, context: usize) -> c_int {
+        let mut state = self.state();
+        if state.ended.contains(&context) {
+            return CONTEXT_IS_DESTROYED;
+        }
+        state.contexts.push(context);
+        SUCCESS
+    }
+
+    fn pop_context(&self) {
+        self.state().contexts.pop().expect("a context was pushed");
+    }
+
+    fn is_primary_active(&self, _device: c_int) -> bool {
+        self.state().primary_active
+    }
+
+    fn context_behind(&self, green: usize) -> Answer<usize> {
+        Ok(green + 1)
+    }
+
+    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
+        let found = self.state().pointer_contexts.get(&pointer).copied();
+        found.ok_or(INVALID_VALUE)
+    }
+
+    fn is_gone(&self, pointer: u64) -> bool {
+        self.state().gone.contains(&pointer)
+    }
+
+    fn stream_context(&self, stream: usize) -> Answer<usize> {
+        let found = self.state().stream_contexts.get(&stream).copied();
+        found.ok_or(INVALID_VALUE)
+    }
+
+    fn exchange_capture_mode(&self, mode: c_int) -> c_int {
+        core::mem::replace(&mut self.state().capture_mode, mode)
+    }
+
+    fn create_event(&self) -> Answer<usize> {
+        let mut state = self.state();
+        if state.no_events {
+            return Err(OUT_OF_MEMORY);
+        }
+        let event = state.events.keys().last().map_or(1, |last| last + 1);
+        state.events.insert(event, false);
+        Ok(event)
+    }
+
+    fn record_event(&self, event: usize, stream: usize) -> c_int {
+        self.log(format!("record {event} in {stream}"))
+    }
+
+    fn query_event(&self, event: usize) -> c_int {
+        const NOT_READY: c_int = 600;
+        match self.state().events.get(&event) {
+            Some(true) => SUCCESS,
+            Some(false) => NOT_READY,
+            None => INVALID_VALUE,
+        }
+    }
+
+    fn synchronize_event(&self, event: usize) -> c_int {
+        self.state().events.insert(event, true);
+        SUCCESS
+    }
+
+    fn wait_for_event(&self, stream: usize, event: usize) -> c_int {
+        self.log(format!("stream {stream} waits for event {event}"))
+    }
+
+    fn destroy_event(&self, event: usize) -> c_int {
+        self.state().events.remove(&event);
+        SUCCESS
     }
 
     fn pool_reserved(&self, pool: usize) -> Answer<u64> {

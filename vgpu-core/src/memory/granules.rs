@@ -1,26 +1,25 @@
-//! Small allocations: charged by the granules in which they lie.
+//! Small allocations, charged by the granules in which they lie.
 //!
-//! A driver packs allocations of less than a granule together, and the pointer that it returns tells
-//! which granule it took. So a granule is charged once, with the first allocation that lies in it, and
-//! given back with the last:
+//! A driver packs allocations of less than a granule together, and the pointer that it returns tells which granule
+//! it took. So a granule is charged once, with the first allocation that lies in it, and released with the last:
 //!
 //! ```text
 //!  alloc: reserve a granule ─► driver ─► pointer's granule known? ─ no ──► it keeps the reservation
-//!                                                    └─ yes ─► count one more, give the reservation back
-//!  free:  alone in it? take the granule out ─► driver ─► give it back
-//!         else mark it as leaving            ─► driver ─► count one less, the last gives it back
+//!                                                    └─ yes ─► count one more, release the reservation
+//!  free:  alone in it? take the granule out ─► driver ─► release it
+//!         else mark it as leaving            ─► driver ─► count one less, the last releases it
 //! ```
 //!
-//! [`Allocations`] holds both: what has granules of its own under its pointer, a shared
-//! granule under its address with the lowest bit set, which no pointer has. Both lie in one run of the
-//! table, so one lock serves to look for either.
+//! [`Allocations`] holds both kinds: an allocation with granules of its own under its pointer, a shared granule
+//! under its address with the lowest bit set, which no pointer has. Both lie in one run of the table, so one lock
+//! serves to find either.
 //!
-//! How it holds: an allocation is covered by its own reservation until it is counted, and one that is
-//! freed stays counted until the driver has let go. So a granule that the driver has taken is always
-//! charged, whatever other threads do between the two.
+//! How it holds: an allocation is covered by its own reservation until it is counted, and one that is freed stays
+//! counted until the driver has freed it. So a granule that the driver has taken is always charged, whatever other
+//! threads do between the two.
 //!
-//! How it fails: with less than a granule left, a small allocation is refused even where the driver
-//! would have found room in a granule that is charged already: only the driver knows, after the call.
+//! How it fails: with less than a granule left, a small allocation is refused even if the driver would have found
+//! room in a granule that is charged already: only the driver knows, after the call.
 
 use super::charge::charge;
 use super::driver::{Driver, OUT_OF_MEMORY};

@@ -1,23 +1,22 @@
-//! Memory of graphs: charged by what the driver keeps reserved for them, which it tells.
+//! Memory of graphs, charged by what the driver reports as reserved for them.
 //!
-//! A node that allocates only reserves an address, whether it was added or captured. The driver takes
-//! memory when an executable graph is uploaded or launched, keeps it for the next launch, lets graphs
-//! that do not run at once share it, and gives it back when the device's graph memory is trimmed.
+//! A node that allocates only reserves an address, whether it was added or captured. The driver takes memory when an
+//! executable graph is uploaded or launched, keeps it for the next launch, lets graphs that do not run at once share
+//! it, and releases it when the device's graph memory is trimmed.
 //!
 //! ```text
-//!  instantiate ─► sum of the allocating nodes, a GPU: what the graph can need
-//!  launch      ─► charge ahead what it can grow by ─► driver ─► ask what is reserved ─► charge that
+//!  instantiate ─► sum of the allocating nodes on each GPU: the most that the graph can need
+//!  launch      ─► charge the most that it can grow by ─► driver ─► ask what is reserved ─► charge that
 //!  refused     ─► trim pools and graph memory, ask again ─► wait for the stream, trim ─► once more
 //! ```
 //!
-//! What a launch can grow by is at most what its graph needs, and at most what all executable graphs
-//! of the process need together beyond what is charged already. So a graph that is launched again and
-//! again charges nothing ahead once its memory is there, and the driver never has more than is charged.
-//! Memory that outlives its executable graph is counted among the needs for as long as anything is
-//! reserved. Conditional bodies cannot allocate.
+//! A launch can grow the reserved memory by at most what its graph needs, and by at most what all executable graphs
+//! of the process need together beyond the present charge. So a graph that is launched again and again charges
+//! nothing ahead once its memory is there, and the driver never has more than is charged. Memory that outlives its
+//! executable graph counts among the needs for as long as anything is reserved. Conditional bodies cannot allocate.
 //!
-//! How it fails: a driver that does not tell what is reserved (before 11.4): charged is what all
-//! executable graphs need, which is more than it takes, and what they needed stays charged.
+//! How it fails: a driver that does not report what is reserved (before 11.4) is charged what all executable graphs
+//! need, which is more than it takes, and the needs of destroyed graphs stay charged.
 
 use super::driver::{Driver, is_captured};
 use super::pools::Pools;

@@ -70,7 +70,7 @@ impl Live {
         &mut self.charge
     }
 
-    /// Whether it has its granules to itself.
+    /// Returns true if it has its granules to itself.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         self.first == OWN
@@ -105,7 +105,7 @@ impl Live {
         self.charge.bytes()
     }
 
-    /// Whether it lies on the host.
+    /// Returns true if it lies on the host.
     #[inline]
     pub fn is_host(&self) -> bool {
         self.charge.is_host()
@@ -127,7 +127,7 @@ impl Live {
         }
     }
 
-    /// Whether a thread is about to free a part of it.
+    /// Returns true if a thread is about to free a part of it.
     #[inline]
     pub fn is_leaving(&self) -> bool {
         let known = self

@@ -2,19 +2,25 @@
 //! through [`driver::Driver`], and knows neither the process nor the hooks.
 //!
 //! ```text
-//!  arrays ─► backing ─┐
-//!  free ─► granules ──┼─► charge ─► room ─► gpu ─┬─► pools, graphs ─► tracked_charge ─► account
-//!                     │                          ├─► overhead, contexts, deferred
-//!                     └─► driver                 └─► live: one allocation
-//!  refcounts: handles that the driver counts
+//!  context_life ─┬─► measure ─► settled_bytes ─► tables ─┐
+//!                └─► deferred_free ─► free ──────────────┤
+//!                          imports ─► arrays, backing ───┤
+//!                                     granules ◄─────────┘
+//!                                        └─► charge ─► room ─► gpu ─┬─► pools, graphs ─► tracked_charge ─► account
+//!                                                          └─► driver ├─► overhead, contexts, deferred
+//!                                                                     └─► live: one allocation
+//!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export
 //! ```
 
 pub mod arrays;
 pub mod backing;
 pub mod charge;
+pub mod context_life;
 pub mod contexts;
 pub mod deferred;
+pub mod deferred_free;
 pub mod driver;
+pub mod export_identity;
 #[cfg(test)]
 mod fake;
 pub mod free;
@@ -22,9 +28,13 @@ pub mod gpu;
 pub mod granule;
 pub mod granules;
 pub mod graphs;
+pub mod imports;
 pub mod live;
+pub mod measure;
 pub mod overhead;
 pub mod pools;
 pub mod refcounts;
 pub mod room;
+pub mod settled_bytes;
+pub mod tables;
 pub mod tracked_charge;

@@ -1,5 +1,5 @@
-//! The charge for what contexts, code and the limits of contexts take on one GPU. The shim measures
-//! it with NVML.
+//! The charge for the memory that contexts, code and the limits of contexts take on one GPU;
+//! [`measure`](super::measure) sets it.
 
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;

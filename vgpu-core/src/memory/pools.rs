@@ -1,19 +1,19 @@
-//! Memory pools: charged by what they keep reserved, which the driver tells.
+//! Memory pools, charged by what the driver reports as reserved by them.
 //!
 //! ```text
 //!  alloc ─► charge as if the pool grew by all of it ─► driver ─► ask what the pool reserves ─► charge that
 //!  about to be refused ─► trim every pool, ask again ─► once more
 //! ```
 //!
-//! A pool shrinks at moments that nobody tells us (a synchronisation), so it is asked again at each
-//! call about pools and each look at what is free; until then too much is charged, never too little.
+//! A pool shrinks at moments that no call reports (a synchronisation). So it is asked again at each call about pools
+//! and each time a program asks what is free; until then too much is charged, never too little.
 //!
-//! A destroyed pool lives on in the driver until its last allocation is freed, but can no longer be
-//! asked. So a pool that is destroyed while it reserves memory is only marked as doomed, keeps nothing
-//! that is unused, and is destroyed at the first look that finds it empty.
+//! A destroyed pool lives on in the driver until its last allocation is freed, but can no longer be asked. So a pool
+//! that is destroyed while it reserves memory is only marked as doomed, keeps nothing that is unused, and is
+//! destroyed as soon as it is found empty.
 //!
-//! How it fails: a driver that does not tell what a pool reserves (before 11.3) never finds it empty,
-//! and its charge stays until the process ends.
+//! How it fails: a driver that does not report what a pool reserves (before 11.3) never shows it empty, and its
+//! charge stays until the process ends.
 
 use super::driver::{Driver, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, is_captured};
 use super::granule::granules;

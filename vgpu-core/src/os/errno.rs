@@ -1,9 +1,9 @@
-//! What our system calls must not do to the program's thread: change errno, or end it. Kept wherever we
-//! make system calls, so that the usual way of a detour, which makes none, need not touch either.
+//! Keeps errno and cancellation as they were around system calls of ours. Done wherever we make system calls, so
+//! that the fast path of a detour, which makes none, need not touch either.
 //!
-//! A thread that was cancelled ends at its next cancellation point, of which open() and write() are two.
-//! A call of the driver API is none, so a thread must not end in ours, with a lane busy and half a reap
-//! done; and the unwinding of a cancelled thread cannot pass Rust code without aborting the process.
+//! A cancelled thread ends at its next cancellation point, of which open() and write() are two. A call of the driver
+//! API is none, so a thread must not end in ours, with a lane busy and half a reap done; and the unwinding of a
+//! cancelled thread cannot pass Rust code without aborting the process.
 #![allow(unsafe_code)] // errno is a place that libc hands out; cancellation is libc's too.
 
 use core::ffi::c_int;

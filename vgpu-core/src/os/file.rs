@@ -1,14 +1,13 @@
-//! A ledger's file: opened for a moment only, so that no descriptor of ours is there for a program
-//! to close, to inherit or to write to.
+//! A ledger's file, opened for a moment only: so a program finds no descriptor of ours to close, to inherit or to
+//! write to.
 //!
-//! How it fails: a program that has closed its standard streams would get one of their numbers, and
-//! its next line of output would land in the ledger, so a low number is moved up at once. A fork
-//! between open and close would give the child a descriptor that keeps a lock alive, so both happen
-//! under [`super::fork::guard`]. A program that has changed its root or its mounts, or has no descriptor
-//! left, can no longer open the file: its own charges go on, dead neighbours are left to others. Another
-//! file in its place is refused: nobody holds locks there, and every living neighbour would look dead.
-//! The same goes for a program that closes every descriptor while one of ours is open, and gives the number
-//! to a file of its own: see [`Opened`].
+//! How it fails: in a program that has closed its standard streams, open() would return one of their numbers, and
+//! the next line of output would land in the ledger; so a low number is moved up at once. A fork between open and
+//! close would give the child a descriptor that keeps a lock alive, so both happen under [`super::fork::guard`]. A
+//! program that has changed its root or its mounts, or has no descriptor left, can no longer open the file: its own
+//! charges go on, and dead neighbours are left to others. Another file in its place is refused: nobody holds locks
+//! there, and every living neighbour would look dead. The same goes for a program that closes every descriptor while
+//! one of ours is open, and reuses the number for a file of its own: see [`Opened`].
 #![allow(unsafe_code)] // libc calls on a descriptor of our own.
 
 use super::fork::Guard;
@@ -80,7 +79,7 @@ impl Known {
 }
 
 impl Opened {
-    /// Whether the descriptor is still that file.
+    /// Returns true if the descriptor is still that file.
     ///
     /// # Errors
     /// Those of fstat(2), and another file.
@@ -188,7 +187,7 @@ fn status(file: &OwnedFd) -> io::Result<libc::stat> {
     Ok(stat)
 }
 
-/// Takes the open file description's write lock on the byte at `offset`; false: another holds it.
+/// Takes the open file description's write lock on the byte at `offset`. Returns false if another holds it.
 ///
 /// # Errors
 /// Those of fcntl(2) other than a held lock.
@@ -196,7 +195,7 @@ pub fn try_lock(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     try_lock_as(file, offset, libc::F_WRLCK)
 }
 
-/// Takes its read lock, which several may have at once; false: another holds the write lock.
+/// Takes its read lock, which several may have at once. Returns false if another holds the write lock.
 ///
 /// # Errors
 /// As for [`try_lock`].
@@ -214,7 +213,7 @@ fn try_lock_as(file: &OwnedFd, offset: usize, kind: libc::c_int) -> io::Result<b
     }
 }
 
-/// Whether another open file description holds a lock on the byte at `offset`.
+/// Returns true if another open file description holds a lock on the byte at `offset`.
 ///
 /// # Errors
 /// Those of fcntl(2).

@@ -1,12 +1,12 @@
-//! Noticing that this process is a fork child.
+//! Notices that this process is a fork child.
 //!
-//! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so
-//! everything that hangs on them is made anew. The pointer to it, and the lock that holds forks back, lie in a
-//! page that the kernel zeroes in a child (MADV_WIPEONFORK), which holds for fork, vfork's relatives and a raw clone
-//! alike; where the kernel is older than 4.14, pthread_atfork's child handler zeroes it.
+//! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so all state that
+//! depends on them is made anew. The pointer to that state, and the lock that holds forks back, lie in a page that
+//! the kernel zeroes in a child (MADV_WIPEONFORK). That holds for fork, vfork's relatives and a raw clone alike. On
+//! kernels older than 4.14, the child handler of pthread_atfork zeroes it.
 //!
-//! What the parent's copy left in the child's memory is leaked there: its locks may be held by
-//! threads that the child does not have.
+//! The parent's copy of the state is leaked in the child's memory: its locks may be held by threads that the child
+//! does not have.
 #![allow(unsafe_code)] // A page from mmap, and pthread_atfork.
 
 use super::spin::Word;
@@ -57,7 +57,7 @@ pub fn guard() -> Guard {
 }
 
 impl Guard {
-    /// Whether no other thread has one; false: it was waited for in vain.
+    /// Waits until no other thread has one. Returns false if that was in vain.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held

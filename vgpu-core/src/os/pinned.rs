@@ -1,23 +1,22 @@
 //! A lock that says "this process lives", and a mapping that a fork child does not get.
 //!
-//! The lock is an open-file-description lock whose description is kept by a mapping alone: the
-//! descriptor is closed, so closefrom() cannot lose it; the mapping is not inherited (DONTFORK), so
-//! no child keeps it; the kernel drops it when the last thread of the address space is gone, at
-//! any kind of death, after the last store. It needs no PID and so works across PID namespaces.
+//! The lock is an open-file-description lock whose description is kept by a mapping alone. The descriptor is closed,
+//! so closefrom() cannot lose it; the mapping is not inherited (DONTFORK), so no child keeps it; the kernel drops it
+//! when the last thread of the address space is gone, at any kind of death, after the last store. It needs no PID
+//! and so works across PID namespaces.
 //!
-//! The lock's page lies below all that a driver maps. At exit the kernel unmaps upwards and runs the
-//! delayed releases of files last in, first out, so what lies low is released late: a driver's own
-//! hold on the memory is gone before the ledger's lane looks dead. A hint does not do: where it is
-//! taken the kernel goes anywhere, so each lock asks for a free page of a range kept for locks.
+//! The lock's page lies below everything that a driver maps. At exit the kernel unmaps upwards and runs the delayed
+//! releases of files last in, first out, so low mappings are released late: a driver's own hold on the memory is
+//! gone before the ledger's lane looks dead. An address hint is not enough: if that page is in use, the kernel
+//! chooses any other. So each lock asks for a free page of a range that is kept for locks.
 //!
-//! How it fails: a raw clone between open and close inherits the descriptor, and keeps the lane
-//! looking alive until it exits or execs; the bytes stay charged meanwhile, so no limit is broken. Of a
-//! reaper's lock it keeps others from reaping for as long, with the same effect.
-//! Where the range is refused (a seccomp filter, mmap_min_addr), a lock lies anywhere: a dead process's
-//! bytes may then be given back microseconds before its driver lets go of them. So does a lane's or a
-//! reaper's when their part of the range is full, which takes some thirty shares in one process. Of holds on
-//! exported objects a program may want any number: they have a part of their own, and one that finds it full
-//! is refused, for what it is about can be charged twice instead.
+//! How it fails: a raw clone between open and close inherits the descriptor, and the lane looks alive until that
+//! child exits or execs; the bytes stay charged meanwhile, so no limit is exceeded. With a reaper's lock it keeps
+//! others from reaping for as long, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr),
+//! a lock lies anywhere: a dead process's bytes may then be released microseconds before its driver releases the
+//! memory. The same happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty
+//! shares in one process. A program may want any number of holds on exported objects: they have a part of their own,
+//! and a hold that finds it full is refused, because its memory can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
 use super::{file, fork};

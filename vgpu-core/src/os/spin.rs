@@ -1,10 +1,10 @@
-//! A lock for a few instructions. No std lock: those may be found locked in a fork child, and this
-//! one lives in state that a fork child makes anew.
+//! A lock for a few instructions. Not a std lock: a fork child may find those locked, and this one lives in state
+//! that a fork child makes anew.
 //!
-//! How it fails: its holder is not running, because the process was stopped, its container frozen or
-//! its CPU quota used up. So a wait counts the time in which the waiter itself could run, no more than
-//! [`SLICE`] between two looks, and its holder has had the same chance. Who waits sleeps between looks:
-//! a real-time thread that only yields would keep an ordinary holder from its CPU.
+//! How it fails: its holder is not running, because the process was stopped, its container frozen or its CPU quota
+//! used up. So a wait counts only time in which the waiter itself could run, at most [`SLICE`] between two looks;
+//! its holder has had the same chance. A waiter sleeps between looks: a real-time thread that only yields would keep
+//! an ordinary holder from its CPU.
 #![allow(unsafe_code)] // A value that is reached through a lock only.
 
 use std::cell::UnsafeCell;
@@ -33,7 +33,7 @@ impl Patience {
         }
     }
 
-    /// Sleeps until the next look; false: the limit is reached.
+    /// Sleeps until the next look. Returns false if the limit is reached.
     pub fn nap(&mut self) -> bool {
         if self.left.is_zero() {
             return false;

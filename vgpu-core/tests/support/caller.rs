@@ -1,8 +1,7 @@
-//! A client that is told its calls one by one: the example `call-client`.
+//! A client that is told its calls one by one.
 
-use super::number;
 use super::serve::Serving;
-use std::path::Path;
+use super::text::number;
 use std::process::Command;
 
 pub(crate) struct Caller(Serving);
@@ -10,7 +9,8 @@ pub(crate) struct Caller(Serving);
 impl Caller {
     /// One with the environment of that client of steps.
     pub(crate) fn like(client: &Command) -> Self {
-        let mut command = Command::new(Path::new(client.get_program()).with_file_name("call-client"));
+        let mut command = Command::new(client.get_program());
+        command.arg("calls");
         for (name, value) in client.get_envs() {
             match value {
                 Some(value) => command.env(name, value),

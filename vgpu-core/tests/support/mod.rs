@@ -1,5 +1,5 @@
 //! A share in a temporary folder, and clients under it: what `vgpu run` sets up, by hand.
-#![allow(dead_code)] // Not every test file uses all of it.
+#![allow(dead_code, unused_imports)] // Not every test file uses all of it.
 
 pub(crate) mod actor;
 pub(crate) mod alone;
@@ -7,32 +7,35 @@ pub(crate) mod caller;
 pub(crate) mod chance;
 pub(crate) mod hang;
 pub(crate) mod serve;
+pub(crate) mod text;
 pub(crate) mod trace;
+pub(crate) mod truth;
 pub(crate) mod watched;
 
 use caller::Caller;
 use serve::Serving;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::process::Command;
+pub(crate) use text::{lines, number, until};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::Limits;
-use vgpu_abi::paths::{LEDGER, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{LEDGER, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// The release artefacts.
+/// The release artefacts, none of them older than its sources.
 pub(crate) fn dist() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
     let dist = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from);
-    for file in [SHIM_FILE, "soft-gpu/libcuda.so.1", "soft-gpu/libnvidia-ml.so.1"] {
-        assert!(
-            dist.join(file).is_file(),
-            "{} is missing: run `make dist`",
-            dist.join(file).display()
-        );
+    for file in [
+        SHIM_FILE,
+        PRELOAD_FILE,
+        "soft-gpu/libcuda.so.1",
+        "soft-gpu/libnvidia-ml.so.1",
+    ] {
+        vgpu_built_from::assert_fresh(&dist.join(file));
     }
     dist.canonicalize().expect("a path")
 }
@@ -208,33 +211,6 @@ fn client(steps: &[&str]) -> Command {
         .env_remove("LD_PRELOAD")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command
-}
-
-pub(crate) fn lines(output: &Output) -> Vec<String> {
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .map(String::from)
-        .collect()
-}
-
-/// Word `index` of a line, as a number.
-pub(crate) fn number(line: &str, index: usize) -> u64 {
-    let word = line
-        .split(' ')
-        .nth(index)
-        .unwrap_or_else(|| panic!("no word {index} in {line:?}"));
-    word.parse()
-        .unwrap_or_else(|_| panic!("word {index} of {line:?} is no number"))
-}
-
-/// Looks again until `done`, for a minute at most.
-#[track_caller]
-pub(crate) fn until(mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < end, "still not so after a minute");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn uuid(hex: &str) -> String {

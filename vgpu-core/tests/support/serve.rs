@@ -1,6 +1,6 @@
 //! Clients that take their steps one by one.
 
-use super::Bench;
+use super::text::number;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
@@ -62,7 +62,7 @@ impl Serving {
 
     /// Bytes that it sees free.
     pub(crate) fn free(&mut self) -> u64 {
-        super::number(&self.ask("info"), 1)
+        number(&self.ask("info"), 1)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -118,26 +118,4 @@ impl Drop for Serving {
 /// A step without its value.
 fn name(step: &str) -> &str {
     step.split(':').next().unwrap_or_default()
-}
-
-/// The software GPU's own account of the bench's first GPU.
-pub(crate) struct Truth {
-    client: Serving,
-    idle: u64,
-}
-
-impl Truth {
-    /// To be made while nobody uses the GPU.
-    pub(crate) fn new(bench: &Bench) -> Self {
-        let client = Serving::new(bench.bare(&["serve"]));
-        let mut truth = Self { client, idle: 0 };
-        truth.idle = truth.used();
-        truth
-    }
-
-    /// Bytes in use.
-    pub(crate) fn used(&mut self) -> u64 {
-        // result, count, then UUID, total and used of each GPU
-        super::number(&self.client.ask("memory"), 4) - self.idle
-    }
 }

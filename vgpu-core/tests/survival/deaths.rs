@@ -3,7 +3,8 @@
 
 use crate::support::alone::{alone, is_possible};
 use crate::support::hang::guard;
-use crate::support::serve::{Serving, Truth};
+use crate::support::serve::Serving;
+use crate::support::truth::Truth;
 use crate::support::{Bench, GIB, MIB, number, until};
 use std::time::Duration;
 

@@ -2,7 +2,8 @@
 //! them is refused, and whoever runs keeps its account.
 
 use crate::support::hang::guard;
-use crate::support::serve::{Serving, Truth};
+use crate::support::serve::Serving;
+use crate::support::truth::Truth;
 use crate::support::{Bench, GIB, lines, number};
 use std::time::Duration;
 

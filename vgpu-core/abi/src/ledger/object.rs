@@ -14,7 +14,7 @@
 //! drops it with the address space. `holders` is for the eye alone: it has room for four, and nothing is
 //! charged or given back by it.
 
-use super::{LANES, LINE, Stamp};
+use super::layout::{LANES, LINE, Stamp};
 
 /// So many exported objects at once.
 pub const OBJECTS: usize = 512;
@@ -31,7 +31,7 @@ pub const HOLDERS_AT: usize = 96;
 const _: () = assert!(HOLDERS_AT + HOLDERS * 8 == LINE);
 const _: () = assert!(LANES + OBJECTS <= 1 << Stamp::LANE_BITS);
 
-/// Whether the operation `from` took place, which moves bytes out of its lane: `sequence` and `applied` are
+/// Returns true if the operation `from` took place, which moves bytes out of its lane: `sequence` and `applied` are
 /// that lane's. `writer` must have been read before `applied`.
 #[must_use]
 pub fn moved(from: u64, sequence: u64, applied: u64, writer: u64) -> bool {

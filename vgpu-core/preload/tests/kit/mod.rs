@@ -18,7 +18,7 @@ pub(crate) fn artefact() -> PathBuf {
         PathBuf::from,
     );
     let library = dist.join("libvgpu-preload.so");
-    assert!(library.is_file(), "{} is missing: run `make dist`", library.display());
+    vgpu_built_from::assert_fresh(&library);
     library.canonicalize().expect("an absolute path")
 }
 

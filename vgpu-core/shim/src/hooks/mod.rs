@@ -1,42 +1,12 @@
-//! Handlers of the hooked names, by subject. Each gets the state, its real function, and the
-//! caller's arguments.
+//! Handlers of the hooked names, by subject. Each gets the state, its real function, and the caller's arguments: it
+//! translates those, and leaves to `vgpu_core::memory` what is charged.
 
-pub(crate) mod alloc;
-pub(crate) mod array_calls;
-pub(crate) mod bindings;
-pub(crate) mod context_calls;
-pub(crate) mod deferred_free;
-pub(crate) mod device_list;
-pub(crate) mod endpoints;
-pub(crate) mod errors;
-pub(crate) mod export_identity;
-pub(crate) mod export_table;
-pub(crate) mod exports;
-pub(crate) mod externals;
-pub(crate) mod free_calls;
-pub(crate) mod graph_calls;
-pub(crate) mod graph_launch;
-pub(crate) mod host_memory;
-pub(crate) mod host_physical;
-pub(crate) mod imports;
-pub(crate) mod info;
-pub(crate) mod init;
-pub(crate) mod interop;
-pub(crate) mod locations;
-pub(crate) mod measure;
-pub(crate) mod modules;
-pub(crate) mod multicast;
-pub(crate) mod nvml_devices;
-pub(crate) mod nvml_info;
-pub(crate) mod nvml_list;
-pub(crate) mod nvml_usage;
-pub(crate) mod nvml_whole;
-pub(crate) mod places;
-pub(crate) mod pool_calls;
-pub(crate) mod proc_address;
-pub(crate) mod properties;
-pub(crate) mod settled_bytes;
-pub(crate) mod shapes;
-pub(crate) mod sparse;
-pub(crate) mod visible;
-pub(crate) mod vmm;
+pub(crate) mod contexts;
+pub(crate) mod devices;
+pub(crate) mod entry;
+pub(crate) mod graphs;
+pub(crate) mod host;
+pub(crate) mod memory;
+pub(crate) mod nvml;
+pub(crate) mod physical;
+pub(crate) mod sharing;

@@ -4,7 +4,7 @@
 //! Every argument of theirs is an integer or a pointer, so each takes one register, and the first
 //! six are passed on as they came whatever their number.
 
-use crate::hooks::device_list;
+use crate::hooks::devices;
 use core::ffi::c_int;
 
 macro_rules! devices {
@@ -16,7 +16,7 @@ macro_rules! devices {
         pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_int {
             $crate::detour::cuda($crate::detour::class::$class, $crate::names::slot::$name, |ready, address| {
                 // SAFETY: see the module: registers are passed on as they came.
-                unsafe { device_list::translate(ready, address, [a, b, c, d, e, f], &$places) }
+                unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &$places) }
             })
         }
     };

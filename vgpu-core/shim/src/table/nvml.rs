@@ -1,44 +1,44 @@
 //! Hooked names of NVML.
 
-use crate::hooks::{export_table, nvml_devices, nvml_info, nvml_list, nvml_usage, nvml_whole};
+use crate::hooks::nvml;
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 hooks! { nvml;
-    limited nvmlInit, nvmlInit_v2: () => nvml_devices::init;
-    virtualised nvmlShutdown: () => nvml_devices::shutdown;
-    limited nvmlInitWithFlags: (flags: c_uint) => nvml_devices::init_with;
+    limited nvmlInit, nvmlInit_v2: () => nvml::devices::init;
+    virtualised nvmlShutdown: () => nvml::devices::shutdown;
+    limited nvmlInitWithFlags: (flags: c_uint) => nvml::devices::init_with;
 
-    virtualised nvmlDeviceGetCount, nvmlDeviceGetCount_v2: (count: *mut c_uint) => nvml_devices::count;
-    virtualised nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2: (index: c_uint, device: *mut usize) => nvml_devices::by_index;
-    virtualised nvmlDeviceGetHandleByUUID, nvmlDeviceGetHandleBySerial: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
-    virtualised nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2: (text: *const c_char, device: *mut usize) => nvml_devices::by_text;
-    virtualised nvmlSystemGetTopologyGpuSet: (cpu: c_uint, count: *mut c_uint, devices: *mut usize) => nvml_devices::of_cpu;
-    virtualised nvmlDeviceGetTopologyNearestGpus: (device: usize, level: c_int, count: *mut c_uint, devices: *mut usize) => nvml_devices::nearest;
-    virtualised nvmlDeviceGetHandleByUUIDV: (uuid: *const c_void, device: *mut usize) => nvml_devices::by_text;
-    virtualised nvmlUnitGetDevices: (unit: usize, count: *mut c_uint, devices: *mut usize) => nvml_devices::of_unit;
-    virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml_devices::index;
+    virtualised nvmlDeviceGetCount, nvmlDeviceGetCount_v2: (count: *mut c_uint) => nvml::devices::count;
+    virtualised nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2: (index: c_uint, device: *mut usize) => nvml::devices::by_index;
+    virtualised nvmlDeviceGetHandleByUUID, nvmlDeviceGetHandleBySerial: (text: *const c_char, device: *mut usize) => nvml::devices::by_text;
+    virtualised nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2: (text: *const c_char, device: *mut usize) => nvml::devices::by_text;
+    virtualised nvmlSystemGetTopologyGpuSet: (cpu: c_uint, count: *mut c_uint, devices: *mut usize) => nvml::devices::of_cpu;
+    virtualised nvmlDeviceGetTopologyNearestGpus: (device: usize, level: c_int, count: *mut c_uint, devices: *mut usize) => nvml::devices::nearest;
+    virtualised nvmlDeviceGetHandleByUUIDV: (uuid: *const c_void, device: *mut usize) => nvml::devices::by_text;
+    virtualised nvmlUnitGetDevices: (unit: usize, count: *mut c_uint, devices: *mut usize) => nvml::devices::of_unit;
+    virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml::devices::index;
 
-    limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml_info::Memory) => nvml_info::memory;
-    limited nvmlDeviceGetMemoryInfo_v2: (device: usize, info: *mut nvml_info::MemoryV2) => nvml_info::memory_v2;
-    limited nvmlDeviceGetConfComputeMemSizeInfo: (device: usize, sizes: *mut nvml_whole::Sizes) => nvml_whole::sizes;
-    limited nvmlDeviceGetConfComputeProtectedMemoryUsage: (device: usize, memory: *mut nvml_info::Memory) => nvml_whole::protected;
-    virtualised nvmlDeviceGetAccountingStats: (device: usize, pid: c_uint, stats: *mut c_void) => nvml_whole::accounting;
-    virtualised nvmlDeviceGetAccountingStats_v2: (device: usize, stats: *mut c_uint) => nvml_whole::accounting_v2;
-    virtualised nvmlDeviceGetComputeRunningProcesses: (device: usize, count: *mut c_uint, list: *mut nvml_info::ProcessV1) => nvml_info::processes_v1;
-    virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml_list::Process) => nvml_info::processes;
-    virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
-    virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml_info::no_processes;
-    virtualised nvmlDeviceGetUtilizationRates: (device: usize, rates: *mut nvml_usage::Rates) => nvml_usage::rates;
-    virtualised nvmlDeviceGetProcessUtilization: (device: usize, samples: *mut nvml_usage::Sample, count: *mut c_uint, since: c_ulonglong) => nvml_usage::of_processes;
-    virtualised nvmlDeviceGetAccountingPids: (device: usize, count: *mut c_uint, pids: *mut c_uint) => nvml_info::accounting_pids;
-    virtualised nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetRunningProcessDetailList: (device: usize, list: *mut c_void) => nvml_info::unsupported;
-    virtualised nvmlInternalGetExportTable: (table: *mut *const c_void, id: *const c_void) => export_table::get;
+    limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml::info::Memory) => nvml::info::memory;
+    limited nvmlDeviceGetMemoryInfo_v2: (device: usize, info: *mut nvml::info::MemoryV2) => nvml::info::memory_v2;
+    limited nvmlDeviceGetConfComputeMemSizeInfo: (device: usize, sizes: *mut nvml::whole::Sizes) => nvml::whole::sizes;
+    limited nvmlDeviceGetConfComputeProtectedMemoryUsage: (device: usize, memory: *mut nvml::info::Memory) => nvml::whole::protected;
+    virtualised nvmlDeviceGetAccountingStats: (device: usize, pid: c_uint, stats: *mut c_void) => nvml::whole::accounting;
+    virtualised nvmlDeviceGetAccountingStats_v2: (device: usize, stats: *mut c_uint) => nvml::whole::accounting_v2;
+    virtualised nvmlDeviceGetComputeRunningProcesses: (device: usize, count: *mut c_uint, list: *mut nvml::info::ProcessV1) => nvml::info::processes_v1;
+    virtualised nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut nvml::list::Process) => nvml::info::processes;
+    virtualised nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml::info::no_processes;
+    virtualised nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3: (device: usize, count: *mut c_uint, list: *mut u8) => nvml::info::no_processes;
+    virtualised nvmlDeviceGetUtilizationRates: (device: usize, rates: *mut nvml::usage::Rates) => nvml::usage::rates;
+    virtualised nvmlDeviceGetProcessUtilization: (device: usize, samples: *mut nvml::usage::Sample, count: *mut c_uint, since: c_ulonglong) => nvml::usage::of_processes;
+    virtualised nvmlDeviceGetAccountingPids: (device: usize, count: *mut c_uint, pids: *mut c_uint) => nvml::info::accounting_pids;
+    virtualised nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetRunningProcessDetailList: (device: usize, list: *mut c_void) => nvml::info::unsupported;
+    virtualised nvmlInternalGetExportTable: (table: *mut *const c_void, id: *const c_void) => nvml::export_table::get;
 }
 
 // Answers without a share as well: it names the refusal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlErrorString(error: c_int) -> *const c_char {
-    nvml_info::error_text(error)
+    nvml::info::error_text(error)
 }
 
 /* Declared for build.rs:

@@ -1,25 +1,9 @@
-//! What surrounds every exported function, and the codes and pointer types of NVML.
+//! What surrounds every exported function.
 
 use soft_gpu::c::{Code, Res};
-use soft_gpu::faults::Faults;
 
-use crate::library;
-
-/// The code for a null pointer: NVML_ERROR_INVALID_ARGUMENT.
-pub(crate) type Out<T> = soft_gpu::c::Out<T, 2>;
-pub(crate) type In<T> = soft_gpu::c::In<T, 2>;
-pub(crate) type Text = soft_gpu::c::Text<2>;
-
-pub(crate) const UNINITIALIZED: Code = Code(1);
-pub(crate) const INVALID_ARGUMENT: Code = Code(2);
-pub(crate) const NOT_SUPPORTED: Code = Code(3);
-pub(crate) const NOT_FOUND: Code = Code(6);
-pub(crate) const INSUFFICIENT_SIZE: Code = Code(7);
-pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
-pub(crate) const TIMEOUT: Code = Code(10);
-pub(crate) const VERSION_MISMATCH: Code = Code(25);
-
-pub(crate) static FAULTS: Faults = Faults::none();
+use crate::codes::NOT_SUPPORTED;
+use crate::library::{FAULTS, state};
 
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
     match FAULTS.hit(name).map_or_else(body, |code| Err(Code(code))) {
@@ -30,19 +14,11 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
 
 /// A function that the model leaves out; `index` is its place in names/nvml.txt.
 pub(crate) fn unsupported(index: usize) -> i32 {
-    match library::state() {
+    match state() {
         Ok(state) => {
             state.count_call(true, index);
             NOT_SUPPORTED.0
         }
         Err(Code(code)) => code,
     }
-}
-
-/// Text into a caller's buffer, which must hold all of it.
-pub(crate) fn text(out: Out<u8>, room: u32, text: &str) -> Res {
-    if text.len() >= room as usize {
-        return Err(INSUFFICIENT_SIZE);
-    }
-    out.text(text, i32::try_from(room).unwrap_or(i32::MAX))
 }

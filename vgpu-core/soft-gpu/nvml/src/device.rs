@@ -2,7 +2,7 @@
 
 use soft_gpu::c::{Code, Res};
 
-use crate::call::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
+use crate::codes::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
 use crate::library::{device, handle, state};
 
 /// nvmlPciInfo_t: legacy id, domain, bus, device, device id, subsystem id, id.

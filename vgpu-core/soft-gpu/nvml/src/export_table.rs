@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use soft_gpu::c::Res;
 use soft_gpu::state::User;
 
-use crate::call::{INSUFFICIENT_SIZE, In, NOT_SUPPORTED, Out};
+use crate::codes::{INSUFFICIENT_SIZE, In, NOT_SUPPORTED, Out};
 use crate::library::{device, state};
 use crate::usage::{picture, visible};
 

@@ -4,9 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::env::Config;
+use soft_gpu::faults::Faults;
 use soft_gpu::state::State;
 
-use crate::call::{self, DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED};
+use crate::codes::{DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED};
+
+/// Faults that the profile asks for.
+pub(crate) static FAULTS: Faults = Faults::none();
 
 struct Library {
     users: u32,
@@ -36,7 +40,7 @@ fn start() -> Res {
             eprintln!("soft-gpu: {error}");
             DRIVER_NOT_LOADED
         })?;
-        call::FAULTS.arm(&state.profile().faults);
+        FAULTS.arm(&state.profile().faults);
         library.state = Some(state);
     }
     library.users += 1;

@@ -2,7 +2,7 @@
 
 use soft_gpu::c::Res;
 
-use crate::call::{INVALID_ARGUMENT, NOT_SUPPORTED, Out};
+use crate::codes::{INVALID_ARGUMENT, NOT_SUPPORTED, Out};
 use crate::library::device;
 
 const POWER_MILLIWATTS: u32 = 72_000;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::call::{INVALID_ARGUMENT, NOT_FOUND, Out, TIMEOUT, text};
+use crate::codes::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, TIMEOUT, text};
 use crate::library::{device, handle, state};
 
 /// All event sets are one: nothing ever happens to a software GPU.
@@ -42,7 +42,7 @@ soft_gpu::api! {
 
     fn nvmlSystemGetDriverBranch(_info: Out<u64>, _room: u32) {
         state()?;
-        Err(crate::call::NOT_SUPPORTED)
+        Err(NOT_SUPPORTED)
     }
 
     fn nvmlSystemGetProcessName(pid: u32, out: Out<u8>, room: u32) {

@@ -3,7 +3,7 @@
 use soft_gpu::c::{Code, Res};
 use soft_gpu::state::{Picture, User};
 
-use crate::call::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
+use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
 use crate::library::device;
 
 /// nvmlMemory_t: total, free, used.

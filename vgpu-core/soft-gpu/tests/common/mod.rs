@@ -12,11 +12,9 @@ pub fn libraries() -> PathBuf {
     let dist = std::env::var_os("VGPU_DIST").map(PathBuf::from);
     let dist = dist.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"));
     let folder = dist.join("soft-gpu");
-    assert!(
-        folder.join("libcuda.so.1").exists(),
-        "{} lacks libcuda.so.1: run `make dist`",
-        folder.display()
-    );
+    for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        vgpu_built_from::assert_fresh(&folder.join(library));
+    }
     folder
 }
 

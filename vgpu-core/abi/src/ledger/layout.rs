@@ -1,0 +1,85 @@
+//! Sizes and offsets of a ledger and of its lanes, and the stamps in it; [`super`] shows the whole.
+
+/// The size of a ledger in bytes.
+pub const SIZE: usize = 1536 * LINE;
+/// Where the second ledger begins, that of host memory, in the file of a share that has one.
+pub const HOST_AT: usize = SIZE;
+/// The most bytes that a share's file has.
+pub const MAX_SIZE: usize = 2 * SIZE;
+/// What one writer touches, so that two writers share no cache line pair.
+pub const LINE: usize = 128;
+/// Lanes, the reaper's included.
+pub const LANES: usize = 1015;
+/// The lane in which the holder of the reaper's lock works.
+pub const REAPER: usize = 0;
+/// Version of the layout; 2: exported objects.
+pub const VERSION: u32 = 2;
+
+pub const FORMAT: u64 = u64::from_le_bytes(*b"vgpuledg");
+pub const SEAL: u64 = u64::from_le_bytes(*b"\x89sealed\n");
+
+/// Offsets in the file.
+pub const FORMAT_AT: usize = 0;
+pub const VERSION_AT: usize = 8;
+pub const LANES_AT: usize = 12;
+pub const SIZE_AT: usize = 16;
+pub const SHARE_AT: usize = 24;
+pub const CHARGED_AT: usize = LINE;
+pub const WRITER_AT: usize = LINE + 8;
+pub const OBJECTS_USED_AT: usize = 2 * LINE;
+pub const FIRST_LANE_AT: usize = 8 * LINE;
+pub const FIRST_OBJECT_AT: usize = FIRST_LANE_AT + LANES * LINE;
+pub const SEAL_AT: usize = SIZE - 8;
+
+/// Offsets in a lane.
+pub mod lane {
+    /// Even: free. Odd: claimed. Grows by one with each claim and each release.
+    pub const GENERATION: usize = 0;
+    /// Number of the lane's last operation.
+    pub const SEQUENCE: usize = 8;
+    /// Highest operation known to be settled.
+    pub const APPLIED: usize = 16;
+    /// What the lane holds, by the parity of the operation. In lane [`REAPER`](super::REAPER), which holds
+    /// nothing, the [`Stamp`](super::Stamp) of the claim that the operation takes out.
+    pub const CHARGED: [usize; 2] = [24, 32];
+    /// [`Stamp`](super::Stamp) of the process's first claim: the same in all its lanes.
+    pub const PROCESS: usize = 40;
+    /// Inode of the owner's PID namespace.
+    pub const PID_NAMESPACE: usize = 48;
+    /// The owner's PID as it sees itself.
+    pub const PID: usize = 56;
+    /// 1: the owner has had a context on the GPU. Lets lists tell it from one that only looks.
+    pub const CONTEXT: usize = 60;
+}
+
+const _: () = assert!(LANES <= 1 << Stamp::LANE_BITS);
+
+/// A lane and a number in one word: an operation (lane, sequence) or a claim (lane, generation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    pub lane: usize,
+    pub number: u64,
+}
+
+// === impl Stamp ===
+
+impl Stamp {
+    /// Lanes and, behind them, exported objects.
+    pub const LANE_BITS: u32 = 11;
+    pub const NUMBER_BITS: u32 = 64 - Self::LANE_BITS;
+    /// The highest number: at 30 ns an operation it is reached after 8 years.
+    pub const LAST: u64 = (1 << Self::NUMBER_BITS) - 1;
+
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        ((self.lane as u64) << Self::NUMBER_BITS) | (self.number & Self::LAST)
+    }
+
+    #[must_use]
+    pub const fn unpack(word: u64) -> Self {
+        Self {
+            lane: (word >> Self::NUMBER_BITS) as usize,
+            number: word & Self::LAST,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Contexts: their calls, with real devices. `vgpu_core::memory::context_life` charges them.
+
+use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::hooks::contexts::measure::process;
+use crate::process::Ready;
+use crate::real::real;
+use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::memory::context_life::{self, Place};
+use vgpu_core::memory::contexts::Contexts;
+
+/// Makes a context through `make` (given the real device) with what it takes charged; `count` counts it in; `undo`
+/// (given the real device) takes it back.
+fn charged(
+    ready: &'static Ready,
+    device: c_int,
+    is_new: impl FnOnce(&Contexts) -> bool,
+    count: impl FnOnce(&mut Contexts),
+    make: impl FnOnce(c_int) -> c_int,
+    undo: impl FnOnce(c_int),
+) -> c_int {
+    let Some(devices) = ready.devices() else {
+        return make(device);
+    };
+    let gpu = |index| Some((index, ready.gpus.get(index)?));
+    let (Some((index, gpu)), Some(real)) = (devices.gpu(device).and_then(gpu), devices.real(device)) else {
+        return INVALID_DEVICE;
+    };
+    let place = Place { index, gpu };
+    context_life::begin(&process(ready), &place, is_new, count, || make(real), || undo(real))
+}
+
+pub(crate) unsafe fn retain(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+    context: *mut usize,
+    device: c_int,
+) -> c_int {
+    charged(
+        ready,
+        device,
+        |contexts| contexts.retains == 0,
+        |contexts| {
+            contexts.retains += 1;
+            // SAFETY: the driver has written it.
+            contexts.primary = unsafe { context.as_ref() }.map_or(0, |primary| *primary);
+        },
+        // SAFETY: passed on.
+        |device| unsafe { real(context, device) },
+        |device| {
+            // SAFETY: what was just retained.
+            unsafe { real!(cuDevicePrimaryCtxRelease_v2(c_int))(device) };
+        },
+    )
+}
+
+/// Releases the primary context: one retain of it, or all.
+fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOnce(c_int) -> c_int) -> c_int {
+    let Some(devices) = ready.devices() else {
+        return call(device);
+    };
+    let (Some(index), Some(real)) = (devices.gpu(device), devices.real(device)) else {
+        return INVALID_DEVICE;
+    };
+    let Some(gpu) = ready.gpus.get(index) else {
+        return call(real);
+    };
+    let place = Place { index, gpu };
+    context_life::release_primary(&process(ready), &place, real, all, || call(real))
+}
+
+pub(crate) unsafe fn release(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(c_int) -> c_int,
+    device: c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    primary_gone(ready, device, false, |device| unsafe { real(device) })
+}
+
+pub(crate) unsafe fn reset(ready: &'static Ready, real: unsafe extern "C" fn(c_int) -> c_int, device: c_int) -> c_int {
+    // SAFETY: passed on.
+    primary_gone(ready, device, true, |device| unsafe { real(device) })
+}
+
+/// Makes a context that is not the primary one.
+///
+/// # Safety
+/// `context` is null or written when `make` succeeds.
+unsafe fn made(ready: &'static Ready, context: *mut usize, device: c_int, make: impl FnOnce(c_int) -> c_int) -> c_int {
+    // SAFETY: as promised.
+    unsafe { made_as(ready, context, device, false, make) }
+}
+
+/// # Safety
+/// As for [`made`].
+unsafe fn made_as(
+    ready: &'static Ready,
+    context: *mut usize,
+    device: c_int,
+    is_green: bool,
+    make: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let undo = |_| {
+        let end = if is_green {
+            real!(cuGreenCtxDestroy(usize))
+        } else {
+            real!(cuCtxDestroy_v2(usize))
+        };
+        // SAFETY: as promised; the driver has just made it.
+        unsafe { context.as_ref().map(|context| end(*context)) };
+    };
+    let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
+    if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
+        // SAFETY: as promised.
+        context_life::keep(&process(ready), unsafe { *context }, gpu, is_green);
+    }
+    result
+}
+
+pub(crate) unsafe fn create(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_uint, c_int) -> c_int,
+    context: *mut usize,
+    flags: c_uint,
+    device: c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { made(ready, context, device, |device| real(context, flags, device)) }
+}
+
+pub(crate) unsafe fn create_v3(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, *mut c_void, c_int, c_uint, c_int) -> c_int,
+    context: *mut usize,
+    parameters: *mut c_void,
+    count: c_int,
+    flags: c_uint,
+    device: c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        made(ready, context, device, |device| {
+            real(context, parameters, count, flags, device)
+        })
+    }
+}
+
+pub(crate) unsafe fn create_v4(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, *mut c_void, c_uint, c_int) -> c_int,
+    context: *mut usize,
+    parameters: *mut c_void,
+    flags: c_uint,
+    device: c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        made(ready, context, device, |device| {
+            real(context, parameters, flags, device)
+        })
+    }
+}
+
+pub(crate) unsafe fn destroy(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    context: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    context_life::destroy(&process(ready), context, || unsafe { real(context) })
+}
+
+/// One user more of the current context.
+pub(crate) unsafe fn attach(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_uint) -> c_int,
+    context: *mut usize,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(context, flags) };
+    // SAFETY: null, or the driver has written it.
+    if let (SUCCESS, Some(context)) = (result, unsafe { context.as_ref() }) {
+        context_life::attach(&ready.tables, *context);
+    }
+    result
+}
+
+/// One user less; the last one's going destroys it.
+pub(crate) unsafe fn detach(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    context: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    context_life::detach(&process(ready), context, || unsafe { real(context) })
+}
+
+/// A context for VDPAU.
+pub(crate) unsafe fn create_vdpau(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, c_uint, c_int, c_uint, *mut c_void) -> c_int,
+    context: *mut usize,
+    flags: c_uint,
+    device: c_int,
+    vdpau: c_uint,
+    functions: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        made(ready, context, device, |device| {
+            real(context, flags, device, vdpau, functions)
+        })
+    }
+}
+
+/// A green context: resources of the primary one, by a handle of its own.
+pub(crate) unsafe fn create_green(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize, c_int, c_uint) -> c_int,
+    context: *mut usize,
+    resources: usize,
+    device: c_int,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        made_as(ready, context, device, true, |device| {
+            real(context, resources, device, flags)
+        })
+    }
+}

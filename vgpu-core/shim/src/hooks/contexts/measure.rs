@@ -1,0 +1,77 @@
+//! The process as `vgpu_core::memory::measure` sees it: its state, and NVML.
+
+use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_SUCCESS};
+use crate::driver::Real;
+use crate::hooks::nvml;
+use crate::hooks::nvml::list::Process as Listed;
+use crate::names::slot;
+use crate::process::Ready;
+use crate::real::{self, real};
+use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::measure::{self, Change};
+
+/// NVML of this process.
+pub(crate) struct Nvml(&'static Ready);
+
+pub(crate) type Process = measure::Process<'static, Real, Nvml>;
+
+pub(crate) fn process(ready: &'static Ready) -> Process {
+    Process {
+        gpus: &ready.gpus,
+        tables: &ready.tables,
+        calls: &ready.calls,
+        nvml: Nvml(ready),
+        pid: &ready.nvml_pid,
+    }
+}
+
+impl measure::Nvml for Nvml {
+    fn load(&self) {
+        real::need_nvml();
+    }
+
+    /// None if NVML was not there before our locks were taken.
+    fn device(&self, gpu: usize) -> Option<usize> {
+        (real::has_nvml() && nvml::devices::keep_open(self.0)).then_some(())?;
+        let mut devices = nvml::devices::list(self.0).into_iter();
+        devices.find(|device| device.gpu == gpu).map(|device| device.handle)
+    }
+
+    fn processes(&self, device: usize) -> Option<Vec<(u32, u64)>> {
+        let newest = slot::nvmlDeviceGetComputeRunningProcesses_v3;
+        let list = if real::has(newest) {
+            real!(nvmlDeviceGetComputeRunningProcesses_v3(usize, *mut c_uint, *mut Listed))
+        } else {
+            real!(nvmlDeviceGetComputeRunningProcesses_v2(usize, *mut c_uint, *mut Listed))
+        };
+        let mut found = vec![Listed::default(); 64];
+        loop {
+            let mut count = found.len() as c_uint;
+            // SAFETY: room for as many as `count` says.
+            let result = unsafe { list(device, &mut count, found.as_mut_ptr()) };
+            match result {
+                NVML_SUCCESS => {
+                    let seen = found.iter().take(count as usize);
+                    return Some(seen.map(|process| (process.pid, process.used)).collect());
+                }
+                NVML_INSUFFICIENT_SIZE if found.len() < 1 << 14 => {
+                    found.resize(found.len() * 4, Listed::default());
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// Calls `call` with what it takes on the GPU of the current context charged; `undo` takes it back.
+pub(crate) fn measured(
+    ready: &'static Ready,
+    change: Change,
+    call: impl FnOnce() -> c_int,
+    undo: impl FnOnce(),
+) -> c_int {
+    match ready.current() {
+        Some(gpu) => measure::measured(&process(ready), gpu, change, call, undo),
+        None => call(),
+    }
+}

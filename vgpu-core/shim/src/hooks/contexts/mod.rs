@@ -1,0 +1,5 @@
+//! Contexts and code, whose memory is measured.
+
+pub(crate) mod calls;
+pub(crate) mod measure;
+pub(crate) mod modules;

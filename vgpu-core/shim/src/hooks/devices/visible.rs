@@ -1,0 +1,78 @@
+//! CUDA_VISIBLE_DEVICES counts the GPUs that this process's shares give it, not those of the machine: a program that
+//! sees one GPU names it 0, wherever it lies.
+//!
+//! ```text
+//!  cuInit ─► keep the value, hide the variable ─► the driver's cuInit: all GPUs ─► show it again
+//!  first look at the devices ─► those with a share, in the driver's order ─► those that the value shows
+//! ```
+//!
+//! The driver reads the variable in cuInit alone. It is hidden by one store into its place of `environ`, which sets
+//! another string there, and restored by one more. Nothing moves and nothing is freed, so threads that read the
+//! environment meanwhile see the one string or the other, and children inherit what the program has set.
+//!
+//! How it fails: a thread that calls setenv while another calls cuInit may move `environ` under us, as under every
+//! getenv. A child that is forked during cuInit has the variable hidden for good, and sees all of its shares' GPUs.
+
+use crate::process::Ready;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+use vgpu_core::visible::names_instances;
+
+const NAME: &[u8] = b"CUDA_VISIBLE_DEVICES=";
+/// What stands in the variable's place.
+static STAND_IN: &CStr = c"VGPU_HIDES=CUDA_VISIBLE_DEVICES";
+/// How long a thread waits for another's cuInit before it calls its own.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+unsafe extern "C" {
+    static mut environ: *mut *mut c_char;
+}
+
+/// Calls the driver's cuInit with the variable hidden and its value kept.
+pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_int {
+    if ready.knows_devices() || !ready.initialising.lock_within(PATIENCE) {
+        return init();
+    }
+    let places = places(|text| text.starts_with(NAME));
+    let texts: Vec<*mut c_char> = places.iter().map(|place| place.load(Ordering::Relaxed)).collect();
+    // SAFETY: a string of the environment; of several, getenv answers the first.
+    let value = texts.first().map(|text| unsafe { CStr::from_ptr(*text) }.to_bytes());
+    let value = value.map(|text| String::from_utf8_lossy(&text[NAME.len()..]).into_owned());
+    let value = value.filter(|value| !names_instances(value));
+    if value.is_some() {
+        let stand_in = STAND_IN.as_ptr().cast_mut();
+        places.iter().for_each(|place| place.store(stand_in, Ordering::Release));
+    }
+    *ready.visible.lock() = value;
+    let result = init();
+    // Looked for anew: the environment may have moved.
+    let stood_in = self::places(|text| core::ptr::eq(text.as_ptr(), STAND_IN.to_bytes().as_ptr()));
+    for (place, text) in stood_in.into_iter().zip(texts) {
+        place.store(text, Ordering::Release);
+    }
+    ready.initialising.unlock();
+    result
+}
+
+/// The places of the environment whose text is wanted.
+fn places(wanted: impl Fn(&[u8]) -> bool) -> Vec<&'static AtomicPtr<c_char>> {
+    let mut found = Vec::new();
+    // SAFETY: libc's variable: null, or an array that ends with null.
+    let mut at = unsafe { environ };
+    while !at.is_null() {
+        // SAFETY: within the array; its elements are aligned pointers that nobody frees.
+        let place = unsafe { AtomicPtr::from_ptr(at) };
+        let text = place.load(Ordering::Acquire);
+        if text.is_null() {
+            break;
+        }
+        // SAFETY: an element before the last is a C string.
+        if wanted(unsafe { CStr::from_ptr(text) }.to_bytes()) {
+            found.push(place);
+        }
+        // SAFETY: the array goes on to its null.
+        at = unsafe { at.add(1) };
+    }
+    found
+}

@@ -1,0 +1,28 @@
+//! cuInit: refused without a share, and if the driver shows none of the share's GPUs.
+
+use crate::codes::{NO_DEVICE, SUCCESS};
+use crate::hooks::devices;
+use crate::process::Ready;
+use core::ffi::{c_int, c_uint};
+use vgpu_core::os::stderr;
+
+pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn(c_uint) -> c_int, flags: c_uint) -> c_int {
+    // SAFETY: passed on.
+    let result = devices::visible::hidden(ready, || unsafe { real(flags) });
+    if result != SUCCESS {
+        return result;
+    }
+    match ready.devices() {
+        // As the program wants it.
+        Some(devices) if devices.list.is_empty() && devices.shared > 0 => NO_DEVICE,
+        Some(devices) if devices.list.is_empty() => {
+            let granted: Vec<&str> = ready.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+            stderr::say(&format!(
+                "the driver shows none of the GPUs of this process's shares ({}): check the driver",
+                granted.join(", ")
+            ));
+            NO_DEVICE
+        }
+        _ => SUCCESS,
+    }
+}

@@ -1,0 +1,52 @@
+//! Launches of graphs that allocate, and the needs of executable graphs on every GPU ([`graphs`]).
+
+use crate::codes::OUT_OF_MEMORY;
+use crate::process::Ready;
+use core::ffi::c_int;
+use vgpu_core::memory::graphs::{self, Needs};
+
+/// Calls `launch`, by which a graph with `needs` gets its memory, with that charged.
+pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl FnOnce() -> c_int) -> c_int {
+    let mut held = Vec::with_capacity(needs.len());
+    let mut fits = true;
+    // In the order of GPUs, so that two threads never wait for each other.
+    for (index, need) in needs {
+        if let Some(gpu) = ready.gpus.get(*index) {
+            let mut memory = gpu.graphs.lock();
+            fits = fits && memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream);
+            held.push((gpu, memory));
+        }
+    }
+    let result = if fits { launch() } else { OUT_OF_MEMORY };
+    held.iter_mut()
+        .for_each(|(gpu, memory)| memory.settle(&gpu.driver, &gpu.account));
+    result
+}
+
+/// Counts the needs of a new executable graph.
+pub(crate) fn enter(ready: &Ready, needs: &Needs) {
+    graphs::note_used();
+    for (index, need) in needs {
+        if let (Some(gpu), Some(devices)) = (ready.gpus.get(*index), ready.devices()) {
+            gpu.graphs.enter(devices.of_gpu(*index), *need);
+        }
+    }
+}
+
+/// Counts them out.
+pub(crate) fn leave(ready: &Ready, needs: &Needs) {
+    for (index, need) in needs {
+        if let Some(gpu) = ready.gpus.get(*index) {
+            gpu.graphs.leave(*need);
+        }
+    }
+}
+
+/// Charges the graphs of every GPU what the driver reserves now.
+#[cold]
+pub(crate) fn settle_all(ready: &Ready) {
+    ready
+        .gpus
+        .iter()
+        .for_each(|gpu| gpu.graphs.lock().settle(&gpu.driver, &gpu.account));
+}

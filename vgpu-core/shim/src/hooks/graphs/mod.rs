@@ -1,0 +1,4 @@
+//! Graphs that allocate.
+
+pub(crate) mod calls;
+pub(crate) mod launch;

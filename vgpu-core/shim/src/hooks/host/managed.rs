@@ -1,0 +1,144 @@
+//! Beyond the share's device memory: if it has host memory too (memoryPolicy Oversubscribe), an allocation that does
+//! not fit becomes managed memory whose home is the host, charged to the second ledger of the share.
+//!
+//! ```text
+//!  cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged ─┬─► device ledger ─ full ─► host ledger ─► cuMemAllocManaged
+//!  cuMemAllocAsync, cuMemAllocFromPoolAsync ───────┘   (pools trimmed)                       + prefer the host
+//! ```
+//!
+//! Its pages stay on the host and the GPU reads them over the bus, so the device part of the account stays true:
+//! pages that migrated to the GPU would take a neighbour's memory. A program may ask for other advice or prefetch;
+//! that is only a guard rail, because the driver takes such pages back from the GPU as soon as anybody allocates.
+//!
+//! An allocation lies entirely in one part or the other, because one pointer has one kind of memory. Memory without
+//! a managed kind stays on the device: arrays, graphs and allocations that are captured into them, and pools with
+//! further properties (exported, a largest size). Physical memory by handle has a host kind of its own:
+//! [`physical`](super::physical). The attributes of a pool count its device part.
+//!
+//! How a stream's order is kept: [`deferred_free`].
+//!
+//! Difference from a pool: managed memory goes with the context in which it was allocated, here the stream's, while
+//! memory of a device's pool would outlive that context.
+//!
+//! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or under a
+//! hypervisor that cannot) would hold all of it: there the answer is out of memory, as without host memory. If the
+//! advice is refused, the pages may migrate, and the driver evicts them again.
+
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Gpu;
+use crate::process::Ready;
+use crate::real::real;
+use core::ffi::{c_int, c_uint};
+use vgpu_core::account::rounded;
+use vgpu_core::memory::deferred_free;
+use vgpu_core::memory::driver::is_captured;
+use vgpu_core::memory::granule::{PITCH, granules};
+use vgpu_core::memory::live::Live;
+
+/// CU_MEM_ATTACH_HOST: begins on the host; visible to a GPU with concurrent access all the same.
+const ATTACH_HOST: c_uint = 2;
+const CONCURRENT_MANAGED_ACCESS: c_int = 89;
+const PREFER: c_int = 3;
+const HOST: c_int = -1;
+
+/// Allocates `bytes` in host memory.
+///
+/// # Safety
+/// `pointer` may be written.
+#[cold]
+pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes: u64) -> c_int {
+    let Some(owner) = ready.gpus.get(gpu).filter(|owner| owner.account.has_host()) else {
+        return OUT_OF_MEMORY;
+    };
+    let Some(whole) = granules(bytes).filter(|_| is_shared(ready, gpu)) else {
+        return OUT_OF_MEMORY;
+    };
+    let Some(charge) = deferred_free::reserve(&ready.gpus, &ready.tables.live, owner, whole) else {
+        return OUT_OF_MEMORY;
+    };
+    let mut address = 0;
+    // SAFETY: `address` is to be written.
+    let result =
+        unsafe { real!(cuMemAllocManaged(*mut u64, usize, c_uint))(&mut address, bytes as usize, ATTACH_HOST) };
+    if result != SUCCESS {
+        owner.account.release(charge);
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: the range just allocated.
+    unsafe { real!(cuMemAdvise(u64, usize, c_int, c_int))(address, bytes as usize, PREFER, HOST) };
+    ready.tables.live.keep(&ready.gpus, address, Live::new(gpu, charge));
+    // SAFETY: as promised.
+    unsafe { pointer.write(address) };
+    SUCCESS
+}
+
+/// The same in the order of `stream`, for memory of a pool. The context is the stream's.
+///
+/// # Safety
+/// `pointer` may be written.
+#[cold]
+pub(crate) unsafe fn instead_in_order(
+    ready: &Ready,
+    owner: &Gpu,
+    pointer: *mut u64,
+    bytes: u64,
+    stream: usize,
+) -> c_int {
+    let gpu = ready.gpus.iter().position(|one| core::ptr::eq(one, owner));
+    let (Some(gpu), Some(whole), true) = (gpu, granules(bytes), owner.account.has_host()) else {
+        return OUT_OF_MEMORY;
+    };
+    if is_captured(&owner.driver, stream) {
+        return OUT_OF_MEMORY;
+    }
+    let Ok(order) = deferred_free::InOrder::of(&owner.driver, stream) else {
+        return OUT_OF_MEMORY;
+    };
+    match deferred_free::again(&ready.gpus, &ready.tables.live, owner, whole, stream, &order) {
+        Some(address) => {
+            // SAFETY: as promised.
+            unsafe { pointer.write(address) };
+            SUCCESS
+        }
+        // SAFETY: as promised.
+        None => unsafe { instead(ready, gpu, pointer, bytes) },
+    }
+}
+
+/// The same for a pitched allocation.
+///
+/// # Safety
+/// `pointer` and `pitch` may be written.
+#[cold]
+pub(crate) unsafe fn instead_of_rows(
+    ready: &Ready,
+    gpu: usize,
+    pointer: *mut u64,
+    pitch: *mut usize,
+    width: u64,
+    height: u64,
+) -> c_int {
+    let rows = rounded(width, PITCH).and_then(|row| Some((row, row.checked_mul(height)?)));
+    let Some((row, bytes)) = rows.filter(|(_, bytes)| *bytes > 0) else {
+        return OUT_OF_MEMORY;
+    };
+    // SAFETY: as promised.
+    let result = unsafe { instead(ready, gpu, pointer, bytes) };
+    if result == SUCCESS {
+        // SAFETY: as promised.
+        unsafe { pitch.write(row as usize) };
+    }
+    result
+}
+
+/// Returns true if the GPU can leave managed memory on the host while it uses it.
+fn is_shared(ready: &Ready, gpu: usize) -> bool {
+    let Some(device) = ready.devices().and_then(|devices| devices.of_gpu(gpu)) else {
+        return false;
+    };
+    let mut value = 0;
+    let ask = real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int));
+    // SAFETY: `value` is to be written.
+    let result = unsafe { ask(&mut value, CONCURRENT_MANAGED_ACCESS, device) };
+    result == SUCCESS && value != 0
+}

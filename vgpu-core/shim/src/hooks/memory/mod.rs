@@ -1,0 +1,9 @@
+//! Allocations of every family: charged before the driver is asked, released after it has freed.
+
+pub(crate) mod alloc;
+pub(crate) mod arrays;
+pub(crate) mod free;
+pub(crate) mod info;
+pub(crate) mod pools;
+pub(crate) mod shapes;
+pub(crate) mod sparse;

@@ -1,0 +1,127 @@
+//! nvmlInternalGetExportTable: nvidia-smi asks for its lists of processes there and nowhere else. It
+//! gets a copy of the driver's table whose lists are the share's own.
+//!
+//! Slots and the layout of an entry are published in NVIDIA's k8s-test-infra for the drivers in
+//! [`KNOWN`]; nothing says that they are the same in another, where a wrong function in a slot would
+//! write into whatever it is given. So under another driver the table is passed through, and
+//! nvidia-smi lists what the driver shows this process: of other containers' processes nothing where
+//! each has a PID namespace of its own. All that is public is the share's under every driver.
+
+use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
+use crate::detour;
+use crate::hooks::nvml::info::running;
+use crate::hooks::nvml::list::fill;
+use crate::process::Ready;
+use crate::real::real;
+use crate::start;
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+/// Versions of the driver, as far as their first full stop, whose table this is.
+const KNOWN: [&str; 2] = ["535", "550"];
+/// Lists of compute, graphics and MPS processes, by their place in the table; its first word is its size.
+const COMPUTE: usize = 213;
+const OTHERS: [usize; 2] = [214, 215];
+const LARGEST: usize = 64 << 10;
+
+/// One process as nvidia-smi reads it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Entry {
+    pid: c_uint,
+    used: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+    padding: u64,
+    name: [u8; 4096],
+}
+const _: () = assert!(size_of::<Entry>() == 4128 && core::mem::offset_of!(Entry, name) == 32);
+
+pub(crate) unsafe fn get(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut *const c_void, *const c_void) -> c_int,
+    table: *mut *const c_void,
+    id: *const c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(table, id) };
+    if result != NVML_SUCCESS || table.is_null() || !is_known() {
+        return result;
+    }
+    // SAFETY: NVML has written there.
+    let theirs = unsafe { *table }.cast::<usize>();
+    // SAFETY: a table of these drivers begins with its size.
+    let Some(size) = (unsafe { theirs.as_ref() }).copied() else {
+        return result;
+    };
+    if size > LARGEST || size / size_of::<usize>() <= OTHERS[1] {
+        return result;
+    }
+    let mut known = ready.export_tables.lock();
+    let at = match known.iter().position(|(of, _)| *of == theirs.addr()) {
+        Some(at) => at,
+        None => {
+            // SAFETY: as above: it has `size` bytes, and is never changed.
+            let mut own: Box<[usize]> =
+                unsafe { core::slice::from_raw_parts(theirs, size / size_of::<usize>()) }.into();
+            own[COMPUTE] = compute as *const () as usize;
+            OTHERS
+                .into_iter()
+                .for_each(|slot| own[slot] = nobody as *const () as usize);
+            known.push((theirs.addr(), own));
+            known.len() - 1
+        }
+    };
+    // SAFETY: NVML has written there. The copy is never dropped, and its words stay where they are.
+    unsafe { *table = known[at].1.as_ptr().cast() };
+    result
+}
+
+fn is_known() -> bool {
+    let mut version = [0 as c_char; 96];
+    // SAFETY: to be written within its length.
+    let result = unsafe { real!(nvmlSystemGetDriverVersion(*mut c_char, c_uint))(version.as_mut_ptr(), 95) };
+    // SAFETY: the last byte is zero.
+    let version = unsafe { CStr::from_ptr(version.as_ptr()) }.to_string_lossy();
+    result == NVML_SUCCESS && KNOWN.iter().any(|known| version.split('.').next() == Some(known))
+}
+
+/// Writes the processes that `list` gives, the way NVML does.
+fn answer(count: *mut c_uint, entries: *mut Entry, list: impl FnOnce(&'static Ready) -> Vec<Entry>) -> c_int {
+    if count.is_null() {
+        return NVML_INVALID_ARGUMENT;
+    }
+    let answer = || match start::ready() {
+        // SAFETY: nvidia-smi's promises to NVML.
+        Some(ready) => unsafe { fill(&list(ready), count, entries) },
+        None => NVML_NO_PERMISSION,
+    };
+    detour::guarded(answer).unwrap_or(NVML_NO_PERMISSION)
+}
+
+extern "C" fn compute(device: usize, count: *mut c_uint, entries: *mut Entry) -> c_int {
+    let entry = |(pid, used): (u32, u64)| Entry {
+        pid,
+        used,
+        gpu_instance: c_uint::MAX,
+        compute_instance: c_uint::MAX,
+        padding: 0,
+        name: name(pid),
+    };
+    answer(count, entries, |ready| {
+        running(ready, device).into_iter().flatten().map(entry).collect()
+    })
+}
+
+extern "C" fn nobody(_device: usize, count: *mut c_uint, entries: *mut Entry) -> c_int {
+    answer(count, entries, |_| Vec::new())
+}
+
+/// A process's program as it was called.
+fn name(pid: u32) -> [u8; 4096] {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut name = [0; 4096];
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    // The last byte stays zero.
+    name.iter_mut().take(4095).zip(first).for_each(|(to, from)| *to = *from);
+    name
+}

@@ -1,0 +1,137 @@
+//! Memory that leaves this process by name. If the name can be recognised ([`export_identity`]), the charge moves to
+//! an object of the ledger before the name is returned. So an importer of the same share is not charged again, and
+//! keeps the charge when this process frees the memory or dies.
+//!
+//! A handle (descriptor, fabric handle, dma-buf) keeps the memory for as long as anybody has the handle, after
+//! cuMemRelease and cuMemFree. So exported memory stays charged until this process ends, and then until its
+//! importers have released it.
+//!
+//! ```text
+//!  cuIpcGetMemHandle             ─► the charge of the allocation, or of the granule it shares, is an object's
+//!  cuMemExportToShareableHandle  ─► one reference to the Backing is never dropped
+//!  cuMemGetHandleForAddressRange ─► the same for what is mapped there; of cuMemAlloc, the charge leaves
+//!                                   the table of live allocations, and nothing releases it
+//! ```
+//!
+//! That is too much once the last handle is closed, but no call reports that: copies of a descriptor lie in other
+//! processes and in messages between them.
+//!
+//! How it holds: an allocation stays in the table while its charge moves, under the table's lock, so no other thread
+//! frees it or a neighbour in its granule meanwhile. That lock is held while the ledger is waited for, in each share
+//! that the charge is in: a fifth of a second for another process's reap, as long for a fork of this process, and as
+//! long for a busy lane, counting only time in which this thread could run. After one reaper was waited for in vain,
+//! no thread waits for ten seconds.
+//!
+//! How it fails: memory that is exported by two names (two descriptors, two small allocations of a granule) is found
+//! by the first name alone; importers by the other are charged as well. When this process ends, exported memory that
+//! nobody of the share has imported is no longer charged. Memory that only a descriptor in another process holds is
+//! charged to nobody from then on, until somebody maps it ([`imports`](super::imports)). NVML's figures show it, and
+//! so does the node's comparison with them.
+//!
+//! Host memory that stands in for a GPU's ([`host`](super::super::host::physical)) is not exported: an importer
+//! could not tell whose it is, and it would be charged to nobody when this process ends.
+//!
+//! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here
+//! ([`pools`](super::super::memory::pools)), and what others map of it is charged to them.
+
+use crate::codes::{NOT_SUPPORTED, SUCCESS};
+use crate::hooks::sharing::imports::Handle;
+use crate::process::Ready;
+use crate::real::real;
+use core::ffi::{c_int, c_ulonglong, c_void};
+use vgpu_core::memory::backing::within;
+use vgpu_core::memory::export_identity;
+
+pub(crate) unsafe fn ipc_handle(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut Handle, u64) -> c_int,
+    handle: *mut Handle,
+    pointer: u64,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(handle, pointer) };
+    if result != SUCCESS || handle.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has written it.
+    let words = unsafe { handle.read_unaligned() }.0;
+    if let Some(key) = export_identity::of_handle(words) {
+        let mut known = false;
+        let start = start_of(pointer).unwrap_or(pointer);
+        ready.tables.live.with_charge(&ready.gpus, start, |gpu, charge| {
+            known = true;
+            gpu.account.export(charge, key);
+        });
+        if !known {
+            ready.gpus.iter().for_each(|gpu| gpu.account.hide(key));
+        }
+    }
+    result
+}
+
+/// A handle to physical memory.
+pub(crate) unsafe fn physical(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_void, u64, c_int, c_ulonglong) -> c_int,
+    shared: *mut c_void,
+    handle: u64,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    // Held before the call: another thread may release it meanwhile.
+    let backing = ready.tables.vmm_handles.with(handle, |(backing, _)| backing.clone());
+    if backing.as_ref().is_some_and(|backing| backing.is_host()) {
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: passed on.
+    let result = unsafe { real(shared, handle, kind, flags) };
+    if let (SUCCESS, Some(backing)) = (result, &backing) {
+        // SAFETY: the driver has written what this kind is; a descriptor is an int.
+        let key = export_identity::of_descriptor(kind, || unsafe { shared.cast::<c_int>().read_unaligned() });
+        if let Some(key) = key {
+            backing.export(key);
+        }
+    }
+    if result == SUCCESS {
+        core::mem::forget(backing);
+    }
+    result
+}
+
+/// A handle to what lies at an address.
+pub(crate) unsafe fn range(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut c_void, u64, usize, c_int, c_ulonglong) -> c_int,
+    shared: *mut c_void,
+    pointer: u64,
+    bytes: usize,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    let mapped = within(&ready.tables.vmm_maps, pointer, bytes as u64);
+    if mapped.iter().any(|backing| backing.is_host()) {
+        return NOT_SUPPORTED;
+    }
+    let start = if mapped.is_empty() { start_of(pointer) } else { None };
+    // Out of the table before the call: what another thread frees meanwhile stays charged.
+    let taken = start.map(|start| (start, ready.tables.live.take(start)));
+    // SAFETY: passed on.
+    let result = unsafe { real(shared, pointer, bytes, kind, flags) };
+    if result == SUCCESS {
+        core::mem::forget(mapped);
+    }
+    match taken {
+        Some((start, taken)) if result == SUCCESS => ready.tables.live.keep_charged(start, taken),
+        Some((start, taken)) => ready.tables.live.settle(&ready.gpus, start, taken, false),
+        None => {}
+    }
+    result
+}
+
+/// Where the allocation around `pointer` begins; None: it is not the driver's.
+fn start_of(pointer: u64) -> Option<u64> {
+    let (mut start, mut bytes) = (0_u64, 0_usize);
+    let ask = real!(cuMemGetAddressRange_v2(*mut u64, *mut usize, u64));
+    // SAFETY: both are to be written.
+    (unsafe { ask(&mut start, &mut bytes, pointer) } == SUCCESS).then_some(start)
+}

@@ -1,0 +1,132 @@
+//! Memory that is imported from other interfaces (Vulkan, NvSci): charged here, because nobody else charges it,
+//! until it and all that is mapped of it are gone. The caller passes its size, so it is charged before the call.
+//!
+//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: those interfaces made them in this process, and
+//! the driver reports no size before they are mapped.
+
+use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Backing;
+use crate::driver::Real;
+use crate::process::Ready;
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vgpu_core::memory::charge::charge;
+use vgpu_core::memory::driver::Driver;
+
+/// Set once this process has mapped any: other processes skip the look at each free.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// CUDA_EXTERNAL_MEMORY_HANDLE_DESC.
+#[repr(C)]
+pub(crate) struct Descriptor {
+    kind: c_int,
+    handle: [u64; 2],
+    bytes: u64,
+    flags: u32,
+    reserved: [u32; 16],
+}
+const _: () = assert!(size_of::<Descriptor>() == 104);
+
+pub(crate) unsafe fn import(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, *const Descriptor) -> c_int,
+    memory: *mut usize,
+    descriptor: *const Descriptor,
+) -> c_int {
+    // SAFETY: passed on.
+    let pass = || unsafe { real(memory, descriptor) };
+    // SAFETY: null, or the caller's.
+    let (Some(asked), Some(index), false) = (unsafe { descriptor.as_ref() }, ready.current(), memory.is_null()) else {
+        return pass();
+    };
+    let Some(charge) = ready.gpus.get(index).and_then(|gpu| charge(gpu, asked.bytes)) else {
+        return OUT_OF_MEMORY;
+    };
+    let backing = Arc::new(Backing::new(&ready.gpus, index, Some(charge)));
+    let result = pass();
+    if result == SUCCESS {
+        // SAFETY: the driver has written it.
+        ready.tables.externals.insert(unsafe { *memory } as u64, backing);
+    }
+    result
+}
+
+pub(crate) unsafe fn buffer(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut u64, usize, *const c_void) -> c_int,
+    pointer: *mut u64,
+    memory: usize,
+    descriptor: *const c_void,
+) -> c_int {
+    let backing = ready.tables.externals.with(memory as u64, |backing| backing.clone());
+    // SAFETY: passed on.
+    let result = unsafe { real(pointer, memory, descriptor) };
+    if let (SUCCESS, Some(backing), false) = (result, backing, pointer.is_null()) {
+        USED.store(true, Ordering::Relaxed);
+        // SAFETY: the driver has written it.
+        ready.tables.buffers.insert(unsafe { *pointer }, backing);
+    }
+    result
+}
+
+pub(crate) unsafe fn array(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize, *const c_void) -> c_int,
+    array: *mut usize,
+    memory: usize,
+    descriptor: *const c_void,
+) -> c_int {
+    let backing = ready.tables.externals.with(memory as u64, |backing| backing.clone());
+    // SAFETY: passed on.
+    let result = unsafe { real(array, memory, descriptor) };
+    if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
+        // SAFETY: the driver has written it.
+        ready.tables.arrays.adopt(
+            &ready.gpus,
+            unsafe { *array },
+            Real.current_context().unwrap_or(0),
+            backing,
+        );
+    }
+    result
+}
+
+pub(crate) unsafe fn destroy(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    memory: usize,
+) -> c_int {
+    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+    let known = ready.tables.externals.remove(memory as u64);
+    // SAFETY: passed on.
+    let result = unsafe { real(memory) };
+    if let (Some(known), true) = (known, result != SUCCESS) {
+        ready.tables.externals.insert(memory as u64, known);
+    }
+    result
+}
+
+/// Returns true if this process has ever mapped a buffer.
+#[inline(always)]
+pub(crate) fn used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+/// Frees what begins at `pointer` through `free`: cuMemFree and cuMemFreeAsync take mapped buffers too.
+#[cold]
+pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+    // Out of the table first: once freed, the driver may give the address to another thread.
+    let buffer = ready.tables.buffers.remove(pointer);
+    let result = free();
+    if let (Some(buffer), true) = (buffer, result != SUCCESS) {
+        ready.tables.buffers.insert(pointer, buffer);
+    }
+    result
+}
+
+/// Keeps what is charged for an address that cuMemFree takes.
+pub(crate) fn keep(ready: &Ready, pointer: u64, memory: Backing) {
+    USED.store(true, Ordering::Relaxed);
+    ready.tables.buffers.insert(pointer, Arc::new(memory));
+}

@@ -1,0 +1,494 @@
+//! Host memory that a program frees in the order of a stream: work that was queued before may still use it, and
+//! the call that frees managed memory knows no streams.
+//!
+//! ```text
+//!  cuMemFreeAsync ─► event in the stream ─► deferred: still there, still charged
+//!                                             ├─ allocation of that size ─► its stream waits for the event ─► lent again
+//!                                             └─ event reached, and room is wanted or asked for ─► freed, released
+//! ```
+//!
+//! As with a pool, only an allocation waits that would be refused otherwise. Freeing, for which a driver may wait for
+//! the whole GPU, is left to calls of which that is expected. So deferred memory stays charged until this process
+//! wants room, asks how much there is (cuMemGetInfo), trims a pool or ends a context.
+//!
+//! Two contexts matter: the memory goes with the one in which it was allocated, and the event with the one of the
+//! stream. So memory is lent again only where it was allocated. A context that ends waits for deferred memory of
+//! either kind, of any GPU, and for nothing else.
+//!
+//! Another thread may be capturing a stream, and then no call may be made that could wait. The calls here have
+//! nothing to do with what it captures, and are made in a mode that allows them.
+//!
+//! How it fails: no event can be made, and the free is refused with the driver's reason. Work that never ends is
+//! waited for [`LONGEST`], then the allocation is refused; one that no free would make fit is refused at once. An
+//! event stays deferred while the driver says neither that it is reached nor that its context has failed. A context
+//! that is about to end waits as long as it takes; memory that the driver does not free then goes with its context,
+//! as all else does.
+
+use super::deferred::{self, Deferred, Leaving};
+use super::driver::{Answer, Driver, INVALID_VALUE, SUCCESS, is_captured};
+use super::free::released;
+use super::gpu::{Gpu, Gpus, release};
+use super::granules::{Allocations, Taken};
+use crate::account::Charge;
+use crate::os::spin::Patience;
+use core::ffi::c_int;
+use std::time::Duration;
+
+/// How long a stream's work is waited for before an allocation is refused.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Naps between two looks at the ledger, which all processes of the share use.
+const LOOKS: u32 = 200;
+
+/// The calling thread may make calls that a capture forbids, until this is dropped.
+struct Relaxed<'a, D: Driver> {
+    driver: &'a D,
+    before: c_int,
+}
+
+/// The calling thread's context is another one, until this is dropped.
+struct Within<'a, D: Driver>(&'a D);
+
+/// Calls about a stream are made in this: the stream's context, and the relaxed mode.
+pub struct InOrder<'a, D: Driver> {
+    context: usize,
+    _within: Within<'a, D>,
+    _relaxed: Relaxed<'a, D>,
+}
+
+impl<'a, D: Driver> InOrder<'a, D> {
+    /// # Errors
+    /// The driver's error for the stream.
+    pub fn of(driver: &'a D, stream: usize) -> Answer<Self> {
+        let relaxed = Relaxed::new(driver);
+        let context = driver.stream_context(stream)?;
+        Ok(Self {
+            context,
+            _within: Within::new(driver, context)?,
+            _relaxed: relaxed,
+        })
+    }
+}
+
+/// Frees `pointer` in the order of `stream`; `pass` asks the driver, which does that for all but deferred host memory.
+pub fn free<D: Driver>(
+    gpus: &Gpus<D>,
+    live: &Allocations,
+    pointer: u64,
+    stream: usize,
+    pass: impl FnOnce() -> c_int,
+) -> c_int {
+    let owner = live.with(pointer, |live| live.is_host().then(|| live.gpu())).flatten();
+    let Some(gpu) = owner.and_then(|gpu| gpus.get(gpu)) else {
+        return released(gpus, live, pointer, pass);
+    };
+    if is_captured(&gpu.driver, stream) {
+        // A graph frees what it has allocated, and this it has not: nothing is freed here.
+        return pass();
+    }
+    let order = match InOrder::of(&gpu.driver, stream) {
+        Ok(order) => order,
+        Err(error) => return error,
+    };
+    let home = gpu.driver.pointer_context(pointer).unwrap_or(0);
+    // Out of the table first, so that of two frees one finds it.
+    let Taken::Whole(one) = live.take(pointer) else {
+        return INVALID_VALUE;
+    };
+    match event_in(&gpu.driver, stream) {
+        Ok(event) => {
+            deferred::note_used();
+            gpu.deferred.lock().push(Deferred {
+                pointer,
+                home,
+                context: order.context,
+                event,
+                bytes: one.bytes(),
+                live: Some(one),
+            });
+            SUCCESS
+        }
+        Err(error) => {
+            live.keep(gpus, pointer, one);
+            error
+        }
+    }
+}
+
+/// A new event that is reached when `stream` has done what is queued in it now.
+fn event_in(driver: &impl Driver, stream: usize) -> Answer<usize> {
+    let event = driver.create_event()?;
+    match driver.record_event(event, stream) {
+        SUCCESS => Ok(event),
+        error => {
+            driver.destroy_event(event);
+            Err(error)
+        }
+    }
+}
+
+/// Lends deferred memory of that size and of the stream's context again, in the order of `stream`.
+pub fn again<D: Driver>(
+    gpus: &Gpus<D>,
+    live: &Allocations,
+    gpu: &Gpu<D>,
+    bytes: u64,
+    stream: usize,
+    order: &InOrder<'_, D>,
+) -> Option<u64> {
+    let found = {
+        let mut deferred = gpu.deferred.lock();
+        let fits = |one: &Deferred| one.bytes == bytes && one.home == order.context && one.live.is_some();
+        let best = deferred
+            .iter()
+            .position(|one| fits(one) && is_reached(&gpu.driver, one));
+        let at = best.or_else(|| deferred.iter().position(fits))?;
+        deferred.swap_remove(at)
+    };
+    if gpu.driver.wait_for_event(stream, found.event) != SUCCESS {
+        gpu.deferred.lock().push(found);
+        return None;
+    }
+    gpu.driver.destroy_event(found.event);
+    live.keep(gpus, found.pointer, found.live?);
+    Some(found.pointer)
+}
+
+/// Charges host memory; deferred memory gives way to it.
+pub fn reserve<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
+    reserve_within(gpus, live, gpu, bytes, LONGEST)
+}
+
+fn reserve_within<D: Driver>(
+    gpus: &Gpus<D>,
+    live: &Allocations,
+    gpu: &Gpu<D>,
+    bytes: u64,
+    longest: Duration,
+) -> Option<Charge> {
+    let mut patience = None;
+    loop {
+        if let Ok(charge) = gpu.account.reserve_host(bytes) {
+            return Some(charge);
+        }
+        for _ in 0..LOOKS {
+            if collect(gpus, live, gpu) {
+                break;
+            }
+            // In this order: what another thread releases between the two counts twice, not never.
+            let deferred = gpu.deferred.lock().iter().map(|one| one.bytes).sum::<u64>();
+            let room = gpu.account.host_room();
+            if room.saturating_add(deferred) < bytes {
+                return None;
+            }
+            if deferred == 0 {
+                // Released since it was refused, perhaps.
+                return gpu.account.reserve_host(bytes).ok();
+            }
+            if !patience.get_or_insert_with(|| Patience::new(longest)).nap() {
+                return None;
+            }
+        }
+    }
+}
+
+/// Frees deferred memory that is in use no more. Returns true if there was any.
+pub fn collect<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>) -> bool {
+    let reached: Vec<Leaving> = {
+        let mut deferred = gpu.deferred.lock();
+        if deferred.is_empty() {
+            return false;
+        }
+        let _relaxed = Relaxed::new(&gpu.driver);
+        let reached = deferred
+            .iter_mut()
+            .filter(|one| one.live.is_some() && is_reached(&gpu.driver, one));
+        reached.filter_map(Deferred::leave).collect()
+    };
+    let any = !reached.is_empty();
+    reached.into_iter().for_each(|one| finish(gpus, live, gpu, one));
+    any
+}
+
+/// Waits for the deferred memory that cannot outlive `context`, which is about to end, and frees it.
+pub fn empty<D: Driver>(gpus: &Gpus<D>, live: &Allocations, context: usize) {
+    for gpu in gpus {
+        loop {
+            let next = gpu
+                .deferred
+                .lock()
+                .iter_mut()
+                .filter(|one| one.is_of(context))
+                .find_map(Deferred::leave);
+            let Some(one) = next else { break };
+            let over = {
+                let _relaxed = Relaxed::new(&gpu.driver);
+                within(&gpu.driver, one.context, || gpu.driver.synchronize_event(one.event))
+            };
+            if is_over(over) {
+                finish(gpus, live, gpu, one);
+            } else {
+                // Its event may end now: it goes with its context.
+                drop_place(gpu, one.pointer);
+                live.keep(gpus, one.pointer, one.live);
+            }
+        }
+        // Those that other threads are freeing: the address may be another's once the context has ended.
+        let mut patience = Patience::new(LONGEST);
+        while has_any(gpu, context) && patience.nap() {}
+    }
+}
+
+/// Returns true if memory is deferred that cannot outlive `context`.
+pub fn has_of<D: Driver>(gpus: &[Gpu<D>], context: usize) -> bool {
+    let waits = |one: &Deferred| one.is_of(context) && one.live.is_some();
+    deferred::used() && gpus.iter().any(|gpu| gpu.deferred.lock().iter().any(waits))
+}
+
+/// The same, or another thread is freeing such memory right now.
+fn has_any<D: Driver>(gpu: &Gpu<D>, context: usize) -> bool {
+    gpu.deferred.lock().iter().any(|one| one.is_of(context))
+}
+
+/// Returns true if it is in use no more. In relaxed mode.
+fn is_reached(driver: &impl Driver, one: &Deferred) -> bool {
+    is_over(within(driver, one.context, || driver.query_event(one.event)))
+}
+
+/// Returns the result of a call that is made in `context`, or why that cannot be entered.
+fn within(driver: &impl Driver, context: usize, call: impl FnOnce() -> c_int) -> c_int {
+    match Within::new(driver, context) {
+        Ok(_within) => call(),
+        Err(error) => error,
+    }
+}
+
+/// Returns true if no work of an event's stream runs any more: the driver says that the event is reached, or that
+/// nothing runs in its context ever again.
+fn is_over(answer: c_int) -> bool {
+    match answer {
+        // No such event: it has gone with its context.
+        SUCCESS | 400 => true,
+        // Errors after which a context is of no use: of memory and links, then of kernels.
+        214 | 220 | 700 | 702 | 710 | 714..=719 => true,
+        error => is_gone(error),
+    }
+}
+
+/// Returns true if the driver, or the context, has ended.
+fn is_gone(error: c_int) -> bool {
+    matches!(error, 4 | 201 | 709)
+}
+
+fn drop_place<D: Driver>(gpu: &Gpu<D>, pointer: u64) {
+    let mut deferred = gpu.deferred.lock();
+    if let Some(at) = deferred
+        .iter()
+        .position(|one| one.pointer == pointer && one.live.is_none())
+    {
+        deferred.swap_remove(at);
+    }
+}
+
+fn finish<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>, one: Leaving) {
+    let driver = &gpu.driver;
+    let _relaxed = Relaxed::new(driver);
+    within(driver, one.context, || driver.destroy_event(one.event));
+    let home = if one.home == 0 { one.context } else { one.home };
+    match Within::new(driver, home) {
+        // The memory went with its context, and its address may be another's by now.
+        Err(error) if one.home != 0 && is_gone(error) => release(gpus, one.live),
+        Ok(_within) if driver.free(one.pointer) == SUCCESS => release(gpus, one.live),
+        _ => live.keep(gpus, one.pointer, one.live),
+    }
+    drop_place(gpu, one.pointer);
+}
+
+// === impl Relaxed ===
+
+impl<'a, D: Driver> Relaxed<'a, D> {
+    fn new(driver: &'a D) -> Self {
+        const RELAXED: c_int = 2;
+        let before = driver.exchange_capture_mode(RELAXED);
+        Self { driver, before }
+    }
+}
+
+impl<D: Driver> Drop for Relaxed<'_, D> {
+    fn drop(&mut self) {
+        self.driver.exchange_capture_mode(self.before);
+    }
+}
+
+// === impl Within ===
+
+impl<'a, D: Driver> Within<'a, D> {
+    fn new(driver: &'a D, context: usize) -> Answer<Self> {
+        match driver.push_context(context) {
+            SUCCESS => Ok(Self(driver)),
+            error => Err(error),
+        }
+    }
+}
+
+impl<D: Driver> Drop for Within<'_, D> {
+    fn drop(&mut self) {
+        self.0.pop_context();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Fake, MIB, gpu_with_host};
+    use super::super::live::Live;
+    use super::*;
+
+    const CONTEXT: usize = 7;
+    const STREAM: usize = 3;
+    const POINTER: u64 = 0x7000_0000;
+
+    /// A GPU with 16 MiB of host memory, of which the program has 8 MiB at [`POINTER`].
+    fn scene(folder: &tempfile::TempDir) -> (Gpus<Fake>, Allocations) {
+        let gpus = vec![gpu_with_host(folder, 4 * MIB, 16 * MIB)];
+        gpus[0].driver.state().stream_contexts.insert(STREAM, CONTEXT);
+        let live = Allocations::default();
+        allocate(&gpus, &live, POINTER);
+        (gpus, live)
+    }
+
+    fn allocate(gpus: &Gpus<Fake>, live: &Allocations, pointer: u64) {
+        let charge = reserve(gpus, live, &gpus[0], 8 * MIB).expect("room");
+        gpus[0].driver.state().pointer_contexts.insert(pointer, CONTEXT);
+        live.keep(gpus, pointer, Live::new(0, charge));
+    }
+
+    fn freed_in_order(gpus: &Gpus<Fake>, live: &Allocations) -> c_int {
+        free(gpus, live, POINTER, STREAM, || {
+            panic!("the driver knows no such pointer")
+        })
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_stays_charged_until_its_event_is_reached_and_somebody_asks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        let gpu = &gpus[0];
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        assert_eq!(gpu.account.charged(), 8 * MIB, "work may use it");
+        assert!(!collect(&gpus, &live, gpu));
+        assert!(gpu.driver.state().freed.is_empty());
+        gpu.driver.state().reach_all();
+        assert_eq!(gpu.account.charged(), 8 * MIB, "nobody asked");
+        assert!(collect(&gpus, &live, gpu));
+        assert_eq!(gpu.account.charged(), 0);
+        assert_eq!(gpu.driver.state().freed, [POINTER]);
+        assert_eq!(gpu.driver.state().events.len(), 0, "its event went too");
+        assert!(!collect(&gpus, &live, gpu), "only once");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn of_two_frees_one_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        let again = free(&gpus, &live, POINTER, STREAM, || panic!("it is freed"));
+        assert_eq!(again, INVALID_VALUE);
+        assert_eq!(released(&gpus, &live, POINTER, || panic!("it is freed")), INVALID_VALUE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_captured_free_and_one_without_an_event_free_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        gpus[0].driver.state().capturing.push(STREAM);
+        assert_eq!(free(&gpus, &live, POINTER, STREAM, || 42), 42, "the graph's answer");
+        gpus[0].driver.state().capturing.clear();
+        gpus[0].driver.state().no_events = true;
+        assert_eq!(freed_in_order(&gpus, &live), super::super::driver::OUT_OF_MEMORY);
+        gpus[0].driver.state().no_events = false;
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS, "it was still there");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn an_allocation_of_that_size_gets_the_memory_before_its_event_is_reached() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        let order = InOrder::of(&gpus[0].driver, STREAM).expect("a context");
+        assert_eq!(
+            again(&gpus, &live, &gpus[0], 4 * MIB, STREAM, &order),
+            None,
+            "another size"
+        );
+        assert_eq!(again(&gpus, &live, &gpus[0], 8 * MIB, STREAM, &order), Some(POINTER));
+        drop(order);
+        assert_eq!(gpus[0].account.charged(), 8 * MIB);
+        let state = gpus[0].driver.state();
+        assert!(
+            state.log.iter().any(|call| call == "stream 3 waits for event 1"),
+            "{:?}",
+            state.log
+        );
+        assert_eq!((state.contexts.len(), state.capture_mode), (0, 0), "all is as before");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_of_another_context_is_not_lent() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        gpus[0].driver.state().stream_contexts.insert(4, CONTEXT + 1);
+        let order = InOrder::of(&gpus[0].driver, 4).expect("a context");
+        assert_eq!(again(&gpus, &live, &gpus[0], 8 * MIB, 4, &order), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn an_allocation_waits_for_deferred_memory_only_if_that_would_make_it_fit() {
+        const SHORT: Duration = Duration::from_millis(20);
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        allocate(&gpus, &live, POINTER + 8 * MIB);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        assert!(
+            reserve(&gpus, &live, &gpus[0], 10 * MIB).is_none(),
+            "never: refused at once"
+        );
+        let charge = reserve_within(&gpus, &live, &gpus[0], 8 * MIB, SHORT);
+        assert!(charge.is_none(), "its work does not end");
+        gpus[0].driver.state().reach_all();
+        let charge = reserve_within(&gpus, &live, &gpus[0], 8 * MIB, SHORT).expect("room");
+        gpus[0].account.release(charge);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_context_that_ends_waits_for_its_memory_and_for_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        assert!(has_of(&gpus, CONTEXT) && !has_of(&gpus, CONTEXT + 1));
+        empty(&gpus, &live, CONTEXT + 1);
+        assert_eq!(gpus[0].account.charged(), 8 * MIB);
+        // To synchronise with an event reaches it.
+        empty(&gpus, &live, CONTEXT);
+        assert_eq!((gpus[0].account.charged(), has_of(&gpus, CONTEXT)), (0, false));
+        assert_eq!(gpus[0].driver.state().freed, [POINTER]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_whose_context_has_ended_is_released_and_not_freed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, live) = scene(&folder);
+        assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
+        gpus[0].driver.state().ended.push(CONTEXT);
+        assert!(collect(&gpus, &live, &gpus[0]));
+        assert_eq!(gpus[0].account.charged(), 0);
+        assert!(gpus[0].driver.state().freed.is_empty(), "the address may be another's");
+    }
+}

@@ -1,0 +1,160 @@
+//! Memory that another process made: charged to the process that maps it, unless a process of the same share
+//! exported it and it can be recognised ([`export_identity`](super::export_identity)): then it is charged once, for
+//! as long as either has it.
+//!
+//! ```text
+//!  recognised: hold the object ─► driver ─ done, and as large as that ──► it is ours too
+//!  else:                          driver ─► charge, or close it again
+//! ```
+//!
+//! An object is held before the driver is asked, because its other holders may die meanwhile. All else is charged
+//! after the call, which alone returns the size: to its importer as well as to its maker, who may die first. So
+//! memory of another share counts twice while both have it.
+//!
+//! How it fails: between the driver's call and the charge of memory that was not recognised, its maker may die, and
+//! for that moment it is charged to nobody.
+
+use super::backing::Backing;
+use super::charge::charge;
+use super::driver::{Driver, OUT_OF_MEMORY};
+use super::gpu::Gpu;
+use super::granule::granules;
+use crate::account::Charge;
+use crate::ledger::Key;
+
+/// Memory that a process of the share exported, held here too; dropped, it is released.
+#[derive(Debug)]
+pub struct Held<D: 'static> {
+    gpus: &'static [Gpu<D>],
+    gpu: usize,
+    charge: Option<Charge>,
+}
+
+impl<D: Driver> Held<D> {
+    /// Holds the memory that is found by `key`.
+    #[must_use]
+    pub fn of(gpus: &'static [Gpu<D>], key: Key) -> Option<Self> {
+        let find = |(gpu, owner): (usize, &Gpu<D>)| Some((gpu, owner.account.import(key)?));
+        let (gpu, charge) = gpus.iter().enumerate().find_map(find)?;
+        Some(Self {
+            gpus,
+            gpu,
+            charge: Some(charge),
+        })
+    }
+
+    /// Returns its charge, if the driver says that it lies on `gpu`.
+    #[must_use]
+    pub fn on(mut self, gpu: usize) -> Option<Charge> {
+        if gpu == self.gpu { self.charge.take() } else { None }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.charge.as_ref().map_or(0, Charge::bytes)
+    }
+}
+
+impl<D: 'static> Drop for Held<D> {
+    fn drop(&mut self) {
+        if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.take()) {
+            gpu.account.release(charge);
+        }
+    }
+}
+
+/// Returns the backing of memory that was just mapped. `extent`: the GPU and the size that the driver says, if it does;
+/// `held`: what was recognised. Ok(None): nothing of these GPUs was mapped.
+///
+/// # Errors
+/// It is more than what is free.
+pub fn mapped<D: Driver>(
+    gpus: &'static [Gpu<D>],
+    extent: Option<(usize, u64)>,
+    held: Option<Held<D>>,
+) -> Result<Option<Backing<D>>, i32> {
+    let shared = |gpu, charge| Backing::new(gpus, gpu, Some(charge));
+    match (extent, held) {
+        (None, None) => Ok(None),
+        (None, Some(mut held)) => Ok(held.charge.take().map(|charge| shared(held.gpu, charge))),
+        (Some((gpu, bytes)), held) => {
+            // Of another size, it is something else than what we hold.
+            let held = held.filter(|held| Some(held.bytes()) == granules(bytes));
+            let held = held.and_then(|held| held.on(gpu)).map(|charge| shared(gpu, charge));
+            let pay = || Some(Backing::surplus(gpus, gpu, charge(gpus.get(gpu)?, bytes)?));
+            held.or_else(pay).map(Some).ok_or(OUT_OF_MEMORY)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Fake, MIB, gpu_of};
+    use super::*;
+    use crate::account::Account;
+    use crate::ledger::{Kind, fresh};
+    use std::sync::atomic::Ordering;
+
+    /// Two processes of one share of 16 MiB; the first has 4 MiB, and exports them by the key.
+    fn scene(folder: &tempfile::TempDir) -> (&'static [Gpu<Fake>], Account, Charge, Key) {
+        let maker = Account::new(vec![fresh::share(folder.path(), "share", 16 * MIB)]);
+        let importer = Account::new(vec![fresh::again(folder.path(), "share", 16 * MIB)]);
+        let key = Key::new(Kind::Ipc, 1, [1; 8]);
+        let mut charge = maker.reserve(4 * MIB).expect("room");
+        maker.export(&mut charge, key);
+        // Backings are of the GPUs of a process, which live as long as it does.
+        (Box::leak(Box::new([gpu_of(importer)])), maker, charge, key)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn recognised_memory_is_charged_once_and_outlives_its_maker() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, maker, charge, key) = scene(&folder);
+        let held = Held::of(gpus, key);
+        let backing = mapped(gpus, Some((0, 4 * MIB)), held).expect("room").expect("memory");
+        assert_eq!(maker.charged(), 4 * MIB);
+        maker.release(charge);
+        assert_eq!(maker.charged(), 4 * MIB, "the importer has it");
+        drop(backing);
+        assert_eq!(maker.charged(), 0);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_of_another_size_or_of_nobody_is_charged_to_its_importer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, maker, charge, key) = scene(&folder);
+        let other = Held::of(gpus, key);
+        let backing = mapped(gpus, Some((0, 6 * MIB)), other).expect("room").expect("memory");
+        assert_eq!(maker.charged(), 10 * MIB);
+        assert_eq!(
+            gpus[0].surplus.load(Ordering::Relaxed),
+            6 * MIB,
+            "the driver counts it once"
+        );
+        drop(backing);
+        assert_eq!((maker.charged(), gpus[0].surplus.load(Ordering::Relaxed)), (4 * MIB, 0));
+        let unknown = Held::of(gpus, Key::new(Kind::Ipc, 1, [2; 8]));
+        assert!(unknown.is_none());
+        let refused = mapped(gpus, Some((0, 14 * MIB)), unknown).map(|mapped| mapped.is_some());
+        assert_eq!(refused, Err(OUT_OF_MEMORY));
+        assert_eq!(
+            mapped(gpus, None, None).map(|mapped| mapped.is_some()),
+            Ok(false),
+            "no GPU of ours"
+        );
+        maker.release(charge);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn memory_that_was_held_for_a_call_that_failed_is_released() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (gpus, maker, charge, key) = scene(&folder);
+        let held = Held::of(gpus, key).expect("it is there");
+        maker.release(charge);
+        assert_eq!(maker.charged(), 4 * MIB);
+        drop(held);
+        assert_eq!(maker.charged(), 0);
+    }
+}
