@@ -38,20 +38,16 @@
 #![forbid(unsafe_code)]
 
 pub mod answers;
-pub mod cluster;
 pub mod control;
-pub mod convert;
+pub mod decode;
 pub mod flags;
-pub mod model;
 pub mod notices;
-pub mod object;
 pub mod pending;
 pub mod question;
-pub mod specs;
 pub mod summary;
-pub mod wire;
 
 mod check;
+mod class;
 mod explain;
 mod http;
 mod metrics;

@@ -5,11 +5,11 @@
 
 use vgpu_allocator::{Largest, ReasonKind};
 use vgpu_api::DRIVER_NAME;
+use vgpu_planner::model::Pod;
+use vgpu_planner::{About, State};
 
 use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
-use crate::cluster::Cluster;
-use crate::model::{Key, Pod};
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
 use crate::words::{self, Asked};
@@ -21,9 +21,9 @@ const REASON_MAX: usize = 320;
 /// Results that are named where a pod would fit.
 const MOST_RESULTS: usize = 3;
 
-/// What to tell a pod's owner.
+/// What to tell the owner of a pod or claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Message {
     pub kind: Kind,
     pub text: String,
 }
@@ -52,20 +52,20 @@ impl Kind {
 }
 
 /// What to say of every pod that waits for us and that there is an answer for.
-pub fn verdicts(cluster: &Cluster, answers: &Answers) -> Vec<(Key, String, Verdict)> {
-    let pods = cluster.pods.values();
-    pods.filter_map(|pod| explain(pod, cluster, answers).map(|verdict| (pod.key.clone(), pod.uid.clone(), verdict)))
+pub fn messages(state: &State, answers: &Answers) -> Vec<(About, Message)> {
+    let pods = state.pods();
+    pods.filter_map(|pod| Some((About::pod(pod), explain(pod, state, answers)?)))
         .collect()
 }
 
 /// Why the pod waits, or `None` if it does not wait for us, or nobody knows yet.
-pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdict> {
-    if !pod.unschedulable {
+pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
+    if !pod.is_unschedulable {
         return None;
     }
-    let question = Question::of(pod, cluster)?;
-    let answer = answers.get(&pod.key, &question.shape)?;
-    let mistakes = mistakes(&question, cluster);
+    let question = Question::of(pod, state)?;
+    let answer = answers.get(pod, &question.shape)?;
+    let mistakes = mistakes(&question, state);
     let kind = match answer {
         _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,
         Answer::Fits { .. } if mistakes.is_empty() => Kind::Room,
@@ -95,7 +95,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
         } => {
             let described = Described {
                 question: &question,
-                cluster,
+                state,
                 nodes: *nodes,
             };
             // A node without devices stops at the first request; others have more to say.
@@ -113,7 +113,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
     let end = match question.has_claims_only() && !matches!(answer, Answer::Fits { .. }) {
         true => format!(
             "{end}; every device: vgpu explain pod/{} -n {}",
-            pod.key.name, pod.key.namespace
+            pod.name, pod.namespace
         ),
         false => end,
     };
@@ -122,7 +122,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
         &question.in_words(&end),
         TEXT_MAX,
     );
-    Some(Verdict { kind, text })
+    Some(Message { kind, text })
 }
 
 fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -> String {
@@ -154,7 +154,7 @@ fn nowhere(question: &Question, held: bool) -> String {
 /// An answer, to be put in words for one pod.
 struct Described<'a> {
     question: &'a Question,
-    cluster: &'a Cluster,
+    state: &'a State,
     nodes: usize,
 }
 
@@ -163,7 +163,7 @@ impl Described<'_> {
         let mut text = self.question.who(&section.claim, &section.request);
         let ask = self.question.shape.ask(&section.claim, &section.request);
         if let Some(ask) = &ask {
-            let class = self.cluster.class(&ask.class);
+            let class = self.state.class(&ask.class);
             text.push_str(&format!(": asked for {}", Asked { ask, class }));
         }
         if !self.question.shape.is_first(&section.claim, &section.request) {
@@ -230,7 +230,7 @@ impl Described<'_> {
 
     /// There is no device of the class.
     fn no_device(&self, section: &Section) -> String {
-        let published = self.cluster.our_devices().map(|devices| devices.count).sum::<usize>();
+        let published = self.state.published().map(|published| published.devices).sum::<usize>();
         if published == 0 {
             return format!(
                 "; no node publishes a GPU for driver {DRIVER_NAME}; see that vgpu-kubelet-plugin runs on the GPU nodes"

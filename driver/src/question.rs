@@ -10,18 +10,41 @@
 //! marks, and [`Question::in_words`] puts the names back.
 
 use std::borrow::Cow;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
-use vgpu_api::class;
-use vgpu_planner::{Eyes, Verdict};
+use vgpu_planner::model::{Extended, Pod};
+use vgpu_planner::{State, Verdict};
 
-use crate::cluster::Cluster;
-use crate::model::{Class, Extended, Pod};
-use crate::object::Claim;
-use crate::specs::Asked;
+use crate::class::{is_ours, is_ours_by_name};
 
 /// Stands on both sides of a claim's number where its name will be. No name has it.
 const MARK: char = '\u{1}';
+
+/// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
+#[derive(Debug, Clone)]
+pub struct Asked(Arc<ClaimSpec>);
+
+impl Asked {
+    pub fn spec(&self) -> &ClaimSpec {
+        &self.0
+    }
+}
+
+impl PartialEq for Asked {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Asked {}
+
+impl Hash for Asked {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        Arc::as_ptr(&self.0).hash(hasher);
+    }
+}
 
 /// What decides where a pod's devices can be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,7 +69,7 @@ pub struct Question {
 
 impl Question {
     /// What a pod asks for, or `None` if it asks nothing of us.
-    pub fn of(pod: &Pod, cluster: &Cluster) -> Option<Self> {
+    pub fn of(pod: &Pod, state: &State) -> Option<Self> {
         let mut question = Self {
             shape: Shape {
                 asked: Vec::new(),
@@ -56,25 +79,25 @@ impl Question {
             claims: Vec::new(),
             extended: Vec::new(),
         };
-        for name in &pod.claims {
-            let key = format!("{}/{name}", pod.key.namespace);
-            match cluster.claim(&key) {
-                Some(Claim::Waiting(asked)) => {
-                    question.shape.asked.push(asked.clone());
-                    question.claims.push(key);
-                }
-                Some(Claim::Allocated(_)) => question.shape.held.push(key),
-                // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
-                None => {}
+        for key in pod.claim_keys() {
+            // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
+            let Some(claim) = state.claim(&key) else {
+                continue;
+            };
+            if claim.allocation().is_some() {
+                question.shape.held.push(key);
+            } else {
+                question.shape.asked.push(Asked(claim.asked.spec.clone()));
+                question.claims.push(key);
             }
         }
         for extended in &pod.extended {
-            if let Some(class) = class_of_extended(&extended.resource, cluster) {
+            if let Some(class) = class_of_extended(&extended.resource, state) {
                 question.shape.extended.push((class.to_owned(), extended.count));
                 question.extended.push(extended.clone());
             }
         }
-        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours(&ask.exactly.class, cluster));
+        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
         (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
     }
 
@@ -111,11 +134,11 @@ impl Question {
 }
 
 impl Shape {
-    /// What is asked, by the eyes of whoever allocates it.
+    /// The claims as whoever allocates them asks for them.
     ///
     /// # Errors
     /// Nobody may allocate one of the claims, and why.
-    pub fn to_claims(&self, eyes: &Eyes<'_>) -> Result<Vec<ResourceClaim>, Verdict> {
+    pub fn to_claims(&self, state: &State) -> Result<Vec<ResourceClaim>, Verdict> {
         let claim = |number, spec| ResourceClaim {
             metadata: Metadata {
                 name: format!("{MARK}{number}{MARK}"),
@@ -125,10 +148,10 @@ impl Shape {
             ..ResourceClaim::default()
         };
         let asked = self.asked.iter().enumerate();
-        let asked = asked.map(|(number, asked)| eyes.asked(claim(number, asked.spec().clone())));
+        let asked = asked.map(|(number, asked)| state.asked(&claim(number, asked.0.clone())));
         // Extended resources are kube-scheduler's alone to serve.
         let extended = (!self.extended.is_empty())
-            .then(|| Ok(eyes.asked_by_scheduler(claim(self.asked.len(), self.extended_spec()))));
+            .then(|| Ok(state.asked_by_scheduler(&claim(self.asked.len(), Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
@@ -233,19 +256,13 @@ pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
     })
 }
 
-pub(crate) fn is_ours(class: &str, cluster: &Cluster) -> bool {
-    cluster
-        .class(class)
-        .map_or_else(|| class::is_ours(class), |class| class.ours)
-}
-
 /// The class of ours that stands behind an extended resource.
-fn class_of_extended<'a>(resource: &'a str, cluster: &'a Cluster) -> Option<&'a str> {
+fn class_of_extended<'a>(resource: &'a str, state: &'a State) -> Option<&'a str> {
     if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
-        return is_ours(class, cluster).then_some(class);
+        return is_ours_by_name(class, state).then_some(class);
     }
-    let named = cluster
+    let named = state
         .classes()
-        .filter(|class| class.ours && class.extended_resource.as_deref() == Some(resource));
-    named.map(|class: &Class| class.name.as_str()).min()
+        .filter(|class| class.spec.extended_resource_name.as_deref() == Some(resource) && is_ours(class));
+    named.map(|class| class.metadata.name.as_str()).min()
 }

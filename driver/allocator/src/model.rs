@@ -12,6 +12,9 @@ mod outcome;
 mod pod;
 mod slice;
 
+use std::sync::Arc;
+
+use litemap::LiteMap;
 use serde::{Deserialize, Deserializer};
 
 pub use attribute::Attribute;
@@ -39,7 +42,7 @@ pub struct Metadata {
     #[serde(deserialize_with = "or_default")]
     pub uid: String,
     #[serde(deserialize_with = "or_default")]
-    pub labels: std::collections::BTreeMap<String, String>,
+    pub labels: LiteMap<String, String>,
 }
 
 /// `null` is what Go writes for an empty list or map.
@@ -48,6 +51,15 @@ pub struct Metadata {
 /// Those of the field's own type.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// As [`or_default`], in an [`Arc`].
+fn shared<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<Arc<T>, D::Error> {
+    or_default(d).map(Arc::new)
+}
+
+fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option<Arc<T>>, D::Error> {
+    Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
 /// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a cluster

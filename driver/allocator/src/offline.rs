@@ -93,7 +93,7 @@ pub fn run(
     let waiting: Vec<&ResourceClaim> = objects.waiting().map(|given| &given.claim).collect();
     let mut views = Vec::new();
     for node in &cluster.nodes {
-        views.push(NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?);
+        views.push(NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(AllocateError::from)?);
     }
     let attempt = Attempt {
         claims: &waiting,

@@ -4,9 +4,10 @@
 //! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use vgpu_allocator::model::{Allocation, ResourceClaim};
+use vgpu_allocator::model::Allocation;
 
 use crate::allocation::hold_of;
 use crate::model::{Claim, Consumer, Version};
@@ -31,7 +32,8 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) claim: Claim,
-    pub(crate) flight: Option<Flight>,
+    /// Boxed: few claims have one.
+    pub(crate) flight: Option<Box<Flight>>,
     /// Since when this process knows of the hold, or of the allocation that nobody uses.
     pub(crate) since: Time,
     failures: u32,
@@ -48,7 +50,7 @@ pub(crate) struct Known {
 pub(crate) struct Flight {
     id: WriteId,
     version: Version,
-    given: Option<(Allocation, Consumer)>,
+    given: Option<(Arc<Allocation>, Consumer)>,
     is_mark: bool,
     /// It is a mark that settles an earlier write.
     was_doubtful: bool,
@@ -146,17 +148,17 @@ impl Claims {
             let before = known.flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
-                Intent::Allocate { allocation, hold, .. } => Some(((**allocation).clone(), hold.clone())),
+                Intent::Allocate { allocation, hold, .. } => Some((allocation.clone(), hold.clone())),
                 _ => before.and_then(|flight| flight.given),
             };
-            known.flight = Some(Flight {
+            known.flight = Some(Box::new(Flight {
                 id: write.id,
                 version: write.version,
                 given,
                 is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
                 state: State::Sent { at: write.decided },
-            });
+            }));
         }
     }
 
@@ -286,22 +288,20 @@ impl Known {
     }
 
     /// What the claim has, or may have by a write under way.
-    pub(crate) fn allocation(&self) -> Option<&Allocation> {
+    pub(crate) fn allocation(&self) -> Option<&Arc<Allocation>> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
-        self.claim.allocation().or(given.map(|(allocation, _)| allocation))
+        self.claim
+            .asked
+            .status
+            .allocation
+            .as_ref()
+            .or(given.map(|(allocation, _)| allocation))
     }
 
     /// The hold that it has, or may have.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
         hold_of(&self.claim).or(given.map(|(_, hold)| hold))
-    }
-
-    /// As the allocator is to count it.
-    pub(crate) fn counted(&self) -> ResourceClaim {
-        let mut counted = self.claim.asked.clone();
-        counted.status.allocation = self.allocation().cloned();
-        counted
     }
 }
 

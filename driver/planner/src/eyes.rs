@@ -9,58 +9,14 @@
 
 use std::collections::HashMap;
 
-use vgpu_allocator::model::ResourceClaim;
 use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options, Subject};
 use vgpu_allocator::{Index, SelectorCache};
 
-use crate::allocation::as_scheduler;
 use crate::devices::{Settling, take_over};
 use crate::model::{Slice, Version};
 use crate::planner::Settings;
 use crate::supply::{Sighting, Supply};
 use crate::time::Time;
-use crate::verdict::Verdict;
-
-/// What an answer is asked of.
-#[derive(Debug)]
-pub struct Eyes<'a> {
-    pub index: &'a mut Index,
-    /// `None`: kube-scheduler allocates everything.
-    supply: Option<&'a Supply>,
-}
-
-impl<'a> Eyes<'a> {
-    /// kube-scheduler's: claims ask for what they say.
-    pub fn of_scheduler(index: &'a mut Index) -> Self {
-        Self { index, supply: None }
-    }
-
-    /// A planner's: the index that it decides by, and the claims as it asks for them.
-    pub(crate) fn of_planner(index: &'a mut Index, supply: &'a Supply) -> Self {
-        let supply = Some(supply);
-        Self { index, supply }
-    }
-
-    /// The claim as whoever allocates it asks for it.
-    ///
-    /// # Errors
-    /// Nobody may, and why.
-    pub fn asked(&self, claim: ResourceClaim) -> Result<ResourceClaim, Verdict> {
-        match self.supply {
-            Some(supply) => supply.asked(&claim),
-            None => Ok(claim),
-        }
-    }
-
-    /// A claim that only kube-scheduler can allocate, whatever it asks for.
-    #[must_use]
-    pub fn asked_by_scheduler(&self, claim: ResourceClaim) -> ResourceClaim {
-        match self.supply {
-            Some(_) => as_scheduler(&claim),
-            None => claim,
-        }
-    }
-}
 
 /// Why the subject waits: as [`offline::explain`], by the eyes of whoever allocates its claims at that time.
 ///
@@ -80,7 +36,7 @@ pub fn explain(
         is_listed_now: true,
     };
     let mut index = Index::new(options.features);
-    let mut supply = Supply::new(settling.after);
+    let mut supply = Supply::divided(settling.after);
     supply.set_listed(now, &mut index, cache);
     for class in objects.classes() {
         supply.set_class(class.clone(), &mut index, cache);

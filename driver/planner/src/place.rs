@@ -126,7 +126,7 @@ impl<'a> Placing<'a, '_> {
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
         let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
-        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.supply.class(name)).unwrap_or(self.policy);
+        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.index.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
         let cluster = self.cluster;
         let (avoided, now) = (self.avoided, self.now);

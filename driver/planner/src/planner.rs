@@ -5,21 +5,18 @@ mod gangs;
 mod round;
 mod taking;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use vgpu_allocator::{Event, Features, Free, Index, SelectorCache};
+use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 
 use crate::avoid::Avoided;
-use crate::change::{Ask, Seen};
-use crate::claims::{Claims, State};
-use crate::cluster::Cluster;
+use crate::change::Ask;
+use crate::claims::State as Flown;
 use crate::effort::Efforts;
-use crate::eyes::Eyes;
-use crate::names::DRIVER;
 use crate::queue::Queue;
-use crate::supply::Supply;
+use crate::state::{Mode, State};
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
@@ -69,14 +66,8 @@ pub struct Plan {
 /// The decisions of one process, leading or not.
 pub struct Planner {
     settings: Settings,
-    index: Index,
-    cache: SelectorCache<'static>,
     share_id: Box<dyn FnMut() -> String + Send>,
-    cluster: Cluster,
-    claims: Claims,
-    /// Which pods use a claim.
-    users: HashMap<String, BTreeSet<String>>,
-    supply: Supply,
+    state: State,
     avoided: Avoided,
     efforts: Efforts,
     queue: Queue,
@@ -84,8 +75,6 @@ pub struct Planner {
     told: Told,
     term: Option<Term>,
     stage: Stage,
-    /// Kinds that were listed once.
-    synced: Synced,
     asked: HashMap<Ask, Asking>,
     last_write: u64,
     /// What the API server said to a refused write, by claim.
@@ -100,15 +89,6 @@ pub struct Planner {
 struct Asking {
     first: Time,
     last: Time,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Synced {
-    pods: bool,
-    nodes: bool,
-    slices: bool,
-    classes: bool,
-    rules: bool,
 }
 
 impl std::fmt::Debug for Planner {
@@ -126,13 +106,13 @@ impl Planner {
     pub fn new(settings: Settings, features: Features, share_id: Box<dyn FnMut() -> String + Send>) -> Self {
         Self {
             settings,
-            index: Index::new(features),
-            cache: SelectorCache::default(),
             share_id,
-            cluster: Cluster::default(),
-            claims: Claims::default(),
-            users: HashMap::new(),
-            supply: Supply::new(settings.settle),
+            state: State::new(
+                Mode::Controller {
+                    settle: settings.settle,
+                },
+                features,
+            ),
             avoided: Avoided::default(),
             efforts: Efforts::default(),
             queue: Queue::default(),
@@ -140,7 +120,6 @@ impl Planner {
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
-            synced: Synced::default(),
             asked: HashMap::new(),
             last_write: 0,
             refusals: HashMap::new(),
@@ -162,62 +141,38 @@ impl Planner {
         self.queue
     }
 
-    /// What our driver's devices have left together, whoever allocates them.
+    /// What it decides by.
     #[must_use]
-    pub fn free(&self) -> Free {
-        self.index.free(DRIVER)
+    pub fn state(&self) -> &State {
+        &self.state
     }
 
-    /// What explanations are asked of: what is decided by.
-    pub fn eyes(&mut self) -> Eyes<'_> {
-        Eyes::of_planner(&mut self.index, &self.supply)
-    }
-
-    /// The claims that it knows, for the next list of them.
-    #[must_use]
-    pub fn seen(&self) -> Seen {
-        let versions = self
-            .claims
-            .iter()
-            .map(|(key, known)| (key.clone(), known.claim.version));
-        Seen(versions.collect())
-    }
-
-    /// Whether a claim has an allocation, or may have one by a write that is under way.
-    #[must_use]
-    pub fn has_given(&self, claim: &str) -> bool {
-        self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
-    }
-
-    /// Grows with every change after which an answer may be another.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.index.version()
+    /// For explanations, which compute views of nodes.
+    pub fn state_mut(&mut self) -> &mut State {
+        &mut self.state
     }
 
     /// Takes in what came of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
         let now = self.at(now);
-        let flying = self.claims.of_write(id);
+        let flying = self.state.claims.of_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
             (Outcome::Done(claim), _) => {
                 let key = claim.key();
                 self.refusals.remove(&key);
-                if self.claims.answer(*claim, now) {
-                    self.recount(&key);
-                }
+                self.state.set_answered(*claim, now);
             }
             (_, None) => {} // a newer version has settled it
-            (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
-            (Outcome::Unknown, Some(key)) => self.claims.set_state(&key, State::Doubtful, now),
+            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, Flown::Moved { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, Flown::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
-                self.claims.set_state(&key, State::Doubtful, now);
+                self.state.claims.set_state(&key, Flown::Doubtful, now);
                 self.refusals.insert(key, message);
             }
             (Outcome::Dropped, Some(key)) => {
-                self.claims.drop_write(&key);
-                self.recount(&key);
+                self.state.claims.drop_write(&key);
+                self.state.recount(&key);
             }
         }
     }
@@ -234,7 +189,7 @@ impl Planner {
         self.queue = Queue::default();
         let changed = std::mem::take(&mut self.is_dirty);
         let mut plan = Plan::default();
-        if let Some(lost) = self.claims.lose(now) {
+        if let Some(lost) = self.state.claims.lose(now) {
             soonest(&mut plan.wake, lost, now);
         }
         if let Some(term) = self.term.clone() {
@@ -257,8 +212,8 @@ impl Planner {
             self.asked.clear();
             self.avoided = Avoided::default();
             self.efforts = Efforts::default();
-            self.claims.set_back(now);
-            self.supply.set_back(now);
+            self.state.claims.set_back(now);
+            self.state.supply.set_back(now);
             self.wake = None;
             self.is_dirty = true;
         }
@@ -266,7 +221,7 @@ impl Planner {
     }
 
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
-        let Some(known) = self.claims.get(key) else {
+        let Some(known) = self.state.claims.get(key) else {
             return;
         };
         self.last_write += 1;
@@ -280,7 +235,7 @@ impl Planner {
             epoch: term.epoch.clone(),
             intent,
         };
-        self.claims.fly(key, &write);
+        self.state.claims.fly(key, &write);
         plan.writes.push(write);
     }
 
@@ -298,30 +253,6 @@ impl Planner {
                 plan.asks.push(ask);
             }
         }
-    }
-
-    /// Tells the allocator what a claim holds, and gives its pods their seats.
-    fn recount(&mut self, key: &str) {
-        match self.claims.get(key) {
-            Some(known) => self.index.apply(Event::Claim(known.counted())),
-            None => self.index.apply(Event::ClaimGone { key: key.to_owned() }),
-        }
-        for pod in self.users.get(key).cloned().unwrap_or_default() {
-            self.reseat(&pod);
-        }
-    }
-
-    fn reseat(&mut self, pod: &str) {
-        let node = self.cluster.pod(pod).and_then(|pod| {
-            pod.claim_keys().find_map(|key| {
-                let known = self.claims.get(&key)?;
-                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
-                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
-                (is_held || is_reserved).then_some(())?;
-                crate::allocation::node_of(known.allocation()?).map(str::to_owned)
-            })
-        });
-        self.cluster.seat(pod, node.as_deref());
     }
 }
 

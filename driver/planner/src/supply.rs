@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::{DeviceClass, ResourceClaim, Taint};
-use vgpu_allocator::{Event, Index, SelectorCache};
+use vgpu_allocator::model::{DeviceClass, ResourceClaim, ResourceSlice, Taint};
+use vgpu_allocator::{Index, SelectorCache};
+use vgpu_api::{capacity, device_type};
+use vgpu_quantity::Quantity;
 
 use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
 use crate::change::Last;
@@ -51,7 +53,16 @@ pub(crate) struct Supply {
     pools: HashMap<String, BTreeSet<String>>,
     /// When the last full list of the claims was asked for.
     listed: Option<Time>,
-    settle: Duration,
+    /// How long a device stays with nobody when it changes hands; `None` where kube-scheduler allocates everything.
+    settle: Option<Duration>,
+}
+
+/// What a slice of our driver publishes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Published {
+    pub devices: usize,
+    /// The memory of its largest GPU in bytes, 0 without one.
+    pub largest: u64,
 }
 
 #[derive(Debug)]
@@ -59,8 +70,11 @@ struct Slice {
     version: Version,
     /// When it came in last.
     seen: Time,
+    /// Of our driver.
     pool: Option<String>,
-    whose: Vec<(String, Who)>,
+    published: Published,
+    /// Who allocates each device, in the slice's order; empty where that is always kube-scheduler.
+    whose: Box<[Who]>,
     /// When it was read last from the API server itself, not from a watch that may lag.
     read: Option<Time>,
     /// The taints of its devices as they were published, while one of them settles. The rest is in the index.
@@ -76,7 +90,6 @@ pub(crate) struct Sighting {
 
 #[derive(Debug)]
 struct Class {
-    object: DeviceClass,
     seen: HashMap<String, Seen>,
     total: Seen,
 }
@@ -90,9 +103,10 @@ struct Seen {
 }
 
 impl Supply {
-    pub(crate) fn new(settle: Duration) -> Self {
+    /// Devices are divided between kube-scheduler and the controller, by their taint.
+    pub(crate) fn divided(settle: Duration) -> Self {
         Self {
-            settle,
+            settle: Some(settle),
             ..Self::default()
         }
     }
@@ -114,19 +128,25 @@ impl Supply {
                 return;
             }
         }
-        let settling = Settling {
-            after: self.settle,
-            listed: self.listed,
-            is_listed_now: false,
-        };
         let mut told = slice.facts;
-        let taints = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
-        let whose = take_over(&mut told, settling);
-        let is_settled = !whose.iter().any(|who| matches!(who, Who::Settling { .. }));
-        let spec = &told.spec;
-        let names = spec.devices.iter().map(|device| device.name.clone());
+        let published = Published::of(&told);
+        let mut taints = None;
+        let mut whose = Vec::new();
+        if let Some(after) = self.settle {
+            let settling = Settling {
+                after,
+                listed: self.listed,
+                is_listed_now: false,
+            };
+            let before = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
+            whose = take_over(&mut told, settling);
+            taints = whose
+                .iter()
+                .any(|who| matches!(who, Who::Settling { .. }))
+                .then_some(before);
+        }
         self.forget(&name);
-        let pool = (spec.driver == DRIVER).then(|| spec.pool.name.clone());
+        let pool = (told.spec.driver == DRIVER).then(|| told.spec.pool.name.clone());
         if let Some(pool) = &pool {
             self.pools.entry(pool.clone()).or_default().insert(name.clone());
         }
@@ -134,11 +154,12 @@ impl Supply {
             version: slice.version,
             seen: seen.at,
             pool,
-            whose: names.zip(whose).collect(),
+            published,
+            whose: whose.into(),
             read,
-            taints: (!is_settled).then_some(taints),
+            taints,
         };
-        index.apply(Event::Slice(told));
+        index.set_slice(told);
         for (class, of_class) in &mut self.classes {
             of_class.look(class, &name, &known, index, cache);
         }
@@ -156,14 +177,13 @@ impl Supply {
             return;
         }
         self.forget(name);
-        index.apply(Event::SliceGone { name: name.to_owned() });
+        index.remove_slice(name);
     }
 
     pub(crate) fn set_class(&mut self, object: DeviceClass, index: &mut Index, cache: &mut SelectorCache<'_>) {
         let name = object.metadata.name.clone();
-        index.apply(Event::Class(object.clone()));
+        index.set_class(object);
         let mut class = Class {
-            object,
             seen: HashMap::new(),
             total: Seen::default(),
         };
@@ -175,7 +195,7 @@ impl Supply {
 
     pub(crate) fn remove_class(&mut self, name: &str, index: &mut Index) {
         self.classes.remove(name);
-        index.apply(Event::ClassGone { name: name.to_owned() });
+        index.remove_class(name);
     }
 
     /// All claims as of `asked` are known: devices that had settled by then are the controller's.
@@ -227,8 +247,9 @@ impl Supply {
         self.slices.keys()
     }
 
-    pub(crate) fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
-        self.classes.values().map(|class| &class.object)
+    pub(crate) fn published(&self) -> impl Iterator<Item = Published> {
+        let ours = self.slices.values().filter(|slice| slice.pool.is_some());
+        ours.map(|slice| slice.published)
     }
 
     /// The claim as whoever allocates it asks for it.
@@ -236,6 +257,9 @@ impl Supply {
     /// # Errors
     /// Nobody may, and why.
     pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Verdict> {
+        if self.settle.is_none() {
+            return Ok(claim.clone());
+        }
         let kind = self.kind(claim);
         let is_ours = kind == Kind::Controller;
         match kind.refusal(|| claim.key()) {
@@ -245,22 +269,18 @@ impl Supply {
         }
     }
 
-    pub(crate) fn class(&self, name: &str) -> Option<&DeviceClass> {
-        self.classes.get(name).map(|class| &class.object)
-    }
-
     /// Whether only the controller has devices of the class.
     pub(crate) fn is_controllers_alone(&self, class: &str) -> bool {
         let total = self.classes.get(class).map(|class| class.total);
         total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
     }
 
-    /// Whose a device of our driver is.
-    pub(crate) fn who(&self, pool: &str, device: &str) -> Option<Who> {
-        let mut slices = self.pools.get(pool)?.iter().filter_map(|name| self.slices.get(name));
-        slices.find_map(|slice| {
-            let found = slice.whose.iter().find(|(name, _)| name == device);
-            found.map(|(_, who)| *who)
+    /// Who allocates a device of our driver.
+    pub(crate) fn who(&self, pool: &str, device: &str, index: &Index) -> Option<Who> {
+        self.pools.get(pool)?.iter().find_map(|name| {
+            let devices = index.devices_of_slice(name).iter();
+            let place = devices.into_iter().position(|known| known.name == device)?;
+            self.slices.get(name)?.whose.get(place).copied()
         })
     }
 
@@ -312,9 +332,25 @@ impl Supply {
     }
 }
 
+impl Published {
+    fn of(slice: &ResourceSlice) -> Self {
+        let devices = &slice.spec.devices;
+        let gpus = devices.iter().filter(|device| {
+            let of_type = device.attributes.get(device_type::ATTRIBUTE);
+            of_type.and_then(|value| value.text()) == Some(device_type::GPU)
+        });
+        let memory = gpus.filter_map(|gpu| gpu.capacity.get(capacity::MEMORY));
+        let bytes = memory.filter_map(|memory| Quantity::whole_away_from_zero(&memory.value));
+        Self {
+            devices: devices.len(),
+            largest: bytes.max().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+        }
+    }
+}
+
 impl Slice {
     fn ready(&self) -> impl Iterator<Item = Time> {
-        self.whose.iter().filter_map(|(_, who)| match who {
+        self.whose.iter().filter_map(|who| match who {
             Who::Settling { until } => *until,
             _ => None,
         })
@@ -323,9 +359,12 @@ impl Slice {
 
 impl Class {
     fn look(&mut self, class: &str, slice: &str, known: &Slice, index: &Index, cache: &mut SelectorCache<'_>) {
+        if known.whose.is_empty() {
+            return self.forget(slice);
+        }
         let mut seen = Seen::default();
         let matches = index.devices_of_class(class, slice, cache);
-        for ((_, who), _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
+        for (who, _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
             match who {
                 Who::Controller { .. } | Who::Settling { .. } => seen.controller += 1,
                 Who::Scheduler | Who::Released => seen.scheduler += 1,
@@ -381,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_claim_is_the_controllers_if_all_its_classes_are() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut supply = Supply::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
         for (name, driver) in [("vgpu", "dra.vgpu"), ("nic", "nic.example.com")] {
@@ -415,15 +454,15 @@ mod tests {
 
     #[test]
     fn a_device_is_taken_over_by_a_list_of_claims_after_it_settled() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut supply = Supply::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
         supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
         assert_eq!(supply.next_ready(), Some(Time::from_millis(30_000)));
         supply.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Settling { .. })));
+        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Settling { .. })));
         supply.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
+        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Controller { .. })));
         assert_eq!(supply.next_ready(), None);
         let read = |supply: &Supply| supply.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
         assert_eq!(read(&supply), [None], "a watch is no proof");
@@ -435,7 +474,7 @@ mod tests {
 
     #[test]
     fn a_watch_that_lags_does_not_bring_back_what_was_read() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut supply = Supply::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
         supply.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
@@ -446,22 +485,22 @@ mod tests {
         let released = TAINT.replace("controller", "released");
         let old = || of_version(5, "n1", DRIVER, TAINT);
         supply.set_slice(old(), at(1), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
+        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Controller { .. })));
         let read = Some(Time::from_millis(2));
         let new = of_version(7, "n1", DRIVER, &released);
         supply.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
         supply.set_slice(old(), at(4), &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
+        assert_eq!(supply.who("n1", "d", &index), Some(Who::Released));
         // A read that an event has overtaken: what is known is as good as read.
         let read = Some(Time::from_millis(5));
         supply.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
+        assert_eq!(supply.who("n1", "d", &index), Some(Who::Released));
         assert_eq!(supply.reads("n1").next().unwrap().1, read);
         // A deletion of what was there before, and a read from before it came.
         supply.remove_slice("n1", Last::Version(Version(6)), &mut index);
         supply.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
-        assert!(supply.who("n1", "d").is_some());
+        assert!(supply.who("n1", "d", &index).is_some());
         supply.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
-        assert!(supply.who("n1", "d").is_none());
+        assert!(supply.who("n1", "d", &index).is_none());
     }
 }

@@ -3,20 +3,50 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::filter::Refusal;
+use crate::model::{Claim, Pod};
 
-/// Whom an event or condition is about.
+/// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum About {
-    Pod {
-        namespace: String,
-        name: String,
-        uid: String,
-    },
-    Claim {
-        namespace: String,
-        name: String,
-        uid: String,
-    },
+pub struct About {
+    pub object: Object,
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    Pod,
+    Claim,
+}
+
+impl About {
+    #[must_use]
+    pub fn pod(pod: &Pod) -> Self {
+        Self {
+            object: Object::Pod,
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        }
+    }
+
+    #[must_use]
+    pub fn claim(claim: &Claim) -> Self {
+        let meta = &claim.asked.metadata;
+        Self {
+            object: Object::Claim,
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+        }
+    }
+
+    /// `namespace/name`.
+    #[must_use]
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -201,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_verdict_is_told_when_it_changes() {
-        let about = || About::Pod {
+        let about = || About {
+            object: Object::Pod,
             namespace: "ns".into(),
             name: "p".into(),
             uid: "u".into(),
@@ -234,7 +265,8 @@ mod tests {
 
     #[test]
     fn an_object_is_told_each_reason() {
-        let claim = || About::Claim {
+        let claim = || About {
+            object: Object::Claim,
             namespace: "ns".into(),
             name: "c".into(),
             uid: "u".into(),

@@ -1,17 +1,20 @@
 //! Claims: what is asked for.
 
-use litemap::LiteMap;
+use std::sync::Arc;
 
+use litemap::LiteMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Allocation, Metadata, RequestedConfig, fitted, or_default};
+use super::{Allocation, Metadata, RequestedConfig, fitted, or_default, shared, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ResourceClaim {
     pub metadata: Metadata,
-    pub spec: ClaimSpec,
+    /// Shared, because the claims of one template have equal specs.
+    #[serde(deserialize_with = "shared")]
+    pub spec: Arc<ClaimSpec>,
     #[serde(deserialize_with = "or_default")]
     pub status: ClaimStatus,
 }
@@ -26,7 +29,9 @@ pub struct ClaimSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ClaimStatus {
-    pub allocation: Option<Allocation>,
+    /// Shared with the index, which counts what it holds.
+    #[serde(deserialize_with = "shared_option")]
+    pub allocation: Option<Arc<Allocation>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

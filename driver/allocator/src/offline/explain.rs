@@ -126,7 +126,7 @@ pub fn explain(
             continue;
         }
         answer.nodes.push(node.metadata.name.clone());
-        let view = NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?;
+        let view = NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(AllocateError::from)?;
         match attempt.answer(&view, steps, cache)? {
             Answer::Fits(_) => answer.fits.push(node.metadata.name.clone()),
             Answer::Not(mut why) => {

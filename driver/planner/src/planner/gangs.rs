@@ -223,10 +223,10 @@ impl Planner {
 
     /// Not if the first has no place, nor if all before ask for the same.
     fn is_worth_a_search(&self, order: &[String], failed: &Failed) -> bool {
-        let Some(pod) = self.cluster.pod(&order[failed.at]) else {
+        let Some(pod) = self.state.cluster.pod(&order[failed.at]) else {
             return false;
         };
-        let mut before = order[..failed.at].iter().filter_map(|key| self.cluster.pod(key));
+        let mut before = order[..failed.at].iter().filter_map(|key| self.state.cluster.pod(key));
         is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
     }
 
@@ -234,7 +234,7 @@ impl Planner {
     fn are_alike(&self, one: &Pod, other: &Pod) -> bool {
         let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
         let specs = |pod: &Pod| -> Vec<_> {
-            let known = pod.claim_keys().map(|key| self.claims.get(&key));
+            let known = pod.claim_keys().map(|key| self.state.claims.get(&key));
             known.map(|known| known.map(|known| &known.claim.asked.spec)).collect()
         };
         is_alone(one)

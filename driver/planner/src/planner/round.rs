@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use vgpu_allocator::Budget;
@@ -18,7 +19,7 @@ use crate::change::Ask;
 use crate::devices::Who;
 use crate::effort::{Answer, Asked};
 use crate::gang::{self, Gangs};
-use crate::model::{Claim, Pod};
+use crate::model::Pod;
 use crate::names::{DRIVER, IMPLICIT_RESOURCE};
 use crate::place::{Placed, Placing, Waits};
 use crate::queue::Queue;
@@ -53,8 +54,7 @@ struct Unit {
 
 impl Planner {
     pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
-        let synced = self.synced;
-        if !(synced.pods && synced.nodes && synced.slices && synced.classes && synced.rules) {
+        if !self.state.can_decide() {
             return;
         }
         if self.stage != Stage::Leading {
@@ -64,7 +64,7 @@ impl Planner {
         if self.stage != Stage::Leading {
             return;
         }
-        if let Some(ready) = self.supply.next_ready() {
+        if let Some(ready) = self.state.supply.next_ready() {
             match ready <= now {
                 true => self.ask(Ask::Claims, now, plan),
                 false => soonest(&mut plan.wake, ready, now),
@@ -78,12 +78,12 @@ impl Planner {
 
     fn keep_up(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         let upkeep = Upkeep {
-            cluster: &self.cluster,
+            cluster: &self.state.cluster,
             timeout: self.settings.hold,
             now,
         };
         let mut lapsed = BTreeSet::new();
-        for (_, known) in self.claims.iter() {
+        for (_, known) in self.state.claims.iter() {
             if let Some(held) = upkeep.held(known) {
                 soonest(&mut plan.wake, held.until, now);
                 if held.until <= now {
@@ -94,7 +94,7 @@ impl Planner {
             }
         }
         let mut duties = Vec::new();
-        for (key, known) in self.claims.iter() {
+        for (key, known) in self.state.claims.iter() {
             if let Some(until) = known.quiet_until.filter(|until| now < *until) {
                 soonest(&mut plan.wake, until, now);
                 continue;
@@ -104,33 +104,30 @@ impl Planner {
             }
             let of_gang = upkeep.held(known).and_then(|held| gang::of(held.pod?));
             let has_lapsed = of_gang.is_some_and(|gang| lapsed.contains(&gang));
-            let pods = self.users.get(key).into_iter().flatten();
-            let mut users = pods
-                .filter_map(|pod| self.cluster.pod(pod))
-                .filter(|pod| !pod.is_deleted && !pod.is_finished);
+            let mut users = self.state.users(key).filter(|pod| !pod.is_deleted && !pod.is_finished);
             if let Some(duty) = upkeep.duty(known, has_lapsed, &mut users) {
-                duties.push((key.clone(), duty, about_claim(&known.claim)));
+                duties.push((key.clone(), duty, About::claim(&known.claim)));
             }
         }
         for (key, duty, about) in duties {
             // The same is decided again where a write did not land. It is no second hold that ran out.
-            let is_new = self.claims.get(&key).is_some_and(|known| !known.is_told);
+            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_told);
             if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
                 self.avoided.add(&pod, &node, now);
             }
             if let Some(why) = duty.why.filter(|_| is_new) {
                 self.told.is(about, why);
-                self.claims.set_told(&key);
+                self.state.claims.set_told(&key);
             }
             self.write(term, &key, duty.intent, now, plan);
         }
     }
 
     fn place_all(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
-        let gangs = Gangs::new(&self.cluster);
+        let gangs = Gangs::new(&self.state.cluster);
         let mut units: Vec<Unit> = Vec::new();
         let mut together: BTreeMap<gang::Name, Vec<String>> = BTreeMap::new();
-        for (key, pod) in self.cluster.pods() {
+        for (key, pod) in self.state.cluster.pods() {
             if !pod.is_waiting() || pod.is_gated || pod.claims.is_empty() {
                 continue;
             }
@@ -182,10 +179,10 @@ impl Planner {
     fn still_waiting(&self, pods: &[String]) -> Queue {
         let mut queue = Queue::default();
         let mut counted = BTreeSet::new();
-        for pod in pods.iter().filter_map(|key| self.cluster.pod(key)) {
+        for pod in pods.iter().filter_map(|key| self.state.cluster.pod(key)) {
             let waits = pod.claim_keys().filter(|key| {
-                let known = self.claims.get(key).filter(|known| known.allocation().is_none());
-                known.is_some_and(|known| self.supply.kind(&known.claim.asked) == Kind::Controller)
+                let known = self.state.claims.get(key).filter(|known| known.allocation().is_none());
+                known.is_some_and(|known| self.state.supply.kind(&known.claim.asked) == Kind::Controller)
             });
             let claims: Vec<String> = waits.collect();
             if !claims.is_empty() {
@@ -216,7 +213,7 @@ impl Planner {
 
     /// Those that came when they had a place come first; then by priority, age and name.
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
-        let pod = self.cluster.pod(key)?;
+        let pod = self.state.cluster.pod(key)?;
         let of_gang = gang::of(pod).map_or(0, |name| self.efforts.failures(&effort_of(&name)));
         Some((
             self.avoided.count(&pod.uid) + self.efforts.failures(&pod.uid) + of_gang,
@@ -227,7 +224,7 @@ impl Planner {
     }
 
     fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
-        let Some(pod) = self.cluster.pod(key) else {
+        let Some(pod) = self.state.cluster.pod(key) else {
             return;
         };
         let who = pod.uid.clone();
@@ -280,18 +277,18 @@ impl Planner {
         budget: &mut Budget,
         now: Time,
     ) -> Result<Placed, Waits> {
-        let pod = self.cluster.pod(key).ok_or(Waits::Done)?;
+        let pod = self.state.cluster.pod(key).ok_or(Waits::Done)?;
         let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
         let mut work = 0;
         let placed = Placing {
-            cluster: &self.cluster,
-            claims: &self.claims,
-            supply: &self.supply,
+            cluster: &self.state.cluster,
+            claims: &self.state.claims,
+            supply: &self.state.supply,
             avoided: &self.avoided,
             without,
-            index: &mut self.index,
+            index: &mut self.state.index,
             budget,
-            cache: &mut self.cache,
+            cache: &mut self.state.cache,
             share_id: &mut self.share_id,
             policy: self.settings.policy,
             term,
@@ -306,22 +303,22 @@ impl Planner {
 
     pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
         for (key, allocation, hold) in placed.given {
-            let allocation = Box::new(allocation);
+            let allocation = Arc::new(allocation);
             let intent = Intent::Allocate {
                 allocation,
                 hold,
                 policy: placed.policy,
             };
             self.write(term, &key, intent, placed.as_of, plan);
-            self.recount(&key);
+            self.state.recount(&key);
         }
     }
 
     pub(super) fn take_back(&mut self, writes: &[Write]) {
         for write in writes {
             let key = format!("{}/{}", write.namespace, write.name);
-            self.claims.ground(&key);
-            self.recount(&key);
+            self.state.claims.ground(&key);
+            self.state.recount(&key);
         }
     }
 
@@ -349,31 +346,31 @@ impl Planner {
             }
             Waits::For(verdict) => *verdict,
         };
-        if let Some(pod) = self.cluster.pod(key) {
-            self.told.is(about_pod(pod), verdict);
+        if let Some(pod) = self.state.cluster.pod(key) {
+            self.told.is(About::pod(pod), verdict);
         }
     }
 
     /// What the pod was told last holds still.
     pub(super) fn stays(&mut self, key: &str) {
-        if let Some(pod) = self.cluster.pod(key) {
-            self.told.stays(about_pod(pod));
+        if let Some(pod) = self.state.cluster.pod(key) {
+            self.told.stays(About::pod(pod));
         }
     }
 
     /// What lasts, besides why pods wait.
     fn tell(&mut self) {
-        for (key, known) in self.claims.iter() {
+        for (key, known) in self.state.claims.iter() {
             let claim = &known.claim;
             if let Some(message) = self.refusals.get(key) {
-                self.told.is(about_claim(claim), Verdict::Refused(message.clone()));
+                self.told.is(About::claim(claim), Verdict::Refused(message.clone()));
             }
             let Some(allocation) = claim.allocation().filter(|allocation| !is_ours(allocation)) else {
                 continue;
             };
             let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
             let is_controllers = |result: &&DeviceResult| {
-                let who = self.supply.who(&result.pool, &result.device);
+                let who = self.state.supply.who(&result.pool, &result.device, &self.state.index);
                 let is_since = |since| written.is_none_or(|written| written >= since);
                 result.driver == DRIVER && matches!(who, Some(Who::Controller { since }) if is_since(since))
             };
@@ -382,10 +379,11 @@ impl Planner {
                 .map(|result| (result.pool.clone(), result.device.clone()))
                 .collect();
             if !devices.is_empty() {
-                self.told.is(about_claim(claim), Verdict::ThirdParty { devices });
+                self.told.is(About::claim(claim), Verdict::ThirdParty { devices });
             }
         }
         for (_, pod) in self
+            .state
             .cluster
             .pods()
             .filter(|(_, pod)| !pod.is_deleted && !pod.is_finished)
@@ -395,15 +393,16 @@ impl Planner {
                 None => self.extended_resource(pod),
             };
             if let Some(verdict) = verdict {
-                self.told.is(about_pod(pod), verdict);
+                self.told.is(About::pod(pod), verdict);
             }
         }
     }
 
     fn placed_by_hand(&self, pod: &Pod, node: &str) -> Option<Verdict> {
-        let known = pod.claim_keys().filter_map(|key| self.claims.get(&key));
-        let mut unallocated = known
-            .filter(|known| known.allocation().is_none() && self.supply.kind(&known.claim.asked) == Kind::Controller);
+        let known = pod.claim_keys().filter_map(|key| self.state.claims.get(&key));
+        let mut unallocated = known.filter(|known| {
+            known.allocation().is_none() && self.state.supply.kind(&known.claim.asked) == Kind::Controller
+        });
         unallocated.next().map(|known| Verdict::PlacedByHand {
             node: node.to_owned(),
             claim: known.claim.asked.metadata.name.clone(),
@@ -413,33 +412,17 @@ impl Planner {
     fn extended_resource(&self, pod: &Pod) -> Option<Verdict> {
         pod.requests.0.keys().find_map(|resource| {
             let implicit = resource.strip_prefix(IMPLICIT_RESOURCE);
-            let class = self.supply.classes().find(|class| {
+            let classes = self.state.index.classes().filter(|class| {
                 class.spec.extended_resource_name.as_ref() == Some(resource) || implicit == Some(&class.metadata.name)
-            })?;
-            let class = &class.metadata.name;
-            self.supply
+            });
+            let class = classes.map(|class| &class.metadata.name).min()?;
+            self.state
+                .supply
                 .is_controllers_alone(class)
                 .then(|| Verdict::ExtendedResource {
                     resource: resource.clone(),
                     class: class.clone(),
                 })
         })
-    }
-}
-
-fn about_pod(pod: &Pod) -> About {
-    About::Pod {
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        uid: pod.uid.clone(),
-    }
-}
-
-fn about_claim(claim: &Claim) -> About {
-    let meta = &claim.asked.metadata;
-    About::Claim {
-        namespace: meta.namespace.clone(),
-        name: meta.name.clone(),
-        uid: meta.uid.clone(),
     }
 }
