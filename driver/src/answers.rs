@@ -19,9 +19,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use vgpu_allocator::model::{Node, ResourceClaim};
-use vgpu_allocator::node_selector;
-use vgpu_planner::State;
+use vgpu_allocator::{AllocateError, node_selector};
 use vgpu_planner::model::Pod;
+use vgpu_planner::{State, Unallocatable};
 
 use crate::question::{Question, Shape};
 use crate::summary::Summary;
@@ -32,10 +32,10 @@ pub const MOST_TURNS: u32 = 20;
 /// What there is to say of claims.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// They fit on this node: claim, request and device.
+    /// They fit on this node: claim by its place, request and device.
     Fits {
         node: String,
-        devices: Vec<(String, String, String)>,
+        devices: Vec<(usize, String, String)>,
     },
     Not {
         summary: Box<Summary>,
@@ -43,9 +43,12 @@ pub enum Answer {
         nodes: usize,
     },
     /// No node is where the pod's other claims are, or there is no node.
-    Nowhere { held: bool },
-    /// In the allocator's words.
-    Mistake(String),
+    Nowhere {
+        held: bool,
+    },
+    Mistake(AllocateError),
+    /// Nobody may allocate a claim, by its place.
+    Nobody(usize, Unallocatable),
 }
 
 /// All answers.
@@ -70,8 +73,8 @@ struct Known {
 #[derive(Debug)]
 struct Pass {
     shape: Shape,
-    /// What is asked for, or why nobody may allocate it.
-    claims: Result<Vec<ResourceClaim>, String>,
+    /// What is asked for, or which claim nobody may allocate, and why.
+    claims: Result<Vec<ResourceClaim>, (usize, Unallocatable)>,
     nodes: Vec<String>,
     next: usize,
     summary: Summary,
@@ -162,7 +165,7 @@ impl Pass {
                 .all(|selector| node_selector::matches(selector, node).unwrap_or(false))
         };
         Self {
-            claims: shape.to_claims(state).map_err(|verdict| verdict.to_string()),
+            claims: shape.to_claims(state),
             nodes: state
                 .nodes()
                 .filter(reachable)
@@ -180,16 +183,16 @@ impl Pass {
     fn go(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let claims: Vec<&ResourceClaim> = match &self.claims {
             Ok(claims) => claims.iter().collect(),
-            Err(mistake) => return Some(Answer::Mistake(mistake.clone())),
+            Err((claim, why)) => return Some(Answer::Nobody(*claim, why.clone())),
         };
         self.turns += 1;
         while let Some(node) = self.nodes.get(self.next) {
             self.next += 1;
             match state.answer(&claims, node) {
                 Ok(Some(vgpu_allocator::Answer::Fits(allocations))) => {
-                    let results = claims.iter().zip(&allocations).flat_map(|(claim, allocation)| {
+                    let results = allocations.iter().enumerate().flat_map(|(claim, allocation)| {
                         let results = allocation.devices.results.iter();
-                        results.map(|result| (claim.key(), result.request.clone(), result.device.clone()))
+                        results.map(move |result| (claim, result.request.clone(), result.device.clone()))
                     });
                     return Some(Answer::Fits {
                         node: node.clone(),
@@ -199,7 +202,7 @@ impl Pass {
                 Ok(Some(vgpu_allocator::Answer::Not(why))) => self.summary.add(*why),
                 // It went away since the pass began.
                 Ok(None) => {}
-                Err(error) => return Some(Answer::Mistake(error.to_string())),
+                Err(error) => return Some(Answer::Mistake(error)),
             }
             if self.summary.is_of_every_node() {
                 break;

@@ -6,33 +6,18 @@
 //! ([`Notices::tell`]). Over all of it a token bucket holds.
 
 mod decided;
+mod subject;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use vgpu_planner::About;
 
-use crate::pending::{Kind, Message};
+use crate::pending::Message;
 use decided::Decided;
 pub use decided::MOST_TOLD;
-
-/// How long a pod must seem to have room before that is said: as long as scheduling may take.
-pub const ROOM_HOLD: Duration = Duration::from_secs(10);
-/// How long a text stands before another replaces it.
-pub const CHANGE_HOLD: Duration = Duration::from_secs(15);
-/// How long after a failure it is tried again.
-pub const RETRY_AFTER: Duration = Duration::from_secs(5);
-
-/// Time since the controller's start.
-pub type Now = Duration;
-
-/// What a notice is about.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Topic {
-    pub about: About,
-    /// Of a decision its reason. It stands beside an explanation of the same pod, and beside other decisions about it.
-    pub decided: Option<&'static str>,
-}
+pub use subject::{CHANGE_HOLD, Now, ROOM_HOLD, Topic};
+use subject::{RETRY_AFTER, Said, Subject};
 
 /// What to say, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,55 +36,6 @@ pub struct Notices {
     /// Pods that wait.
     explained: HashMap<Topic, Subject>,
     decided: Decided,
-}
-
-#[derive(Debug)]
-struct Subject {
-    wanted: Message,
-    since: Now,
-    said: Option<Said>,
-    not_before: Now,
-}
-
-#[derive(Debug)]
-struct Said {
-    message: Message,
-    at: Now,
-    count: u32,
-}
-
-impl Subject {
-    fn new(wanted: Message, since: Now) -> Self {
-        Self {
-            wanted,
-            since,
-            said: None,
-            not_before: Now::ZERO,
-        }
-    }
-
-    /// Never, if it is a decision that was told.
-    fn due_at(&self, repeat_after: Duration) -> Option<Now> {
-        let held = match self.wanted.kind {
-            Kind::Room => self.since + ROOM_HOLD,
-            Kind::Waiting | Kind::Refused | Kind::Decided(_) => self.since,
-        };
-        let spoken = match &self.said {
-            None => held,
-            Some(said) if said.message == self.wanted => match self.wanted.kind {
-                Kind::Decided(_) => return None,
-                Kind::Waiting | Kind::Refused | Kind::Room => said.at + repeat_after,
-            },
-            Some(said) => held.max(said.at + CHANGE_HOLD),
-        };
-        Some(spoken.max(self.not_before))
-    }
-
-    /// A decision that was told long enough ago for another to be told.
-    fn is_over(&self, now: Now) -> bool {
-        let told = self.said.as_ref().filter(|said| said.message == self.wanted);
-        matches!(self.wanted.kind, Kind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
-    }
 }
 
 impl Notices {
@@ -221,6 +157,8 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use vgpu_planner::Object;
+
+    use crate::pending::Kind;
 
     use super::*;
 

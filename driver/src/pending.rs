@@ -3,7 +3,7 @@
 //! It is the allocator's answer, so it is about devices: what else a node must have for a pod is kube-scheduler's to
 //! say. What is long is cut in its middle, for the largest fraction and the way to all reasons stand at the end.
 
-use vgpu_allocator::{Largest, ReasonKind};
+use vgpu_allocator::{AllocateError, Largest, ReasonKind, together};
 use vgpu_api::DRIVER_NAME;
 use vgpu_planner::model::Pod;
 use vgpu_planner::{About, State};
@@ -84,8 +84,12 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
             parts.push(nowhere(&question, *held));
             String::new()
         }
-        Answer::Mistake(text) => {
-            parts.push(question.in_words(text));
+        Answer::Mistake(error) => {
+            parts.push(mistake(&question, error));
+            String::new()
+        }
+        Answer::Nobody(claim, why) => {
+            parts.push(why.clone().verdict(question.name(*claim)).to_string());
             String::new()
         }
         Answer::Not {
@@ -117,18 +121,14 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
         ),
         false => end,
     };
-    let text = words::cut_before(
-        &question.in_words(&parts.join("; ")),
-        &question.in_words(&end),
-        TEXT_MAX,
-    );
+    let text = words::cut_before(&parts.join("; "), &end, TEXT_MAX);
     Some(Message { kind, text })
 }
 
-fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -> String {
+fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) -> String {
     let named = devices.iter().take(MOST_RESULTS);
     let named: Vec<String> = named
-        .map(|(claim, request, device)| format!("{device} for {}", question.who(claim, request)))
+        .map(|(claim, request, device)| format!("{device} for {}", question.who(*claim, request)))
         .collect();
     let more = match devices.len().saturating_sub(MOST_RESULTS) {
         0 => String::new(),
@@ -138,6 +138,13 @@ fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -
         "node {node} has room ({}{more}), so it is not devices that the pod waits for; see the scheduler's own event",
         named.join(", ")
     )
+}
+
+fn mistake(question: &Question, error: &AllocateError) -> String {
+    match error {
+        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.who(*claim, request)),
+        error => error.in_words(|claim| question.name(claim)),
+    }
 }
 
 fn nowhere(question: &Question, held: bool) -> String {
@@ -160,13 +167,13 @@ struct Described<'a> {
 
 impl Described<'_> {
     fn section(&self, section: &Section) -> String {
-        let mut text = self.question.who(&section.claim, &section.request);
-        let ask = self.question.shape.ask(&section.claim, &section.request);
+        let mut text = self.question.who(section.claim, &section.request);
+        let ask = self.question.shape.ask(section.claim, &section.request);
         if let Some(ask) = &ask {
             let class = self.state.class(&ask.class);
             text.push_str(&format!(": asked for {}", Asked { ask, class }));
         }
-        if !self.question.shape.is_first(&section.claim, &section.request) {
+        if !self.question.shape.is_first(section.claim, &section.request) {
             text.push_str(", beside what the pod asks for before it");
         }
         let devices = section.devices();
@@ -177,7 +184,7 @@ impl Described<'_> {
         }
         for (at, group) in groups.iter().enumerate() {
             text.push_str("; ");
-            text.push_str(&self.group(section, group, devices, at == 0));
+            text.push_str(&self.group(group, devices, at == 0));
         }
         if section.others > 0 {
             text.push_str(&format!("; on {} for other reasons", section.others));
@@ -194,13 +201,11 @@ impl Described<'_> {
         text
     }
 
-    fn group(&self, section: &Section, group: &Group, devices: usize, is_first: bool) -> String {
+    fn group(&self, group: &Group, devices: usize, is_first: bool) -> String {
         let reason = &group.closest;
-        // The allocator's errors say themselves which request they are about.
-        let about = format!("claim {}, request {}", section.claim, section.request);
-        let message = reason.message.strip_prefix(&about);
-        let message = message.map_or(&*reason.message, |rest| rest.trim_start_matches([':', ',', ' ']));
-        let message = words::cut(&self.question.in_words(message), REASON_MAX);
+        let with_it = reason.together.iter().map(|claim| self.question.name(*claim));
+        let message = reason.message.clone() + &together(with_it.collect());
+        let message = words::cut(&message, REASON_MAX);
         let said = format!("{}: {message}", group.kind.name());
         let place = match (reason.node.as_str(), reason.device.as_str()) {
             ("", device) => device.to_owned(),

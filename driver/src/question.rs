@@ -2,25 +2,22 @@
 //! classes, which kube-scheduler makes a claim of only when they fit.
 //!
 //! ```text
-//!  pod ─► Question: names for words
+//!  pod ─► Question: the names of its claims
 //!            └────► Shape: all that decides the answer ─► the claims that the allocator is asked about
 //! ```
 //!
-//! Pods that ask alike have one shape and share its answer. So the allocator is not told the claims' names: it is told
-//! marks, and [`Question::in_words`] puts the names back.
+//! Pods that ask alike have one shape and share its answer, so an answer names no claim: it says which by its place
+//! among those that were asked about, and [`Question::who`] knows the name.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
+use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Mode, Request, ResourceClaim};
 use vgpu_planner::model::{Extended, Pod};
-use vgpu_planner::{State, Verdict};
+use vgpu_planner::{State, Unallocatable};
 
 use crate::class::{is_ours, is_ours_by_name};
-
-/// Stands on both sides of a claim's number where its name will be. No name has it.
-const MARK: char = '\u{1}';
 
 /// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
 #[derive(Debug, Clone)]
@@ -101,9 +98,14 @@ impl Question {
         (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
     }
 
-    /// `claim ns/name, request gpu`, of what the allocator names by its marks.
-    pub fn who(&self, claim: &str, request: &str) -> String {
-        match mark(claim).and_then(|number| self.claims.get(number)) {
+    /// The name of a claim by its place; of none that stands for extended resources.
+    pub fn name(&self, claim: usize) -> String {
+        self.claims.get(claim).cloned().unwrap_or_default()
+    }
+
+    /// `claim ns/name, request gpu`, of a claim by its place.
+    pub fn who(&self, claim: usize, request: &str) -> String {
+        match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
             Some(key) => format!("claim {key}, request {request}"),
             None => match request.parse().ok().and_then(|number: usize| self.extended.get(number)) {
@@ -113,20 +115,6 @@ impl Question {
         }
     }
 
-    /// A text of the allocator with the claims' names in it.
-    pub fn in_words(&self, text: &str) -> String {
-        let mut words = String::with_capacity(text.len());
-        for (at, part) in text.split(MARK).enumerate() {
-            let name = part.parse().ok().and_then(|number: usize| self.claims.get(number));
-            // Between two marks is a number.
-            match name.filter(|_| at % 2 == 1) {
-                Some(name) => words.push_str(name),
-                None => words.push_str(part),
-            }
-        }
-        words
-    }
-
     /// Whether all of it is claims, which `vgpu explain` finds.
     pub fn has_claims_only(&self) -> bool {
         self.extended.is_empty()
@@ -134,30 +122,26 @@ impl Question {
 }
 
 impl Shape {
-    /// The claims as whoever allocates them asks for them.
+    /// The claims as whoever allocates them asks for them, without their names.
     ///
     /// # Errors
-    /// Nobody may allocate one of the claims, and why.
-    pub fn to_claims(&self, state: &State) -> Result<Vec<ResourceClaim>, Verdict> {
-        let claim = |number, spec| ResourceClaim {
-            metadata: Metadata {
-                name: format!("{MARK}{number}{MARK}"),
-                ..Metadata::default()
-            },
+    /// Nobody may allocate one of the claims: its place, and why.
+    pub fn to_claims(&self, state: &State) -> Result<Vec<ResourceClaim>, (usize, Unallocatable)> {
+        let claim = |spec| ResourceClaim {
             spec,
             ..ResourceClaim::default()
         };
         let asked = self.asked.iter().enumerate();
-        let asked = asked.map(|(number, asked)| state.asked(&claim(number, asked.0.clone())));
+        let asked = asked.map(|(place, asked)| state.asked(&claim(asked.0.clone())).map_err(|why| (place, why)));
         // Extended resources are kube-scheduler's alone to serve.
-        let extended = (!self.extended.is_empty())
-            .then(|| Ok(state.asked_by_scheduler(&claim(self.asked.len(), Arc::new(self.extended_spec())))));
+        let extended =
+            (!self.extended.is_empty()).then(|| Ok(state.asked_by_scheduler(&claim(Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
-    /// What a request, or an alternative of one, of a claim by its mark asks for.
-    pub fn ask(&self, claim: &str, request: &str) -> Option<Cow<'_, Exactly>> {
-        match self.asked.get(mark(claim)?) {
+    /// What a request, or an alternative of one, of a claim by its place asks for.
+    pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
+        match self.asked.get(claim) {
             Some(asked) => {
                 let ask = asks(asked.spec()).find(|ask| ask.name() == request)?;
                 Some(Cow::Borrowed(ask.exactly))
@@ -170,13 +154,13 @@ impl Shape {
     }
 
     /// Whether nothing else of the pod has a device before this request.
-    pub fn is_first(&self, claim: &str, request: &str) -> bool {
+    pub fn is_first(&self, claim: usize, request: &str) -> bool {
         let first = match self.asked.first() {
             Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
             None => Some("0"),
         };
         let base = request.split_once('/').map_or(request, |(base, _)| base);
-        mark(claim) == Some(0) && (request.is_empty() || first == Some(base))
+        claim == 0 && (request.is_empty() || first == Some(base))
     }
 
     fn extended_spec(&self) -> ClaimSpec {
@@ -201,10 +185,6 @@ fn whole(class: &str, count: i64) -> Exactly {
         mode: Mode::Exact(count),
         ..Exactly::default()
     }
-}
-
-fn mark(claim: &str) -> Option<usize> {
-    claim.strip_prefix(MARK)?.strip_suffix(MARK)?.parse().ok()
 }
 
 /// One request that has no alternatives, or an alternative of one.

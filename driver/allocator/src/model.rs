@@ -9,6 +9,7 @@ mod claim;
 mod class;
 mod node;
 mod outcome;
+mod parts;
 mod pod;
 mod slice;
 
@@ -19,12 +20,13 @@ use serde::{Deserialize, Deserializer};
 
 pub use attribute::Attribute;
 pub use claim::{
-    Alternative, CapacityRequirements, CelSelector, ClaimSpec, ClaimStatus, Constraint, DeviceClaim, Exactly, Mode,
-    Request, ResourceClaim, Selector, Toleration,
+    Alternative, CapacityRequirements, ClaimSpec, ClaimStatus, Constraint, DeviceClaim, Exactly, Mode, Request,
+    ResourceClaim,
 };
-pub use class::{ClassSpec, DeviceClass, OpaqueConfig, RequestedConfig};
+pub use class::{ClassSpec, DeviceClass};
 pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
+pub use parts::{CelSelector, OpaqueConfig, RequestedConfig, Selector, Toleration};
 pub use pod::{ExtendedClaim, Pod, PodClaim, PodSpec, PodStatus};
 pub use slice::{
     Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,

@@ -55,8 +55,8 @@ pub fn explain(
     for claim in objects.waiting_mut() {
         match supply.asked(claim) {
             Ok(asked) => *claim = asked,
-            Err(verdict) => {
-                refused.insert(claim.key(), verdict.to_string());
+            Err(why) => {
+                refused.insert(claim.key(), why.verdict(claim.key()).to_string());
             }
         }
     }

@@ -54,7 +54,7 @@ pub use filter::Refusal;
 pub use planner::{Plan, Planner, Settings};
 pub use queue::Queue;
 pub use state::{Mode, News, State};
-pub use supply::Published;
+pub use supply::{Published, Unallocatable};
 pub use term::Term;
 pub use time::Time;
 pub use verdict::{About, Object, Verdict};

@@ -157,7 +157,7 @@ impl<'a> Placing<'a, '_> {
                 self.cache,
                 self.share_id,
             )
-            .map_err(verdict)?;
+            .map_err(|error| waits_for(&error, &asked))?;
         if placement.is_none() && any_avoided {
             // Rather a node where it failed before than none.
             let mut any = |node: &str| {
@@ -167,7 +167,7 @@ impl<'a> Placing<'a, '_> {
             placement = self
                 .index
                 .allocate_within(&asked, policy, &mut any, self.budget, self.cache, self.share_id)
-                .map_err(verdict)?;
+                .map_err(|error| waits_for(&error, &asked))?;
         }
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
@@ -234,9 +234,9 @@ impl<'a> Placing<'a, '_> {
                 sorted.pinned.push((claim(), allocation.node_selector.as_ref()));
                 continue;
             }
-            match kind.refusal(claim) {
-                Some(verdict) => return Err(verdict.into()),
-                None => sorted.ours.push(known),
+            match kind {
+                Kind::Nobody(why) => return Err(why.verdict(claim()).into()),
+                Kind::Controller | Kind::Scheduler => sorted.ours.push(known),
             }
         }
         if is_held {
@@ -256,10 +256,10 @@ impl<'a> Placing<'a, '_> {
     }
 }
 
-fn verdict(error: AllocateError) -> Waits {
+fn waits_for(error: &AllocateError, asked: &[&ResourceClaim]) -> Waits {
     Waits::from(match error {
         AllocateError::Exhausted { .. } => Verdict::Unanswered,
-        error => Verdict::Mistake(error.to_string()),
+        error => Verdict::Mistake(error.of_claims(asked)),
     })
 }
 

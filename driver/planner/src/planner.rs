@@ -2,6 +2,7 @@
 
 mod fencing;
 mod gangs;
+mod progress;
 mod round;
 mod taking;
 
@@ -21,6 +22,7 @@ use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
+use progress::Pass;
 
 /// How long an answer to an [`Ask`] is waited for before it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -71,7 +73,7 @@ pub struct Planner {
     avoided: Avoided,
     efforts: Efforts,
     queue: Queue,
-    pass: round::Pass,
+    pass: Pass,
     told: Told,
     term: Option<Term>,
     stage: Stage,
@@ -116,7 +118,7 @@ impl Planner {
             avoided: Avoided::default(),
             efforts: Efforts::default(),
             queue: Queue::default(),
-            pass: round::Pass::default(),
+            pass: Pass::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,

@@ -21,9 +21,8 @@ use crate::claims::Claims;
 use crate::cluster::Cluster;
 use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::names::DRIVER;
-use crate::supply::{Published, Sighting, Supply};
+use crate::supply::{Published, Sighting, Supply, Unallocatable};
 use crate::time::Time;
-use crate::verdict::Verdict;
 
 /// Who allocates, which decides what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -259,7 +258,7 @@ impl State {
     ///
     /// # Errors
     /// Nobody may, and why.
-    pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Verdict> {
+    pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
         self.supply.asked(claim)
     }
 
@@ -476,5 +475,138 @@ impl State {
 
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.asked.spec);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scheduler() -> State {
+        State::new(Mode::Scheduler, Features::default())
+    }
+
+    fn controller() -> State {
+        let settle = std::time::Duration::from_secs(30);
+        State::new(Mode::Controller { settle }, Features::default())
+    }
+
+    fn node(name: &str) -> Change {
+        Change::Node(serde_json::from_str(&format!(r#"{{"metadata":{{"name":"{name}"}}}}"#)).unwrap())
+    }
+
+    fn end_of_nodes(names: &[&str]) -> Change {
+        Change::Nodes {
+            nodes: Vec::new(),
+            same: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn slice(name: &str, version: u64) -> Change {
+        let text = format!(
+            r#"{{"metadata":{{"name":"{name}","resourceVersion":"{version}"}},"spec":{{"driver":"dra.vgpu"}}}}"#
+        );
+        let slice = serde_json::from_str(&text).unwrap();
+        Change::Slice { slice, read: None }
+    }
+
+    fn end_of_slices(names: &[&str], version: u64) -> Change {
+        Change::Slices {
+            slices: Vec::new(),
+            same: names.iter().map(|name| (*name).to_owned()).collect(),
+            version: Version(version),
+            read: None,
+        }
+    }
+
+    fn apply(state: &mut State, changes: impl IntoIterator<Item = Change>) -> News {
+        let changes = changes.into_iter();
+        changes.fold(News::default(), |_, change| state.apply(change, Time::default()))
+    }
+
+    fn names(state: &State) -> Vec<&str> {
+        state.nodes().map(|node| node.metadata.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_relist_adds_at_once_and_removes_at_its_end() {
+        let mut state = scheduler();
+        apply(&mut state, [node("a"), end_of_nodes(&["a"]), node("b")]);
+        apply(&mut state, [node("c"), node("b")]);
+        assert_eq!(names(&state), ["a", "b", "c"]);
+        apply(&mut state, [end_of_nodes(&["c", "b"])]);
+        assert_eq!(names(&state), ["b", "c"]);
+        apply(&mut state, [Change::NodeGone { name: "b".into() }]);
+        assert_eq!(names(&state), ["c"]);
+        // Of a list that breaks off the watch names nothing: the next one decides.
+        apply(&mut state, [node("ghost"), node("a"), end_of_nodes(&["a"])]);
+        assert_eq!(names(&state), ["a"]);
+    }
+
+    #[test]
+    fn nothing_is_complete_before_every_kind_was_listed() {
+        let (mut state, none) = (scheduler(), Vec::new);
+        let ends = [
+            Change::Pods {
+                pods: Vec::new(),
+                same: none(),
+            },
+            end_of_nodes(&[]),
+            Change::Claims {
+                claims: Vec::new(),
+                same: none(),
+                version: Version(0),
+                asked: None,
+            },
+            end_of_slices(&[], 0),
+            Change::Classes {
+                classes: Vec::new(),
+                same: none(),
+            },
+            Change::Rules(Vec::new()),
+        ];
+        for end in ends {
+            assert!(!state.is_complete());
+            apply(&mut state, [end]);
+        }
+        assert!(state.is_complete());
+    }
+
+    #[test]
+    fn a_slice_that_a_list_does_not_bring_is_read_where_anything_is() {
+        let mut state = controller();
+        apply(
+            &mut state,
+            [slice("a", 5), slice("b", 5), end_of_slices(&["a", "b"], 5)],
+        );
+        apply(&mut state, [slice("c", 7)]);
+        let last = Last::Version(Version(6));
+        apply(&mut state, [Change::SliceGone { name: "b".into(), last }]);
+        let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
+        assert_eq!(news.reads, [Ask::Slice("c".into())]);
+        assert_eq!(state.published().count(), 2, "it may be newer than the list");
+        // Nothing is read in scheduler mode: what the newest list does not name is gone.
+        let mut state = scheduler();
+        apply(&mut state, [slice("a", 5), slice("c", 7), end_of_slices(&["a"], 5)]);
+        assert_eq!(state.published().count(), 1);
+    }
+
+    #[test]
+    fn scheduler_mode_keeps_of_a_claim_what_explanations_need() {
+        let claim: Claim = serde_json::from_str(
+            r#"{"metadata":{"name":"c","namespace":"ns","uid":"u","resourceVersion":"1","annotations":{"dra.vgpu/epoch":"e#1"}},
+                "spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}}]}},
+                "status":{"reservedFor":[{"resource":"pods","name":"p","uid":"1"}]}}"#,
+        )
+        .unwrap();
+        for (mut state, is_kept) in [(scheduler(), false), (controller(), true)] {
+            apply(&mut state, [Change::Claim(claim.clone())]);
+            let known = state.claim("ns/c").unwrap();
+            assert_eq!(
+                (known.reserved_for.len(), known.epoch.is_some()),
+                (usize::from(is_kept), is_kept)
+            );
+            assert_eq!(known.asked.spec.devices.requests.len(), 1);
+        }
     }
 }

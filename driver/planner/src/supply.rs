@@ -16,32 +16,37 @@ use crate::names::{DRIVER, TAINT_KEY};
 use crate::time::Time;
 use crate::verdict::Verdict;
 
-/// Whose a claim is to allocate.
+/// Who allocates a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Controller,
-    /// kube-scheduler's, or of a class that has no device or does not exist yet.
+    /// kube-scheduler, or it is of a class that has no device or does not exist yet.
     Scheduler,
-    /// Nobody's: some requests are for the controller and some are not. Two classes that show it.
-    Mixed(String, String),
+    Nobody(Unallocatable),
+}
+
+/// Why nobody may allocate a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unallocatable {
+    /// Some requests are for the controller and some are not. Two classes that show it.
+    Mixed {
+        ours: String,
+        other: String,
+    },
     /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
     Tolerates,
     TooManyTolerations,
 }
 
-impl Kind {
-    /// Why nobody may allocate the claim of that name.
-    pub(crate) fn refusal(self, claim: impl FnOnce() -> String) -> Option<Verdict> {
-        Some(match self {
-            Self::Controller | Self::Scheduler => return None,
-            Self::Mixed(ours, other) => Verdict::Mixed {
-                claim: claim(),
-                ours,
-                other,
-            },
-            Self::Tolerates => Verdict::Tolerates { claim: claim() },
-            Self::TooManyTolerations => Verdict::TooManyTolerations { claim: claim() },
-        })
+impl Unallocatable {
+    /// The same of a claim by its name.
+    #[must_use]
+    pub fn verdict(self, claim: String) -> Verdict {
+        match self {
+            Self::Mixed { ours, other } => Verdict::Mixed { claim, ours, other },
+            Self::Tolerates => Verdict::Tolerates { claim },
+            Self::TooManyTolerations => Verdict::TooManyTolerations { claim },
+        }
     }
 }
 
@@ -256,16 +261,14 @@ impl Supply {
     ///
     /// # Errors
     /// Nobody may, and why.
-    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Verdict> {
+    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
         if self.settle.is_none() {
             return Ok(claim.clone());
         }
-        let kind = self.kind(claim);
-        let is_ours = kind == Kind::Controller;
-        match kind.refusal(|| claim.key()) {
-            Some(verdict) => Err(verdict),
-            None if is_ours => Ok(as_controller(claim)),
-            None => Ok(as_scheduler(claim)),
+        match self.kind(claim) {
+            Kind::Controller => Ok(as_controller(claim)),
+            Kind::Scheduler => Ok(as_scheduler(claim)),
+            Kind::Nobody(why) => Err(why),
         }
     }
 
@@ -300,13 +303,16 @@ impl Supply {
         }
         match (ours, others) {
             (None, _) => Kind::Scheduler,
-            (Some(ours), Some(other)) => Kind::Mixed(ours.clone(), other.clone()),
+            (Some(ours), Some(other)) => Kind::Nobody(Unallocatable::Mixed {
+                ours: ours.clone(),
+                other: other.clone(),
+            }),
             (Some(_), None) => {
                 let mut tolerations = asks(claim).flat_map(|ask| &ask.tolerations);
                 if tolerations.any(|toleration| toleration.key.is_empty() || toleration.key == TAINT_KEY) {
-                    Kind::Tolerates
+                    Kind::Nobody(Unallocatable::Tolerates)
                 } else if asks(claim).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
-                    Kind::TooManyTolerations
+                    Kind::Nobody(Unallocatable::TooManyTolerations)
                 } else {
                     Kind::Controller
                 }
@@ -440,10 +446,13 @@ mod tests {
         assert_eq!(supply.kind(&claim(nic)), Kind::Scheduler);
         assert_eq!(
             supply.kind(&claim(&format!("{vgpu},{nic}"))),
-            Kind::Mixed("vgpu".into(), "nic".into())
+            Kind::Nobody(Unallocatable::Mixed {
+                ours: "vgpu".into(),
+                other: "nic".into()
+            })
         );
         let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
-        assert_eq!(supply.kind(&claim(&open)), Kind::Tolerates);
+        assert_eq!(supply.kind(&claim(&open)), Kind::Nobody(Unallocatable::Tolerates));
         assert!(supply.is_controllers_alone("vgpu") && !supply.is_controllers_alone("nic"));
         supply.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
         assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);

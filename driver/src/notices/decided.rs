@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Now, Subject, Topic};
+use super::subject::{Now, Subject, Topic};
 
 /// Decisions that wait to be told, or were told a moment ago; of more some are lost.
 pub const MOST_TOLD: usize = 1_000;

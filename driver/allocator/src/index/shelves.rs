@@ -5,11 +5,12 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::free::Free;
+use crate::capacity::{CORES, MEMORY};
 use crate::inventory::Slice;
 use crate::ledger::{Ledger, Usage};
 use crate::model::{Device, DeviceResult, Exactly};
 use crate::pools::Candidate;
-use crate::search::{CORES, MEMORY, capacity_of};
+use crate::search::capacity_of;
 
 /// A place in the order in which `binpack` takes devices, over all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,7 +4,9 @@ use litemap::LiteMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NodeSelector, OpaqueConfig, Toleration, fitted, or_default};
+use super::node::NodeSelector;
+use super::parts::{OpaqueConfig, Toleration};
+use super::{fitted, or_default};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

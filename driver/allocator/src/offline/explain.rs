@@ -16,7 +16,6 @@ use serde::Serialize;
 use super::{Cluster, Objects, OfflineError, Options};
 use crate::allocate::Attempt;
 use crate::budget::Budget;
-use crate::error::AllocateError;
 use crate::explain::{Answer, Largest};
 use crate::model::{Pod, ResourceClaim};
 use crate::node_selector;
@@ -56,8 +55,8 @@ pub struct Explanation {
     pub nodes: Vec<String>,
     /// Those of them whose devices do.
     pub fits: Vec<String>,
-    pub reasons: Vec<Reason>,
-    pub largest: Largest,
+    pub reasons: Vec<Reason<String>>,
+    pub largest: Largest<String>,
 }
 
 impl Subject {
@@ -121,20 +120,25 @@ pub fn explain(
         policy: options.policy,
     };
     let steps = Budget::of_each(cluster.nodes.len());
+    let mut largest = Largest::default();
     for node in &cluster.nodes {
         if !asked.held.iter().all(|claim| is_for(claim, node)) {
             continue;
         }
         answer.nodes.push(node.metadata.name.clone());
-        let view = NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(AllocateError::from)?;
-        match attempt.answer(&view, steps, cache)? {
+        let view =
+            NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(OfflineError::of_view)?;
+        let said = attempt.answer(&view, steps, cache);
+        match said.map_err(OfflineError::of_claims(&asked.waiting))? {
             Answer::Fits(_) => answer.fits.push(node.metadata.name.clone()),
-            Answer::Not(mut why) => {
-                answer.reasons.append(&mut why.reasons);
-                answer.largest.merge(why.largest);
+            Answer::Not(why) => {
+                let named = why.reasons.into_iter().map(|reason| reason.named(&asked.waiting));
+                answer.reasons.extend(named);
+                largest.merge(why.largest);
             }
         }
     }
+    answer.largest = largest.named(&asked.waiting);
     Ok(answer)
 }
 

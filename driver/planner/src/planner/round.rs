@@ -5,7 +5,7 @@
 //! first when they are read, before they are too old again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use vgpu_allocator::Budget;
 use vgpu_allocator::model::DeviceResult;
 
 use super::gangs::{effort_of, search_of};
+use super::progress::Pass;
 use super::{ANSWER, Asking, Plan, Planner, soonest};
 use crate::allocation::is_ours;
 use crate::change::Ask;
@@ -32,17 +33,6 @@ use crate::write::{Intent, Write};
 
 /// For how long a slice is asked for in vain before pods are told that they wait for it.
 const UNREAD: Duration = Duration::from_secs(30);
-
-/// A pass over all that wait, while it takes more than one round.
-#[derive(Debug, Default)]
-pub(super) struct Pass {
-    /// Who had a turn.
-    asked: HashSet<String>,
-    /// Something has changed since it began.
-    again: bool,
-    /// What the rounds before wanted to be asked again for.
-    wake: Option<Time>,
-}
 
 /// A pod, or a gang: what is asked about at once.
 struct Unit {

@@ -1,6 +1,7 @@
 //! Changes, as far as the planner has more to do about them than its state.
 
 use super::Planner;
+use super::progress::Pass;
 use crate::change::{Ask, Change};
 use crate::claims::State;
 use crate::state::News;
@@ -53,7 +54,7 @@ impl Planner {
             self.state.claims.end_pauses();
             // A list that was asked for in another term is no answer in this one.
             self.asked.clear();
-            self.pass = super::round::Pass::default();
+            self.pass = Pass::default();
             self.stage = match term {
                 Some(_) => Stage::First { since: now },
                 None => Stage::Standby,

@@ -21,7 +21,7 @@ fn pod(name: &str, claims: &[&str]) -> Value {
     json!({"kind": "Pod", "metadata": {"name": name, "namespace": "ns"}, "spec": {"resourceClaims": entries}})
 }
 
-fn amount(room: Option<&Room>) -> Option<(String, &str)> {
+fn amount(room: Option<&Room<String>>) -> Option<(String, &str)> {
     room.map(|room| (room.amount.to_string(), room.device.as_str()))
 }
 
