@@ -1,7 +1,7 @@
-//! Controller mode: what the planner decides is done, and what comes of it is reported back.
+//! Controller mode: performs what the planner decides, and reports the outcomes back to it.
 //!
 //! ```text
-//!  watches ─► feed ─┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
+//!  watch: changes ──┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
 //!  elect: terms ────┼─► Planner ─► Plan ──────────┼─► reads: lists and slices  ─► Change ──┤
 //!        ▲          │      ▲                      └─► verdicts ─► notices, metrics         │
 //!        │          └──────┴──────────────────────────────────────────────────────────────◄┘
@@ -42,7 +42,7 @@ use self::clock::{Clock, SetBack};
 use self::writer::Fence;
 use crate::metrics::Decisions;
 
-/// What follows a change within this time is decided on together with it.
+/// Changes within this time of each other are decided on together.
 const SETTLE: Duration = Duration::from_millis(10);
 /// Requests that are under way at once.
 const WRITES: usize = 16;
@@ -63,7 +63,7 @@ pub(crate) struct Control {
     metrics: Decisions,
 }
 
-/// Something that was under way and is over.
+/// A request that has ended.
 pub(crate) enum Done {
     Wrote {
         id: WriteId,
@@ -77,7 +77,7 @@ pub(crate) enum Done {
     Read(Option<Box<Change>>),
 }
 
-/// What is next to be done.
+/// The next thing to do.
 pub(crate) enum Next {
     Done(Done),
     Term,
@@ -139,7 +139,7 @@ impl Control {
         self.plan_at = Some(self.plan_at.map_or(at, |known| known.min(at)));
     }
 
-    /// What is next; nothing is lost when it is not waited for.
+    /// Waits for the next thing to do. Cancel-safe: nothing is lost if the future is dropped.
     pub(crate) async fn next(&mut self) -> Next {
         let plan = async {
             match self.plan_at {
@@ -160,11 +160,11 @@ impl Control {
         }
     }
 
-    /// Does it. What there is to tell.
+    /// Performs `next` and returns the verdicts to report.
     ///
     /// # Errors
     /// The clock cannot be trusted any more.
-    pub(crate) fn take(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
+    pub(crate) fn perform(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
         match next {
             Next::Term => {
                 let term = self.fence.term.borrow_and_update().clone();

@@ -30,7 +30,7 @@ use vgpu_allocator::model::{
 };
 use vgpu_planner::model;
 
-use crate::words;
+use crate::text;
 
 /// An object of kind `K`, as a `T` if it can be read.
 pub struct Object<K, T> {
@@ -159,7 +159,7 @@ const ERROR_MAX: usize = 200;
 fn in_short(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
-    words::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
+    text::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
 }
 
 /// Of an object without a name or a version nothing is made.
@@ -336,7 +336,10 @@ impl Held {
                 results: given.devices.results.into_iter().filter_map(result).collect(),
                 config: Vec::new(),
             },
-            node_selector: given.node_selector.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            node_selector: given
+                .node_selector
+                .and_then(|raw| serde_json::from_str(raw.get()).ok())
+                .map(Arc::new),
             allocation_timestamp: None,
         });
         let reserved_for = status.reserved_for.and_then(|raw| serde_json::from_str(raw.get()).ok());

@@ -9,9 +9,9 @@ use crate::http::Health;
 use crate::notices::Notices;
 use crate::pending::messages;
 
-/// Changes come in bursts: what follows within this time is looked at together.
+/// Changes come in bursts, so those within this time are explained together.
 const SETTLE: Duration = Duration::from_millis(250);
-/// Answers are worked on for so long at a time; what has come in since is taken in before it goes on.
+/// How long one turn of explaining may take before changes are applied again.
 const TURN: Duration = Duration::from_millis(50);
 /// Explaining may use at most 1/SHARE_OF_TIME of the loop's time.
 const SHARE_OF_TIME: u32 = 10;
@@ -41,7 +41,7 @@ impl Explainer {
         }
     }
 
-    /// Something has changed: works on answers soon.
+    /// Schedules work on the answers, because something has changed.
     pub(crate) fn soon(&mut self) {
         let rest = self.looked.0 + self.looked.1 * SHARE_OF_TIME;
         self.look_at.get_or_insert((Instant::now() + SETTLE).max(rest));

@@ -12,7 +12,7 @@ use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
-use crate::words::{self, Asked};
+use crate::text::{self, Asked};
 
 /// An event's note may be a kilobyte long.
 pub const TEXT_MAX: usize = 1024;
@@ -121,7 +121,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
         ),
         false => end,
     };
-    let text = words::cut_before(&parts.join("; "), &end, TEXT_MAX);
+    let text = text::cut_before(&parts.join("; "), &end, TEXT_MAX);
     Some(Message { kind, text })
 }
 
@@ -205,7 +205,7 @@ impl Described<'_> {
         let reason = &group.closest;
         let with_it = reason.together.iter().map(|claim| self.question.name(*claim));
         let message = reason.message.clone() + &together(with_it.collect());
-        let message = words::cut(&message, REASON_MAX);
+        let message = text::cut(&message, REASON_MAX);
         let said = format!("{}: {message}", group.kind.name());
         let place = match (reason.node.as_str(), reason.device.as_str()) {
             ("", device) => device.to_owned(),
@@ -245,7 +245,7 @@ impl Described<'_> {
             Some(reason) => format!(
                 "; none of {} devices is of the class: {}",
                 section.of_other_classes,
-                words::cut(&reason.message, REASON_MAX)
+                text::cut(&reason.message, REASON_MAX)
             ),
             None => format!("; no slice is for any of {} nodes", section.nodes_without),
         }
@@ -269,9 +269,7 @@ impl Described<'_> {
             &rooms[..],
             is_short.clone().any(|group| group.kind == ReasonKind::Capacity),
         ) {
-            ([], true) if !is_of_several => {
-                "; no device has any memory left with the cores asked for, nor cores with the memory".to_owned()
-            }
+            ([], true) if !is_of_several => "; no GPU has both that much memory and that many cores free".to_owned(),
             ([], _) => String::new(),
             (rooms, _) => format!("; would fit: {}", rooms.join(", or ")),
         }

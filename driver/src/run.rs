@@ -23,10 +23,10 @@ use crate::http::{self, Health};
 use crate::notices::{Notice, Notices, Topic};
 use crate::pending::{Kind, Message, TEXT_MAX};
 use crate::publish::{Delivery, deliver};
+use crate::text;
 use crate::watch::{Watched, watch};
-use crate::words;
 
-/// The loop turns at least so often.
+/// The longest time between two turns of the loop.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Events that are under way at once.
 const DELIVERIES: usize = 4;
@@ -63,7 +63,7 @@ impl Allocator {
         }
     }
 
-    /// What is next to be done; never anything, where kube-scheduler allocates.
+    /// Waits for the next thing to do; for ever, where kube-scheduler allocates.
     async fn next(&mut self) -> Next {
         match self {
             Self::Scheduler(_) => std::future::pending().await,
@@ -75,7 +75,7 @@ impl Allocator {
     fn perform(&mut self, next: Next) -> anyhow::Result<Vec<(About, Verdict)>> {
         match self {
             Self::Scheduler(_) => Ok(Vec::new()),
-            Self::Controller(control) => Ok(control.take(next)?),
+            Self::Controller(control) => Ok(control.perform(next)?),
         }
     }
 
@@ -86,7 +86,7 @@ impl Allocator {
     }
 }
 
-/// Runs until it is told to stop.
+/// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(config.log.as_str())
@@ -143,7 +143,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     ended
 }
 
-/// Whether the election is over; at once, without one.
+/// Waits until the election is over; returns at once without one.
 async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
@@ -237,7 +237,7 @@ fn told(about: About, verdict: &Verdict) -> (Topic, Message) {
     };
     let message = Message {
         kind: Kind::Decided(reason),
-        text: words::cut(&verdict.to_string(), TEXT_MAX),
+        text: text::cut(&verdict.to_string(), TEXT_MAX),
     };
     (topic, message)
 }

@@ -92,8 +92,8 @@ fn full_cluster() -> State {
     state.apply(Change::Class(read(&class)), Time::default());
     for node in 0..NODES {
         let name = format!("node-{node}");
-        let node = json!({"metadata": {"name": name}});
-        state.apply(Change::Node(read(&node)), Time::default());
+        let object = json!({"metadata": {"name": name}});
+        state.apply(Change::Node(read(&object)), Time::default());
         let devices: Vec<Value> = (0..GPUS).flat_map(|gpu| [device(gpu), monitor(gpu)]).collect();
         let slice = json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": name, "devices": devices,
             "pool": {"name": format!("{name}/vgpu"), "generation": 1, "resourceSliceCount": 1}}});

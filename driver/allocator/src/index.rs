@@ -2,13 +2,13 @@
 //! device.
 //!
 //! ```text
-//!  set_*, remove_* ─► inventory, ledger, classes ─► shelves: devices by memory left, cores left, name, node
+//!  set_*, remove_* ─► inventory, ledger, classes ─► free index: devices by memory left, cores left, name, node
 //!                                                      │ from the memory that is asked for on
 //!                                                      ▼
 //!  claims ─► allocate ─► a device that the first request can have ─► its node's view ─► search ─► allocations
 //! ```
 //!
-//! The shelves are `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
+//! The free index is `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
 //! that a comparison of all nodes would choose. Other policies, and first requests for all devices, with admin access, or
 //! that match a device of no single node, are answered by that comparison, which is kept for claims that ask alike: only
 //! nodes that events have touched are compared again. Nothing is written: the caller writes the allocation, and its event comes back as any other's.
@@ -16,8 +16,8 @@
 mod answer;
 mod choose;
 mod free;
+mod free_index;
 mod rankings;
-mod shelves;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -35,8 +35,8 @@ use crate::plan::Classes;
 use crate::pools::NodeView;
 use crate::shared::Shared;
 pub use free::Free;
+use free_index::FreeIndex;
 use rankings::Rankings;
-use shelves::Shelves;
 use vgpu_api::config::AllocationPolicy;
 
 /// Claims and where they fit.
@@ -58,7 +58,7 @@ pub struct Index {
     ledger: Ledger,
     /// What each claim holds.
     claims: HashMap<Arc<str>, Arc<Allocation>>,
-    shelves: Shelves,
+    free_index: FreeIndex,
     rankings: Rankings,
     /// Views that were needed and still hold.
     views: HashMap<String, Arc<NodeView>>,
@@ -87,7 +87,7 @@ impl Index {
             classes: ByName::default(),
             ledger: Ledger::default(),
             claims: HashMap::new(),
-            shelves: Shelves::default(),
+            free_index: FreeIndex::default(),
             rankings: Rankings::default(),
             views: HashMap::new(),
             policies: Shared::default(),
@@ -131,7 +131,7 @@ impl Index {
         }
         let slice = Arc::new(Slice::new(slice));
         self.forget_views(&slice);
-        self.shelves.insert(&slice, &self.ledger);
+        self.free_index.insert(&slice, &self.ledger);
         self.slices
             .insert(slice.name.clone(), self.inventory.insert(slice.clone()));
     }
@@ -144,7 +144,7 @@ impl Index {
         if let Some(slice) = slice {
             self.version += 1;
             self.forget_views(&slice);
-            self.shelves.remove(&slice);
+            self.free_index.remove(&slice);
         }
     }
 
@@ -190,7 +190,7 @@ impl Index {
             let results = &allocation.devices.results;
             self.version += 1;
             self.ledger.add(&key, results, self.features);
-            self.shelves.update(results, &self.ledger);
+            self.free_index.update(results, &self.ledger);
             self.touch_users(results);
             self.claims.insert(key, allocation.clone());
         }
@@ -210,7 +210,7 @@ impl Index {
     /// What the driver's devices have left together.
     #[must_use]
     pub fn free(&self, driver: &str) -> Free {
-        self.shelves.free(driver)
+        self.free_index.free(driver)
     }
 
     /// The devices of a slice, as [`Self::set_slice`] was given them; none of a slice that is not known.
@@ -318,7 +318,7 @@ impl Index {
             let results = &allocation.devices.results;
             self.version += 1;
             self.ledger.remove(&key, results, self.features);
-            self.shelves.update(results, &self.ledger);
+            self.free_index.update(results, &self.ledger);
             self.touch_users(results);
         }
     }

@@ -54,8 +54,12 @@ pub enum OfflineError {
     SubjectKind(String),
     #[error("there is a pod and a claim {0} in the input; write pod/NAME or claim/NAME")]
     Ambiguous(String),
-    #[error("{0} is not in the input; give the object too, and its namespace by -n")]
-    NoSubject(String),
+    #[error("{what} {name} not found in namespace {namespace}; give the object too, and its namespace by -n")]
+    NoSubject {
+        what: &'static str,
+        name: String,
+        namespace: String,
+    },
     #[error("Pod {0}: {1}")]
     Pod(String, String),
     /// A mistake in the claims, with their names.

@@ -1,5 +1,7 @@
 //! From chosen devices to `status.allocation`.
 
+use std::sync::Arc;
+
 use crate::model::{
     Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults, NodeSelector, NodeSelectorRequirement,
     NodeSelectorTerm, RequestedConfig,
@@ -27,7 +29,7 @@ impl Outcome<'_> {
                 results: results.collect(),
                 config: self.config(),
             },
-            node_selector: self.node_selector(),
+            node_selector: self.node_selector().map(Arc::new),
             allocation_timestamp: None,
         }
     }

@@ -121,7 +121,7 @@ mod tests {
         let ours = read(text(DRIVER, &toleration(CONTROLLER)));
         assert!(is_ours(&ours));
         assert_eq!(
-            (node_of(&ours), ours.node_selector.as_ref()),
+            (node_of(&ours), ours.node_selector.as_deref()),
             (Some("n"), Some(&vgpu_allocator::model::NodeSelector::only("n")))
         );
         assert!(!is_ours(&read(text(DRIVER, &toleration(SCHEDULER)))));

@@ -54,11 +54,11 @@ pub(crate) struct Flight {
     is_mark: bool,
     /// It is a mark that settles an earlier write.
     was_doubtful: bool,
-    pub(crate) state: State,
+    pub(crate) state: FlightState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum FlightState {
     Sent {
         at: Time,
     },
@@ -157,7 +157,7 @@ impl Claims {
                 given,
                 is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
-                state: State::Sent { at: write.decided },
+                state: FlightState::Sent { at: write.decided },
             }));
         }
     }
@@ -177,14 +177,14 @@ impl Claims {
         (flight.id == id).then_some(key)
     }
 
-    pub(crate) fn set_state(&mut self, key: &str, state: State, now: Time) {
+    pub(crate) fn set_state(&mut self, key: &str, state: FlightState, now: Time) {
         let Some(known) = self.known.get_mut(key) else {
             return;
         };
         if let Some(flight) = &mut known.flight {
             flight.state = state;
         }
-        if state == State::Doubtful {
+        if state == FlightState::Doubtful {
             known.pause(now);
             if known.flight.as_ref().is_some_and(|flight| flight.is_mark) {
                 known.unmarked = Some(now);
@@ -198,7 +198,8 @@ impl Claims {
     pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
         let not_moved = self.known.iter().filter(|(_, known)| {
             known.flight.as_ref().is_some_and(|flight| {
-                matches!(flight.state, State::Moved { at } if at <= asked) && flight.version == known.claim.version
+                matches!(flight.state, FlightState::Moved { at } if at <= asked)
+                    && flight.version == known.claim.version
             })
         });
         not_moved.map(|(key, _)| key.clone()).collect()
@@ -209,7 +210,7 @@ impl Claims {
         if let Some(known) = self.known.get_mut(key) {
             known.flight = known.flight.take().filter(|flight| flight.was_doubtful);
             if let Some(flight) = &mut known.flight {
-                flight.state = State::Doubtful;
+                flight.state = FlightState::Doubtful;
             }
         }
     }
@@ -221,7 +222,7 @@ impl Claims {
             known.quiet_until = None;
             known.unmarked = known.unmarked.map(|at| at.min(now));
             if let Some(flight) = &mut known.flight
-                && let State::Sent { at } | State::Moved { at } = &mut flight.state
+                && let FlightState::Sent { at } | FlightState::Moved { at } = &mut flight.state
             {
                 *at = now.min(*at);
             }
@@ -250,9 +251,11 @@ impl Claims {
                 continue;
             };
             match flight.state {
-                State::Sent { at } if now.since(at) >= LOST => flight.state = State::Doubtful,
-                State::Sent { at } => next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST)))),
-                State::Moved { .. } | State::Doubtful => {}
+                FlightState::Sent { at } if now.since(at) >= LOST => flight.state = FlightState::Doubtful,
+                FlightState::Sent { at } => {
+                    next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST))))
+                }
+                FlightState::Moved { .. } | FlightState::Doubtful => {}
             }
         }
         next

@@ -1,10 +1,10 @@
 //! The state, changes to it, and the plan that follows from it.
 
+mod apply;
+mod cycle;
 mod fencing;
 mod gangs;
-mod progress;
-mod round;
-mod taking;
+mod pass;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,20 +12,18 @@ use std::time::Duration;
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 
-use crate::avoid::Avoided;
+use crate::asks::{ANSWER, Asks};
 use crate::change::Ask;
-use crate::claims::State as Flown;
-use crate::effort::Efforts;
+use crate::claims::FlightState;
+use crate::node_penalty::NodePenalties;
 use crate::queue::Queue;
+use crate::search_budget::SearchBudgets;
 use crate::state::{Mode, State};
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
-use progress::Pass;
-
-/// How long an answer to an [`Ask`] is waited for before it is asked again.
-const ANSWER: Duration = Duration::from_secs(5);
+use cycle::Cycle;
 
 /// Users have a say in the first two. The others are limits in time that keep two allocators off one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +52,7 @@ impl Default for Settings {
     }
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
     /// In any order; at most one a claim.
@@ -70,27 +68,20 @@ pub struct Planner {
     settings: Settings,
     share_id: Box<dyn FnMut() -> String + Send>,
     state: State,
-    avoided: Avoided,
-    efforts: Efforts,
+    penalties: NodePenalties,
+    budgets: SearchBudgets,
     queue: Queue,
-    pass: Pass,
+    cycle: Cycle,
     told: Told,
     term: Option<Term>,
     stage: Stage,
-    asked: HashMap<Ask, Asking>,
+    asks: Asks,
     last_write: u64,
     /// What the API server said to a refused write, by claim.
     refusals: HashMap<String, String>,
     is_dirty: bool,
     wake: Option<Time>,
     latest: Latest,
-}
-
-/// Since when something is asked for in vain, and when it was last.
-#[derive(Debug, Clone, Copy)]
-struct Asking {
-    first: Time,
-    last: Time,
 }
 
 impl std::fmt::Debug for Planner {
@@ -115,14 +106,14 @@ impl Planner {
                 },
                 features,
             ),
-            avoided: Avoided::default(),
-            efforts: Efforts::default(),
+            penalties: NodePenalties::default(),
+            budgets: SearchBudgets::default(),
             queue: Queue::default(),
-            pass: Pass::default(),
+            cycle: Cycle::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
-            asked: HashMap::new(),
+            asks: Asks::default(),
             last_write: 0,
             refusals: HashMap::new(),
             is_dirty: true,
@@ -154,7 +145,7 @@ impl Planner {
         &mut self.state
     }
 
-    /// Takes in what came of a write.
+    /// Applies the outcome of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
         let now = self.at(now);
         let flying = self.state.claims.of_write(id);
@@ -166,10 +157,10 @@ impl Planner {
                 self.state.set_answered(*claim, now);
             }
             (_, None) => {} // a newer version has settled it
-            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, Flown::Moved { at: now }, now),
-            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, Flown::Doubtful, now),
+            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, FlightState::Moved { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, FlightState::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
-                self.state.claims.set_state(&key, Flown::Doubtful, now);
+                self.state.claims.set_state(&key, FlightState::Doubtful, now);
                 self.refusals.insert(key, message);
             }
             (Outcome::Dropped, Some(key)) => {
@@ -179,7 +170,7 @@ impl Planner {
         }
     }
 
-    /// What is to be done. Without a change, and before the last plan's `wake`, nothing is.
+    /// Makes the next plan. It is empty if nothing has changed and the last plan's `wake` has not come.
     pub fn plan(&mut self, now: Time) -> Plan {
         let now = self.at(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
@@ -205,17 +196,17 @@ impl Planner {
         plan
     }
 
-    /// Takes in the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
+    /// Notes the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
     /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
     fn at(&mut self, now: Time) -> Time {
         let (now, is_set_back) = self.latest.take(now);
         if is_set_back {
             self.set_term(None, now);
-            self.asked.clear();
-            self.avoided = Avoided::default();
-            self.efforts = Efforts::default();
+            self.asks.clear();
+            self.penalties = NodePenalties::default();
+            self.budgets = SearchBudgets::default();
             self.state.claims.set_back(now);
-            self.state.supply.set_back(now);
+            self.state.ownership.set_back(now);
             self.wake = None;
             self.is_dirty = true;
         }
@@ -242,15 +233,9 @@ impl Planner {
     }
 
     fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
-        let known = self.asked.get(&ask).copied();
-        let again = known.map(|known| known.last.after(ANSWER));
-        // Nobody asked for a while: that was another time.
-        let goes_on = known.filter(|known| now.since(known.last) < ANSWER * 2);
-        let first = goes_on.map_or(now, |known| known.first);
-        match again.filter(|again| now < *again) {
-            Some(again) => soonest(&mut plan.wake, again, now),
-            None => {
-                self.asked.insert(ask.clone(), Asking { first, last: now });
+        match self.asks.open(&ask, now) {
+            Err(again) => soonest(&mut plan.wake, again, now),
+            Ok(()) => {
                 soonest(&mut plan.wake, now.after(ANSWER), now);
                 plan.asks.push(ask);
             }

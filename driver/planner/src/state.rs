@@ -3,7 +3,7 @@
 //! ```text
 //!  Change ─► State ─┬─ cluster: nodes and pods, who sits where
 //!                   ├─ claims: versions, writes under way, holds
-//!                   ├─ supply: who allocates each device ─► vgpu_allocator::Index ◄─ what the claims hold
+//!                   ├─ ownership: who allocates each device ─► vgpu_allocator::Index ◄─ what the claims hold
 //!                   └─ News: what the planner must do about it
 //! ```
 //!
@@ -11,17 +11,18 @@
 //! same state is only asked why pods wait, so it keeps no more than that takes (see [`Mode`]).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFacts, ResourceClaim};
+use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFacts, NodeSelector, ResourceClaim};
 use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache, Shared};
 
 use crate::allocation::{as_scheduler, node_of};
 use crate::change::{Ask, Change, Last, Seen};
 use crate::claims::Claims;
 use crate::cluster::Cluster;
+use crate::device_ownership::{DeviceOwnership, Published, Sighting, Unallocatable};
 use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::names::DRIVER;
-use crate::supply::{Published, Sighting, Supply, Unallocatable};
 use crate::time::Time;
 
 /// Who allocates, which decides what is kept.
@@ -43,8 +44,9 @@ pub struct State {
     pub(crate) claims: Claims,
     /// The pods that use a claim, by the claim's key. Nearly always one.
     users: HashMap<String, Vec<String>>,
-    pub(crate) supply: Supply,
+    pub(crate) ownership: DeviceOwnership,
     specs: Shared<ClaimSpec>,
+    selectors: Shared<NodeSelector>,
     listed: Listed,
 }
 
@@ -87,11 +89,12 @@ impl State {
             cluster: Cluster::default(),
             claims: Claims::default(),
             users: HashMap::new(),
-            supply: match mode {
-                Mode::Scheduler => Supply::default(),
-                Mode::Controller { settle } => Supply::divided(settle),
+            ownership: match mode {
+                Mode::Scheduler => DeviceOwnership::default(),
+                Mode::Controller { settle } => DeviceOwnership::divided(settle),
             },
             specs: Shared::default(),
+            selectors: Shared::default(),
             listed: Listed::default(),
         }
     }
@@ -140,11 +143,11 @@ impl State {
                 read,
             } => self.set_slices(slices, same, self.as_of(version), read, now, &mut news),
             Change::Class(class) => {
-                self.supply.set_class(class, &mut self.index, &mut self.cache);
+                self.ownership.set_class(class, &mut self.index, &mut self.cache);
                 news.is_news = true;
             }
             Change::ClassGone { name } => {
-                self.supply.remove_class(&name, &mut self.index);
+                self.ownership.remove_class(&name, &mut self.index);
                 news.is_news = true;
             }
             Change::Classes { classes, same } => {
@@ -153,10 +156,10 @@ impl State {
                 let gone = self.index.classes().map(|class| &class.metadata.name);
                 let gone: Vec<String> = gone.filter(|name| !listed.contains(*name)).cloned().collect();
                 for name in gone {
-                    self.supply.remove_class(&name, &mut self.index);
+                    self.ownership.remove_class(&name, &mut self.index);
                 }
                 for class in classes {
-                    self.supply.set_class(class, &mut self.index, &mut self.cache);
+                    self.ownership.set_class(class, &mut self.index, &mut self.cache);
                 }
                 self.listed.classes = true;
                 news.is_news = true;
@@ -223,7 +226,7 @@ impl State {
 
     /// What our driver publishes, slice by slice.
     pub fn published(&self) -> impl Iterator<Item = Published> {
-        self.supply.published()
+        self.ownership.published()
     }
 
     /// What our driver's devices have left together, whoever allocates them.
@@ -259,7 +262,7 @@ impl State {
     /// # Errors
     /// Nobody may, and why.
     pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
-        self.supply.asked(claim)
+        self.ownership.asked(claim)
     }
 
     /// A claim that only kube-scheduler can allocate, whatever it asks for.
@@ -388,12 +391,12 @@ impl State {
 
     fn set_slice(&mut self, slice: Slice, read: Option<Time>, now: Time, news: &mut News) {
         let seen = Sighting { at: now, read };
-        self.supply.set_slice(slice, seen, &mut self.index, &mut self.cache);
+        self.ownership.set_slice(slice, seen, &mut self.index, &mut self.cache);
         news.is_news = true;
     }
 
     fn remove_slice(&mut self, name: String, last: Last, news: &mut News) {
-        self.supply.remove_slice(&name, last, &mut self.index);
+        self.ownership.remove_slice(&name, last, &mut self.index);
         news.answered = Some(Ask::Slice(name));
         news.is_news = true;
     }
@@ -408,10 +411,11 @@ impl State {
         news: &mut News,
     ) {
         let listed: HashSet<String> = slices.iter().map(|slice| slice.name().to_owned()).chain(same).collect();
-        let gone = self.supply.slices().filter(|name| !listed.contains(*name));
+        let gone = self.ownership.slices().filter(|name| !listed.contains(*name));
         let gone: Vec<String> = gone.cloned().collect();
         for name in gone {
-            self.supply.remove_slice(&name, Last::Version(version), &mut self.index);
+            self.ownership
+                .remove_slice(&name, Last::Version(version), &mut self.index);
             if read.is_none() {
                 news.reads.push(Ask::Slice(name));
             }
@@ -470,11 +474,16 @@ impl State {
         news.answered = Some(Ask::Claims);
         news.listed = Some(asked);
         news.is_news = true;
-        self.supply.set_listed(asked, &mut self.index, &mut self.cache);
+        self.ownership.set_listed(asked, &mut self.index, &mut self.cache);
     }
 
+    /// Replaces parts of a claim by equal ones of others. What was just read is nobody else's yet.
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.asked.spec);
+        let allocation = claim.asked.status.allocation.as_mut().and_then(Arc::get_mut);
+        if let Some(selector) = allocation.and_then(|allocation| allocation.node_selector.as_mut()) {
+            self.selectors.share(selector);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is to be told, and to whom: why a pod gets nothing yet, and what happened to a claim.
+//! Verdicts to report, each about a pod or a claim: why a pod is not placed yet, and what happened to a claim.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -185,7 +185,7 @@ impl Verdict {
     }
 }
 
-/// What was said last, so that it is not said again: of each object one verdict a reason.
+/// The verdicts of the last pass, so that none is reported twice: one per object and reason.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     last: Said,
@@ -195,12 +195,12 @@ pub(crate) struct Told {
 type Said = HashMap<About, BTreeMap<&'static str, Verdict>>;
 
 impl Told {
-    /// A state that lasts; said when it begins or changes.
+    /// Adds a verdict that holds now. It is reported when it begins or changes.
     pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
         self.now.entry(about).or_default().insert(verdict.reason(), verdict);
     }
 
-    /// Whatever was said last holds still, where nothing newer is said.
+    /// Keeps the last verdicts of the object, except where this pass has a newer one.
     pub(crate) fn stays(&mut self, about: About) {
         if let Some(last) = self.last.get(&about) {
             let now = self.now.entry(about).or_default();
@@ -210,7 +210,7 @@ impl Told {
         }
     }
 
-    /// What is new since the last round. What was not said in this round has ended.
+    /// Returns the verdicts that are new since the last pass. What was not said in this pass has ended.
     pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
         let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
         let mut news = Vec::new();

@@ -168,7 +168,7 @@ async fn what_is_decided_is_seen_by_a_scrape() {
     let shown = tokio::time::timeout(Duration::from_secs(60), async {
         loop {
             let next = control.next().await;
-            control.take(next).unwrap();
+            control.perform(next).unwrap();
             control.observe();
             let text = scrape(address).await;
             if missing(&text).is_empty() {

@@ -1,4 +1,4 @@
-//! Decisions that wait to be told: so many at most, and nobody's flood silences others.
+//! Queue of decisions to report: bounded, and fair between namespaces.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -27,8 +27,8 @@ impl Decided {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Whether none was lost for it. Where there are too many, one of the namespace that has most of them gives way; the
-    /// new one itself, if that is its own and all others of it wait still.
+    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or the
+    /// new one itself, if that namespace is its own and none of its others was said yet.
     pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
         let mut none_lost = true;
         if self.count >= MOST_TOLD {
@@ -76,7 +76,7 @@ impl Decided {
     }
 }
 
-/// Who of these gives way, and whether it was said already: then it stands here only so that it is not said again.
+/// The decision to drop, and whether it was said already: then it is here only so that it is not said again.
 fn gives_way(of_it: &HashMap<Topic, Subject>) -> Option<(Topic, bool)> {
     let last = of_it
         .iter()

@@ -21,8 +21,7 @@ fn the_ninth_quarter_reads_what_it_asked_for_and_what_there_is() {
         world.words(fraction()),
         "claim default/train, request gpu: asked for memory 20Gi, cores 25; on 2 of 2 devices: Capacity: cores: 25 wanted, \
          0 of 100 free; memory: 20Gi wanted, 0 of 80Gi free, held by default/c0, default/c1, default/c2 and 1 more \
-         (most free: node1 gpu-0000000a); no device has any memory left with the cores asked for, nor cores with the \
-         memory; every device: vgpu explain pod/train -n default"
+         (most free: node1 gpu-0000000a); no GPU has both that much memory and that many cores free; every device: vgpu explain pod/train -n default"
     );
 }
 

@@ -129,7 +129,7 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the shelves, and what is kept of earlier comparisons, say what a look at every node says, and
+    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every node, and
     /// nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {

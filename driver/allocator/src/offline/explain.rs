@@ -38,6 +38,15 @@ enum SubjectKind {
     Claim,
 }
 
+impl SubjectKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Claim => "claim",
+        }
+    }
+}
+
 /// The answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Explanation {
@@ -168,7 +177,11 @@ impl<'o> Asked<'o> {
                 asked.add(claim);
                 Ok(asked)
             }
-            _ => Err(OfflineError::NoSubject(subject.key())),
+            (kind, ..) => Err(OfflineError::NoSubject {
+                what: kind.map_or("pod or claim", SubjectKind::name),
+                name: subject.name.clone(),
+                namespace: subject.namespace.clone(),
+            }),
         }
     }
 
@@ -328,10 +341,7 @@ impl fmt::Display for Explanation {
                     room.amount, room.request, room.claim, room.node, room.device
                 )?,
                 None if *is_of_several => {}
-                None => writeln!(
-                    f,
-                    "no device that this may have has any {what} with the {other} asked for"
-                )?,
+                None => writeln!(f, "no eligible GPU has free {what} together with the requested {other}")?,
             }
         }
         Ok(())

@@ -2,10 +2,10 @@
 
 use super::state::Search;
 use crate::capacity::MEMORY;
+use crate::headroom;
 use crate::model::{Capacity, Device};
 use crate::policy::Stock;
 use crate::pools::Candidate;
-use crate::room;
 use vgpu_quantity::Quantity;
 
 impl<'a> Search<'a, '_, '_> {
@@ -14,7 +14,7 @@ impl<'a> Search<'a, '_, '_> {
     pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
         let candidate = &self.view.candidates[index];
         let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;
-        let most = room::largest(
+        let most = headroom::largest(
             capacity,
             &self.left(index, name, capacity),
             self.features.fractional_range,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Plan, Planner, soonest};
 use crate::change::Ask;
-use crate::claims::{Known, State};
-use crate::supply::Kind;
+use crate::claims::{FlightState, Known};
+use crate::device_ownership::Kind;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::write::Intent;
@@ -54,7 +54,7 @@ impl Planner {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || !claim.is_extended && self.state.supply.kind(&claim.asked) == Kind::Controller;
+        let may_be_ours = || !claim.is_extended && self.state.ownership.kind(&claim.asked) == Kind::Controller;
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
@@ -100,12 +100,12 @@ impl Planner {
                 let doubtful = known
                     .flight
                     .as_ref()
-                    .is_some_and(|flight| flight.state == State::Doubtful);
+                    .is_some_and(|flight| flight.state == FlightState::Doubtful);
                 doubtful
                     || wants
                         && !claim.is_deleted
                         && !claim.is_extended
-                        && self.state.supply.kind(&claim.asked) == Kind::Controller
+                        && self.state.ownership.kind(&claim.asked) == Kind::Controller
             })
             .map(|(key, _)| key.clone())
             .collect();
@@ -125,7 +125,7 @@ impl Planner {
         if known
             .flight
             .as_ref()
-            .is_some_and(|flight| flight.state != State::Doubtful)
+            .is_some_and(|flight| flight.state != FlightState::Doubtful)
         {
             return;
         }
@@ -140,8 +140,8 @@ impl Planner {
             .claims
             .iter()
             .filter_map(|(_, known)| match known.flight.as_ref()?.state {
-                State::Moved { at } => Some(at.after(MOVED)),
-                State::Sent { .. } | State::Doubtful => None,
+                FlightState::Moved { at } => Some(at.after(MOVED)),
+                FlightState::Sent { .. } | FlightState::Doubtful => None,
             });
         match moved.min() {
             Some(due) if due <= now => self.ask(Ask::Claims, now, plan),

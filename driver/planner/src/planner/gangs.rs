@@ -20,10 +20,10 @@ use std::collections::BTreeSet;
 use vgpu_allocator::Budget;
 
 use super::{Plan, Planner, soonest};
-use crate::effort::{Answer, Asked, GANG};
 use crate::gang::{self, Gangs};
 use crate::model::Pod;
 use crate::place::{Placed, Waits};
+use crate::search_budget::{Answer, Asked, GANG};
 use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -65,7 +65,7 @@ impl Planner {
             }
             return;
         }
-        let (key, search_key) = (effort_of(name), search_of(name));
+        let (key, search_key) = (budget_key(name), search_key_of(name));
         let asked = |who| Asked { who, pods: pods.len() };
         let mut budget = match self.budget(asked(&key), now) {
             Ok(budget) => budget,
@@ -84,7 +84,7 @@ impl Planner {
         if let Err(first) = &found
             && self.is_worth_a_search(&order, first)
         {
-            match self.efforts.budget(asked(&search_key), now) {
+            match self.budgets.budget(asked(&search_key), now) {
                 Err(until) => soonest(&mut plan.wake, until, now),
                 Ok(mut budget) => {
                     let most = pods.len() * MOST_OF_EACH + MOST;
@@ -105,7 +105,7 @@ impl Planner {
         };
         match (searched, &answer) {
             (None, _) => {}
-            (Some(_), Answer::Some) if found.is_ok() => self.efforts.forget(&search_key),
+            (Some(_), Answer::Some) if found.is_ok() => self.budgets.forget(&search_key),
             (Some(steps), Answer::IfRead(_)) => self.spend(asked(&search_key), steps, answer.clone(), now, plan),
             (Some(steps), _) => self.spend(asked(&search_key), steps, Answer::None, now, plan),
         }
@@ -124,7 +124,7 @@ impl Planner {
         self.wait(&pods[first.at], waits, now, plan);
     }
 
-    /// Who fails goes first; when that was so already, those before give way.
+    /// Moves the failed pod to the front; if it was there already, moves its predecessors back.
     fn search(
         &mut self,
         term: &Term,
@@ -257,11 +257,11 @@ fn stale(steps: &[Step]) -> Vec<String> {
 }
 
 /// The name by which questions about a gang are counted; no pod's uid is like it.
-pub(super) fn effort_of((namespace, name): &gang::Name) -> String {
+pub(super) fn budget_key((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
 }
 
-/// As [`effort_of`], for its searches; no namespace is like it.
-pub(super) fn search_of((namespace, name): &gang::Name) -> String {
+/// As [`budget_key`], for its searches; no namespace is like it.
+pub(super) fn search_key_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}search {namespace}/{name}")
 }

@@ -1,9 +1,9 @@
 //! Changes, as far as the planner has more to do about them than its state.
 
 use super::Planner;
-use super::progress::Pass;
+use super::cycle::Cycle;
 use crate::change::{Ask, Change};
-use crate::claims::State;
+use crate::claims::FlightState;
 use crate::state::News;
 use crate::term::{Stage, Term};
 use crate::time::Time;
@@ -23,8 +23,8 @@ impl Planner {
     fn follow(&mut self, news: News, now: Time) -> Vec<Ask> {
         self.is_dirty |= news.is_news;
         for pod in &news.pods {
-            self.avoided.forget(pod);
-            self.efforts.forget(pod);
+            self.penalties.forget(pod);
+            self.budgets.forget(pod);
         }
         for claim in &news.claims {
             self.refusals.remove(claim);
@@ -32,12 +32,12 @@ impl Planner {
         if let Some(asked) = news.listed {
             for key in self.state.claims.not_moved(asked) {
                 let message = "409 Conflict, though nobody has changed the claim".to_owned();
-                self.state.claims.set_state(&key, State::Doubtful, now);
+                self.state.claims.set_state(&key, FlightState::Doubtful, now);
                 self.refusals.insert(key, message);
             }
         }
         if let Some(answered) = &news.answered {
-            self.asked.remove(answered);
+            self.asks.answered(answered);
         }
         if let Some(asked) = news.listed {
             self.fence(asked, now);
@@ -53,8 +53,8 @@ impl Planner {
             self.is_dirty = true;
             self.state.claims.end_pauses();
             // A list that was asked for in another term is no answer in this one.
-            self.asked.clear();
-            self.pass = Pass::default();
+            self.asks.clear();
+            self.cycle = Cycle::default();
             self.stage = match term {
                 Some(_) => Stage::First { since: now },
                 None => Stage::Standby,

@@ -1,4 +1,4 @@
-//! Slices and classes: what the allocator is told of them, and which claims are for the controller.
+//! Slices and classes: who allocates each device, and so which claims are for the controller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Unallocatable {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Supply {
+pub(crate) struct DeviceOwnership {
     slices: BTreeMap<String, Slice>,
     classes: BTreeMap<String, Class>,
     /// Our driver's slices by pool.
@@ -99,7 +99,7 @@ struct Class {
     total: Seen,
 }
 
-/// How many devices of a class are whose.
+/// How many devices of a class each allocator has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     controller: usize,
@@ -107,7 +107,7 @@ struct Seen {
     other_driver: usize,
 }
 
-impl Supply {
+impl DeviceOwnership {
     /// Devices are divided between kube-scheduler and the controller, by their taint.
     pub(crate) fn divided(settle: Duration) -> Self {
         Self {
@@ -426,90 +426,90 @@ mod tests {
 
     #[test]
     fn a_claim_is_the_controllers_if_all_its_classes_are() {
-        let mut supply = Supply::divided(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
         for (name, driver) in [("vgpu", "dra.vgpu"), ("nic", "nic.example.com")] {
             let text = format!(
                 r#"{{"metadata":{{"name":"{name}"}},"spec":{{"selectors":[{{"cel":{{"expression":"device.driver == '{driver}'"}}}}]}}}}"#
             );
-            supply.set_class(serde_json::from_str(&text).unwrap(), &mut index, &mut cache);
+            ownership.set_class(serde_json::from_str(&text).unwrap(), &mut index, &mut cache);
         }
         let (vgpu, nic) = (
             r#"{"name":"r","exactly":{"deviceClassName":"vgpu"}}"#,
             r#"{"name":"n","exactly":{"deviceClassName":"nic"}}"#,
         );
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
-        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
-        supply.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Controller);
-        assert_eq!(supply.kind(&claim(nic)), Kind::Scheduler);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
+        ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
+        ownership.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Controller);
+        assert_eq!(ownership.kind(&claim(nic)), Kind::Scheduler);
         assert_eq!(
-            supply.kind(&claim(&format!("{vgpu},{nic}"))),
+            ownership.kind(&claim(&format!("{vgpu},{nic}"))),
             Kind::Nobody(Unallocatable::Mixed {
                 ours: "vgpu".into(),
                 other: "nic".into()
             })
         );
         let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
-        assert_eq!(supply.kind(&claim(&open)), Kind::Nobody(Unallocatable::Tolerates));
-        assert!(supply.is_controllers_alone("vgpu") && !supply.is_controllers_alone("nic"));
-        supply.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
-        supply.remove_class("vgpu", &mut index);
-        supply.remove_slice("n1", Last::Version(Version(2)), &mut index);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
+        assert_eq!(ownership.kind(&claim(&open)), Kind::Nobody(Unallocatable::Tolerates));
+        assert!(ownership.is_controllers_alone("vgpu") && !ownership.is_controllers_alone("nic"));
+        ownership.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
+        ownership.remove_class("vgpu", &mut index);
+        ownership.remove_slice("n1", Last::Version(Version(2)), &mut index);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
     }
 
     #[test]
     fn a_device_is_taken_over_by_a_list_of_claims_after_it_settled() {
-        let mut supply = Supply::divided(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.next_ready(), Some(Time::from_millis(30_000)));
-        supply.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Settling { .. })));
-        supply.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Controller { .. })));
-        assert_eq!(supply.next_ready(), None);
-        let read = |supply: &Supply| supply.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
-        assert_eq!(read(&supply), [None], "a watch is no proof");
+        ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.next_ready(), Some(Time::from_millis(30_000)));
+        ownership.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Settling { .. })));
+        ownership.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
+        assert_eq!(ownership.next_ready(), None);
+        let read = |ownership: &DeviceOwnership| ownership.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
+        assert_eq!(read(&ownership), [None], "a watch is no proof");
         let again = slice("n1", DRIVER, TAINT);
-        supply.set_slice(again.clone(), seen(Some(Time::from_millis(5))), &mut index, &mut cache);
-        supply.set_slice(again, seen(None), &mut index, &mut cache);
-        assert_eq!(read(&supply), [Some(Time::from_millis(5))]);
+        ownership.set_slice(again.clone(), seen(Some(Time::from_millis(5))), &mut index, &mut cache);
+        ownership.set_slice(again, seen(None), &mut index, &mut cache);
+        assert_eq!(read(&ownership), [Some(Time::from_millis(5))]);
     }
 
     #[test]
     fn a_watch_that_lags_does_not_bring_back_what_was_read() {
-        let mut supply = Supply::divided(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        supply.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
+        ownership.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
         let at = |at: i64| Sighting {
             at: Time::from_millis(at),
             read: None,
         };
         let released = TAINT.replace("controller", "released");
         let old = || of_version(5, "n1", DRIVER, TAINT);
-        supply.set_slice(old(), at(1), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d", &index), Some(Who::Controller { .. })));
+        ownership.set_slice(old(), at(1), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
         let read = Some(Time::from_millis(2));
         let new = of_version(7, "n1", DRIVER, &released);
-        supply.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
-        supply.set_slice(old(), at(4), &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d", &index), Some(Who::Released));
+        ownership.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
+        ownership.set_slice(old(), at(4), &mut index, &mut cache);
+        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
         // A read that an event has overtaken: what is known is as good as read.
         let read = Some(Time::from_millis(5));
-        supply.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d", &index), Some(Who::Released));
-        assert_eq!(supply.reads("n1").next().unwrap().1, read);
+        ownership.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
+        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
+        assert_eq!(ownership.reads("n1").next().unwrap().1, read);
         // A deletion of what was there before, and a read from before it came.
-        supply.remove_slice("n1", Last::Version(Version(6)), &mut index);
-        supply.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
-        assert!(supply.who("n1", "d", &index).is_some());
-        supply.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
-        assert!(supply.who("n1", "d", &index).is_none());
+        ownership.remove_slice("n1", Last::Version(Version(6)), &mut index);
+        ownership.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
+        assert!(ownership.who("n1", "d", &index).is_some());
+        ownership.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
+        assert!(ownership.who("n1", "d", &index).is_none());
     }
 }

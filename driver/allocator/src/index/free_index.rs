@@ -31,9 +31,9 @@ pub(super) struct Wanted {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shelves {
+pub(super) struct FreeIndex {
     order: BTreeSet<Spot>,
-    /// Driver, pool, device: what is on the shelves, or taken whole. More than one while generations change.
+    /// Driver, pool, device: what is in the index, or taken whole. More than one while generations change.
     known: HashMap<String, HashMap<String, HashMap<String, Vec<Known>>>>,
     /// Slices that are not of one node.
     strays: Vec<Arc<Slice>>,
@@ -78,8 +78,8 @@ impl Wanted {
     }
 }
 
-impl Shelves {
-    /// Devices that are not of one node, and so not on the shelves.
+impl FreeIndex {
+    /// Devices that are not of one node, and so not in the index.
     pub(super) fn strays(&self) -> impl Iterator<Item = Candidate> {
         self.strays.iter().flat_map(|slice| {
             let devices = 0..slice.spec.devices.len();

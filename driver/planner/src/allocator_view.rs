@@ -1,24 +1,23 @@
-//! Claims and devices as whoever allocates them sees them, for those who ask why something waits.
+//! `vgpu explain`: claims and devices as their allocator sees them.
 //!
 //! ```text
-//!  in the controller:  Planner ─► Eyes: the index that decisions are made by, and each claim as it asks there
-//!  vgpu explain:       objects ─► the same rules: whose each device is, whose each claim ─► vgpu_allocator::offline
+//!  objects ─► the controller's rules: who allocates each device and each claim ─► vgpu_allocator::offline
 //! ```
 //!
-//! Where no device bears the taint of `docs/controller.md`, that is kube-scheduler, who sees what is written.
+//! Where no device has the taint of `docs/controller.md`, the allocator is kube-scheduler, and nothing is changed.
 
 use std::collections::HashMap;
 
 use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options, Subject};
 use vgpu_allocator::{Index, SelectorCache};
 
+use crate::device_ownership::{DeviceOwnership, Sighting};
 use crate::devices::{Settling, take_over};
 use crate::model::{Slice, Version};
 use crate::planner::Settings;
-use crate::supply::{Sighting, Supply};
 use crate::time::Time;
 
-/// Why the subject waits: as [`offline::explain`], by the eyes of whoever allocates its claims at that time.
+/// Why the subject waits: as [`offline::explain`], with devices and claims as whoever allocates them sees them at that time.
 ///
 /// # Errors
 /// As [`offline::explain`].
@@ -36,10 +35,10 @@ pub fn explain(
         is_listed_now: true,
     };
     let mut index = Index::new(options.features);
-    let mut supply = Supply::divided(settling.after);
-    supply.set_listed(now, &mut index, cache);
+    let mut ownership = DeviceOwnership::divided(settling.after);
+    ownership.set_listed(now, &mut index, cache);
     for class in objects.classes() {
-        supply.set_class(class.clone(), &mut index, cache);
+        ownership.set_class(class.clone(), &mut index, cache);
     }
     let seen = Sighting { at: now, read: None };
     for facts in objects.slices_mut() {
@@ -48,12 +47,12 @@ pub fn explain(
             version,
             facts: facts.clone(),
         };
-        supply.set_slice(slice, seen, &mut index, cache);
+        ownership.set_slice(slice, seen, &mut index, cache);
         take_over(facts, settling);
     }
     let mut refused = HashMap::new();
     for claim in objects.waiting_mut() {
-        match supply.asked(claim) {
+        match ownership.asked(claim) {
             Ok(asked) => *claim = asked,
             Err(why) => {
                 refused.insert(claim.key(), why.verdict(claim.key()).to_string());
