@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, device_target};
-use crate::model::{CounterSet, Device, Node, Taint};
+use crate::model::{CounterSet, Device, Node, NodeSelector, Taint};
 use crate::node_selector::SelectorError;
 use crate::taint;
 
@@ -26,6 +26,8 @@ use crate::taint;
 #[derive(Debug)]
 pub struct NodeView {
     pub(crate) node: Arc<Node>,
+    /// Selects this node alone. All allocations of devices that only it has share it.
+    pub(crate) only: Arc<NodeSelector>,
     pub(crate) pools: Vec<PoolView>,
     /// The devices of the usable pools, in Kubernetes' order.
     pub(crate) candidates: Vec<Candidate>,
@@ -156,6 +158,7 @@ impl NodeView {
         let node = node.into();
         let mut view = Self {
             node: node.clone(),
+            only: Arc::new(NodeSelector::only(&node.metadata.name)),
             pools: Vec::new(),
             candidates: Vec::new(),
         };

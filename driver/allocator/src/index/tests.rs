@@ -245,7 +245,8 @@ fn other_policies_and_network_devices_are_answered_too() {
 fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
     let mut index = Index::new(Features::default());
     let mut cache = SelectorCache::default();
-    let changes = || -> [Box<dyn FnOnce(&mut Index)>; 5] {
+    type Change = Box<dyn FnOnce(&mut Index)>;
+    let changes = || -> [Change; 5] {
         let mut held = claim(1, None, 6, 0, 1, 2);
         let result = json!({"request": "r", "driver": "drv", "pool": "p0", "device": "gpu-1", "shareID": "s",
             "consumedCapacity": {"memory": "6", "cores": "0"}});
