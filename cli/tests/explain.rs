@@ -30,7 +30,7 @@ const WORDS: &str = "\
 pod team/train waits for team/mine, which does not fit on node n1
   claim team/mine, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free
 most memory that one device has, with the cores asked for: 80Gi (request gpu of claim team/mine; node n1, device gpu-0)
-no device that this may have has any cores with the memory asked for
+no eligible GPU has free cores together with the requested memory
 ";
 
 fn explain(path: Option<&Path>, args: &[&str]) -> Output {
@@ -81,7 +81,7 @@ fn files_are_answered_in_words_json_and_yaml() {
 
     let output = with(&["pod/none"]);
     assert_eq!(output.status.code(), Some(2));
-    let words = "vgpu explain: team/none is not in the input; give the object too, and its namespace by -n\n";
+    let words = "vgpu explain: pod none not found in namespace team; give the object too, and its namespace by -n\n";
     assert_eq!(text(&output.stderr), words);
 }
 

@@ -7,8 +7,7 @@
 //!                         node after node: Index::answer ─► Summary ─► Answer, kept until there is a newer one
 //! ```
 //!
-//! The index is the cluster's own, where kube-scheduler allocates, and in controller mode the planner's: what a pod
-//! waits for is then said by what is decided by.
+//! In controller mode the state is the one that the planner decides by: what is said is what is decided by.
 //!
 //! How it fails, and what follows:
 //! - **A thousand nodes and five hundred kinds of pods:** the work is done in turns whose end the caller decides,
@@ -20,12 +19,10 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use vgpu_allocator::model::{Node, ResourceClaim};
-use vgpu_allocator::{SelectorCache, node_selector};
-use vgpu_planner::{Eyes, Planner};
+use vgpu_allocator::{AllocateError, node_selector};
+use vgpu_planner::model::Pod;
+use vgpu_planner::{State, Unallocatable};
 
-use crate::cluster::{Cluster, Table};
-use crate::model::{Key, Pod};
-use crate::object::Claim;
 use crate::question::{Question, Shape};
 use crate::summary::Summary;
 
@@ -35,10 +32,10 @@ pub const MOST_TURNS: u32 = 20;
 /// What there is to say of claims.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// They fit on this node: claim, request and device.
+    /// They fit on this node: claim by its place, request and device.
     Fits {
         node: String,
-        devices: Vec<(String, String, String)>,
+        devices: Vec<(usize, String, String)>,
     },
     Not {
         summary: Box<Summary>,
@@ -46,20 +43,23 @@ pub enum Answer {
         nodes: usize,
     },
     /// No node is where the pod's other claims are, or there is no node.
-    Nowhere { held: bool },
-    /// In the allocator's words.
-    Mistake(String),
+    Nowhere {
+        held: bool,
+    },
+    Mistake(AllocateError),
+    /// Nobody may allocate a claim, by its place.
+    Nobody(usize, Unallocatable),
 }
 
 /// All answers.
 #[derive(Debug, Default)]
 pub struct Answers {
-    cache: SelectorCache<'static>,
     known: HashMap<Shape, Known>,
     queue: VecDeque<Shape>,
     under_way: Option<Pass>,
-    /// Pods that the planner has given something, which the watches have yet to bring: there is nothing to explain.
-    served: HashSet<Key>,
+    /// Keys of pods that the planner has given something, which the watches have yet to bring: there is nothing to
+    /// explain.
+    served: HashSet<String>,
 }
 
 #[derive(Debug)]
@@ -73,8 +73,8 @@ struct Known {
 #[derive(Debug)]
 struct Pass {
     shape: Shape,
-    /// What is asked for, or why nobody may allocate it.
-    claims: Result<Vec<ResourceClaim>, String>,
+    /// What is asked for, or which claim nobody may allocate, and why.
+    claims: Result<Vec<ResourceClaim>, (usize, Unallocatable)>,
     nodes: Vec<String>,
     next: usize,
     summary: Summary,
@@ -83,21 +83,20 @@ struct Pass {
 }
 
 impl Answers {
-    /// Takes in who waits now. What nobody asks any more is forgotten. `planner` is who decides in controller mode.
-    pub fn ask(&mut self, cluster: &Cluster, planner: Option<&Planner>) {
-        let waiting = cluster.pods.values().filter(|pod| pod.unschedulable);
-        let (served, waiting): (Vec<&Pod>, Vec<&Pod>) =
-            waiting.partition(|pod| planner.is_some_and(|planner| is_served(pod, cluster, planner)));
-        self.served = served.into_iter().map(|pod| pod.key.clone()).collect();
+    /// Takes in who waits now. What nobody asks any more is forgotten.
+    pub fn ask(&mut self, state: &State) {
+        let waiting = state.pods().filter(|pod| pod.is_unschedulable);
+        let (served, waiting): (Vec<&Pod>, Vec<&Pod>) = waiting.partition(|pod| is_served(pod, state));
+        self.served = served.into_iter().map(Pod::key).collect();
         let wanted: HashSet<Shape> = waiting
             .into_iter()
-            .filter_map(|pod| Question::of(pod, cluster))
+            .filter_map(|pod| Question::of(pod, state))
             .map(|question| question.shape)
             .collect();
         self.known.retain(|shape, _| wanted.contains(shape));
         self.queue.retain(|shape| wanted.contains(shape));
         self.under_way.take_if(|pass| !wanted.contains(&pass.shape));
-        let version = planner.map_or_else(|| cluster.world.index.version(), Planner::version);
+        let version = state.version();
         let queued: HashSet<&Shape> = self.queue.iter().collect();
         let is_asked =
             |shape: &Shape| queued.contains(shape) || self.under_way.as_ref().is_some_and(|pass| pass.shape == *shape);
@@ -108,26 +107,16 @@ impl Answers {
     }
 
     /// Looks at nodes until `go_on` says no, at one at least. Gives whether nothing is left to do.
-    pub fn work(
-        &mut self,
-        cluster: &mut Cluster,
-        planner: Option<&mut Planner>,
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> bool {
-        let Cluster { world, claims, .. } = cluster;
-        let mut eyes = match planner {
-            Some(planner) => planner.eyes(),
-            None => Eyes::of_scheduler(&mut world.index),
-        };
+    pub fn work(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> bool {
         loop {
             let next = self.under_way.take().or_else(|| {
                 let shape = self.queue.pop_front()?;
-                Some(Pass::new(shape, claims, &eyes))
+                Some(Pass::new(shape, state))
             });
             let Some(mut pass) = next else {
                 return true;
             };
-            match pass.go(&mut eyes, &mut self.cache, go_on) {
+            match pass.go(state, go_on) {
                 Some(answer) => {
                     let version = pass.version;
                     self.known.insert(pass.shape, Known { answer, version });
@@ -141,8 +130,8 @@ impl Answers {
     }
 
     /// The latest answer to a pod that asks for this.
-    pub fn get(&self, pod: &Key, shape: &Shape) -> Option<&Answer> {
-        if self.served.contains(pod) {
+    pub fn get(&self, pod: &Pod, shape: &Shape) -> Option<&Answer> {
+        if self.served.contains(&pod.key()) {
             return None;
         }
         self.known.get(shape).map(|known| &known.answer)
@@ -158,62 +147,52 @@ impl Answers {
     }
 }
 
-fn is_served(pod: &Pod, cluster: &Cluster, planner: &Planner) -> bool {
-    pod.claims.iter().any(|name| {
-        let key = format!("{}/{name}", pod.key.namespace);
-        matches!(cluster.claim(&key), Some(Claim::Waiting(_))) && planner.has_given(&key)
+fn is_served(pod: &Pod, state: &State) -> bool {
+    pod.claim_keys().any(|key| {
+        let is_waiting = state.claim(&key).is_some_and(|claim| claim.allocation().is_none());
+        is_waiting && state.has_given(&key)
     })
 }
 
 impl Pass {
-    fn new(shape: Shape, known: &Table<ResourceClaim>, eyes: &Eyes<'_>) -> Self {
-        let held: Vec<_> = shape
-            .held
-            .iter()
-            .filter_map(|key| match known.get(key)? {
-                Claim::Allocated(selector) => selector.as_deref(),
-                Claim::Waiting(_) => None,
-            })
+    fn new(shape: Shape, state: &State) -> Self {
+        let held = shape.held.iter();
+        let held: Vec<_> = held
+            .filter_map(|key| state.claim(key)?.allocation()?.node_selector.as_ref())
             .collect();
         let reachable = |node: &&Node| {
             held.iter()
                 .all(|selector| node_selector::matches(selector, node).unwrap_or(false))
         };
         Self {
-            claims: shape.to_claims(eyes).map_err(|verdict| verdict.to_string()),
-            nodes: eyes
-                .index
+            claims: shape.to_claims(state),
+            nodes: state
                 .nodes()
                 .filter(reachable)
                 .map(|node| node.metadata.name.clone())
                 .collect(),
             next: 0,
             summary: Summary::default(),
-            version: eyes.index.version(),
+            version: state.version(),
             turns: 0,
             shape,
         }
     }
 
     /// The answer, when there is one at the end of this turn.
-    fn go(
-        &mut self,
-        eyes: &mut Eyes<'_>,
-        cache: &mut SelectorCache<'_>,
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> Option<Answer> {
+    fn go(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let claims: Vec<&ResourceClaim> = match &self.claims {
             Ok(claims) => claims.iter().collect(),
-            Err(mistake) => return Some(Answer::Mistake(mistake.clone())),
+            Err((claim, why)) => return Some(Answer::Nobody(*claim, why.clone())),
         };
         self.turns += 1;
         while let Some(node) = self.nodes.get(self.next) {
             self.next += 1;
-            match eyes.index.answer(&claims, node, cache) {
+            match state.answer(&claims, node) {
                 Ok(Some(vgpu_allocator::Answer::Fits(allocations))) => {
-                    let results = claims.iter().zip(&allocations).flat_map(|(claim, allocation)| {
+                    let results = allocations.iter().enumerate().flat_map(|(claim, allocation)| {
                         let results = allocation.devices.results.iter();
-                        results.map(|result| (claim.key(), result.request.clone(), result.device.clone()))
+                        results.map(move |result| (claim, result.request.clone(), result.device.clone()))
                     });
                     return Some(Answer::Fits {
                         node: node.clone(),
@@ -223,7 +202,7 @@ impl Pass {
                 Ok(Some(vgpu_allocator::Answer::Not(why))) => self.summary.add(*why),
                 // It went away since the pass began.
                 Ok(None) => {}
-                Err(error) => return Some(Answer::Mistake(error.to_string())),
+                Err(error) => return Some(Answer::Mistake(error)),
             }
             if self.summary.is_of_every_node() {
                 break;

@@ -1,14 +1,14 @@
 //! What is wrong with a request on our classes that an allocator does not look at: units, configs, a monitor without
 //! admin access. Prepare would refuse it on the node, long after.
 
-use vgpu_allocator::model::{Exactly, RequestedConfig};
+use vgpu_allocator::model::{DeviceClass, Exactly, RequestedConfig};
 use vgpu_api::config::{self, ConfigError, Entry, Grant};
 use vgpu_api::request::{self, RequestError, Requested};
-use vgpu_api::{DRIVER_NAME, device_type};
+use vgpu_api::{DRIVER_NAME, device_type as types};
+use vgpu_planner::State;
 
-use crate::cluster::Cluster;
-use crate::model::Class;
-use crate::question::{Ask, Question, asks, is_ours};
+use crate::class::{device_type, is_ours};
+use crate::question::{Ask, Question, asks};
 
 /// A mistake in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum CheckError {
 }
 
 /// What is wrong with requests of which no alternative is in order.
-pub(crate) fn mistakes(question: &Question, cluster: &Cluster) -> Vec<Mistake> {
+pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     for (key, asked) in question.claims.iter().zip(&question.shape.asked) {
         let asks: Vec<Ask<'_>> = asks(asked.spec()).collect();
@@ -40,7 +40,7 @@ pub(crate) fn mistakes(question: &Question, cluster: &Cluster) -> Vec<Mistake> {
         for alternatives in asks.chunk_by(|a, b| a.at.0 == b.at.0) {
             let of_one: Option<Vec<Mistake>> = alternatives
                 .iter()
-                .map(|ask| mistake(key, ask, configs, cluster))
+                .map(|ask| mistake(key, ask, configs, state))
                 .collect();
             mistakes.extend(of_one.unwrap_or_default());
         }
@@ -48,20 +48,17 @@ pub(crate) fn mistakes(question: &Question, cluster: &Cluster) -> Vec<Mistake> {
     mistakes
 }
 
-fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], cluster: &Cluster) -> Option<Mistake> {
+fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
     // A class that does not exist is the allocator's to name.
-    let class = cluster.class(&ask.exactly.class)?;
-    if !is_ours(&class.name, cluster) {
-        return None;
-    }
-    let error = check(ask, class, configs, cluster).err()?;
+    let class = state.class(&ask.exactly.class).filter(|class| is_ours(class))?;
+    let error = check(ask, class, configs, state).err()?;
     Some(Mistake {
         refused: !matches!(error, CheckError::MonitorWithoutAdmin),
         text: format!("claim {claim}, request {}: {error}", ask.name()),
     })
 }
 
-fn check(ask: &Ask<'_>, class: &Class, configs: &[RequestedConfig], cluster: &Cluster) -> Result<(), CheckError> {
+fn check(ask: &Ask<'_>, class: &DeviceClass, configs: &[RequestedConfig], state: &State) -> Result<(), CheckError> {
     let Exactly {
         capacity, admin_access, ..
     } = ask.exactly;
@@ -69,11 +66,11 @@ fn check(ask: &Ask<'_>, class: &Class, configs: &[RequestedConfig], cluster: &Cl
     let capacity: Vec<(&str, String)> = capacity.map(|(name, amount)| (&**name, amount.to_string())).collect();
     let requested = request::check(
         &format!("{}.capacity.requests", ask.path()),
-        &class.name,
+        &class.metadata.name,
         capacity.iter().map(|(name, amount)| (*name, &**amount)),
     )?;
-    check_config(ask, class, configs, &requested, cluster)?;
-    if class.device_type == device_type::MONITOR && !admin_access.unwrap_or(false) {
+    check_config(ask, class, configs, &requested, state)?;
+    if device_type(class) == types::MONITOR && !admin_access.unwrap_or(false) {
         return Err(CheckError::MonitorWithoutAdmin);
     }
     Ok(())
@@ -82,10 +79,10 @@ fn check(ask: &Ask<'_>, class: &Class, configs: &[RequestedConfig], cluster: &Cl
 /// What Prepare would say to the configs of the class and of the claim.
 fn check_config(
     ask: &Ask<'_>,
-    class: &Class,
+    class: &DeviceClass,
     configs: &[RequestedConfig],
     requested: &Requested,
-    cluster: &Cluster,
+    state: &State,
 ) -> Result<(), ConfigError> {
     let parse = |configs: &[RequestedConfig], prefix: &str| {
         configs
@@ -100,12 +97,15 @@ fn check_config(
             .collect::<Result<Vec<_>, _>>()
     };
     let effective = config::merge(
-        &parse(&class.config, &format!("DeviceClass {} spec.", class.name))?,
+        &parse(
+            &class.spec.config,
+            &format!("DeviceClass {} spec.", class.metadata.name),
+        )?,
         &parse(configs, "spec.devices.")?,
     )?;
-    let largest = cluster.our_devices().map(|devices| devices.largest).max();
+    let largest = state.published().map(|published| published.largest).max();
     // Without a GPU there is nothing to hold the config against, and the missing GPU is said instead.
-    let Some(largest) = largest.filter(|memory| *memory > 0 && class.device_type == device_type::GPU) else {
+    let Some(largest) = largest.filter(|memory| *memory > 0 && device_type(class) == types::GPU) else {
         return Ok(());
     };
     // What is left out is all of a GPU's memory, and no guaranteed time.

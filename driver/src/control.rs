@@ -1,7 +1,7 @@
-//! Controller mode: what the planner decides is done, and what comes of it is reported back.
+//! Controller mode: performs what the planner decides, and reports the outcomes back to it.
 //!
 //! ```text
-//!  watches ─► feed ─┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
+//!  watch: changes ──┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
 //!  elect: terms ────┼─► Planner ─► Plan ──────────┼─► reads: lists and slices  ─► Change ──┤
 //!        ▲          │      ▲                      └─► verdicts ─► notices, metrics         │
 //!        │          └──────┴──────────────────────────────────────────────────────────────◄┘
@@ -17,8 +17,6 @@
 
 pub(crate) mod clock;
 pub(crate) mod elect;
-pub mod feed;
-pub mod objects;
 mod reads;
 #[cfg(test)]
 mod scrape_test;
@@ -36,14 +34,15 @@ use kube::Client;
 use tokio::sync::{Semaphore, watch};
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
-use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, Term, Verdict, Write, WriteId};
+use vgpu_planner::{
+    About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, State, Term, Verdict, Write, WriteId,
+};
 
 use self::clock::{Clock, SetBack};
-use self::feed::{Fed, Feed};
 use self::writer::Fence;
 use crate::metrics::Decisions;
 
-/// What follows a change within this time is decided on together with it.
+/// Changes within this time of each other are decided on together.
 const SETTLE: Duration = Duration::from_millis(10);
 /// Requests that are under way at once.
 const WRITES: usize = 16;
@@ -54,7 +53,6 @@ pub(crate) struct Control {
     client: Client,
     clock: Arc<Clock>,
     planner: Planner,
-    feed: Feed,
     fence: Fence,
     under_way: FuturesUnordered<BoxFuture<'static, Done>>,
     writes: Arc<Semaphore>,
@@ -65,7 +63,7 @@ pub(crate) struct Control {
     metrics: Decisions,
 }
 
-/// Something that was under way and is over.
+/// A request that has ended.
 pub(crate) enum Done {
     Wrote {
         id: WriteId,
@@ -79,7 +77,7 @@ pub(crate) enum Done {
     Read(Option<Box<Change>>),
 }
 
-/// What is next to be done.
+/// The next thing to do.
 pub(crate) enum Next {
     Done(Done),
     Term,
@@ -97,7 +95,6 @@ impl Control {
         let share_id = Box::new(|| uuid::Uuid::new_v4().to_string());
         Self {
             planner: Planner::new(settings, Features::default(), share_id),
-            feed: Feed::default(),
             fence: Fence {
                 clock: clock.clone(),
                 term,
@@ -119,28 +116,19 @@ impl Control {
         self.metrics.observe(&self.planner, self.clock.now());
     }
 
-    pub(crate) fn planner(&mut self) -> &mut Planner {
-        &mut self.planner
+    pub(crate) fn is_leading(&self) -> bool {
+        self.planner.is_leading()
     }
 
-    /// Takes in what a watch brought.
-    pub(crate) fn take_in(&mut self, fed: Fed) {
-        let Some(change) = self.feed.take(fed) else {
-            return;
-        };
-        // A watch that lists cannot say as of when: a claim that is gone since may be left over.
-        let is_of_claims = matches!(change, Change::Claims { .. });
-        self.apply(change);
-        if is_of_claims {
-            self.read(Ask::Claims);
-        }
-        for ask in self.feed.left_over() {
+    pub(crate) fn state(&mut self) -> &mut State {
+        self.planner.state_mut()
+    }
+
+    /// Applies a change of a watch, and reads what it leaves open.
+    pub(crate) fn apply(&mut self, change: Change) {
+        for ask in self.planner.apply(change, self.clock.now()) {
             self.read(ask);
         }
-    }
-
-    fn apply(&mut self, change: Change) {
-        self.planner.apply(change, self.clock.now());
         self.soon();
     }
 
@@ -151,7 +139,7 @@ impl Control {
         self.plan_at = Some(self.plan_at.map_or(at, |known| known.min(at)));
     }
 
-    /// What is next; nothing is lost when it is not waited for.
+    /// Waits for the next thing to do. Cancel-safe: nothing is lost if the future is dropped.
     pub(crate) async fn next(&mut self) -> Next {
         let plan = async {
             match self.plan_at {
@@ -172,11 +160,11 @@ impl Control {
         }
     }
 
-    /// Does it. What there is to tell.
+    /// Performs `next` and returns the verdicts to report.
     ///
     /// # Errors
     /// The clock cannot be trusted any more.
-    pub(crate) fn take(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
+    pub(crate) fn perform(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
         match next {
             Next::Term => {
                 let term = self.fence.term.borrow_and_update().clone();
@@ -255,7 +243,7 @@ impl Control {
     fn read(&mut self, ask: Ask) {
         let (client, clock, turns) = (self.client.clone(), self.clock.clone(), self.reads.clone());
         let seen = match ask {
-            Ask::Claims => self.planner.seen(),
+            Ask::Claims => self.planner.state().seen(),
             Ask::Slice(_) => Seen::default(),
         };
         self.under_way.push(Box::pin(async move {

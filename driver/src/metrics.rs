@@ -207,7 +207,7 @@ impl Decisions {
     pub(crate) fn observe(&self, planner: &Planner, now: Time) {
         let leads = planner.is_leading();
         let (queue, free) = match leads {
-            true => (planner.queue(), planner.free()),
+            true => (planner.queue(), planner.state().free()),
             false => (Queue::default(), Free::default()),
         };
         self.is_leading.set(i64::from(leads));

@@ -6,46 +6,24 @@
 //! ([`Notices::tell`]). Over all of it a token bucket holds.
 
 mod decided;
+mod subject;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::model::Key;
-use crate::pending::{Kind, Verdict};
+use vgpu_planner::About;
+
+use crate::pending::Message;
 use decided::Decided;
 pub use decided::MOST_TOLD;
-
-/// How long a pod must seem to have room before that is said: as long as scheduling may take.
-pub const ROOM_HOLD: Duration = Duration::from_secs(10);
-/// How long a text stands before another replaces it.
-pub const CHANGE_HOLD: Duration = Duration::from_secs(15);
-/// How long after a failure it is tried again.
-pub const RETRY_AFTER: Duration = Duration::from_secs(5);
-
-/// Time since the controller's start.
-pub type Now = Duration;
-
-/// What a notice is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Object {
-    Pod,
-    Claim,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct About {
-    pub object: Object,
-    pub key: Key,
-    pub uid: String,
-    /// Of a decision its reason. It stands beside an explanation of the same pod, and beside other decisions about it.
-    pub decided: Option<&'static str>,
-}
+pub use subject::{CHANGE_HOLD, Now, ROOM_HOLD, Topic};
+use subject::{RETRY_AFTER, Said, Subject};
 
 /// What to say, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    pub about: About,
-    pub verdict: Verdict,
+    pub topic: Topic,
+    pub message: Message,
     pub count: u32,
 }
 
@@ -56,57 +34,8 @@ pub struct Notices {
     tokens: f64,
     refilled: Now,
     /// Pods that wait.
-    explained: HashMap<About, Subject>,
+    explained: HashMap<Topic, Subject>,
     decided: Decided,
-}
-
-#[derive(Debug)]
-struct Subject {
-    wanted: Verdict,
-    since: Now,
-    said: Option<Said>,
-    not_before: Now,
-}
-
-#[derive(Debug)]
-struct Said {
-    verdict: Verdict,
-    at: Now,
-    count: u32,
-}
-
-impl Subject {
-    fn new(wanted: Verdict, since: Now) -> Self {
-        Self {
-            wanted,
-            since,
-            said: None,
-            not_before: Now::ZERO,
-        }
-    }
-
-    /// Never, if it is a decision that was told.
-    fn due_at(&self, repeat_after: Duration) -> Option<Now> {
-        let held = match self.wanted.kind {
-            Kind::Room => self.since + ROOM_HOLD,
-            Kind::Waiting | Kind::Refused | Kind::Decided(_) => self.since,
-        };
-        let spoken = match &self.said {
-            None => held,
-            Some(said) if said.verdict == self.wanted => match self.wanted.kind {
-                Kind::Decided(_) => return None,
-                Kind::Waiting | Kind::Refused | Kind::Room => said.at + repeat_after,
-            },
-            Some(said) => held.max(said.at + CHANGE_HOLD),
-        };
-        Some(spoken.max(self.not_before))
-    }
-
-    /// A decision that was told long enough ago for another to be told.
-    fn is_over(&self, now: Now) -> bool {
-        let told = self.said.as_ref().filter(|said| said.verdict == self.wanted);
-        matches!(self.wanted.kind, Kind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
-    }
 }
 
 impl Notices {
@@ -122,40 +51,35 @@ impl Notices {
         }
     }
 
-    /// Takes in the present verdicts of all pods; a pod that is not among them is forgotten.
-    pub fn observe(&mut self, verdicts: Vec<(Key, String, Verdict)>, now: Now) {
+    /// Takes in what there is to say of all pods now; a pod that is not among them is forgotten.
+    pub fn observe(&mut self, messages: Vec<(About, Message)>, now: Now) {
         let mut before = std::mem::take(&mut self.explained);
-        for (key, uid, verdict) in verdicts {
-            let about = About {
-                object: Object::Pod,
-                key,
-                uid,
-                decided: None,
-            };
-            let pod = match before.remove(&about) {
+        for (about, message) in messages {
+            let topic = Topic { about, decided: None };
+            let pod = match before.remove(&topic) {
                 Some(mut pod) => {
-                    if pod.wanted != verdict {
+                    if pod.wanted != message {
                         // Room that moved from one GPU to another is still room.
-                        if pod.wanted.kind != verdict.kind {
+                        if pod.wanted.kind != message.kind {
                             pod.since = now;
                         }
-                        pod.wanted = verdict;
+                        pod.wanted = message;
                     }
                     pod
                 }
-                None => Subject::new(verdict, now),
+                None => Subject::new(message, now),
             };
-            self.explained.insert(about, pod);
+            self.explained.insert(topic, pod);
         }
     }
 
-    /// Takes in a decision, to be told once. Whether none was lost for want of room.
-    pub fn tell(&mut self, about: About, verdict: Verdict, now: Now) -> bool {
-        if let Some(known) = self.decided.get_mut(&about) {
-            known.wanted = verdict;
+    /// Takes in a decision, to be told once. Returns false if the queue was full and a decision was dropped.
+    pub fn tell(&mut self, topic: Topic, message: Message, now: Now) -> bool {
+        if let Some(known) = self.decided.get_mut(&topic) {
+            known.wanted = message;
             return true;
         }
-        self.decided.insert(about, Subject::new(verdict, now))
+        self.decided.insert(topic, Subject::new(message, now))
     }
 
     /// What is to be said now. It counts as said, until [`Notices::failed`].
@@ -174,19 +98,19 @@ impl Notices {
         due.truncate(self.tokens as usize);
         self.tokens -= due.len() as f64;
         due.into_iter()
-            .map(|(about, pod)| {
+            .map(|(topic, pod)| {
                 let count = match &pod.said {
-                    Some(said) if said.verdict == pod.wanted => said.count.saturating_add(1),
+                    Some(said) if said.message == pod.wanted => said.count.saturating_add(1),
                     _ => 1,
                 };
                 pod.said = Some(Said {
-                    verdict: pod.wanted.clone(),
+                    message: pod.wanted.clone(),
                     at: now,
                     count,
                 });
                 Notice {
-                    about: about.clone(),
-                    verdict: pod.wanted.clone(),
+                    topic: topic.clone(),
+                    message: pod.wanted.clone(),
                     count,
                 }
             })
@@ -195,9 +119,9 @@ impl Notices {
 
     /// A notice could not be delivered, and may be later.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
-        let subject = match notice.about.decided {
-            Some(_) => self.decided.get_mut(&notice.about),
-            None => self.explained.get_mut(&notice.about),
+        let subject = match notice.topic.decided {
+            Some(_) => self.decided.get_mut(&notice.topic),
+            None => self.explained.get_mut(&notice.topic),
         };
         if let Some(pod) = subject {
             pod.not_before = now + RETRY_AFTER;
@@ -232,24 +156,24 @@ impl Notices {
 
 #[cfg(test)]
 mod tests {
+    use vgpu_planner::Object;
+
+    use crate::pending::Kind;
+
     use super::*;
 
-    fn key(name: &str) -> Key {
-        Key {
+    fn about(name: &str, object: Object) -> About {
+        About {
+            object,
             namespace: "default".into(),
             name: name.into(),
+            uid: format!("uid-{name}"),
         }
     }
 
-    fn pod(name: &str, kind: Kind, text: &str) -> (Key, String, Verdict) {
-        (
-            key(name),
-            format!("uid-{name}"),
-            Verdict {
-                kind,
-                text: text.into(),
-            },
-        )
+    fn pod(name: &str, kind: Kind, text: &str) -> (About, Message) {
+        let text = text.into();
+        (about(name, Object::Pod), Message { kind, text })
     }
 
     fn seconds(s: u64) -> Now {
@@ -261,7 +185,7 @@ mod tests {
     }
 
     fn texts(notices: Vec<Notice>) -> Vec<String> {
-        notices.into_iter().map(|n| n.verdict.text).collect()
+        notices.into_iter().map(|n| n.message.text).collect()
     }
 
     #[test]
@@ -315,8 +239,9 @@ mod tests {
         let mut notices = notices();
         notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
         assert_eq!(notices.due(seconds(0)).len(), 1);
-        let (key, _, verdict) = pod("a", Kind::Waiting, "full");
-        notices.observe(vec![(key, "another".into(), verdict)], seconds(1));
+        let (mut about, message) = pod("a", Kind::Waiting, "full");
+        about.uid = "another".into();
+        notices.observe(vec![(about, message)], seconds(1));
         assert_eq!(notices.due(seconds(1)).len(), 1);
     }
 
@@ -331,7 +256,7 @@ mod tests {
         for now in 0..20 {
             let due = notices.due(seconds(now));
             assert!(due.len() <= 10, "second {now}: {}", due.len());
-            said.extend(due.into_iter().map(|n| n.about.key.name));
+            said.extend(due.into_iter().map(|n| n.topic.about.name));
         }
         said.sort();
         said.dedup();
@@ -352,17 +277,16 @@ mod tests {
         notices.failed(&second, seconds(305));
         assert_eq!(notices.due(seconds(310)), vec![second]);
     }
-    fn about(name: &str, object: Object) -> About {
-        About {
-            object,
-            key: key(name),
-            uid: format!("uid-{name}"),
+
+    fn topic(name: &str, object: Object) -> Topic {
+        Topic {
+            about: about(name, object),
             decided: Some("HoldTimeout"),
         }
     }
 
-    fn decision(text: &str) -> Verdict {
-        Verdict {
+    fn decision(text: &str) -> Message {
+        Message {
             kind: Kind::Decided("HoldTimeout"),
             text: text.into(),
         }
@@ -372,7 +296,7 @@ mod tests {
     fn a_decision_is_told_once_and_beside_an_explanation() {
         let mut notices = notices();
         notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
-        assert!(notices.tell(about("a", Object::Pod), decision("too slow"), seconds(0)));
+        assert!(notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(0)));
         let mut said = texts(notices.due(seconds(0)));
         said.sort();
         assert_eq!(said, ["full", "too slow"]);
@@ -380,20 +304,20 @@ mod tests {
         assert_eq!(notices.due(seconds(1)), vec![]);
         assert_eq!((notices.next(), notices.is_empty()), (None, true));
         // Another one waits until the first was seen; the same one in between is said already.
-        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(2));
-        notices.tell(about("b", Object::Claim), decision("cleared"), seconds(2));
+        notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(2));
+        notices.tell(topic("b", Object::Claim), decision("cleared"), seconds(2));
         assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);
-        notices.tell(about("b", Object::Claim), decision("given"), seconds(3));
+        notices.tell(topic("b", Object::Claim), decision("given"), seconds(3));
         assert_eq!(notices.due(seconds(16)), vec![]);
         assert_eq!(texts(notices.due(seconds(17))), ["given"]);
-        notices.tell(about("a", Object::Pod), decision("too slow"), seconds(60));
+        notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(60));
         assert_eq!(texts(notices.due(seconds(60))), ["too slow"], "it happened again");
     }
 
     #[test]
     fn a_decision_that_could_not_be_told_is_told_later() {
         let mut notices = notices();
-        notices.tell(about("a", Object::Claim), decision("cleared"), seconds(0));
+        notices.tell(topic("a", Object::Claim), decision("cleared"), seconds(0));
         let due = notices.due(seconds(0));
         notices.failed(&due[0], seconds(1));
         assert_eq!(notices.due(seconds(5)), vec![]);
@@ -404,22 +328,22 @@ mod tests {
     fn decisions_without_end_do_not_take_memory_without_end() {
         let mut notices = notices();
         for number in 0..MOST_TOLD {
-            assert!(notices.tell(about(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
+            assert!(notices.tell(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
         }
-        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(0)));
-        assert!(notices.tell(about("0", Object::Claim), decision("y"), seconds(0)));
+        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(0)));
+        assert!(notices.tell(topic("0", Object::Claim), decision("y"), seconds(0)));
     }
 
     #[test]
     fn a_flood_of_one_namespace_silences_no_other() {
         let mut notices = notices();
         for number in 0..MOST_TOLD {
-            notices.tell(about(&number.to_string(), Object::Claim), decision("x"), seconds(0));
+            notices.tell(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0));
         }
         let of_others = |name: &str| {
-            let mut about = about(name, Object::Pod);
-            about.key.namespace = "others".into();
-            about
+            let mut topic = topic(name, Object::Pod);
+            topic.about.namespace = "others".into();
+            topic
         };
         assert_eq!(notices.due(seconds(0)).len(), 10);
         assert!(
@@ -437,29 +361,29 @@ mod tests {
         let theirs = notices
             .decided
             .iter_mut()
-            .filter(|(known, _)| known.key.namespace == "others");
+            .filter(|(known, _)| known.about.namespace == "others");
         assert_eq!(theirs.count(), 11);
-        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(1)));
+        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(1)));
         // What the flood has said makes room for what it has not.
-        let of_flood = |notice: &&Notice| notice.about.key.namespace != "others";
+        let of_flood = |notice: &&Notice| notice.topic.about.namespace != "others";
         let said = notices.due(seconds(2)).iter().filter(of_flood).count();
         assert!(said > 0, "nothing of the flood was said");
         for number in 0..said {
-            let more = about(&format!("more-{number}"), Object::Claim);
+            let more = topic(&format!("more-{number}"), Object::Claim);
             assert!(notices.tell(more, decision("x"), seconds(2)), "{number}");
         }
-        assert!(!notices.tell(about("more", Object::Claim), decision("x"), seconds(2)));
+        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(2)));
         assert_eq!(notices.decided.values().count(), MOST_TOLD);
     }
 
     #[test]
     fn decisions_for_several_reasons_stand_beside_each_other() {
         let mut notices = notices();
-        let refused = About {
+        let refused = Topic {
             decided: Some("WriteRefused"),
-            ..about("a", Object::Claim)
+            ..topic("a", Object::Claim)
         };
-        notices.tell(about("a", Object::Claim), decision("too slow"), seconds(0));
+        notices.tell(topic("a", Object::Claim), decision("too slow"), seconds(0));
         notices.tell(refused, decision("refused"), seconds(0));
         let mut said = texts(notices.due(seconds(0)));
         said.sort();

@@ -3,16 +3,16 @@
 //! It is the allocator's answer, so it is about devices: what else a node must have for a pod is kube-scheduler's to
 //! say. What is long is cut in its middle, for the largest fraction and the way to all reasons stand at the end.
 
-use vgpu_allocator::{Largest, ReasonKind};
+use vgpu_allocator::{AllocateError, Largest, ReasonKind, together};
 use vgpu_api::DRIVER_NAME;
+use vgpu_planner::model::Pod;
+use vgpu_planner::{About, State};
 
 use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
-use crate::cluster::Cluster;
-use crate::model::{Key, Pod};
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
-use crate::words::{self, Asked};
+use crate::text::{self, Asked};
 
 /// An event's note may be a kilobyte long.
 pub const TEXT_MAX: usize = 1024;
@@ -21,9 +21,9 @@ const REASON_MAX: usize = 320;
 /// Results that are named where a pod would fit.
 const MOST_RESULTS: usize = 3;
 
-/// What to tell a pod's owner.
+/// What to tell the owner of a pod or claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Message {
     pub kind: Kind,
     pub text: String,
 }
@@ -52,20 +52,20 @@ impl Kind {
 }
 
 /// What to say of every pod that waits for us and that there is an answer for.
-pub fn verdicts(cluster: &Cluster, answers: &Answers) -> Vec<(Key, String, Verdict)> {
-    let pods = cluster.pods.values();
-    pods.filter_map(|pod| explain(pod, cluster, answers).map(|verdict| (pod.key.clone(), pod.uid.clone(), verdict)))
+pub fn messages(state: &State, answers: &Answers) -> Vec<(About, Message)> {
+    let pods = state.pods();
+    pods.filter_map(|pod| Some((About::pod(pod), explain(pod, state, answers)?)))
         .collect()
 }
 
 /// Why the pod waits, or `None` if it does not wait for us, or nobody knows yet.
-pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdict> {
-    if !pod.unschedulable {
+pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
+    if !pod.is_unschedulable {
         return None;
     }
-    let question = Question::of(pod, cluster)?;
-    let answer = answers.get(&pod.key, &question.shape)?;
-    let mistakes = mistakes(&question, cluster);
+    let question = Question::of(pod, state)?;
+    let answer = answers.get(pod, &question.shape)?;
+    let mistakes = mistakes(&question, state);
     let kind = match answer {
         _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,
         Answer::Fits { .. } if mistakes.is_empty() => Kind::Room,
@@ -84,8 +84,12 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
             parts.push(nowhere(&question, *held));
             String::new()
         }
-        Answer::Mistake(text) => {
-            parts.push(question.in_words(text));
+        Answer::Mistake(error) => {
+            parts.push(mistake(&question, error));
+            String::new()
+        }
+        Answer::Nobody(claim, why) => {
+            parts.push(why.clone().verdict(question.name(*claim)).to_string());
             String::new()
         }
         Answer::Not {
@@ -95,7 +99,7 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
         } => {
             let described = Described {
                 question: &question,
-                cluster,
+                state,
                 nodes: *nodes,
             };
             // A node without devices stops at the first request; others have more to say.
@@ -113,22 +117,18 @@ pub fn explain(pod: &Pod, cluster: &Cluster, answers: &Answers) -> Option<Verdic
     let end = match question.has_claims_only() && !matches!(answer, Answer::Fits { .. }) {
         true => format!(
             "{end}; every device: vgpu explain pod/{} -n {}",
-            pod.key.name, pod.key.namespace
+            pod.name, pod.namespace
         ),
         false => end,
     };
-    let text = words::cut_before(
-        &question.in_words(&parts.join("; ")),
-        &question.in_words(&end),
-        TEXT_MAX,
-    );
-    Some(Verdict { kind, text })
+    let text = text::cut_before(&parts.join("; "), &end, TEXT_MAX);
+    Some(Message { kind, text })
 }
 
-fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -> String {
+fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) -> String {
     let named = devices.iter().take(MOST_RESULTS);
     let named: Vec<String> = named
-        .map(|(claim, request, device)| format!("{device} for {}", question.who(claim, request)))
+        .map(|(claim, request, device)| format!("{device} for {}", question.who(*claim, request)))
         .collect();
     let more = match devices.len().saturating_sub(MOST_RESULTS) {
         0 => String::new(),
@@ -138,6 +138,13 @@ fn fits(question: &Question, node: &str, devices: &[(String, String, String)]) -
         "node {node} has room ({}{more}), so it is not devices that the pod waits for; see the scheduler's own event",
         named.join(", ")
     )
+}
+
+fn mistake(question: &Question, error: &AllocateError) -> String {
+    match error {
+        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.who(*claim, request)),
+        error => error.in_words(|claim| question.name(claim)),
+    }
 }
 
 fn nowhere(question: &Question, held: bool) -> String {
@@ -154,19 +161,19 @@ fn nowhere(question: &Question, held: bool) -> String {
 /// An answer, to be put in words for one pod.
 struct Described<'a> {
     question: &'a Question,
-    cluster: &'a Cluster,
+    state: &'a State,
     nodes: usize,
 }
 
 impl Described<'_> {
     fn section(&self, section: &Section) -> String {
-        let mut text = self.question.who(&section.claim, &section.request);
-        let ask = self.question.shape.ask(&section.claim, &section.request);
+        let mut text = self.question.who(section.claim, &section.request);
+        let ask = self.question.shape.ask(section.claim, &section.request);
         if let Some(ask) = &ask {
-            let class = self.cluster.class(&ask.class);
+            let class = self.state.class(&ask.class);
             text.push_str(&format!(": asked for {}", Asked { ask, class }));
         }
-        if !self.question.shape.is_first(&section.claim, &section.request) {
+        if !self.question.shape.is_first(section.claim, &section.request) {
             text.push_str(", beside what the pod asks for before it");
         }
         let devices = section.devices();
@@ -177,7 +184,7 @@ impl Described<'_> {
         }
         for (at, group) in groups.iter().enumerate() {
             text.push_str("; ");
-            text.push_str(&self.group(section, group, devices, at == 0));
+            text.push_str(&self.group(group, devices, at == 0));
         }
         if section.others > 0 {
             text.push_str(&format!("; on {} for other reasons", section.others));
@@ -194,13 +201,11 @@ impl Described<'_> {
         text
     }
 
-    fn group(&self, section: &Section, group: &Group, devices: usize, is_first: bool) -> String {
+    fn group(&self, group: &Group, devices: usize, is_first: bool) -> String {
         let reason = &group.closest;
-        // The allocator's errors say themselves which request they are about.
-        let about = format!("claim {}, request {}", section.claim, section.request);
-        let message = reason.message.strip_prefix(&about);
-        let message = message.map_or(&*reason.message, |rest| rest.trim_start_matches([':', ',', ' ']));
-        let message = words::cut(&self.question.in_words(message), REASON_MAX);
+        let with_it = reason.together.iter().map(|claim| self.question.name(*claim));
+        let message = reason.message.clone() + &together(with_it.collect());
+        let message = text::cut(&message, REASON_MAX);
         let said = format!("{}: {message}", group.kind.name());
         let place = match (reason.node.as_str(), reason.device.as_str()) {
             ("", device) => device.to_owned(),
@@ -230,7 +235,7 @@ impl Described<'_> {
 
     /// There is no device of the class.
     fn no_device(&self, section: &Section) -> String {
-        let published = self.cluster.our_devices().map(|devices| devices.count).sum::<usize>();
+        let published = self.state.published().map(|published| published.devices).sum::<usize>();
         if published == 0 {
             return format!(
                 "; no node publishes a GPU for driver {DRIVER_NAME}; see that vgpu-kubelet-plugin runs on the GPU nodes"
@@ -240,7 +245,7 @@ impl Described<'_> {
             Some(reason) => format!(
                 "; none of {} devices is of the class: {}",
                 section.of_other_classes,
-                words::cut(&reason.message, REASON_MAX)
+                text::cut(&reason.message, REASON_MAX)
             ),
             None => format!("; no slice is for any of {} nodes", section.nodes_without),
         }
@@ -264,9 +269,7 @@ impl Described<'_> {
             &rooms[..],
             is_short.clone().any(|group| group.kind == ReasonKind::Capacity),
         ) {
-            ([], true) if !is_of_several => {
-                "; no device has any memory left with the cores asked for, nor cores with the memory".to_owned()
-            }
+            ([], true) if !is_of_several => "; no GPU has both that much memory and that many cores free".to_owned(),
             ([], _) => String::new(),
             (rooms, _) => format!("; would fit: {}", rooms.join(", or ")),
         }

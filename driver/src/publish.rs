@@ -12,7 +12,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
-use crate::notices::{Notice, Object};
+use vgpu_planner::Object;
+
+use crate::notices::Notice;
 use crate::pending::Kind;
 
 /// The name under which the events of this program are found.
@@ -37,22 +39,22 @@ pub(crate) async fn deliver(client: &Client, instance: &str, notice: &Notice) ->
     match said {
         Ok(Ok(())) => Delivery::Said,
         Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 429 => {
-            tracing::warn!(object = %notice.about.key, %status, "the API server refused an event");
+            tracing::warn!(object = %notice.topic.about.key(), %status, "the API server refused an event");
             Delivery::Refused
         }
         Ok(Err(error)) => {
-            tracing::warn!(object = %notice.about.key, %error, "an event could not be written and will be tried again");
+            tracing::warn!(object = %notice.topic.about.key(), %error, "an event could not be written and will be tried again");
             Delivery::Failed
         }
         Err(_) => {
-            tracing::warn!(object = %notice.about.key, "writing an event took more than {TIMEOUT:?}; it will be tried again");
+            tracing::warn!(object = %notice.topic.about.key(), "writing an event took more than {TIMEOUT:?}; it will be tried again");
             Delivery::Failed
         }
     }
 }
 
 async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kube::Error> {
-    let api: Api<Event> = Api::namespaced(client.clone(), &notice.about.key.namespace);
+    let api: Api<Event> = Api::namespaced(client.clone(), &notice.topic.about.namespace);
     let now = MicroTime(Timestamp::now());
     let event = event(instance, notice, now.clone());
     match api.create(&PostParams::default(), &event).await {
@@ -70,27 +72,27 @@ async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kub
 }
 
 fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
-    let about = &notice.about;
+    let about = &notice.topic.about;
     let (version, kind) = match about.object {
         Object::Pod => ("v1", "Pod"),
         Object::Claim => ("resource.k8s.io/v1", "ResourceClaim"),
     };
     Event {
         metadata: ObjectMeta {
-            namespace: Some(about.key.namespace.clone()),
+            namespace: Some(about.namespace.clone()),
             name: Some(name(notice)),
             ..ObjectMeta::default()
         },
         type_: Some("Warning".to_owned()),
-        reason: Some(notice.verdict.kind.reason().to_owned()),
-        action: Some(action(notice.verdict.kind).to_owned()),
-        note: Some(notice.verdict.text.clone()),
+        reason: Some(notice.message.kind.reason().to_owned()),
+        action: Some(action(notice.message.kind).to_owned()),
+        note: Some(notice.message.text.clone()),
         event_time: Some(now),
         regarding: Some(ObjectReference {
             api_version: Some(version.to_owned()),
             kind: Some(kind.to_owned()),
-            namespace: Some(about.key.namespace.clone()),
-            name: Some(about.key.name.clone()),
+            namespace: Some(about.namespace.clone()),
+            name: Some(about.name.clone()),
             uid: Some(about.uid.clone()),
             ..ObjectReference::default()
         }),
@@ -109,11 +111,15 @@ fn action(kind: Kind) -> &'static str {
 
 fn name(notice: &Notice) -> String {
     let mut digest = Fnv::new();
-    for part in [&notice.about.uid, notice.verdict.kind.reason(), &notice.verdict.text] {
+    for part in [
+        &notice.topic.about.uid,
+        notice.message.kind.reason(),
+        &notice.message.text,
+    ] {
         digest.add(part.as_bytes());
         digest.add(&[0]);
     }
-    let object: String = notice.about.key.name.chars().take(NAME_MAX).collect();
+    let object: String = notice.topic.about.name.chars().take(NAME_MAX).collect();
     format!("{}.{:016x}", object.trim_end_matches(['.', '-']), digest.0)
 }
 
@@ -135,22 +141,22 @@ impl Fnv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Key;
-    use crate::notices::About;
-    use crate::pending::Verdict;
+    use crate::notices::Topic;
+    use crate::pending::Message;
+    use vgpu_planner::About;
 
     fn notice(pod: &str, text: &str) -> Notice {
         Notice {
-            about: About {
-                object: Object::Pod,
-                key: Key {
+            topic: Topic {
+                about: About {
+                    object: Object::Pod,
                     namespace: "default".into(),
                     name: pod.into(),
+                    uid: "1234".into(),
                 },
-                uid: "1234".into(),
                 decided: None,
             },
-            verdict: Verdict {
+            message: Message {
                 kind: Kind::Waiting,
                 text: text.into(),
             },
@@ -163,7 +169,7 @@ mod tests {
         assert_eq!(name(&notice("train", "full")), name(&notice("train", "full")));
         assert_ne!(name(&notice("train", "full")), name(&notice("train", "fuller")));
         let mut another = notice("train", "full");
-        another.about.uid = "1235".into();
+        another.topic.about.uid = "1235".into();
         assert_ne!(name(&notice("train", "full")), name(&another));
         // Golden: FNV-1a of the three parts, each with a zero byte behind it.
         assert_eq!(name(&notice("train", "full")), "train.dd3a517eae7ac1a3");

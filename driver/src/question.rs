@@ -2,26 +2,46 @@
 //! classes, which kube-scheduler makes a claim of only when they fit.
 //!
 //! ```text
-//!  pod ─► Question: names for words
+//!  pod ─► Question: the names of its claims
 //!            └────► Shape: all that decides the answer ─► the claims that the allocator is asked about
 //! ```
 //!
-//! Pods that ask alike have one shape and share its answer. So the allocator is not told the claims' names: it is told
-//! marks, and [`Question::in_words`] puts the names back.
+//! Pods that ask alike have one shape and share its answer, so an answer names no claim: it says which by its place
+//! among those that were asked about, and [`Question::who`] knows the name.
 
 use std::borrow::Cow;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
-use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Metadata, Mode, Request, ResourceClaim};
-use vgpu_api::class;
-use vgpu_planner::{Eyes, Verdict};
+use vgpu_allocator::model::{ClaimSpec, DeviceClaim, Exactly, Mode, Request, ResourceClaim};
+use vgpu_planner::model::{Extended, Pod};
+use vgpu_planner::{State, Unallocatable};
 
-use crate::cluster::Cluster;
-use crate::model::{Class, Extended, Pod};
-use crate::object::Claim;
-use crate::specs::Asked;
+use crate::class::{is_ours, is_ours_by_name};
 
-/// Stands on both sides of a claim's number where its name will be. No name has it.
-const MARK: char = '\u{1}';
+/// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
+#[derive(Debug, Clone)]
+pub struct Asked(Arc<ClaimSpec>);
+
+impl Asked {
+    pub fn spec(&self) -> &ClaimSpec {
+        &self.0
+    }
+}
+
+impl PartialEq for Asked {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Asked {}
+
+impl Hash for Asked {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        Arc::as_ptr(&self.0).hash(hasher);
+    }
+}
 
 /// What decides where a pod's devices can be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,7 +66,7 @@ pub struct Question {
 
 impl Question {
     /// What a pod asks for, or `None` if it asks nothing of us.
-    pub fn of(pod: &Pod, cluster: &Cluster) -> Option<Self> {
+    pub fn of(pod: &Pod, state: &State) -> Option<Self> {
         let mut question = Self {
             shape: Shape {
                 asked: Vec::new(),
@@ -56,31 +76,36 @@ impl Question {
             claims: Vec::new(),
             extended: Vec::new(),
         };
-        for name in &pod.claims {
-            let key = format!("{}/{name}", pod.key.namespace);
-            match cluster.claim(&key) {
-                Some(Claim::Waiting(asked)) => {
-                    question.shape.asked.push(asked.clone());
-                    question.claims.push(key);
-                }
-                Some(Claim::Allocated(_)) => question.shape.held.push(key),
-                // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
-                None => {}
+        for key in pod.claim_keys() {
+            // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
+            let Some(claim) = state.claim(&key) else {
+                continue;
+            };
+            if claim.allocation().is_some() {
+                question.shape.held.push(key);
+            } else {
+                question.shape.asked.push(Asked(claim.asked.spec.clone()));
+                question.claims.push(key);
             }
         }
         for extended in &pod.extended {
-            if let Some(class) = class_of_extended(&extended.resource, cluster) {
+            if let Some(class) = class_of_extended(&extended.resource, state) {
                 question.shape.extended.push((class.to_owned(), extended.count));
                 question.extended.push(extended.clone());
             }
         }
-        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours(&ask.exactly.class, cluster));
+        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
         (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
     }
 
-    /// `claim ns/name, request gpu`, of what the allocator names by its marks.
-    pub fn who(&self, claim: &str, request: &str) -> String {
-        match mark(claim).and_then(|number| self.claims.get(number)) {
+    /// The name of a claim by its place; of none that stands for extended resources.
+    pub fn name(&self, claim: usize) -> String {
+        self.claims.get(claim).cloned().unwrap_or_default()
+    }
+
+    /// `claim ns/name, request gpu`, of a claim by its place.
+    pub fn who(&self, claim: usize, request: &str) -> String {
+        match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
             Some(key) => format!("claim {key}, request {request}"),
             None => match request.parse().ok().and_then(|number: usize| self.extended.get(number)) {
@@ -90,20 +115,6 @@ impl Question {
         }
     }
 
-    /// A text of the allocator with the claims' names in it.
-    pub fn in_words(&self, text: &str) -> String {
-        let mut words = String::with_capacity(text.len());
-        for (at, part) in text.split(MARK).enumerate() {
-            let name = part.parse().ok().and_then(|number: usize| self.claims.get(number));
-            // Between two marks is a number.
-            match name.filter(|_| at % 2 == 1) {
-                Some(name) => words.push_str(name),
-                None => words.push_str(part),
-            }
-        }
-        words
-    }
-
     /// Whether all of it is claims, which `vgpu explain` finds.
     pub fn has_claims_only(&self) -> bool {
         self.extended.is_empty()
@@ -111,30 +122,26 @@ impl Question {
 }
 
 impl Shape {
-    /// What is asked, by the eyes of whoever allocates it.
+    /// The claims as whoever allocates them asks for them, without their names.
     ///
     /// # Errors
-    /// Nobody may allocate one of the claims, and why.
-    pub fn to_claims(&self, eyes: &Eyes<'_>) -> Result<Vec<ResourceClaim>, Verdict> {
-        let claim = |number, spec| ResourceClaim {
-            metadata: Metadata {
-                name: format!("{MARK}{number}{MARK}"),
-                ..Metadata::default()
-            },
+    /// Nobody may allocate one of the claims: its place, and why.
+    pub fn to_claims(&self, state: &State) -> Result<Vec<ResourceClaim>, (usize, Unallocatable)> {
+        let claim = |spec| ResourceClaim {
             spec,
             ..ResourceClaim::default()
         };
         let asked = self.asked.iter().enumerate();
-        let asked = asked.map(|(number, asked)| eyes.asked(claim(number, asked.spec().clone())));
+        let asked = asked.map(|(place, asked)| state.asked(&claim(asked.0.clone())).map_err(|why| (place, why)));
         // Extended resources are kube-scheduler's alone to serve.
-        let extended = (!self.extended.is_empty())
-            .then(|| Ok(eyes.asked_by_scheduler(claim(self.asked.len(), self.extended_spec()))));
+        let extended =
+            (!self.extended.is_empty()).then(|| Ok(state.asked_by_scheduler(&claim(Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
-    /// What a request, or an alternative of one, of a claim by its mark asks for.
-    pub fn ask(&self, claim: &str, request: &str) -> Option<Cow<'_, Exactly>> {
-        match self.asked.get(mark(claim)?) {
+    /// What a request, or an alternative of one, of a claim by its place asks for.
+    pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
+        match self.asked.get(claim) {
             Some(asked) => {
                 let ask = asks(asked.spec()).find(|ask| ask.name() == request)?;
                 Some(Cow::Borrowed(ask.exactly))
@@ -147,13 +154,13 @@ impl Shape {
     }
 
     /// Whether nothing else of the pod has a device before this request.
-    pub fn is_first(&self, claim: &str, request: &str) -> bool {
+    pub fn is_first(&self, claim: usize, request: &str) -> bool {
         let first = match self.asked.first() {
             Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
             None => Some("0"),
         };
         let base = request.split_once('/').map_or(request, |(base, _)| base);
-        mark(claim) == Some(0) && (request.is_empty() || first == Some(base))
+        claim == 0 && (request.is_empty() || first == Some(base))
     }
 
     fn extended_spec(&self) -> ClaimSpec {
@@ -178,10 +185,6 @@ fn whole(class: &str, count: i64) -> Exactly {
         mode: Mode::Exact(count),
         ..Exactly::default()
     }
-}
-
-fn mark(claim: &str) -> Option<usize> {
-    claim.strip_prefix(MARK)?.strip_suffix(MARK)?.parse().ok()
 }
 
 /// One request that has no alternatives, or an alternative of one.
@@ -233,19 +236,13 @@ pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
     })
 }
 
-pub(crate) fn is_ours(class: &str, cluster: &Cluster) -> bool {
-    cluster
-        .class(class)
-        .map_or_else(|| class::is_ours(class), |class| class.ours)
-}
-
 /// The class of ours that stands behind an extended resource.
-fn class_of_extended<'a>(resource: &'a str, cluster: &'a Cluster) -> Option<&'a str> {
+fn class_of_extended<'a>(resource: &'a str, state: &'a State) -> Option<&'a str> {
     if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
-        return is_ours(class, cluster).then_some(class);
+        return is_ours_by_name(class, state).then_some(class);
     }
-    let named = cluster
+    let named = state
         .classes()
-        .filter(|class| class.ours && class.extended_resource.as_deref() == Some(resource));
-    named.map(|class: &Class| class.name.as_str()).min()
+        .filter(|class| class.spec.extended_resource_name.as_deref() == Some(resource) && is_ours(class));
+    named.map(|class| class.metadata.name.as_str()).min()
 }

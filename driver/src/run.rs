@@ -6,33 +6,87 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
+use futures::stream::{BoxStream, FuturesUnordered};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use vgpu_planner::Settings;
+use vgpu_allocator::Features;
+use vgpu_planner::{About, Change, Mode, Settings, State, Time, Verdict};
 
-use crate::cluster::Cluster;
 use crate::control::clock::Clock;
 use crate::control::elect::Election;
 use crate::control::{Control, Next};
 use crate::explain::Explainer;
 use crate::flags::Config;
 use crate::http::{self, Health};
-use crate::model::Key;
-use crate::notices::{About, Notice, Notices, Object};
-use crate::pending::{Kind, TEXT_MAX, Verdict};
+use crate::notices::{Notice, Notices, Topic};
+use crate::pending::{Kind, Message, TEXT_MAX};
 use crate::publish::{Delivery, deliver};
-use crate::watch::{Brought, watch, watch_to_control};
-use crate::words;
+use crate::text;
+use crate::watch::{Watched, watch};
 
-/// The loop turns at least so often.
+/// The longest time between two turns of the loop.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Events that are under way at once.
 const DELIVERIES: usize = 4;
 
-/// Runs until it is told to stop.
+/// The state, and in controller mode who decides by it.
+enum Allocator {
+    Scheduler(Box<State>),
+    Controller(Box<Control>),
+}
+
+impl Allocator {
+    fn state(&mut self) -> &mut State {
+        match self {
+            Self::Scheduler(state) => state,
+            Self::Controller(control) => control.state(),
+        }
+    }
+
+    /// Whether this replica says why pods wait: of several, the one that decides.
+    fn speaks(&self) -> bool {
+        match self {
+            Self::Scheduler(_) => true,
+            Self::Controller(control) => control.is_leading(),
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match self {
+            Self::Scheduler(state) => {
+                // Only decisions need the time, and what is read for them.
+                state.apply(change, Time::default());
+            }
+            Self::Controller(control) => control.apply(change),
+        }
+    }
+
+    /// Waits for the next thing to do; for ever, where kube-scheduler allocates.
+    async fn next(&mut self) -> Next {
+        match self {
+            Self::Scheduler(_) => std::future::pending().await,
+            Self::Controller(control) => control.next().await,
+        }
+    }
+
+    /// Performs it, and returns the verdicts to report.
+    fn perform(&mut self, next: Next) -> anyhow::Result<Vec<(About, Verdict)>> {
+        match self {
+            Self::Scheduler(_) => Ok(Vec::new()),
+            Self::Controller(control) => Ok(control.perform(next)?),
+        }
+    }
+
+    fn observe(&self) {
+        if let Self::Controller(control) = self {
+            control.observe();
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(config.log.as_str())
@@ -48,7 +102,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!(address = %config.http_address, "vgpu-controller {} runs", env!("CARGO_PKG_VERSION"));
     let (mut stop, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (over, is_over) = oneshot::channel::<()>();
-    let mut control = None;
+    let mut watched = Mode::Scheduler;
+    let mut allocator = Allocator::Scheduler(Box::new(State::new(watched, Features::default())));
     let mut election: Option<JoinHandle<()>> = None;
     if let Some(mode) = &config.controller {
         let clock = Arc::new(Clock::start());
@@ -62,10 +117,15 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             hold: mode.hold_timeout,
             ..Settings::default()
         };
-        control = Some(Control::new(client.clone(), clock, term, settings, decisions));
+        watched = Mode::Controller {
+            settle: settings.settle,
+        };
+        let control = Control::new(client.clone(), clock, term, settings, decisions);
+        allocator = Allocator::Controller(Box::new(control));
     }
+    let changes = watch(&client, watched);
     let ended = tokio::select! {
-        ended = turn(&client, &config, &health, control) => ended,
+        ended = turn(&client, &config, &health, changes, allocator) => ended,
         Err(error) = ended(&mut election) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
@@ -83,7 +143,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     ended
 }
 
-/// Whether the election is over; at once, without one.
+/// Waits until the election is over; returns at once without one.
 async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
@@ -91,18 +151,15 @@ async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     }
 }
 
-async fn turn(client: &Client, config: &Config, health: &Health, control: Option<Control>) -> anyhow::Result<()> {
+async fn turn(
+    client: &Client,
+    config: &Config,
+    health: &Health,
+    mut changes: BoxStream<'static, Watched>,
+    mut allocator: Allocator,
+) -> anyhow::Result<()> {
     let start = Instant::now();
-    let mut changes = match control {
-        Some(_) => watch_to_control(client),
-        None => watch(client),
-    };
-    let cluster = match control {
-        Some(_) => Cluster::of_controller(),
-        None => Cluster::default(),
-    };
-    let mut control = control;
-    let mut explainer = Explainer::new(cluster, start);
+    let mut explainer = Explainer::new(start);
     let mut notices = Notices::new(config.repeat_after, config.events_per_second);
     let mut queue: VecDeque<Notice> = VecDeque::new();
     let mut deliveries = FuturesUnordered::new();
@@ -115,7 +172,10 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
         let mut decided = Vec::new();
         tokio::select! {
             change = changes.next() => match change {
-                Some(Ok(brought)) => take_in(brought, &mut explainer, control.as_mut()),
+                Some(Ok(change)) => {
+                    allocator.apply(change);
+                    explainer.soon();
+                }
                 Some(Err((kind, error))) => {
                     health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
                     tracing::warn!(%error, "the watch of {kind} stumbled and is tried again");
@@ -123,7 +183,7 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
                 // The streams of kube's watcher do not end.
                 None => return Ok(()),
             },
-            (control, next) = next(control.as_mut()) => decided = control.take(next)?,
+            next = allocator.next() => decided = allocator.perform(next)?,
             Some((notice, delivery)) = deliveries.next(), if !deliveries.is_empty() => {
                 let outcome = match delivery {
                     Delivery::Said => "said",
@@ -137,33 +197,28 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
             }
             () = tokio::time::sleep_until(wake.into()) => {}
         }
-        health.beat(explainer.cluster.is_complete());
-        if let Some(control) = &control {
-            control.observe();
-        }
+        health.beat(allocator.state().is_complete());
+        allocator.observe();
         for (about, verdict) in decided {
-            let (about, verdict) = told(about, &verdict);
-            tracing::debug!(object = %about.key, reason = verdict.kind.reason(), "{}", verdict.text);
-            if !notices.tell(about, verdict, start.elapsed()) {
+            tracing::debug!(object = %about.key(), reason = verdict.reason(), "{verdict}");
+            let (topic, message) = told(about, &verdict);
+            if !notices.tell(topic, message, start.elapsed()) {
                 health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
             }
         }
-        let planner = control.as_mut().map(Control::planner);
-        explainer.turn(planner, &mut notices, health);
+        let speaks = allocator.speaks();
+        explainer.turn(allocator.state(), speaks, &mut notices, health);
         if queue.is_empty() {
             queue.extend(notices.due(start.elapsed()));
         }
         while deliveries.len() < DELIVERIES {
             let Some(notice) = queue.pop_front() else { break };
             // It may have been bound or deleted while its notice waited here.
-            let about = &notice.about;
-            let waits = explainer
-                .cluster
-                .pods
-                .get(&about.key)
-                .is_some_and(|pod| pod.uid == about.uid);
-            if waits || about.decided.is_some() {
-                tracing::info!(object = %about.key, "{}", notice.verdict.text);
+            let Topic { about, decided } = &notice.topic;
+            let pod = allocator.state().pod(&about.key());
+            let waits = pod.is_some_and(|pod| pod.uid == about.uid && pod.node.is_none() && !pod.is_finished);
+            if waits || decided.is_some() {
+                tracing::info!(object = %about.key(), "{}", notice.message.text);
                 deliveries.push(async move {
                     let delivery = deliver(client, &config.instance, &notice).await;
                     (notice, delivery)
@@ -173,46 +228,16 @@ async fn turn(client: &Client, config: &Config, health: &Health, control: Option
     }
 }
 
-/// Never, where kube-scheduler allocates.
-async fn next(control: Option<&mut Control>) -> (&mut Control, Next) {
-    match control {
-        Some(control) => {
-            let next = control.next().await;
-            (control, next)
-        }
-        None => std::future::pending().await,
-    }
-}
-
-fn take_in(brought: Brought, explainer: &mut Explainer, control: Option<&mut Control>) {
-    match (brought, control) {
-        (Brought::Change(change), _) => explainer.take_in(*change),
-        (Brought::Fed(fed), control) => {
-            if let Some(change) = fed.explained() {
-                explainer.take_in(change);
-            }
-            if let Some(control) = control {
-                control.take_in(*fed);
-            }
-        }
-    }
-}
-
 /// A decision as a notice.
-fn told(about: vgpu_planner::About, verdict: &vgpu_planner::Verdict) -> (About, Verdict) {
-    let (object, namespace, name, uid) = match about {
-        vgpu_planner::About::Pod { namespace, name, uid } => (Object::Pod, namespace, name, uid),
-        vgpu_planner::About::Claim { namespace, name, uid } => (Object::Claim, namespace, name, uid),
+fn told(about: About, verdict: &Verdict) -> (Topic, Message) {
+    let reason = verdict.reason();
+    let topic = Topic {
+        about,
+        decided: Some(reason),
     };
-    let about = About {
-        object,
-        key: Key { namespace, name },
-        uid,
-        decided: Some(verdict.reason()),
+    let message = Message {
+        kind: Kind::Decided(reason),
+        text: text::cut(&verdict.to_string(), TEXT_MAX),
     };
-    let verdict = Verdict {
-        kind: Kind::Decided(verdict.reason()),
-        text: words::cut(&verdict.to_string(), TEXT_MAX),
-    };
-    (about, verdict)
+    (topic, message)
 }

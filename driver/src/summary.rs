@@ -26,7 +26,8 @@ pub struct Summary {
 /// Why one request, or one alternative of it, cannot be had beside those before it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Section {
-    pub claim: String,
+    /// Its place among the claims that were asked about.
+    pub claim: usize,
     pub request: String,
     pub groups: Vec<Group>,
     /// Reasons that found no place in a group.
@@ -60,7 +61,7 @@ impl Summary {
     pub fn add(&mut self, why: Why) {
         let mut without = None;
         for reason in why.reasons {
-            let section = self.section(&reason.claim, &reason.request);
+            let section = self.section(reason.claim, &reason.request);
             if reason.reason == ReasonKind::NodeMismatch && reason.device.is_empty() {
                 without = Some(section);
             } else {
@@ -71,7 +72,7 @@ impl Summary {
             self.sections[section].nodes_without += 1;
         }
         for fitting in why.fitting {
-            let section = self.section(&fitting.claim, &fitting.request);
+            let section = self.section(fitting.claim, &fitting.request);
             self.sections[section].add_fitting(fitting);
         }
         self.largest.merge(why.largest);
@@ -84,7 +85,7 @@ impl Summary {
     }
 
     /// The place of the section, from now on.
-    fn section(&mut self, claim: &str, request: &str) -> usize {
+    fn section(&mut self, claim: usize, request: &str) -> usize {
         let known = self.sections.iter();
         let mut known = known.map(|section| section.claim == claim && section.request == request);
         // Reasons of one request come one after the other, and so do its nodes'.
@@ -92,7 +93,7 @@ impl Summary {
             Some(at) => at,
             None => {
                 self.sections.push(Section {
-                    claim: claim.to_owned(),
+                    claim,
                     request: request.to_owned(),
                     groups: Vec::new(),
                     others: 0,
@@ -213,7 +214,7 @@ mod tests {
 
     fn reason(kind: ReasonKind, device: &str, message: &str) -> Reason {
         Reason {
-            claim: "c".into(),
+            claim: 0,
             request: "r".into(),
             node: "n".into(),
             pool: "p".into(),
@@ -222,6 +223,7 @@ mod tests {
             field: "spec.devices.requests[0].exactly".into(),
             message: message.into(),
             shortages: Vec::new(),
+            together: Vec::new(),
         }
     }
 

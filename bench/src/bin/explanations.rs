@@ -3,13 +3,14 @@
 //! 1,000 nodes with 8 GPUs, each GPU full: four claims hold a quarter. 500 pods wait, all for the same, or for ten or
 //! fifty different things. Nothing is asserted: figures differ by machine.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vgpu_allocator::Features;
 use vgpu_controller::answers::Answers;
-use vgpu_controller::cluster::{Change, Cluster, Step};
-use vgpu_controller::pending::verdicts;
-use vgpu_controller::{convert, wire};
+use vgpu_controller::pending::messages;
+use vgpu_planner::{Change, Mode, State, Time};
 
 const NODES: usize = 1000;
 const GPUS: usize = 8;
@@ -17,15 +18,26 @@ const PODS: usize = 500;
 /// As the controller works on them.
 const TURN: Duration = Duration::from_millis(50);
 
-fn read<W: serde::de::DeserializeOwned + Into<T>, T>(object: &Value) -> Step<T> {
-    let object: W = serde_json::from_str(&object.to_string()).expect("an object of its kind");
-    Step::Changed(object.into())
+fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
+    serde_json::from_str(&object.to_string()).expect("an object of its kind")
+}
+
+/// The object as the newest of all.
+fn newest(mut object: Value) -> Value {
+    static VERSION: AtomicU64 = AtomicU64::new(1);
+    let version = VERSION.fetch_add(1, Ordering::Relaxed);
+    object["metadata"]["resourceVersion"] = json!(version.to_string());
+    object
+}
+
+fn set_claim(state: &mut State, claim: Value) {
+    state.apply(Change::Claim(read(&newest(claim))), Time::default());
 }
 
 fn main() {
     let before = resident();
     let begun = Instant::now();
-    let mut cluster = full_cluster();
+    let mut state = full_cluster();
     let after = resident();
     println!(
         "{NODES} nodes x {GPUS} GPUs, {} live claims: taken in after {:.1?}, RSS grown by {} MiB",
@@ -34,31 +46,31 @@ fn main() {
         after.saturating_sub(before) / 1024
     );
     for asks in [1, 10, 50] {
-        let pods = waiting(&mut cluster, asks);
+        let pods = waiting(&mut state, asks);
         let mut answers = Answers::default();
         report(
             &format!("{PODS} pods, {asks} different questions, all new"),
-            &mut cluster,
+            &mut state,
             &mut answers,
         );
-        cluster.apply(Change::Claim(read::<wire::Claim, _>(&held(0, 0, 0, "19Gi"))));
-        report("  after one claim changed", &mut cluster, &mut answers);
-        report("  when nothing changed", &mut cluster, &mut answers);
-        cluster.apply(Change::Claim(read::<wire::Claim, _>(&held(0, 0, 0, "20Gi"))));
-        for pod in pods {
-            cluster.apply(Change::Pod(Step::Gone(pod)));
+        set_claim(&mut state, held(0, 0, 0, "19Gi"));
+        report("  after one claim changed", &mut state, &mut answers);
+        report("  when nothing changed", &mut state, &mut answers);
+        set_claim(&mut state, held(0, 0, 0, "20Gi"));
+        for key in pods {
+            state.apply(Change::PodGone { key }, Time::default());
         }
     }
 }
 
-fn report(what: &str, cluster: &mut Cluster, answers: &mut Answers) {
+fn report(what: &str, state: &mut State, answers: &mut Answers) {
     let begun = Instant::now();
     let (mut turns, mut longest) = (0, Duration::ZERO);
     let said = loop {
         let turn = Instant::now();
-        answers.ask(cluster, None);
-        let done = answers.work(cluster, None, &mut || turn.elapsed() < TURN);
-        let said = verdicts(cluster, answers);
+        answers.ask(state);
+        let done = answers.work(state, &mut || turn.elapsed() < TURN);
+        let said = messages(state, answers);
         longest = longest.max(turn.elapsed());
         turns += 1;
         if done {
@@ -73,44 +85,42 @@ fn report(what: &str, cluster: &mut Cluster, answers: &mut Answers) {
     assert!(said.len() == PODS, "every pod is answered");
 }
 
-fn full_cluster() -> Cluster {
-    let mut cluster = Cluster::default();
+fn full_cluster() -> State {
+    let mut state = State::new(Mode::Scheduler, Features::default());
     let class = json!({"metadata": {"name": "vgpu"}, "spec": {"selectors": [{"cel": {"expression":
         "device.driver == \"dra.vgpu\" && device.attributes[\"dra.vgpu\"].type == \"gpu\""}}]}});
-    cluster.apply(Change::Class(read::<wire::Class, _>(&class)));
+    state.apply(Change::Class(read(&class)), Time::default());
     for node in 0..NODES {
         let name = format!("node-{node}");
-        cluster.apply(Change::Node(read::<wire::Node, _>(
-            &json!({"metadata": {"name": name}}),
-        )));
+        let object = json!({"metadata": {"name": name}});
+        state.apply(Change::Node(read(&object)), Time::default());
         let devices: Vec<Value> = (0..GPUS).flat_map(|gpu| [device(gpu), monitor(gpu)]).collect();
         let slice = json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": name, "devices": devices,
             "pool": {"name": format!("{name}/vgpu"), "generation": 1, "resourceSliceCount": 1}}});
-        cluster.apply(Change::Slice(read::<wire::Slice, _>(&slice)));
+        let slice = read(&newest(slice));
+        state.apply(Change::Slice { slice, read: None }, Time::default());
         for gpu in 0..GPUS {
             for share in 0..4 {
-                let claim = held(node, gpu, share, "20Gi");
-                cluster.apply(Change::Claim(read::<wire::Claim, _>(&claim)));
+                set_claim(&mut state, held(node, gpu, share, "20Gi"));
             }
         }
     }
-    cluster
+    state
 }
 
-/// Pods that ask for so many different things; the nodes have none of them.
-fn waiting(cluster: &mut Cluster, asks: usize) -> Vec<vgpu_controller::model::Pod> {
+/// Pods that ask for so many different things; the nodes have none of them. Their keys.
+fn waiting(state: &mut State, asks: usize) -> Vec<String> {
     let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
     let make = |at: usize| {
         let name = format!("waiting-{at}");
         let memory = format!("{}Mi", 20_480 + at % asks);
         let claim = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"devices": {"requests": [{"name": "gpu",
             "exactly": {"deviceClassName": "vgpu", "capacity": {"requests": {"memory": memory, "cores": "25"}}}}]}}});
-        cluster.apply(Change::Claim(read::<wire::Claim, _>(&claim)));
+        set_claim(state, claim);
         let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": name}, "status": {"conditions": conditions},
             "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}});
-        let pod = convert::pod(serde_json::from_value(pod).expect("a pod"));
-        cluster.apply(Change::Pod(Step::Changed(pod.clone())));
-        pod
+        state.apply(Change::Pod(read(&pod)), Time::default());
+        format!("ns/{name}")
     };
     (0..PODS).map(make).collect()
 }

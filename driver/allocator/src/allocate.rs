@@ -78,7 +78,21 @@ impl<'a> Attempt<'a> {
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<NodeRank>, AllocateError> {
         let order = Order::of_policy(self.policy)[0];
-        order.of_node(&mut self.search(view, (cache, budget), order)?)
+        let mut search = self.search(view, (cache, budget), order)?;
+        let Some(alternatives) = search.first_request() else {
+            return Ok(Some(Order::of_no_request()));
+        };
+        let devices = order
+            .of_devices(&search)
+            .unwrap_or_else(|| (0..view.candidates.len()).collect());
+        for alternative in 0..alternatives {
+            for index in devices.iter().copied() {
+                if search.would_take(0, 0, alternative, index)? {
+                    return Ok(Some(order.of_node(&search, alternative, index)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Allocations if the first request's alternative can have this device, which must be the node's best one for it.

@@ -9,6 +9,10 @@ use litemap::LiteMap;
 use crate::model::{Capacity, CapacityRequirements, Device, Range, RequestPolicy};
 use vgpu_quantity::Quantity;
 
+/// The capacities that policies look at; a driver's own may be written without the domain.
+pub(crate) const MEMORY: &str = "memory";
+pub(crate) const CORES: &str = "cores";
+
 /// Amounts by capacity name.
 pub(crate) type Amounts = LiteMap<String, Quantity>;
 

@@ -14,13 +14,13 @@ use serde::Serialize;
 
 use crate::allocate::Attempt;
 use crate::budget::Budget;
-use crate::capacity::{Misfit, Shortage};
+use crate::capacity::{CORES, MEMORY, Misfit, Shortage};
 use crate::error::AllocateError;
-use crate::model::{Allocation, Taint};
+use crate::model::{Allocation, ResourceClaim, Taint};
 use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
-use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
-use crate::search::{CORES, MEMORY, Refusal, Search};
+use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, few, field_of};
+use crate::search::{Refusal, Search};
 use crate::selectors::SelectorCache;
 use vgpu_quantity::Quantity;
 
@@ -49,7 +49,8 @@ pub struct Why {
 /// Devices that a request, or an alternative of one, could have one by one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fitting {
-    pub claim: String,
+    /// Its place among the claims that were asked about.
+    pub claim: usize,
     pub request: String,
     pub node: String,
     pub count: usize,
@@ -59,13 +60,13 @@ pub struct Fitting {
 /// The largest fractions of one device that a request could have: of the devices that pass its selectors, taints and
 /// constraints, everything but the one amount as it asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Largest {
+pub struct Largest<C = usize> {
     /// Most memory, at the cores that are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Room>,
+    pub memory: Option<Room<C>>,
     /// Most cores, at the memory that is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cores: Option<Room>,
+    pub cores: Option<Room<C>>,
     /// It wants several devices, of which nothing is told.
     #[serde(skip)]
     pub is_of_several: bool,
@@ -73,8 +74,9 @@ pub struct Largest {
 
 /// What one device could give.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Room {
-    pub claim: String,
+pub struct Room<C = usize> {
+    /// As in [`Reason`].
+    pub claim: C,
     pub request: String,
     pub node: String,
     pub pool: String,
@@ -83,7 +85,24 @@ pub struct Room {
 }
 
 impl Largest {
-    /// Takes over what is larger.
+    /// Names the claims.
+    pub(crate) fn named(self, claims: &[&ResourceClaim]) -> Largest<String> {
+        let named = |room: Room| Room {
+            claim: claims.get(room.claim).map_or_else(String::new, |claim| claim.key()),
+            request: room.request,
+            node: room.node,
+            pool: room.pool,
+            device: room.device,
+            amount: room.amount,
+        };
+        Largest {
+            memory: self.memory.map(named),
+            cores: self.cores.map(named),
+            is_of_several: self.is_of_several,
+        }
+    }
+
+    /// Keeps what is larger.
     pub fn merge(&mut self, other: Self) {
         keep_larger(&mut self.memory, other.memory);
         keep_larger(&mut self.cores, other.cores);
@@ -119,7 +138,7 @@ impl<'a> Attempt<'a> {
             }),
         };
         if why.reasons.is_empty() {
-            why.reasons.push(Reason::of_all(self.claims, view.node()));
+            why.reasons.push(Reason::of_all(view.node()));
         }
         Ok(Answer::Not(why))
     }
@@ -175,20 +194,6 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// The first few of some claims, after `words`; nothing, if there are none.
-fn named(words: &str, mut claims: Vec<String>) -> String {
-    const NAMED: usize = 3;
-    claims.sort_unstable();
-    claims.dedup();
-    let more = claims.len().saturating_sub(NAMED);
-    claims.truncate(NAMED);
-    match (claims.is_empty(), more) {
-        (true, _) => String::new(),
-        (false, 0) => format!("{words}{}", claims.join(", ")),
-        (false, more) => format!("{words}{} and {more} more", claims.join(", ")),
-    }
-}
-
 /// One request, or alternative, before which the search stands.
 struct Explainer<'e, 'a, 'c, 's> {
     search: &'e mut Search<'a, 'c, 's>,
@@ -228,15 +233,24 @@ impl Explainer<'_, '_, '_, '_> {
                         Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
                         _ => Vec::new(),
                     };
+                    // Where it is said who holds the device.
+                    let together = match &refusal {
+                        Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => self.with_it(index),
+                        _ => Vec::new(),
+                    };
                     let said = self.say(refusal, &shortages, index)?;
                     let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
-                    reasons.push(Reason { shortages, ..reason });
+                    reasons.push(Reason {
+                        shortages,
+                        together,
+                        ..reason
+                    });
                 }
             }
         }
         let ask = self.search.ask(self.claim, self.request, self.alternative);
         let wanted = ask.count;
-        let (claim, request) = (self.search.plans[self.claim].claim.key(), ask.full_name());
+        let (claim, request) = (self.claim, ask.full_name());
         if fitting > 0 {
             why.fitting.push(Fitting {
                 claim,
@@ -294,7 +308,7 @@ impl Explainer<'_, '_, '_, '_> {
         let candidate = &self.search.view.candidates[index];
         let ask = self.search.ask(self.claim, self.request, self.alternative);
         Ok(Some(Room {
-            claim: self.search.plans[self.claim].claim.key(),
+            claim: self.claim,
             request: ask.full_name(),
             node: self.search.view.node().to_owned(),
             pool: candidate.slice.spec.pool.name.clone(),
@@ -394,7 +408,7 @@ impl Explainer<'_, '_, '_, '_> {
         }
         let plan = &self.search.plans[self.claim];
         let ask = &plan.requests[self.request].asks[self.alternative];
-        let found = ask.first_mismatch(candidate, plan.claim, self.search.cache)?;
+        let found = ask.first_mismatch(candidate, self.claim, self.search.cache)?;
         let Some((of_class, at)) = found else {
             let message = "the device is not for this node".to_owned();
             return Ok((ReasonKind::NodeMismatch, "nodeSelector".to_owned(), message));
@@ -412,14 +426,18 @@ impl Explainer<'_, '_, '_, '_> {
         Ok((ReasonKind::Selector, field, message))
     }
 
-    /// Who holds a device, and who of the claims that are asked about together would have it, in words.
+    /// Who holds a device, in words.
     fn holders(&self, index: usize) -> String {
         let usage = self.search.usage(index).into_iter();
         let holders = usage.flat_map(|usage| usage.holders()).map(|holder| holder.to_string());
-        let of_these = self.search.picks.iter().zip(&self.search.plans);
-        let with_it = of_these.filter(|(picks, _)| picks.iter().any(|pick| pick.candidate == index));
-        let with_it = with_it.map(|(_, plan)| plan.claim.key());
-        named(", held by ", holders.collect()) + &named(", and asked for together with ", with_it.collect())
+        few(", held by ", holders.collect())
+    }
+
+    /// The claims asked about that would have a device.
+    fn with_it(&self, index: usize) -> Vec<usize> {
+        let picks = self.search.picks.iter().enumerate();
+        let with_it = picks.filter(|(_, picks)| picks.iter().any(|pick| pick.candidate == index));
+        with_it.map(|(claim, _)| claim).collect()
     }
 
     fn field(&self) -> String {
@@ -430,7 +448,7 @@ impl Explainer<'_, '_, '_, '_> {
     fn reason(&self, pool: &str, device: &str, (reason, field, message): Said) -> Reason {
         let ask = self.search.ask(self.claim, self.request, self.alternative);
         Reason {
-            claim: self.search.plans[self.claim].claim.key(),
+            claim: self.claim,
             request: ask.full_name(),
             node: self.search.view.node().to_owned(),
             pool: pool.to_owned(),
@@ -439,6 +457,7 @@ impl Explainer<'_, '_, '_, '_> {
             field,
             message,
             shortages: Vec::new(),
+            together: Vec::new(),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The cluster as a whole, kept up to date event by event, so that one claim is allocated without a look at every
+//! The cluster as a whole, kept up to date change by change, so that one claim is allocated without a look at every
 //! device.
 //!
 //! ```text
-//!  event ─► apply ─► inventory, ledger, classes ─► shelves: devices by memory left, cores left, name, node
+//!  set_*, remove_* ─► inventory, ledger, classes ─► free index: devices by memory left, cores left, name, node
 //!                                                      │ from the memory that is asked for on
 //!                                                      ▼
 //!  claims ─► allocate ─► a device that the first request can have ─► its node's view ─► search ─► allocations
 //! ```
 //!
-//! The shelves are `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
+//! The free index is `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
 //! that a comparison of all nodes would choose. Other policies, and first requests for all devices, with admin access, or
 //! that match a device of no single node, are answered by that comparison, which is kept for claims that ask alike: only
 //! nodes that events have touched are compared again. Nothing is written: the caller writes the allocation, and its event comes back as any other's.
@@ -16,8 +16,8 @@
 mod answer;
 mod choose;
 mod free;
+mod free_index;
 mod rankings;
-mod shelves;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,39 +28,16 @@ use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
 use crate::ledger::Ledger;
 use crate::model::{
-    Allocation, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, ResourceClaim, ResourceSlice,
+    Allocation, Device, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, RequestPolicy, ResourceClaim,
+    ResourceSlice,
 };
 use crate::plan::Classes;
 use crate::pools::NodeView;
+use crate::shared::Shared;
 pub use free::Free;
+use free_index::FreeIndex;
 use rankings::Rankings;
-use shelves::Shelves;
 use vgpu_api::config::AllocationPolicy;
-
-/// What changed. An object that is there already is replaced.
-#[derive(Debug, Clone)]
-pub enum Event {
-    Node(Node),
-    NodeGone {
-        name: String,
-    },
-    Slice(ResourceSlice),
-    SliceGone {
-        name: String,
-    },
-    Class(DeviceClass),
-    ClassGone {
-        name: String,
-    },
-    /// All of them: there are few.
-    Rules(Vec<DeviceTaintRule>),
-    /// Only its allocation counts; one without is as good as gone.
-    Claim(ResourceClaim),
-    /// `namespace/name`.
-    ClaimGone {
-        key: String,
-    },
-}
 
 /// Claims and where they fit.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,17 +51,19 @@ pub struct Placement {
 #[derive(Debug)]
 pub struct Index {
     features: Features,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, Arc<Node>>,
     inventory: Inventory,
     slices: HashMap<String, SliceHandle>,
     classes: ByName,
     ledger: Ledger,
     /// What each claim holds.
-    claims: HashMap<Arc<str>, Box<[DeviceResult]>>,
-    shelves: Shelves,
+    claims: HashMap<Arc<str>, Arc<Allocation>>,
+    free_index: FreeIndex,
     rankings: Rankings,
     /// Views that were needed and still hold.
     views: HashMap<String, Arc<NodeView>>,
+    /// The request policies of all devices.
+    policies: Shared<RequestPolicy>,
     version: u64,
 }
 
@@ -108,87 +87,118 @@ impl Index {
             classes: ByName::default(),
             ledger: Ledger::default(),
             claims: HashMap::new(),
-            shelves: Shelves::default(),
+            free_index: FreeIndex::default(),
             rankings: Rankings::default(),
             views: HashMap::new(),
+            policies: Shared::default(),
             version: 0,
         }
     }
 
-    /// Takes in one change.
-    pub fn apply(&mut self, event: Event) {
-        match event {
-            Event::Node(node) => {
-                let name = node.metadata.name.clone();
-                // Heartbeats change nothing that is looked at here.
-                if self.nodes.get(&name) != Some(&node) {
-                    self.version += 1;
-                    self.touch(&name);
-                    self.nodes.insert(name, node);
-                }
-            }
-            Event::NodeGone { name } => {
-                self.version += 1;
-                self.touch(&name);
-                self.nodes.remove(&name);
-            }
-            Event::Slice(slice) => {
-                // A watch that starts over brings what is known.
-                let known = self.slices.get(&slice.metadata.name);
-                if known
-                    .and_then(|handle| self.inventory.get(*handle))
-                    .is_some_and(|known| known.spec == slice.spec)
-                {
-                    return;
-                }
-                self.version += 1;
-                self.remove_slice(&slice.metadata.name);
-                let slice = Arc::new(Slice::new(slice));
-                self.forget_views(&slice);
-                self.shelves.insert(&slice, &self.ledger);
-                self.slices
-                    .insert(slice.name.clone(), self.inventory.insert(slice.clone()));
-            }
-            Event::SliceGone { name } => self.remove_slice(&name),
-            Event::Class(class) => {
-                if self.classes.get(&class.metadata.name) == Some(&class) {
-                    return;
-                }
-                self.version += 1;
-                self.rankings.touch_all();
-                self.classes.0.insert(class.metadata.name.clone(), class);
-            }
-            Event::ClassGone { name } => {
-                self.version += 1;
-                self.rankings.touch_all();
-                self.classes.0.remove(&name);
-            }
-            Event::Rules(rules) => {
-                if self.inventory.rules == rules {
-                    return;
-                }
-                self.version += 1;
-                self.inventory.set_rules(rules);
-                self.touch_all();
-            }
-            Event::Claim(claim) => {
-                let key: Arc<str> = claim.key().into();
-                let results = claim.status.allocation.map(|allocation| allocation.devices.results);
-                // Most of what happens to a claim leaves what it holds: reservations, the status of its devices.
-                if self.claims.get(&key).map(|held| &**held) == results.as_deref() {
-                    return;
-                }
-                self.release(&key);
-                if let Some(results) = results {
-                    self.version += 1;
-                    self.ledger.add(&key, &results, self.features);
-                    self.shelves.update(&results, &self.ledger);
-                    self.touch_users(&results);
-                    self.claims.insert(key, results.into_boxed_slice());
-                }
-            }
-            Event::ClaimGone { key } => self.release(&Arc::from(key)),
+    /// Inserts or replaces a node. A heartbeat changes nothing that is looked at here.
+    pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
+        let node = node.into();
+        if self.nodes.get(&node.metadata.name) != Some(&node) {
+            self.version += 1;
+            self.touch(&node.metadata.name);
+            self.nodes.insert(node.metadata.name.clone(), node);
         }
+    }
+
+    pub fn remove_node(&mut self, name: &str) {
+        self.version += 1;
+        self.touch(name);
+        self.nodes.remove(name);
+    }
+
+    /// Inserts or replaces a slice. A watch that starts over brings slices that are known already.
+    pub fn set_slice(&mut self, mut slice: ResourceSlice) {
+        if self
+            .known_slice(&slice.metadata.name)
+            .is_some_and(|known| known.spec == slice.spec)
+        {
+            return;
+        }
+        self.version += 1;
+        self.remove_slice(&slice.metadata.name);
+        let capacity = slice
+            .spec
+            .devices
+            .iter_mut()
+            .flat_map(|device| device.capacity.iter_mut());
+        for policy in capacity.filter_map(|(_, capacity)| capacity.request_policy.as_mut()) {
+            self.policies.share(policy);
+        }
+        let slice = Arc::new(Slice::new(slice));
+        self.forget_views(&slice);
+        self.free_index.insert(&slice, &self.ledger);
+        self.slices
+            .insert(slice.name.clone(), self.inventory.insert(slice.clone()));
+    }
+
+    pub fn remove_slice(&mut self, name: &str) {
+        let slice = self
+            .slices
+            .remove(name)
+            .and_then(|handle| self.inventory.remove(handle));
+        if let Some(slice) = slice {
+            self.version += 1;
+            self.forget_views(&slice);
+            self.free_index.remove(&slice);
+        }
+    }
+
+    /// Inserts or replaces a class.
+    pub fn set_class(&mut self, class: DeviceClass) {
+        if self.classes.get(&class.metadata.name) == Some(&class) {
+            return;
+        }
+        self.version += 1;
+        self.rankings.touch_all();
+        self.classes.0.insert(class.metadata.name.clone(), class);
+    }
+
+    pub fn remove_class(&mut self, name: &str) {
+        self.version += 1;
+        self.rankings.touch_all();
+        self.classes.0.remove(name);
+    }
+
+    /// Replaces all taint rules: there are few.
+    pub fn set_rules(&mut self, rules: Vec<DeviceTaintRule>) {
+        if self.inventory.rules == rules {
+            return;
+        }
+        self.version += 1;
+        self.inventory.set_rules(rules);
+        self.touch_all();
+    }
+
+    /// Counts what a claim holds, by its key `namespace/name`, in place of what it held before.
+    pub fn set_claim(&mut self, key: &str, allocation: Option<&Arc<Allocation>>) {
+        // Most of what happens to a claim leaves what it holds: reservations, the status of its devices.
+        let held = self.claims.get_mut(key);
+        if held.as_ref().map(|held| &held.devices.results) == allocation.map(|new| &new.devices.results) {
+            if let (Some(held), Some(new)) = (held, allocation) {
+                *held = new.clone(); // so that there is one of it
+            }
+            return;
+        }
+        self.release(key);
+        if let Some(allocation) = allocation {
+            let key: Arc<str> = key.into();
+            let results = &allocation.devices.results;
+            self.version += 1;
+            self.ledger.add(&key, results, self.features);
+            self.free_index.update(results, &self.ledger);
+            self.touch_users(results);
+            self.claims.insert(key, allocation.clone());
+        }
+    }
+
+    /// As [`Self::set_claim`] without an allocation.
+    pub fn remove_claim(&mut self, key: &str) {
+        self.release(key);
     }
 
     /// Grows with every event that may change an answer.
@@ -200,13 +210,19 @@ impl Index {
     /// What the driver's devices have left together.
     #[must_use]
     pub fn free(&self, driver: &str) -> Free {
-        self.shelves.free(driver)
+        self.free_index.free(driver)
     }
 
-    /// A slice as it was told.
+    /// The devices of a slice, as [`Self::set_slice`] was given them; none of a slice that is not known.
+    #[must_use]
+    pub fn devices_of_slice(&self, name: &str) -> &[Device] {
+        self.known_slice(name).map_or(&[], |slice| &slice.spec.devices)
+    }
+
+    /// A slice, as [`Self::set_slice`] was given it.
     #[must_use]
     pub fn slice(&self, name: &str) -> Option<ResourceSlice> {
-        let slice = self.inventory.get(*self.slices.get(name)?)?;
+        let slice = self.known_slice(name)?;
         Some(ResourceSlice {
             metadata: Metadata {
                 name: slice.name.clone(),
@@ -216,9 +232,23 @@ impl Index {
         })
     }
 
+    #[must_use]
+    pub fn class(&self, name: &str) -> Option<&DeviceClass> {
+        self.classes.get(name)
+    }
+
+    /// All classes that are known, in no order.
+    pub fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
+        self.classes.0.values()
+    }
+
     /// All nodes that are known, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.values()
+        self.nodes.values().map(Arc::as_ref)
+    }
+
+    fn known_slice(&self, name: &str) -> Option<&Arc<Slice>> {
+        self.inventory.get(*self.slices.get(name)?)
     }
 
     fn attempt<'a>(&'a self, claims: &'a [&'a ResourceClaim], policy: AllocationPolicy) -> Attempt<'a> {
@@ -239,21 +269,9 @@ impl Index {
         let Some(node) = self.nodes.get(name) else {
             return Ok(None);
         };
-        let view = Arc::new(NodeView::new(node, &self.inventory, self.features)?);
+        let view = Arc::new(NodeView::new(node.clone(), &self.inventory, self.features)?);
         self.views.insert(name.to_owned(), view.clone());
         Ok(Some(view))
-    }
-
-    fn remove_slice(&mut self, name: &str) {
-        let slice = self
-            .slices
-            .remove(name)
-            .and_then(|handle| self.inventory.remove(handle));
-        if let Some(slice) = slice {
-            self.version += 1;
-            self.forget_views(&slice);
-            self.shelves.remove(&slice);
-        }
     }
 
     /// Forgets what a slice is a part of: its node, and every node that has a slice of the same pool.
@@ -295,12 +313,13 @@ impl Index {
         self.rankings.touch_all();
     }
 
-    fn release(&mut self, key: &Arc<str>) {
-        if let Some(results) = self.claims.remove(key) {
+    fn release(&mut self, key: &str) {
+        if let Some((key, allocation)) = self.claims.remove_entry(key) {
+            let results = &allocation.devices.results;
             self.version += 1;
-            self.ledger.remove(key, &results, self.features);
-            self.shelves.update(&results, &self.ledger);
-            self.touch_users(&results);
+            self.ledger.remove(&key, results, self.features);
+            self.free_index.update(results, &self.ledger);
+            self.touch_users(results);
         }
     }
 }

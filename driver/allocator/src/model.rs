@@ -9,19 +9,24 @@ mod claim;
 mod class;
 mod node;
 mod outcome;
+mod parts;
 mod pod;
 mod slice;
 
+use std::sync::Arc;
+
+use litemap::LiteMap;
 use serde::{Deserialize, Deserializer};
 
 pub use attribute::Attribute;
 pub use claim::{
-    Alternative, CapacityRequirements, CelSelector, ClaimSpec, ClaimStatus, Constraint, DeviceClaim, Exactly, Mode,
-    Request, ResourceClaim, Selector, Toleration,
+    Alternative, CapacityRequirements, ClaimSpec, ClaimStatus, Constraint, DeviceClaim, Exactly, Mode, Request,
+    ResourceClaim,
 };
-pub use class::{ClassSpec, DeviceClass, OpaqueConfig, RequestedConfig};
+pub use class::{ClassSpec, DeviceClass};
 pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
+pub use parts::{CelSelector, OpaqueConfig, RequestedConfig, Selector, Toleration};
 pub use pod::{ExtendedClaim, Pod, PodClaim, PodSpec, PodStatus};
 pub use slice::{
     Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,
@@ -39,7 +44,7 @@ pub struct Metadata {
     #[serde(deserialize_with = "or_default")]
     pub uid: String,
     #[serde(deserialize_with = "or_default")]
-    pub labels: std::collections::BTreeMap<String, String>,
+    pub labels: LiteMap<String, String>,
 }
 
 /// `null` is what Go writes for an empty list or map.
@@ -48,6 +53,15 @@ pub struct Metadata {
 /// Those of the field's own type.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// As [`or_default`], in an [`Arc`].
+fn shared<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<Arc<T>, D::Error> {
+    or_default(d).map(Arc::new)
+}
+
+fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option<Arc<T>>, D::Error> {
+    Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
 /// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a cluster

@@ -25,7 +25,7 @@ use crate::ledger::Ledger;
 use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
 use crate::plan::Classes;
 use crate::policy::Order;
-use crate::pools::NodeView;
+use crate::pools::{NodeView, ViewError};
 use crate::reason::{Reason, ReasonKind};
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
@@ -54,12 +54,27 @@ pub enum OfflineError {
     SubjectKind(String),
     #[error("there is a pod and a claim {0} in the input; write pod/NAME or claim/NAME")]
     Ambiguous(String),
-    #[error("{0} is not in the input; give the object too, and its namespace by -n")]
-    NoSubject(String),
+    #[error("{what} {name} not found in namespace {namespace}; give the object too, and its namespace by -n")]
+    NoSubject {
+        what: &'static str,
+        name: String,
+        namespace: String,
+    },
     #[error("Pod {0}: {1}")]
     Pod(String, String),
-    #[error(transparent)]
-    Claims(#[from] AllocateError),
+    /// A mistake in the claims, with their names.
+    #[error("{0}")]
+    Claims(String),
+}
+
+impl OfflineError {
+    fn of_view(error: ViewError) -> Self {
+        Self::Claims(AllocateError::from(error).to_string())
+    }
+
+    fn of_claims<'e>(claims: &'e [&'e ResourceClaim]) -> impl Fn(AllocateError) -> Self + 'e {
+        |error| Self::Claims(error.of_claims(claims))
+    }
 }
 
 /// Everything an attempt reads, of the objects that were given.
@@ -93,7 +108,8 @@ pub fn run(
     let waiting: Vec<&ResourceClaim> = objects.waiting().map(|given| &given.claim).collect();
     let mut views = Vec::new();
     for node in &cluster.nodes {
-        views.push(NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?);
+        views
+            .push(NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(OfflineError::of_view)?);
     }
     let attempt = Attempt {
         claims: &waiting,
@@ -107,15 +123,17 @@ pub fn run(
         Ok(None) => {}
         // The same on every node, and so said once.
         Err(error) => {
-            let reason = error.reason("", &waiting).ok_or(error)?;
-            return Ok(Report::refused(objects, vec![reason]));
+            let reason = error.reason("", &waiting);
+            let reason = reason.ok_or_else(|| OfflineError::of_claims(&waiting)(error))?;
+            return Ok(Report::refused(objects, vec![reason.named(&waiting)]));
         }
     }
     let mut reasons = Vec::new();
     let steps = Budget::of_each(views.len());
     for view in &views {
-        if let Answer::Not(why) = attempt.answer(view, steps, cache)? {
-            reasons.extend(why.reasons);
+        let answer = attempt.answer(view, steps, cache);
+        if let Answer::Not(why) = answer.map_err(OfflineError::of_claims(&waiting))? {
+            reasons.extend(why.reasons.into_iter().map(|reason| reason.named(&waiting)));
         }
     }
     reasons.extend(cluster.mismatched(&waiting));
@@ -205,7 +223,7 @@ impl<'o> Cluster<'o> {
     }
 
     /// Slices that are for none of the nodes, as reasons of the first request.
-    fn mismatched(&self, waiting: &[&ResourceClaim]) -> Vec<Reason> {
+    fn mismatched(&self, waiting: &[&ResourceClaim]) -> Vec<Reason<String>> {
         let Some(claim) = waiting.first() else {
             return Vec::new();
         };
@@ -233,6 +251,7 @@ impl<'o> Cluster<'o> {
                     field: "spec.nodeName".to_owned(),
                     message: format!("slice {} is not for {}", slice.name, self.node_words()),
                     shortages: Vec::new(),
+                    together: Vec::new(),
                 });
             }
         }

@@ -1,5 +1,7 @@
 //! From chosen devices to `status.allocation`.
 
+use std::sync::Arc;
+
 use crate::model::{
     Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults, NodeSelector, NodeSelectorRequirement,
     NodeSelectorTerm, RequestedConfig,
@@ -115,10 +117,10 @@ impl Outcome<'_> {
 
     /// The node itself when any device is of this node alone; otherwise what the devices' selectors demand together;
     /// nothing when all of them are everywhere.
-    fn node_selector(&self) -> Option<NodeSelector> {
+    fn node_selector(&self) -> Option<Arc<NodeSelector>> {
         let candidates = self.picks.iter().map(|pick| &self.view.candidates[pick.candidate]);
         if candidates.clone().any(is_local) {
-            return Some(NodeSelector::only(self.view.node()));
+            return Some(self.view.only.clone());
         }
         let mut term = NodeSelectorTerm::default();
         for selector in candidates.filter_map(selector) {
@@ -129,8 +131,10 @@ impl Outcome<'_> {
             }
         }
         let is_empty = term.match_fields.is_empty() && term.match_expressions.is_empty();
-        (!is_empty).then(|| NodeSelector {
-            node_selector_terms: vec![term],
+        (!is_empty).then(|| {
+            Arc::new(NodeSelector {
+                node_selector_terms: vec![term],
+            })
         })
     }
 }

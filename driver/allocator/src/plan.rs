@@ -2,7 +2,7 @@
 
 use crate::capacity;
 use crate::constraint::Tracked;
-use crate::error::{AllocateError, CelError};
+use crate::error::{AllocateError, RequestError};
 use crate::features::Features;
 use crate::model::{Alternative, DeviceClass, Exactly, Mode, Request, ResourceClaim};
 use crate::pools::{Candidate, NodeView, PoolState};
@@ -56,24 +56,24 @@ pub(crate) struct Planner<'a, 'c, 's> {
 impl<'a> Planner<'a, '_, '_> {
     /// Checks the claims, and finds the devices of those that ask for all.
     pub(crate) fn plan(&mut self, claims: &[&'a ResourceClaim]) -> Result<Vec<ClaimPlan<'a>>, AllocateError> {
-        claims.iter().map(|claim| self.claim(claim)).collect()
+        let claims = claims.iter().enumerate();
+        claims.map(|(place, claim)| self.claim(place, claim)).collect()
     }
 
-    fn claim(&mut self, claim: &'a ResourceClaim) -> Result<ClaimPlan<'a>, AllocateError> {
+    fn claim(&mut self, place: usize, claim: &'a ResourceClaim) -> Result<ClaimPlan<'a>, AllocateError> {
         let mut requests = Vec::new();
         let mut total = 0;
         for request in &claim.spec.devices.requests {
-            let plan = self.request(claim, request)?;
+            let plan = self.request(place, request)?;
             // The least that the request can take: a list may choose its largest alternative.
             let least = plan.asks.iter().map(|ask| ask.count).min().unwrap_or(0);
             if least > MOST_DEVICES - total {
-                return Err(AllocateError::TooMany {
-                    claim: claim.key(),
-                    request: request.name.clone(),
+                let too_many = RequestError::TooMany {
                     count: least,
                     before: total,
                     most: MOST_DEVICES,
-                });
+                };
+                return Err(too_many.at(place, request.name.clone()));
             }
             total += least;
             requests.push(plan);
@@ -83,22 +83,14 @@ impl<'a> Planner<'a, '_, '_> {
             .iter()
             .position(|constraint| Tracked::of(constraint).is_none())
         {
-            return Err(AllocateError::UnknownConstraint {
-                claim: claim.key(),
-                index,
-            });
+            return Err(AllocateError::UnknownConstraint { claim: place, index });
         }
         Ok(ClaimPlan { claim, requests })
     }
 
-    fn request(&mut self, claim: &'a ResourceClaim, request: &'a Request) -> Result<RequestPlan<'a>, AllocateError> {
+    fn request(&mut self, claim: usize, request: &'a Request) -> Result<RequestPlan<'a>, AllocateError> {
         let is_list = !request.first_available.is_empty();
-        let off = |field, gate| AllocateError::FeatureOff {
-            claim: claim.key(),
-            request: request.name.clone(),
-            field,
-            gate,
-        };
+        let off = |field, gate| RequestError::FeatureOff { field, gate }.at(claim, request.name.clone());
         if is_list && !self.features.prioritized_list {
             return Err(off("firstAvailable", "DRAPrioritizedList"));
         }
@@ -111,10 +103,10 @@ impl<'a> Planner<'a, '_, '_> {
                 .map(|Alternative { name, ask }| self.ask(claim, &request.name, Some(name), ask))
                 .collect::<Result<_, _>>()?
         } else {
-            let exactly = request.exactly.as_ref().ok_or_else(|| AllocateError::NoAsk {
-                claim: claim.key(),
-                request: request.name.clone(),
-            })?;
+            let exactly = request
+                .exactly
+                .as_ref()
+                .ok_or_else(|| RequestError::NoAsk.at(claim, request.name.clone()))?;
             vec![self.ask(claim, &request.name, None, exactly)?]
         };
         Ok(RequestPlan {
@@ -126,49 +118,36 @@ impl<'a> Planner<'a, '_, '_> {
 
     fn ask(
         &mut self,
-        claim: &'a ResourceClaim,
+        claim: usize,
         request: &'a str,
         alternative: Option<&'a str>,
         exactly: &'a Exactly,
     ) -> Result<Ask<'a>, AllocateError> {
-        let named = || (claim.key(), full_name(request, alternative));
+        let at = |fault: RequestError| fault.at(claim, full_name(request, alternative));
         if exactly.derives_attributes {
-            let (claim, request) = named();
-            return Err(AllocateError::DerivedAttributes { claim, request });
+            return Err(at(RequestError::DerivedAttributes));
         }
         if let Some(index) = exactly.selectors.iter().position(|selector| selector.cel.is_none()) {
-            let (claim, request) = named();
-            return Err(AllocateError::UnknownSelector { claim, request, index });
+            return Err(at(RequestError::UnknownSelector { index }));
         }
         if !self.features.admin_access && exactly.admin_access.is_some() {
-            let (claim, request) = named();
-            return Err(AllocateError::FeatureOff {
-                claim,
-                request,
+            return Err(at(RequestError::FeatureOff {
                 field: "adminAccess",
                 gate: "DRAAdminAccess",
-            });
+            }));
         }
         if exactly.class.is_empty() {
-            let (claim, request) = named();
-            return Err(AllocateError::NoClass { claim, request });
+            return Err(at(RequestError::NoClass));
         }
         let class = self.classes.get(&exactly.class).ok_or_else(|| {
-            let (claim, request) = named();
-            AllocateError::UnknownClass {
-                claim,
-                request,
-                class: exactly.class.clone(),
-            }
+            let class = exactly.class.clone();
+            at(RequestError::UnknownClass { class })
         })?;
         if let Some(error) = &class.unreadable {
-            let (claim, request) = named();
-            return Err(AllocateError::UnreadableClass {
-                claim,
-                request,
+            return Err(at(RequestError::UnreadableClass {
                 class: exactly.class.clone(),
                 error: error.clone(),
-            });
+            }));
         }
         let mut ask = Ask {
             request,
@@ -187,19 +166,15 @@ impl<'a> Planner<'a, '_, '_> {
                 ask.all = Some(all);
             }
             Mode::Unknown(mode) => {
-                let (claim, request) = named();
-                return Err(AllocateError::UnknownMode {
-                    claim,
-                    request,
-                    mode: mode.clone(),
-                });
+                let mode = mode.clone();
+                return Err(at(RequestError::UnknownMode { mode }));
             }
         }
         Ok(ask)
     }
 
     /// What "all" is. With a pool that is not whole nobody can know.
-    fn all_devices(&mut self, claim: &ResourceClaim, ask: &mut Ask<'a>) -> Result<Vec<usize>, AllocateError> {
+    fn all_devices(&mut self, claim: usize, ask: &mut Ask<'a>) -> Result<Vec<usize>, AllocateError> {
         let view = self.view;
         let mut all = Vec::new();
         let mut rest = view.candidates.iter().enumerate().peekable();
@@ -207,19 +182,15 @@ impl<'a> Planner<'a, '_, '_> {
             match &pool.state {
                 PoolState::Usable => {}
                 PoolState::Incomplete => {
-                    return Err(AllocateError::IncompletePool {
-                        claim: claim.key(),
-                        request: ask.full_name(),
-                        pool: pool.path(),
-                    });
+                    let pool = pool.path();
+                    return Err(RequestError::IncompletePool { pool }.at(claim, ask.full_name()));
                 }
                 PoolState::Invalid(error) => {
-                    return Err(AllocateError::InvalidPool {
-                        claim: claim.key(),
-                        request: ask.full_name(),
+                    let invalid = RequestError::InvalidPool {
                         pool: pool.path(),
                         error: Box::new(error.clone()),
-                    });
+                    };
+                    return Err(invalid.at(claim, ask.full_name()));
                 }
             }
             // Candidates come pool by pool.
@@ -237,7 +208,7 @@ impl<'a> Planner<'a, '_, '_> {
     }
 
     /// Whether the device, with nothing of it in use, could give what is asked.
-    fn could_give(&self, claim: &ResourceClaim, ask: &Ask<'_>, candidate: &Candidate) -> Result<bool, AllocateError> {
+    fn could_give(&self, claim: usize, ask: &Ask<'_>, candidate: &Candidate) -> Result<bool, AllocateError> {
         let device = candidate.device();
         let consumed = capacity::consumed(ask.exactly.capacity.as_ref(), device, self.features.fractional_range)
             .map_err(|error| ask.capacity_error(claim, candidate, error))?;
@@ -259,16 +230,15 @@ impl Ask<'_> {
 
     pub(crate) fn capacity_error(
         &self,
-        claim: &ResourceClaim,
+        claim: usize,
         candidate: &Candidate,
         error: capacity::CapacityError,
     ) -> AllocateError {
-        AllocateError::Capacity {
-            claim: claim.key(),
-            request: self.full_name(),
+        let fault = RequestError::Capacity {
             device: candidate.path(),
             error: Box::new(error),
-        }
+        };
+        fault.at(claim, self.full_name())
     }
 
     /// Whether the device is of the kind that is asked for: class, selectors, node. Each device is looked at once.
@@ -276,7 +246,7 @@ impl Ask<'_> {
         &mut self,
         index: usize,
         candidate: &Candidate,
-        claim: &ResourceClaim,
+        claim: usize,
         view: &NodeView,
         features: Features,
         cache: &mut SelectorCache<'_>,
@@ -292,7 +262,7 @@ impl Ask<'_> {
     fn look(
         &self,
         candidate: &Candidate,
-        claim: &ResourceClaim,
+        claim: usize,
         view: &NodeView,
         features: Features,
         cache: &mut SelectorCache<'_>,
@@ -312,7 +282,7 @@ impl Ask<'_> {
     pub(crate) fn first_mismatch(
         &self,
         candidate: &Candidate,
-        claim: &ResourceClaim,
+        claim: usize,
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<(bool, usize)>, AllocateError> {
         let lists = [(true, &self.class.spec.selectors), (false, &self.exactly.selectors)];
@@ -327,14 +297,13 @@ impl Ask<'_> {
                     Ok(true) => {}
                     Ok(false) => return Ok(Some((of_class, index))),
                     Err(message) => {
-                        return Err(AllocateError::Cel(Box::new(CelError {
-                            claim: claim.key(),
-                            request: self.full_name(),
+                        let fault = RequestError::Cel {
                             class: of_class.then(|| self.class.metadata.name.clone()),
                             index,
                             device: candidate.path(),
                             message,
-                        })));
+                        };
+                        return Err(fault.at(claim, self.full_name()));
                     }
                 }
             }

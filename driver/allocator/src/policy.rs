@@ -8,11 +8,24 @@ use std::rc::Rc;
 
 use vgpu_api::config::AllocationPolicy;
 
+use crate::capacity::{CORES, MEMORY};
 use crate::constraint::{Asker, Tracked, lookup};
-use crate::error::AllocateError;
 use crate::model::Attribute;
 use crate::pools::Candidate;
-use crate::search::{CORES, MEMORY, Search};
+
+/// What a policy looks at: the devices of a node, by their place among its candidates.
+pub(crate) trait Stock<'a> {
+    fn candidates(&self) -> &'a [Candidate];
+
+    /// What is left of a capacity of a device; nothing where it has none or is taken.
+    fn free(&self, index: usize, name: &str) -> i128;
+
+    /// Whether the device, or a share of it, may still be had.
+    fn has_room(&self, index: usize) -> bool;
+
+    /// Whether nobody uses the device.
+    fn is_unused(&self, index: usize) -> bool;
+}
 
 /// One order of devices, perhaps with something that they must share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,77 +126,62 @@ impl Order {
     }
 
     /// The order in which a request tries the devices; `None` is that of the view.
-    pub(crate) fn of_devices(self, search: &Search<'_, '_, '_>) -> Option<Rc<[usize]>> {
+    pub(crate) fn of_devices<'a>(self, stock: &impl Stock<'a>) -> Option<Rc<[usize]>> {
         if self.policy == AllocationPolicy::FirstFit {
             return None;
         }
-        let groups = self.groups(search);
-        let candidates = &search.view.candidates;
+        let groups = self.groups(stock);
+        let candidates = stock.candidates();
         let mut order: Vec<_> = (0..candidates.len())
-            .map(|index| {
-                (
-                    self.key(search, index, &groups),
-                    &candidates[index].device().name,
-                    index,
-                )
-            })
+            .map(|index| (self.key(stock, index, &groups), &candidates[index].device().name, index))
             .collect();
         order.sort_unstable();
         Some(order.into_iter().map(|(_, _, index)| index).collect())
     }
 
-    /// Where the node stands by its best device for the first request; `None` if it has none.
-    pub(crate) fn of_node(self, search: &mut Search<'_, '_, '_>) -> Result<Option<NodeRank>, AllocateError> {
-        let Some(alternatives) = search.first_request() else {
-            return Ok(Some(NodeRank {
-                alternative: 0,
-                key: Key::default(),
-                device: String::new(),
-            }));
-        };
-        let groups = self.groups(search);
-        let order = self
-            .of_devices(search)
-            .unwrap_or_else(|| (0..search.view.candidates.len()).collect());
-        for alternative in 0..alternatives {
-            for index in order.iter().copied() {
-                if search.would_take(0, 0, alternative, index)? {
-                    return Ok(Some(NodeRank {
-                        alternative,
-                        key: self.node_key(search, index, &groups),
-                        device: search.view.candidates[index].device().name.clone(),
-                    }));
-                }
-            }
+    /// Where a node stands without any request.
+    pub(crate) fn of_no_request() -> NodeRank {
+        NodeRank {
+            alternative: 0,
+            key: Key::default(),
+            device: String::new(),
         }
-        Ok(None)
     }
 
-    fn key(self, search: &Search<'_, '_, '_>, index: usize, groups: &Groups<'_>) -> Key {
-        let candidate = &search.view.candidates[index];
+    /// Where a node stands by this device, the best one for an alternative of the first request.
+    pub(crate) fn of_node<'a>(self, stock: &impl Stock<'a>, alternative: usize, index: usize) -> NodeRank {
+        NodeRank {
+            alternative,
+            key: self.node_key(stock, index, &self.groups(stock)),
+            device: stock.candidates()[index].device().name.clone(),
+        }
+    }
+
+    fn key<'a>(self, stock: &impl Stock<'a>, index: usize, groups: &Groups<'_>) -> Key {
+        let candidate = &stock.candidates()[index];
         let conditions = candidate.device().binding_conditions.is_some();
-        let (memory, cores) = (search.free(index, MEMORY), search.free(index, CORES));
+        let (memory, cores) = (stock.free(index, MEMORY), stock.free(index, CORES));
         let (first, second, third) = match self.policy {
             AllocationPolicy::Binpack => (0, memory, cores),
             AllocationPolicy::Spread => (0, memory.saturating_neg(), cores.saturating_neg()),
-            AllocationPolicy::WholeGpus => (i128::from(search.is_unused(index)), memory, cores),
+            AllocationPolicy::WholeGpus => (i128::from(stock.is_unused(index)), memory, cores),
             AllocationPolicy::Numa | AllocationPolicy::Pcie => (self.tightness(candidate, groups), memory, cores),
             AllocationPolicy::FirstFit => (0, 0, 0),
         };
         (conditions, Reverse(0), first, second, third)
     }
 
-    fn node_key(self, search: &Search<'_, '_, '_>, index: usize, groups: &Groups<'_>) -> Key {
-        let (conditions, _, first, second, third) = self.key(search, index, groups);
-        let all = 0..search.view.candidates.len();
+    fn node_key<'a>(self, stock: &impl Stock<'a>, index: usize, groups: &Groups<'_>) -> Key {
+        let (conditions, _, first, second, third) = self.key(stock, index, groups);
+        let all = 0..stock.candidates().len();
         match self.policy {
             AllocationPolicy::Spread => {
-                let left = all.fold(0i128, |sum, index| sum.saturating_add(search.free(index, MEMORY)));
+                let left = all.fold(0i128, |sum, index| sum.saturating_add(stock.free(index, MEMORY)));
                 (conditions, Reverse(left), first, second, third)
             }
             // Opening an unused device costs least where the fewest others stay unused.
-            AllocationPolicy::WholeGpus if search.is_unused(index) => {
-                let unused = all.filter(|index| search.is_unused(*index)).count();
+            AllocationPolicy::WholeGpus if stock.is_unused(index) => {
+                let unused = all.filter(|index| stock.is_unused(*index)).count();
                 (
                     conditions,
                     Reverse(0),
@@ -213,11 +211,10 @@ impl Order {
     }
 
     /// How many devices with something left there are in each place.
-    fn groups<'a>(self, search: &Search<'a, '_, '_>) -> Groups<'a> {
-        let view = search.view;
+    fn groups<'a>(self, stock: &impl Stock<'a>) -> Groups<'a> {
         let mut groups: Groups<'a> = Vec::new();
-        for (index, candidate) in view.candidates.iter().enumerate() {
-            let Some(place) = self.place(candidate).filter(|_| search.has_room(index)) else {
+        for (index, candidate) in stock.candidates().iter().enumerate() {
+            let Some(place) = self.place(candidate).filter(|_| stock.has_room(index)) else {
                 continue;
             };
             match groups.iter_mut().find(|(known, _)| *known == place) {

@@ -18,14 +18,16 @@ use std::sync::Arc;
 
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, device_target};
-use crate::model::{CounterSet, Device, Node, Taint};
+use crate::model::{CounterSet, Device, Node, NodeSelector, Taint};
 use crate::node_selector::SelectorError;
 use crate::taint;
 
 /// Everything that one node can use, as of one state of the inventory.
 #[derive(Debug)]
 pub struct NodeView {
-    pub(crate) node: Node,
+    pub(crate) node: Arc<Node>,
+    /// Selects this node alone. All allocations of devices that only it has share it.
+    pub(crate) only: Arc<NodeSelector>,
     pub(crate) pools: Vec<PoolView>,
     /// The devices of the usable pools, in Kubernetes' order.
     pub(crate) candidates: Vec<Candidate>,
@@ -152,14 +154,16 @@ impl NodeView {
     ///
     /// # Errors
     /// A slice of no single node has a selector that means nothing.
-    pub fn new(node: &Node, inventory: &Inventory, features: Features) -> Result<Self, ViewError> {
+    pub fn new(node: impl Into<Arc<Node>>, inventory: &Inventory, features: Features) -> Result<Self, ViewError> {
+        let node = node.into();
         let mut view = Self {
             node: node.clone(),
+            only: Arc::new(NodeSelector::only(&node.metadata.name)),
             pools: Vec::new(),
             candidates: Vec::new(),
         };
         let mut with_conditions = Vec::new();
-        for ((driver, name), slices) in targeting(node, inventory, features)? {
+        for ((driver, name), slices) in targeting(&node, inventory, features)? {
             let Some(pool) = pool(driver, name, slices, inventory, features) else {
                 continue;
             };

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::capacity::Shortage;
-use crate::error::AllocateError;
+use crate::error::{AllocateError, RequestError};
 use crate::model::ResourceClaim;
 
 /// What stood in the way.
@@ -32,10 +32,11 @@ pub enum ReasonKind {
     UnknownClass,
 }
 
-/// One reason. What does not apply is empty.
+/// One reason. What does not apply is empty. The claim is its place among those that were asked about, until whoever
+/// asked puts its name there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Reason {
-    pub claim: String,
+pub struct Reason<C = usize> {
+    pub claim: C,
     pub request: String,
     pub node: String,
     pub pool: String,
@@ -47,6 +48,9 @@ pub struct Reason {
     /// With `Capacity`, the numbers of the message.
     #[serde(skip)]
     pub shortages: Vec<Shortage>,
+    /// Those of the claims asked about that would have the device.
+    #[serde(skip)]
+    pub together: Vec<C>,
 }
 
 impl ReasonKind {
@@ -69,9 +73,9 @@ impl ReasonKind {
 
 impl Reason {
     /// Where nothing more is known than that the claims do not fit.
-    pub(crate) fn of_all(claims: &[&ResourceClaim], node: &str) -> Self {
+    pub(crate) fn of_all(node: &str) -> Self {
         Self {
-            claim: claims.first().map_or_else(String::new, |claim| claim.key()),
+            claim: 0,
             request: String::new(),
             node: node.to_owned(),
             pool: String::new(),
@@ -80,9 +84,49 @@ impl Reason {
             field: String::new(),
             message: "the claims do not fit together".to_owned(),
             shortages: Vec::new(),
+            together: Vec::new(),
         }
     }
 
+    /// Names the claims.
+    pub(crate) fn named(self, claims: &[&ResourceClaim]) -> Reason<String> {
+        let name = |place: usize| claims.get(place).map_or_else(String::new, |claim| claim.key());
+        Reason {
+            claim: name(self.claim),
+            request: self.request,
+            node: self.node,
+            pool: self.pool,
+            device: self.device,
+            reason: self.reason,
+            field: self.field,
+            message: self.message.clone() + &together(self.together.iter().copied().map(name).collect()),
+            shortages: self.shortages,
+            together: Vec::new(),
+        }
+    }
+}
+
+/// Claims that would have a device, as the end of a message.
+#[must_use]
+pub fn together(claims: Vec<String>) -> String {
+    few(", and asked for together with ", claims)
+}
+
+/// The first few of some claims, after `start`; nothing, if there are none.
+pub(crate) fn few(start: &str, mut claims: Vec<String>) -> String {
+    const NAMED: usize = 3;
+    claims.sort_unstable();
+    claims.dedup();
+    let more = claims.len().saturating_sub(NAMED);
+    claims.truncate(NAMED);
+    match (claims.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("{start}{}", claims.join(", ")),
+        (false, more) => format!("{start}{} and {more} more", claims.join(", ")),
+    }
+}
+
+impl<C> Reason<C> {
     /// Whether the device is none of the class, which is true of most devices beside those that are asked for.
     #[must_use]
     pub fn is_of_another_class(&self) -> bool {
@@ -93,7 +137,7 @@ impl Reason {
 /// The field of a class's selectors; a claim's are further in.
 pub(crate) const CLASS_SELECTORS: &str = "spec.selectors";
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for Reason<String> {
     /// In words, in one line.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts = [
@@ -113,67 +157,66 @@ impl AllocateError {
     /// The reason that an error amounts to, on a node; `None` for a mistake in the claims themselves, which no node
     /// can help.
     pub(crate) fn reason(&self, node: &str, claims: &[&ResourceClaim]) -> Option<Reason> {
-        if matches!(self, Self::Exhausted { .. }) {
-            let message = self.to_string();
-            return Some(Reason {
-                message,
-                ..Reason::of_all(claims, node)
-            });
-        }
-        let at = |claim: &str, request: &str| {
-            let claim = claims.iter().find(|known| known.key() == claim);
+        let (claim, request, fault) = match self {
+            Self::Exhausted { .. } => {
+                return Some(Reason {
+                    message: self.to_string(),
+                    ..Reason::of_all(node)
+                });
+            }
+            Self::Request { claim, request, fault } => (*claim, request, fault),
+            _ => return None,
+        };
+        let of_request = || {
+            let claim = claims.get(claim);
             claim.map_or_else(String::new, |claim| field_of(claim, request))
         };
-        let (kind, claim, request, path, field) = match self {
-            Self::UnknownClass { claim, request, .. } => {
-                let field = format!("{}.deviceClassName", at(claim, request));
-                (ReasonKind::UnknownClass, claim, request, "", field)
+        let (kind, path, field) = match &**fault {
+            RequestError::UnknownClass { .. } => {
+                let field = format!("{}.deviceClassName", of_request());
+                (ReasonKind::UnknownClass, "", field)
             }
-            Self::Cel(cel) => {
-                let object = match cel.class {
+            RequestError::Cel {
+                class, index, device, ..
+            } => {
+                let object = match class {
                     Some(_) => "spec".to_owned(),
-                    None => at(&cel.claim, &cel.request),
+                    None => of_request(),
                 };
-                let field = format!("{object}.selectors[{}].cel.expression", cel.index);
-                (ReasonKind::CelError, &cel.claim, &cel.request, &*cel.device, field)
+                let field = format!("{object}.selectors[{index}].cel.expression");
+                (ReasonKind::CelError, &**device, field)
             }
-            Self::Capacity {
-                claim, request, device, ..
-            } => {
-                let field = format!("{}.capacity.requests", at(claim, request));
-                (ReasonKind::Capacity, claim, request, &**device, field)
+            RequestError::Capacity { device, .. } => {
+                let field = format!("{}.capacity.requests", of_request());
+                (ReasonKind::Capacity, &**device, field)
             }
-            Self::AllAgainstConstraint {
-                claim, request, device, ..
-            } => {
+            RequestError::AllAgainstConstraint { device, .. } => {
                 let field = "spec.devices.constraints".to_owned();
-                (ReasonKind::Constraint, claim, request, &**device, field)
+                (ReasonKind::Constraint, &**device, field)
             }
-            Self::IncompletePool { claim, request, pool }
-            | Self::InvalidPool {
-                claim, request, pool, ..
-            } => {
-                let field = format!("{}.allocationMode", at(claim, request));
-                (ReasonKind::IncompletePool, claim, request, &**pool, field)
+            RequestError::IncompletePool { pool } | RequestError::InvalidPool { pool, .. } => {
+                let field = format!("{}.allocationMode", of_request());
+                (ReasonKind::IncompletePool, &**pool, field)
             }
             _ => return None,
         };
         // DRIVER/POOL/DEVICE, of which a pool's name alone may have slashes.
         let path = path.split_once('/').map_or("", |(_, path)| path);
-        let (pool, device) = match self {
-            Self::IncompletePool { .. } | Self::InvalidPool { .. } => (path, ""),
+        let (pool, device) = match kind {
+            ReasonKind::IncompletePool => (path, ""),
             _ => path.rsplit_once('/').unwrap_or((path, "")),
         };
         Some(Reason {
-            claim: claim.clone(),
+            claim,
             request: request.clone(),
             node: node.to_owned(),
             pool: pool.to_owned(),
             device: device.to_owned(),
             reason: kind,
             field,
-            message: self.to_string(),
+            message: fault.to_string(),
             shortages: Vec::new(),
+            together: Vec::new(),
         })
     }
 }

@@ -16,94 +16,21 @@
 
 mod device;
 mod free;
-
-use std::rc::Rc;
+mod state;
 
 use crate::budget::Budget;
-use crate::capacity::Amounts;
 use crate::constraint::Tracked;
-use crate::counters::Counters;
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::ledger::{Ledger, Usage};
-use crate::model::CapacityRequirements;
 use crate::plan::{ClaimPlan, MOST_DEVICES};
 use crate::policy::Order;
 use crate::pools::NodeView;
 use crate::selectors::SelectorCache;
 
-pub(crate) use device::Refusal;
-use device::Undo;
-pub(crate) use free::{CORES, MEMORY, capacity_of};
-
-/// One attempt on one node. The state is that of the devices chosen so far.
-pub(crate) struct Search<'a, 'c, 's> {
-    pub(crate) view: &'a NodeView,
-    pub(crate) features: Features,
-    pub(crate) plans: Vec<ClaimPlan<'a>>,
-    pub(crate) cache: &'c mut SelectorCache<'s>,
-    budget: &'c mut Budget,
-    ledger: &'a Ledger,
-    order: Order,
-    /// By candidate: what claims hold of it.
-    usage: Vec<Option<&'a Usage>>,
-    /// By candidate: which of these claims take it whole.
-    marked: Vec<Vec<usize>>,
-    /// By candidate: shares that these claims take.
-    in_flight: Vec<InFlight>,
-    /// By pool, from the first device on that draws from them.
-    counters: Vec<Option<Counters<'a>>>,
-    constraints: Vec<Vec<Tracked<'a>>>,
-    /// What the policy would have all devices share.
-    affinity: Vec<Tracked<'a>>,
-    pub(crate) picks: Vec<Vec<Pick>>,
-    /// By claim and request: the alternative that was chosen.
-    pub(crate) chosen: Vec<Vec<usize>>,
-    stack: Vec<Frame>,
-    /// The furthest request that was reached: the one before it can be had together.
-    pub(crate) furthest: (usize, usize),
-    /// Where to stop as if it were the end.
-    stop_at: Option<(usize, usize)>,
-    /// What to ask for in place of what the claims do, to find out what there is.
-    pub(crate) instead: Option<CapacityRequirements>,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct InFlight {
-    shares: usize,
-    consumed: Amounts,
-}
-
-/// A chosen device.
-#[derive(Debug, Clone)]
-pub(crate) struct Pick {
-    pub(crate) candidate: usize,
-    pub(crate) request: usize,
-    pub(crate) alternative: usize,
-    /// With a share: what it consumes.
-    pub(crate) share: Option<Amounts>,
-}
-
-/// Where the search stands: before this device of this alternative of this request.
-#[derive(Debug, Clone)]
-struct Position {
-    claim: usize,
-    request: usize,
-    alternative: Option<usize>,
-    device: i64,
-    /// Where to go on in the order of devices.
-    from: usize,
-    /// The order, once the request has begun; `None` is that of the view.
-    order: Option<Rc<[usize]>>,
-}
-
-/// What waits for the result of what comes after it.
-enum Frame {
-    ClaimEnd,
-    Alternatives { position: Position, all_exceeded: bool },
-    Device { position: Position, undo: Undo },
-    AllDevice { undo: Undo },
-}
+pub(crate) use free::capacity_of;
+use state::{Frame, InFlight, Position};
+pub(crate) use state::{Pick, Refusal, Search};
 
 /// Why a branch ended.
 enum Stop {

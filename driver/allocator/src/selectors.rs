@@ -176,8 +176,8 @@ mod tests {
             "devices":[{{"name":"x","attributes":{{"a":{attribute}}},"capacity":{{"memory":{{"value":"8Gi"}}}}}}]}}}}"#
         );
         inventory.insert(Arc::new(Slice::new(serde_json::from_str(&slice).unwrap())));
-        let node = serde_json::from_str(r#"{"metadata":{"name":"n"}}"#).unwrap();
-        NodeView::new(&node, &inventory, Features::default()).unwrap()
+        let node: crate::model::Node = serde_json::from_str(r#"{"metadata":{"name":"n"}}"#).unwrap();
+        NodeView::new(node, &inventory, Features::default()).unwrap()
     }
 
     #[test]

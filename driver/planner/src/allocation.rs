@@ -3,6 +3,8 @@
 //! A device of the controller's is tainted, so a claim that it allocates is asked about with one more toleration: that
 //! taint and no other. The toleration stays in the result, where nobody else writes it: it says whose allocation it is.
 
+use std::sync::Arc;
+
 use vgpu_allocator::model::{Allocation, Exactly, Request, ResourceClaim, Toleration};
 
 use crate::devices::SCHEDULER;
@@ -34,7 +36,7 @@ pub(crate) fn as_scheduler(claim: &ResourceClaim) -> ResourceClaim {
 
 fn tolerating(claim: &ResourceClaim, value: &str) -> ResourceClaim {
     let mut claim = claim.clone();
-    for request in &mut claim.spec.devices.requests {
+    for request in &mut Arc::make_mut(&mut claim.spec).devices.requests {
         let alternatives = request.first_available.iter_mut();
         let asks = alternatives.map(|alternative| &mut alternative.ask);
         for ask in asks.chain(request.exactly.as_mut()) {
@@ -119,7 +121,7 @@ mod tests {
         let ours = read(text(DRIVER, &toleration(CONTROLLER)));
         assert!(is_ours(&ours));
         assert_eq!(
-            (node_of(&ours), ours.node_selector.as_ref()),
+            (node_of(&ours), ours.node_selector.as_deref()),
             (Some("n"), Some(&vgpu_allocator::model::NodeSelector::only("n")))
         );
         assert!(!is_ours(&read(text(DRIVER, &toleration(SCHEDULER)))));

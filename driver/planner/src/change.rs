@@ -8,7 +8,10 @@ use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::term::Term;
 use crate::time::Time;
 
-/// One change. An object that is known already is replaced; a list replaces all of its kind.
+/// One change. An object that is known already is replaced.
+///
+/// A list names all objects of its kind: those that it brings, and by their keys in `same` those that came before it did
+/// (the watch hands each object of a list on at once) or are known in that version already. Any other is gone.
 #[derive(Debug, Clone)]
 pub enum Change {
     Pod(Pod),
@@ -16,12 +19,18 @@ pub enum Change {
     PodGone {
         key: String,
     },
-    Pods(Vec<Pod>),
+    Pods {
+        pods: Vec<Pod>,
+        same: Vec<String>,
+    },
     Node(Node),
     NodeGone {
         name: String,
     },
-    Nodes(Vec<Node>),
+    Nodes {
+        nodes: Vec<Node>,
+        same: Vec<String>,
+    },
     Claim(Claim),
     /// With the version that the watch gave the deletion.
     ClaimGone {
@@ -32,7 +41,6 @@ pub enum Change {
     /// it. A list from a cache has none.
     Claims {
         claims: Vec<Claim>,
-        /// Keys of those that are known in the listed version already ([`Seen`]).
         same: Vec<String>,
         version: Version,
         asked: Option<Time>,
@@ -49,6 +57,7 @@ pub enum Change {
     /// All slices, as of `version`.
     Slices {
         slices: Vec<Slice>,
+        same: Vec<String>,
         version: Version,
         read: Option<Time>,
     },
@@ -56,7 +65,10 @@ pub enum Change {
     ClassGone {
         name: String,
     },
-    Classes(Vec<DeviceClass>),
+    Classes {
+        classes: Vec<DeviceClass>,
+        same: Vec<String>,
+    },
     /// All of them.
     Rules(Vec<DeviceTaintRule>),
     /// The lease, as it is held now; `None` when it is not. A renewal has the same epoch and another end.

@@ -4,9 +4,10 @@
 //! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use vgpu_allocator::model::{Allocation, ResourceClaim};
+use vgpu_allocator::model::Allocation;
 
 use crate::allocation::hold_of;
 use crate::model::{Claim, Consumer, Version};
@@ -31,7 +32,8 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) claim: Claim,
-    pub(crate) flight: Option<Flight>,
+    /// Boxed: few claims have one.
+    pub(crate) flight: Option<Box<Flight>>,
     /// Since when this process knows of the hold, or of the allocation that nobody uses.
     pub(crate) since: Time,
     failures: u32,
@@ -48,15 +50,15 @@ pub(crate) struct Known {
 pub(crate) struct Flight {
     id: WriteId,
     version: Version,
-    given: Option<(Allocation, Consumer)>,
+    given: Option<(Arc<Allocation>, Consumer)>,
     is_mark: bool,
     /// It is a mark that settles an earlier write.
     was_doubtful: bool,
-    pub(crate) state: State,
+    pub(crate) state: FlightState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum FlightState {
     Sent {
         at: Time,
     },
@@ -146,17 +148,17 @@ impl Claims {
             let before = known.flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
-                Intent::Allocate { allocation, hold, .. } => Some(((**allocation).clone(), hold.clone())),
+                Intent::Allocate { allocation, hold, .. } => Some((allocation.clone(), hold.clone())),
                 _ => before.and_then(|flight| flight.given),
             };
-            known.flight = Some(Flight {
+            known.flight = Some(Box::new(Flight {
                 id: write.id,
                 version: write.version,
                 given,
                 is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
-                state: State::Sent { at: write.decided },
-            });
+                state: FlightState::Sent { at: write.decided },
+            }));
         }
     }
 
@@ -175,14 +177,14 @@ impl Claims {
         (flight.id == id).then_some(key)
     }
 
-    pub(crate) fn set_state(&mut self, key: &str, state: State, now: Time) {
+    pub(crate) fn set_state(&mut self, key: &str, state: FlightState, now: Time) {
         let Some(known) = self.known.get_mut(key) else {
             return;
         };
         if let Some(flight) = &mut known.flight {
             flight.state = state;
         }
-        if state == State::Doubtful {
+        if state == FlightState::Doubtful {
             known.pause(now);
             if known.flight.as_ref().is_some_and(|flight| flight.is_mark) {
                 known.unmarked = Some(now);
@@ -196,7 +198,8 @@ impl Claims {
     pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
         let not_moved = self.known.iter().filter(|(_, known)| {
             known.flight.as_ref().is_some_and(|flight| {
-                matches!(flight.state, State::Moved { at } if at <= asked) && flight.version == known.claim.version
+                matches!(flight.state, FlightState::Moved { at } if at <= asked)
+                    && flight.version == known.claim.version
             })
         });
         not_moved.map(|(key, _)| key.clone()).collect()
@@ -207,7 +210,7 @@ impl Claims {
         if let Some(known) = self.known.get_mut(key) {
             known.flight = known.flight.take().filter(|flight| flight.was_doubtful);
             if let Some(flight) = &mut known.flight {
-                flight.state = State::Doubtful;
+                flight.state = FlightState::Doubtful;
             }
         }
     }
@@ -219,7 +222,7 @@ impl Claims {
             known.quiet_until = None;
             known.unmarked = known.unmarked.map(|at| at.min(now));
             if let Some(flight) = &mut known.flight
-                && let State::Sent { at } | State::Moved { at } = &mut flight.state
+                && let FlightState::Sent { at } | FlightState::Moved { at } = &mut flight.state
             {
                 *at = now.min(*at);
             }
@@ -248,9 +251,11 @@ impl Claims {
                 continue;
             };
             match flight.state {
-                State::Sent { at } if now.since(at) >= LOST => flight.state = State::Doubtful,
-                State::Sent { at } => next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST)))),
-                State::Moved { .. } | State::Doubtful => {}
+                FlightState::Sent { at } if now.since(at) >= LOST => flight.state = FlightState::Doubtful,
+                FlightState::Sent { at } => {
+                    next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST))))
+                }
+                FlightState::Moved { .. } | FlightState::Doubtful => {}
             }
         }
         next
@@ -286,22 +291,20 @@ impl Known {
     }
 
     /// What the claim has, or may have by a write under way.
-    pub(crate) fn allocation(&self) -> Option<&Allocation> {
+    pub(crate) fn allocation(&self) -> Option<&Arc<Allocation>> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
-        self.claim.allocation().or(given.map(|(allocation, _)| allocation))
+        self.claim
+            .asked
+            .status
+            .allocation
+            .as_ref()
+            .or(given.map(|(allocation, _)| allocation))
     }
 
     /// The hold that it has, or may have.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
         let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
         hold_of(&self.claim).or(given.map(|(_, hold)| hold))
-    }
-
-    /// As the allocator is to count it.
-    pub(crate) fn counted(&self) -> ResourceClaim {
-        let mut counted = self.claim.asked.clone();
-        counted.status.allocation = self.allocation().cloned();
-        counted
     }
 }
 

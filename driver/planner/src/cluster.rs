@@ -14,9 +14,7 @@ pub(crate) struct Cluster {
     loads: HashMap<String, Load>,
     /// Where holds have a place for pods that are not bound.
     seats: HashMap<String, String>,
-    /// Where each pod counts now.
-    counted: HashMap<String, String>,
-    /// Those of them with required anti-affinity.
+    /// Pods that sit somewhere and have required anti-affinity.
     repelling: BTreeSet<String>,
 }
 
@@ -53,14 +51,18 @@ impl Cluster {
 
     /// The pods that sit on nodes, and where.
     pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
-        let counted = self.counted.iter();
-        counted.filter_map(|(key, node)| Some((self.pod(key)?, node.as_str())))
+        self.pods
+            .iter()
+            .filter_map(|(key, pod)| Some((pod.as_ref(), self.seat_of(key, pod)?)))
     }
 
     /// Those of them that have required anti-affinity themselves: few, in most clusters.
     pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let repelling = self.repelling.iter();
-        repelling.filter_map(|key| Some((self.pod(key)?, self.counted.get(key)?.as_str())))
+        repelling.filter_map(|key| {
+            let pod = self.pod(key)?;
+            Some((pod, self.seat_of(key, pod)?))
+        })
     }
 
     /// Whether it is something new: heartbeats are not.
@@ -76,11 +78,14 @@ impl Cluster {
         self.nodes.remove(name);
     }
 
-    /// Whether it is something new.
+    /// Whether it is something new. What kube-scheduler says of a pod is kept, but is no news for whoever decides.
     pub(crate) fn set_pod(&mut self, pod: Pod) -> bool {
         let key = pod.key();
-        if self.pod(&key) == Some(&pod) {
-            return false;
+        if let Some(known) = self.pods.get_mut(&key) {
+            known.is_unschedulable = pod.is_unschedulable;
+            if **known == pod {
+                return false;
+            }
         }
         self.uncount(&key);
         self.pods.insert(key.clone(), Box::new(pod));
@@ -107,34 +112,44 @@ impl Cluster {
         self.count(key);
     }
 
-    fn count(&mut self, key: &str) {
-        let Some(pod) = self.pods.get(key).filter(|pod| !pod.is_finished) else {
-            return;
-        };
-        let Some(node) = pod.node.as_ref().or_else(|| self.seats.get(key)).cloned() else {
-            return;
-        };
-        let load = self.loads.entry(node.clone()).or_default();
-        load.used.add(&pod.requests);
-        load.pods.insert(key.to_owned());
-        if !pod.anti_affinity.is_empty() {
-            self.repelling.insert(key.to_owned());
-        }
-        self.counted.insert(key.to_owned(), node);
+    /// Where a pod sits, by its key.
+    fn seat_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
+        let node = pod.node.as_ref().or_else(|| self.seats.get(key));
+        node.filter(|_| !pod.is_finished).map(String::as_str)
     }
 
-    fn uncount(&mut self, key: &str) {
-        let Some(node) = self.counted.remove(key) else {
+    fn count(&mut self, key: &str) {
+        let Some((pod, node)) = self.seated_pod(key) else {
             return;
         };
+        let (requests, repels, node) = (pod.requests.clone(), !pod.anti_affinity.is_empty(), node.to_owned());
+        let load = self.loads.entry(node).or_default();
+        load.used.add(&requests);
+        load.pods.insert(key.to_owned());
+        if repels {
+            self.repelling.insert(key.to_owned());
+        }
+    }
+
+    /// Takes back what [`Self::count`] did, as long as neither the pod nor its seat has changed since.
+    fn uncount(&mut self, key: &str) {
+        let Some((pod, node)) = self.seated_pod(key) else {
+            return;
+        };
+        let (requests, node) = (pod.requests.clone(), node.to_owned());
         self.repelling.remove(key);
-        if let (Some(load), Some(pod)) = (self.loads.get_mut(&node), self.pods.get(key)) {
-            load.used.subtract(&pod.requests);
+        if let Some(load) = self.loads.get_mut(&node) {
+            load.used.subtract(&requests);
             load.pods.remove(key);
             if load.pods.is_empty() {
                 self.loads.remove(&node);
             }
         }
+    }
+
+    fn seated_pod(&self, key: &str) -> Option<(&Pod, &str)> {
+        let pod = self.pod(key)?;
+        Some((pod, self.seat_of(key, pod)?))
     }
 }
 

@@ -1,15 +1,17 @@
-//! What the controller decides in controller mode, as a pure function of what it is told: no kube, no I/O, no clock.
+//! The controller's state in both modes, and its decisions in controller mode. Pure: no kube, no I/O, no clock.
 //!
 //! ```text
-//!  watches, lists ─► Change ─► Planner ─────────────────────────────────► Plan
-//!   pods, nodes        cluster: who sits where ─► filter ─┐                ├─ writes ─► check (lease, age) ─► API server
-//!   slices, classes    supply: whose each device is ──────┼─► place        │              each with its version
-//!   claims             claims: versions, writes under way ┤    │           ├─ asks: lists and reads that must not lag
-//!   lease              term: fencing the predecessor off ─┘    ▼           ├─ verdicts: what is to be told
-//!                                            vgpu_allocator::Index         └─ wake: when to ask again
+//!  watches, lists ─► Change ─► State ──────────────────────► Planner ──────► Plan
+//!   pods, nodes        cluster: who sits where ─► filter ──┐                  ├─ writes ─► check (lease, age) ─► API server
+//!   slices, classes    ownership: each device's allocator ─┼─► place          │              each with its version
+//!   claims             claims: versions, writes under way ─┤     │            ├─ asks: lists and reads that must not lag
+//!                      index: what is free ────────────────┘     │            ├─ verdicts: what to report
+//!   lease ───────────► term: fencing the predecessor off ────────┘            └─ wake: when to plan again
 //!        ▲                                                                            │
 //!        └──────────────────────────── outcome of each write ◄────────────────────────┘
 //! ```
+//!
+//! In scheduler mode the state is used without a planner: explanations are asked of it, and nothing is decided.
 //!
 //! A claim that waits for devices of the controller's goes through: marked (finalizer, epoch) ─► allocated and held for
 //! a pod ─► reserved by kube-scheduler, which binds the pod ─► released ─► cleared by kube-controller-manager when the
@@ -25,34 +27,39 @@
 #![forbid(unsafe_code)]
 
 mod allocation;
-mod avoid;
+mod allocator_view;
+mod asks;
 mod change;
 mod claims;
 mod cluster;
+mod device_ownership;
 mod devices;
-mod effort;
-mod eyes;
 mod filter;
 mod gang;
+mod hold_expiry;
 pub mod model;
 pub mod names;
+mod node_penalty;
 mod place;
 mod planner;
 mod policy;
+mod problems;
 mod queue;
-mod supply;
+mod search_budget;
+mod state;
 mod term;
 mod time;
-mod upkeep;
 mod verdict;
 mod write;
 
+pub use allocator_view::explain;
 pub use change::{Ask, Change, Last, Seen};
-pub use eyes::{Eyes, explain};
+pub use device_ownership::{Published, Unallocatable};
 pub use filter::Refusal;
 pub use planner::{Plan, Planner, Settings};
 pub use queue::Queue;
+pub use state::{Mode, News, State};
 pub use term::Term;
 pub use time::Time;
-pub use verdict::{About, Verdict};
+pub use verdict::{About, Object, Verdict};
 pub use write::{Intent, Outcome, Stale, Write, WriteId};

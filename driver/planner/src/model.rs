@@ -2,6 +2,7 @@
 //! is derived (a pod's requests) is derived there, once.
 
 mod claim;
+mod container;
 mod labels;
 mod meta;
 mod node;
@@ -10,9 +11,10 @@ mod requests;
 mod slice;
 
 pub use claim::{Claim, Consumer};
+pub use container::{Extended, HostPort};
 pub use labels::LabelSelector;
 pub use meta::{Meta, Version, VersionError};
 pub use node::Node;
-pub use pod::{HostPort, Pod, PodClaim, PodTerm, Spread};
+pub use pod::{Pod, PodClaim, PodTerm, Spread};
 pub use requests::Requests;
 pub use slice::Slice;

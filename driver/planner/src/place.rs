@@ -5,20 +5,21 @@
 //! them is written. A claim that is allocated already says by its node selector where the pod can go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
 use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
 use vgpu_api::config::AllocationPolicy;
 
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
-use crate::avoid::Avoided;
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
+use crate::device_ownership::{DeviceOwnership, Kind};
 use crate::filter::{Filters, Refusal};
 use crate::model::{Consumer, Pod, PodClaim};
 use crate::names::DRIVER;
+use crate::node_penalty::NodePenalties;
 use crate::policy;
-use crate::supply::{Kind, Supply};
 use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -70,8 +71,8 @@ impl From<Verdict> for Waits {
 pub(crate) struct Placing<'a, 's> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) claims: &'a Claims,
-    pub(crate) supply: &'a Supply,
-    pub(crate) avoided: &'a Avoided,
+    pub(crate) ownership: &'a DeviceOwnership,
+    pub(crate) penalties: &'a NodePenalties,
     /// Nodes that are not to be had.
     pub(crate) without: &'a BTreeSet<String>,
     pub(crate) index: &'a mut Index,
@@ -126,10 +127,10 @@ impl<'a> Placing<'a, '_> {
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
         let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
-        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.supply.class(name)).unwrap_or(self.policy);
+        let policy = policy::of(&asked[..sorted.ours.len()], |name| self.index.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
         let cluster = self.cluster;
-        let (avoided, now) = (self.avoided, self.now);
+        let (penalties, now) = (self.penalties, self.now);
         let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
         let mut any_avoided = false;
         let without = self.without;
@@ -143,7 +144,7 @@ impl<'a> Placing<'a, '_> {
                 .is_ok()
         };
         let mut first_choice = |node: &str| {
-            let is_avoided = avoided.is_avoided(&pod.uid, node, now);
+            let is_avoided = penalties.is_avoided(&pod.uid, node, now);
             any_avoided |= is_avoided;
             !is_avoided && fits(node)
         };
@@ -157,7 +158,7 @@ impl<'a> Placing<'a, '_> {
                 self.cache,
                 self.share_id,
             )
-            .map_err(verdict)?;
+            .map_err(|error| waits_for(&error, &asked))?;
         if placement.is_none() && any_avoided {
             // Rather a node where it failed before than none.
             let mut any = |node: &str| {
@@ -167,7 +168,7 @@ impl<'a> Placing<'a, '_> {
             placement = self
                 .index
                 .allocate_within(&asked, policy, &mut any, self.budget, self.cache, self.share_id)
-                .map_err(verdict)?;
+                .map_err(|error| waits_for(&error, &asked))?;
         }
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
@@ -179,14 +180,14 @@ impl<'a> Placing<'a, '_> {
             for result in &allocation.devices.results {
                 // A claim is the controller's only if its classes match no device of another driver.
                 debug_assert_eq!(result.driver, DRIVER);
-                for (slice, read) in self.supply.reads(&result.pool) {
+                for (slice, read) in self.ownership.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {
                         Some(read) => as_of = as_of.min(read),
                         None => stale.push(slice.clone()),
                     }
                 }
             }
-            allocation.node_selector = Some(NodeSelector::only(&placement.node));
+            allocation.node_selector = Some(Arc::new(NodeSelector::only(&placement.node)));
             allocation.allocation_timestamp = Some(now.to_string());
             given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }
@@ -214,7 +215,7 @@ impl<'a> Placing<'a, '_> {
                 let claim = claim();
                 return Err(Verdict::Unreadable { claim, error }.into());
             }
-            let kind = self.supply.kind(&known.claim.asked);
+            let kind = self.ownership.kind(&known.claim.asked);
             if kind == Kind::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);
                 continue;
@@ -231,12 +232,12 @@ impl<'a> Placing<'a, '_> {
                 if !for_it && sorted.shared.is_none() {
                     sorted.shared = node_of(allocation);
                 }
-                sorted.pinned.push((claim(), allocation.node_selector.as_ref()));
+                sorted.pinned.push((claim(), allocation.node_selector.as_deref()));
                 continue;
             }
-            match kind.refusal(claim) {
-                Some(verdict) => return Err(verdict.into()),
-                None => sorted.ours.push(known),
+            match kind {
+                Kind::Nobody(why) => return Err(why.verdict(claim()).into()),
+                Kind::Controller | Kind::Scheduler => sorted.ours.push(known),
             }
         }
         if is_held {
@@ -256,10 +257,10 @@ impl<'a> Placing<'a, '_> {
     }
 }
 
-fn verdict(error: AllocateError) -> Waits {
+fn waits_for(error: &AllocateError, asked: &[&ResourceClaim]) -> Waits {
     Waits::from(match error {
         AllocateError::Exhausted { .. } => Verdict::Unanswered,
-        error => Verdict::Mistake(error.to_string()),
+        error => Verdict::Mistake(error.of_claims(asked)),
     })
 }
 

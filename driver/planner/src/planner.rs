@@ -1,32 +1,29 @@
 //! The state, changes to it, and the plan that follows from it.
 
+mod apply;
+mod cycle;
 mod fencing;
 mod gangs;
-mod round;
-mod taking;
+mod pass;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use vgpu_allocator::{Event, Features, Free, Index, SelectorCache};
+use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 
-use crate::avoid::Avoided;
-use crate::change::{Ask, Seen};
-use crate::claims::{Claims, State};
-use crate::cluster::Cluster;
-use crate::effort::Efforts;
-use crate::eyes::Eyes;
-use crate::names::DRIVER;
+use crate::asks::{ANSWER, Asks};
+use crate::change::Ask;
+use crate::claims::FlightState;
+use crate::node_penalty::NodePenalties;
 use crate::queue::Queue;
-use crate::supply::Supply;
+use crate::search_budget::SearchBudgets;
+use crate::state::{Mode, State};
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
 use crate::verdict::{About, Told, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
-
-/// How long an answer to an [`Ask`] is waited for before it is asked again.
-const ANSWER: Duration = Duration::from_secs(5);
+use cycle::Cycle;
 
 /// Users have a say in the first two. The others are limits in time that keep two allocators off one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +52,7 @@ impl Default for Settings {
     }
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
     /// In any order; at most one a claim.
@@ -69,46 +66,22 @@ pub struct Plan {
 /// The decisions of one process, leading or not.
 pub struct Planner {
     settings: Settings,
-    index: Index,
-    cache: SelectorCache<'static>,
     share_id: Box<dyn FnMut() -> String + Send>,
-    cluster: Cluster,
-    claims: Claims,
-    /// Which pods use a claim.
-    users: HashMap<String, BTreeSet<String>>,
-    supply: Supply,
-    avoided: Avoided,
-    efforts: Efforts,
+    state: State,
+    penalties: NodePenalties,
+    budgets: SearchBudgets,
     queue: Queue,
-    pass: round::Pass,
+    cycle: Cycle,
     told: Told,
     term: Option<Term>,
     stage: Stage,
-    /// Kinds that were listed once.
-    synced: Synced,
-    asked: HashMap<Ask, Asking>,
+    asks: Asks,
     last_write: u64,
     /// What the API server said to a refused write, by claim.
     refusals: HashMap<String, String>,
     is_dirty: bool,
     wake: Option<Time>,
     latest: Latest,
-}
-
-/// Since when something is asked for in vain, and when it was last.
-#[derive(Debug, Clone, Copy)]
-struct Asking {
-    first: Time,
-    last: Time,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Synced {
-    pods: bool,
-    nodes: bool,
-    slices: bool,
-    classes: bool,
-    rules: bool,
 }
 
 impl std::fmt::Debug for Planner {
@@ -126,22 +99,21 @@ impl Planner {
     pub fn new(settings: Settings, features: Features, share_id: Box<dyn FnMut() -> String + Send>) -> Self {
         Self {
             settings,
-            index: Index::new(features),
-            cache: SelectorCache::default(),
             share_id,
-            cluster: Cluster::default(),
-            claims: Claims::default(),
-            users: HashMap::new(),
-            supply: Supply::new(settings.settle),
-            avoided: Avoided::default(),
-            efforts: Efforts::default(),
+            state: State::new(
+                Mode::Controller {
+                    settle: settings.settle,
+                },
+                features,
+            ),
+            penalties: NodePenalties::default(),
+            budgets: SearchBudgets::default(),
             queue: Queue::default(),
-            pass: round::Pass::default(),
+            cycle: Cycle::default(),
             told: Told::default(),
             term: None,
             stage: Stage::Standby,
-            synced: Synced::default(),
-            asked: HashMap::new(),
+            asks: Asks::default(),
             last_write: 0,
             refusals: HashMap::new(),
             is_dirty: true,
@@ -162,67 +134,43 @@ impl Planner {
         self.queue
     }
 
-    /// What our driver's devices have left together, whoever allocates them.
+    /// What it decides by.
     #[must_use]
-    pub fn free(&self) -> Free {
-        self.index.free(DRIVER)
+    pub fn state(&self) -> &State {
+        &self.state
     }
 
-    /// What explanations are asked of: what is decided by.
-    pub fn eyes(&mut self) -> Eyes<'_> {
-        Eyes::of_planner(&mut self.index, &self.supply)
+    /// For explanations, which compute views of nodes.
+    pub fn state_mut(&mut self) -> &mut State {
+        &mut self.state
     }
 
-    /// The claims that it knows, for the next list of them.
-    #[must_use]
-    pub fn seen(&self) -> Seen {
-        let versions = self
-            .claims
-            .iter()
-            .map(|(key, known)| (key.clone(), known.claim.version));
-        Seen(versions.collect())
-    }
-
-    /// Whether a claim has an allocation, or may have one by a write that is under way.
-    #[must_use]
-    pub fn has_given(&self, claim: &str) -> bool {
-        self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
-    }
-
-    /// Grows with every change after which an answer may be another.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.index.version()
-    }
-
-    /// Takes in what came of a write.
+    /// Applies the outcome of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
         let now = self.at(now);
-        let flying = self.claims.of_write(id);
+        let flying = self.state.claims.of_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
             (Outcome::Done(claim), _) => {
                 let key = claim.key();
                 self.refusals.remove(&key);
-                if self.claims.answer(*claim, now) {
-                    self.recount(&key);
-                }
+                self.state.set_answered(*claim, now);
             }
             (_, None) => {} // a newer version has settled it
-            (Outcome::Conflict, Some(key)) => self.claims.set_state(&key, State::Moved { at: now }, now),
-            (Outcome::Unknown, Some(key)) => self.claims.set_state(&key, State::Doubtful, now),
+            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, FlightState::Moved { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, FlightState::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
-                self.claims.set_state(&key, State::Doubtful, now);
+                self.state.claims.set_state(&key, FlightState::Doubtful, now);
                 self.refusals.insert(key, message);
             }
             (Outcome::Dropped, Some(key)) => {
-                self.claims.drop_write(&key);
-                self.recount(&key);
+                self.state.claims.drop_write(&key);
+                self.state.recount(&key);
             }
         }
     }
 
-    /// What is to be done. Without a change, and before the last plan's `wake`, nothing is.
+    /// Makes the next plan. It is empty if nothing has changed and the last plan's `wake` has not come.
     pub fn plan(&mut self, now: Time) -> Plan {
         let now = self.at(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
@@ -234,7 +182,7 @@ impl Planner {
         self.queue = Queue::default();
         let changed = std::mem::take(&mut self.is_dirty);
         let mut plan = Plan::default();
-        if let Some(lost) = self.claims.lose(now) {
+        if let Some(lost) = self.state.claims.lose(now) {
             soonest(&mut plan.wake, lost, now);
         }
         if let Some(term) = self.term.clone() {
@@ -248,17 +196,17 @@ impl Planner {
         plan
     }
 
-    /// Takes in the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
+    /// Notes the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
     /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
     fn at(&mut self, now: Time) -> Time {
         let (now, is_set_back) = self.latest.take(now);
         if is_set_back {
             self.set_term(None, now);
-            self.asked.clear();
-            self.avoided = Avoided::default();
-            self.efforts = Efforts::default();
-            self.claims.set_back(now);
-            self.supply.set_back(now);
+            self.asks.clear();
+            self.penalties = NodePenalties::default();
+            self.budgets = SearchBudgets::default();
+            self.state.claims.set_back(now);
+            self.state.ownership.set_back(now);
             self.wake = None;
             self.is_dirty = true;
         }
@@ -266,7 +214,7 @@ impl Planner {
     }
 
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
-        let Some(known) = self.claims.get(key) else {
+        let Some(known) = self.state.claims.get(key) else {
             return;
         };
         self.last_write += 1;
@@ -280,48 +228,18 @@ impl Planner {
             epoch: term.epoch.clone(),
             intent,
         };
-        self.claims.fly(key, &write);
+        self.state.claims.fly(key, &write);
         plan.writes.push(write);
     }
 
     fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
-        let known = self.asked.get(&ask).copied();
-        let again = known.map(|known| known.last.after(ANSWER));
-        // Nobody asked for a while: that was another time.
-        let goes_on = known.filter(|known| now.since(known.last) < ANSWER * 2);
-        let first = goes_on.map_or(now, |known| known.first);
-        match again.filter(|again| now < *again) {
-            Some(again) => soonest(&mut plan.wake, again, now),
-            None => {
-                self.asked.insert(ask.clone(), Asking { first, last: now });
+        match self.asks.open(&ask, now) {
+            Err(again) => soonest(&mut plan.wake, again, now),
+            Ok(()) => {
                 soonest(&mut plan.wake, now.after(ANSWER), now);
                 plan.asks.push(ask);
             }
         }
-    }
-
-    /// Tells the allocator what a claim holds, and gives its pods their seats.
-    fn recount(&mut self, key: &str) {
-        match self.claims.get(key) {
-            Some(known) => self.index.apply(Event::Claim(known.counted())),
-            None => self.index.apply(Event::ClaimGone { key: key.to_owned() }),
-        }
-        for pod in self.users.get(key).cloned().unwrap_or_default() {
-            self.reseat(&pod);
-        }
-    }
-
-    fn reseat(&mut self, pod: &str) {
-        let node = self.cluster.pod(pod).and_then(|pod| {
-            pod.claim_keys().find_map(|key| {
-                let known = self.claims.get(&key)?;
-                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
-                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
-                (is_held || is_reserved).then_some(())?;
-                crate::allocation::node_of(known.allocation()?).map(str::to_owned)
-            })
-        });
-        self.cluster.seat(pod, node.as_deref());
     }
 }
 

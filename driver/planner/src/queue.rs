@@ -1,7 +1,10 @@
 //! Who waits for a decision.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::device_ownership::Kind;
+use crate::state::State;
 use crate::time::Time;
 
 /// Pods that wait to be bound, without scheduling gates, and have claims of the controller's that nothing is given to.
@@ -15,7 +18,26 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn add(&mut self, created: Time) {
+    /// The pods among these that wait for claims of the controller's, by their keys.
+    pub(crate) fn of(state: &State, pods: &[String]) -> Self {
+        let mut queue = Self::default();
+        let mut counted = BTreeSet::new();
+        for pod in pods.iter().filter_map(|key| state.cluster.pod(key)) {
+            let waits = pod.claim_keys().filter(|key| {
+                let known = state.claims.get(key).filter(|known| known.allocation().is_none());
+                known.is_some_and(|known| state.ownership.kind(&known.claim.asked) == Kind::Controller)
+            });
+            let claims: Vec<String> = waits.collect();
+            if !claims.is_empty() {
+                queue.add(pod.created);
+                counted.extend(claims);
+            }
+        }
+        queue.claims = counted.len();
+        queue
+    }
+
+    fn add(&mut self, created: Time) {
         self.pods += 1;
         self.oldest = Some(self.oldest.map_or(created, |oldest| oldest.min(created)));
     }

@@ -1,22 +1,52 @@
-//! What is to be told, and to whom: why a pod gets nothing yet, and what happened to a claim.
+//! Verdicts to report, each about a pod or a claim: why a pod is not placed yet, and what happened to a claim.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::filter::Refusal;
+use crate::model::{Claim, Pod};
 
-/// Whom an event or condition is about.
+/// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum About {
-    Pod {
-        namespace: String,
-        name: String,
-        uid: String,
-    },
-    Claim {
-        namespace: String,
-        name: String,
-        uid: String,
-    },
+pub struct About {
+    pub object: Object,
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    Pod,
+    Claim,
+}
+
+impl About {
+    #[must_use]
+    pub fn pod(pod: &Pod) -> Self {
+        Self {
+            object: Object::Pod,
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        }
+    }
+
+    #[must_use]
+    pub fn claim(claim: &Claim) -> Self {
+        let meta = &claim.asked.metadata;
+        Self {
+            object: Object::Claim,
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+        }
+    }
+
+    /// `namespace/name`.
+    #[must_use]
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +185,7 @@ impl Verdict {
     }
 }
 
-/// What was said last, so that it is not said again: of each object one verdict a reason.
+/// The verdicts of the last pass, so that none is reported twice: one per object and reason.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     last: Said,
@@ -165,12 +195,12 @@ pub(crate) struct Told {
 type Said = HashMap<About, BTreeMap<&'static str, Verdict>>;
 
 impl Told {
-    /// A state that lasts; said when it begins or changes.
+    /// Adds a verdict that holds now. It is reported when it begins or changes.
     pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
         self.now.entry(about).or_default().insert(verdict.reason(), verdict);
     }
 
-    /// Whatever was said last holds still, where nothing newer is said.
+    /// Keeps the last verdicts of the object, except where this pass has a newer one.
     pub(crate) fn stays(&mut self, about: About) {
         if let Some(last) = self.last.get(&about) {
             let now = self.now.entry(about).or_default();
@@ -180,7 +210,7 @@ impl Told {
         }
     }
 
-    /// What is new since the last round. What was not said in this round has ended.
+    /// Returns the verdicts that are new since the last pass. What was not said in this pass has ended.
     pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
         let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
         let mut news = Vec::new();
@@ -201,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_verdict_is_told_when_it_changes() {
-        let about = || About::Pod {
+        let about = || About {
+            object: Object::Pod,
             namespace: "ns".into(),
             name: "p".into(),
             uid: "u".into(),
@@ -234,7 +265,8 @@ mod tests {
 
     #[test]
     fn an_object_is_told_each_reason() {
-        let claim = || About::Claim {
+        let claim = || About {
+            object: Object::Claim,
             namespace: "ns".into(),
             name: "c".into(),
             uid: "u".into(),

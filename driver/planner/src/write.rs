@@ -1,5 +1,6 @@
 //! Writes that a plan intends, and what becomes of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use vgpu_allocator::model::Allocation;
@@ -34,7 +35,7 @@ pub enum Intent {
     Mark { epoch: String },
     /// To the status: allocation and hold, at once.
     Allocate {
-        allocation: Box<Allocation>,
+        allocation: Arc<Allocation>,
         hold: Consumer,
         /// By which the devices were chosen.
         policy: AllocationPolicy,

@@ -11,6 +11,8 @@ mod gangs;
 #[path = "scenarios/trouble.rs"]
 mod trouble;
 
+use std::sync::Arc;
+
 use serde_json::json;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Change, Intent, Settings, Write};
@@ -35,7 +37,7 @@ fn a_claim_is_marked_allocated_held_and_released() {
     };
     assert_eq!((hold.api_group.as_str(), hold.resource.as_str()), ("dra.vgpu", "holds"));
     assert_eq!((hold.name.as_str(), hold.uid.as_str()), ("p", "hold-uid-c"));
-    let text = serde_json::to_value(allocation).unwrap();
+    let text = serde_json::to_value(&**allocation).unwrap();
     let result = &text["devices"]["results"][0];
     assert_eq!(
         (&result["shareID"], &result["consumedCapacity"]["memory"]),
@@ -193,7 +195,9 @@ fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
     // What it was allocated by somebody who could read it counts, and says where the pod can go.
     let allocation = json!({"devices": {}, "nodeSelector": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}});
-    desk.edit("deep", |claim| claim.asked.status.allocation = Some(read(allocation)));
+    desk.edit("deep", |claim| {
+        claim.asked.status.allocation = Some(Arc::new(read(allocation)))
+    });
     desk.settle();
     assert_eq!(desk.node_of("c").as_deref(), Some("n1"));
 }
@@ -205,7 +209,9 @@ fn a_third_partys_allocation_counts_and_is_named() {
     desk.fraction("c", 3);
     let allocation = json!({"devices": {"results": [{"request": "r-vgpu", "driver": "dra.vgpu", "pool": "n0/vgpu",
         "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "6"}}]}});
-    desk.edit("theirs", |claim| claim.asked.status.allocation = Some(read(allocation)));
+    desk.edit("theirs", |claim| {
+        claim.asked.status.allocation = Some(Arc::new(read(allocation)))
+    });
     desk.pod("p", &["c"], json!({}));
     let (writes, verdicts) = desk.settle();
     assert_eq!(kinds(&writes), ["mark"]);
@@ -254,8 +260,8 @@ fn who_waits_is_counted_as_long_as_it_does() {
     desk.pod("s", &["c"], gated);
     desk.settle();
     assert_eq!(none(&desk), (2, 2, 70));
-    assert_eq!(desk.planner.free().memory_of_used, 3);
-    assert_eq!(desk.planner.free().fragmentation(), 1.0);
+    assert_eq!(desk.planner.state().free().memory_of_used, 3);
+    assert_eq!(desk.planner.state().free().fragmentation(), 1.0);
     desk.now += 5_000;
     assert_eq!(none(&desk).2, 75, "it goes on without a plan");
     desk.tell(Change::Lease(None));

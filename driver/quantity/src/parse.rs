@@ -2,8 +2,8 @@
 
 use num_bigint::{BigInt, Sign};
 
-use crate::QuantityError;
 use crate::decimal::{NANO, Number};
+use crate::error::QuantityError;
 
 /// As many decimal digits always fit in 64 bits.
 const DIGITS: i64 = 18;

@@ -1,10 +1,11 @@
 //! To text, in Kubernetes' canonical form: no fraction, and the largest unit that leaves none.
 
-use std::fmt::{self, Display};
+use std::fmt;
+
+use num_bigint::{BigInt, Sign};
 
 use crate::decimal::Number;
-use crate::{Format, Quantity};
-use num_bigint::{BigInt, Sign};
+use crate::format::Format;
 
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL: [(i64, &str); 10] = [
@@ -67,21 +68,20 @@ pub(super) fn billionths(number: &Number) -> i128 {
     i128::try_from(unscaled * power).unwrap_or(end)
 }
 
-impl Display for Quantity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unscaled, scale) = self.parts();
-        if unscaled.sign() == Sign::NoSign {
-            return f.write_str("0");
+/// The canonical form.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, number: &Number, format: Format) -> fmt::Result {
+    let (unscaled, scale) = number.parts();
+    if unscaled.sign() == Sign::NoSign {
+        return f.write_str("0");
+    }
+    // Below 1024 and for fractions binary units would say nothing or lose something.
+    let whole = rounded(number, 0, false).filter(|whole| whole.unsigned_abs() >= 1024);
+    match (format, whole) {
+        (Format::Binary, Some(whole)) => {
+            let units = (whole.trailing_zeros() / 10).min(6);
+            write!(f, "{}{}", whole >> (10 * units), BINARY[units as usize])
         }
-        // Below 1024 and for fractions binary units would say nothing or lose something.
-        let whole = rounded(&self.number, 0, false).filter(|whole| whole.unsigned_abs() >= 1024);
-        match (self.format, whole) {
-            (Format::Binary, Some(whole)) => {
-                let units = (whole.trailing_zeros() / 10).min(6);
-                write!(f, "{}{}", whole >> (10 * units), BINARY[units as usize])
-            }
-            (format, _) => decimal(f, &unscaled, i64::from(scale), format == Format::Exponent),
-        }
+        (format, _) => decimal(f, &unscaled, i64::from(scale), format == Format::Exponent),
     }
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use num_bigint::{BigInt, Sign};
 
-use crate::QuantityError;
+use crate::error::QuantityError;
 use crate::parse::{Text, Unit, split, unit};
 
 /// Why a text is not a whole number that fits.
@@ -275,8 +275,8 @@ mod tests {
 
         #[test]
         fn no_text_panics_and_kubernetes_reads_the_same(text in "[-+]?[0-9.]{0,45}([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,5}|.{0,3})") {
-            if let (Ok(exact), Ok(read)) = (whole(&text), crate::Quantity::parse(&text)) {
-                prop_assert_eq!(read, crate::Quantity::from_i64(exact));
+            if let (Ok(exact), Ok(read)) = (whole(&text), crate::quantity::Quantity::parse(&text)) {
+                prop_assert_eq!(read, crate::quantity::Quantity::from_i64(exact));
             }
         }
 
@@ -288,7 +288,7 @@ mod tests {
             let scaled = u128::from(thousandths) << shift;
             let expected = (scaled % 1000 == 0).then_some((scaled / 1000) as i64);
             prop_assert_eq!(whole(&text).ok(), expected);
-            let read = crate::Quantity::parse(&text).unwrap();
+            let read = crate::quantity::Quantity::parse(&text).unwrap();
             prop_assert_eq!(read.whole_away_from_zero(), Some(scaled.div_ceil(1000) as i64));
         }
     }

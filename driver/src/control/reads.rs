@@ -12,7 +12,7 @@ use vgpu_planner::model::{Claim, Version, VersionError};
 use vgpu_planner::{Ask, Change, Last, Seen};
 
 use super::clock::Clock;
-use super::objects;
+use crate::decode;
 
 const PAGE: u32 = 500;
 /// For one request.
@@ -43,7 +43,7 @@ pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask, seen: &Seen)
 }
 
 async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, ReadError> {
-    let api: Api<objects::Claim> = Api::all(client.clone());
+    let api: Api<decode::Claim> = Api::all(client.clone());
     let asked = Some(clock.now());
     let (mut claims, mut same): (Vec<Claim>, Vec<String>) = Default::default();
     let mut of_first: Option<Version> = None;
@@ -80,7 +80,7 @@ async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, R
 }
 
 async fn slice(client: &Client, clock: &Clock, name: &str) -> Result<Change, ReadError> {
-    let api: Api<objects::Slice> = Api::all(client.clone());
+    let api: Api<decode::Slice> = Api::all(client.clone());
     let begun = clock.now();
     let slice = tokio::time::timeout(TIMEOUT, api.get_opt(name)).await;
     let slice = slice.map_err(|_| ReadError::TooSlow {

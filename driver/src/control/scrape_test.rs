@@ -8,18 +8,19 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, Response};
 use kube::Client;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use vgpu_api::config::AllocationPolicy;
-use vgpu_planner::{Settings, Term, Time};
+use vgpu_planner::{Change, Settings, Term, Time};
 
 use super::Control;
 use super::clock::Clock;
-use super::feed::Fed;
-use crate::cluster::Step;
+use crate::decode::{self, Object};
 use crate::http::{self, Health};
+use crate::watch::{List, Watchable};
 
 const GI: i64 = 1 << 30;
 
@@ -83,12 +84,22 @@ fn api_server() -> Client {
     Client::new(router, "default")
 }
 
-fn listed<T: serde::de::DeserializeOwned>(control: &mut Control, fed: fn(Step<T>) -> Fed, objects: &[Value]) {
-    control.take_in(fed(Step::Begin));
-    for object in objects {
-        control.take_in(fed(Step::Listed(serde_json::from_str(&object.to_string()).unwrap())));
+fn read<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).unwrap()
+}
+
+/// A list of a kind, as its watch brings it.
+fn listed<K, T: Watchable>(control: &mut Control, read: fn(&str) -> Object<K, T>, objects: &[Value])
+where
+    Object<K, T>: kube::Resource,
+{
+    let mut list = List::default();
+    let applied = objects.iter().map(|object| Event::InitApply(read(&object.to_string())));
+    for event in [Event::Init].into_iter().chain(applied).chain([Event::InitDone]) {
+        if let Some(change) = list.change(event) {
+            control.apply(change);
+        }
     }
-    control.take_in(fed(Step::End));
 }
 
 async fn scrape(address: std::net::SocketAddr) -> String {
@@ -118,13 +129,17 @@ async fn what_is_decided_is_seen_by_a_scrape() {
     let class = json!({"metadata": {"name": "vgpu"}, "spec": {"selectors": [{"cel": {"expression":
         "device.driver == 'dra.vgpu'"}}]}});
     let created = Time::from_millis(clock.now().millis() - 7_200_000);
-    listed(&mut control, Fed::Pod, &[pod("a", created), pod("b", created)]);
+    listed(
+        &mut control,
+        read::<decode::Pod>,
+        &[pod("a", created), pod("b", created)],
+    );
     let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": {"pods": "110"}}});
-    listed(&mut control, Fed::Node, &[node]);
-    listed(&mut control, Fed::Class, &[class]);
-    listed(&mut control, Fed::Slice, &[slice()]);
-    listed(&mut control, Fed::Claim, &[claim("a"), claim("b")]);
-    listed(&mut control, Fed::Rule, &[]);
+    listed(&mut control, read::<decode::Node>, &[node]);
+    listed(&mut control, read::<decode::Class>, &[class]);
+    listed(&mut control, read::<decode::Slice>, &[slice()]);
+    listed(&mut control, read::<decode::Claim>, &[claim("a"), claim("b")]);
+    control.apply(Change::Rules(Vec::new()));
     control.observe();
     let before = scrape(address).await;
     for line in ["vgpu_controller_queue_pods 0", "vgpu_controller_leading 0"] {
@@ -153,7 +168,7 @@ async fn what_is_decided_is_seen_by_a_scrape() {
     let shown = tokio::time::timeout(Duration::from_secs(60), async {
         loop {
             let next = control.next().await;
-            control.take(next).unwrap();
+            control.perform(next).unwrap();
             control.observe();
             let text = scrape(address).await;
             if missing(&text).is_empty() {

@@ -18,9 +18,9 @@ use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Seen, Settings, Term, 
 
 use super::clock::Clock;
 use super::elect::Election;
-use super::objects;
 use super::reads;
 use super::writer::{Fence, send};
+use crate::decode;
 
 /// Method, path with query, body.
 type Sent = (String, String, Value);
@@ -128,7 +128,7 @@ async fn every_write_lands_on_its_version_alone() {
         (Intent::Mark { epoch: "mine#7".into() }, false, mark),
         (
             Intent::Allocate {
-                allocation: Box::new(allocation),
+                allocation: Arc::new(allocation),
                 hold: hold(),
                 policy: AllocationPolicy::Binpack,
             },
@@ -219,10 +219,10 @@ async fn a_list_is_of_one_version() {
     let clock = Clock::start();
     let (server, client) = Server::answering([page(&["a", "b"], "9", "next"), page(&["c"], "9", "")]);
     let begun = clock.now();
-    let known: objects::Claim = serde_json::from_value(claim("b", 3)).unwrap();
+    let known: decode::Claim = serde_json::from_value(claim("b", 3)).unwrap();
     let mut planner = Planner::new(Settings::default(), Features::default(), Box::new(String::new));
     planner.apply(Change::Claim(known.body.unwrap()), clock.now());
-    let listed = reads::read(&client, &clock, &Ask::Claims, &planner.seen()).await;
+    let listed = reads::read(&client, &clock, &Ask::Claims, &planner.state().seen()).await;
     let Ok(Change::Claims {
         claims,
         same,

@@ -20,7 +20,7 @@ use vgpu_planner::names::{EPOCH, FINALIZER};
 use vgpu_planner::{Intent, Outcome, Stale, Term, Write};
 
 use super::clock::Clock;
-use super::objects::Claim;
+use crate::decode::Claim;
 
 /// Far less than the time that devices stay with nobody when they change hands.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -130,7 +130,7 @@ fn patch(write: &Write) -> Value {
             patch["metadata"]["finalizers"] = json!([FINALIZER]);
         }
         Intent::Allocate { allocation, hold, .. } => {
-            patch["status"] = json!({"allocation": allocation, "reservedFor": [hold]});
+            patch["status"] = json!({"allocation": &**allocation, "reservedFor": [hold]});
         }
         Intent::Release { hold } => patch["status"] = json!({"reservedFor": gone(&hold.uid)}),
         Intent::Clear { hold } => {

@@ -1,8 +1,8 @@
-//! Decisions that wait to be told: so many at most, and nobody's flood silences others.
+//! Queue of decisions to report: bounded, and fair between namespaces.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{About, Now, Subject};
+use super::subject::{Now, Subject, Topic};
 
 /// Decisions that wait to be told, or were told a moment ago; of more some are lost.
 pub const MOST_TOLD: usize = 1_000;
@@ -10,29 +10,29 @@ pub const MOST_TOLD: usize = 1_000;
 /// By namespace.
 #[derive(Debug, Default)]
 pub(super) struct Decided {
-    of_namespaces: BTreeMap<String, HashMap<About, Subject>>,
+    of_namespaces: BTreeMap<String, HashMap<Topic, Subject>>,
     count: usize,
 }
 
 impl Decided {
-    pub(super) fn get_mut(&mut self, about: &About) -> Option<&mut Subject> {
-        self.of_namespaces.get_mut(&about.key.namespace)?.get_mut(about)
+    pub(super) fn get_mut(&mut self, topic: &Topic) -> Option<&mut Subject> {
+        self.of_namespaces.get_mut(&topic.about.namespace)?.get_mut(topic)
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &Subject> {
         self.of_namespaces.values().flat_map(HashMap::values)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&About, &mut Subject)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Topic, &mut Subject)> {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Whether none was lost for it. Where there are too many, one of the namespace that has most of them gives way; the
-    /// new one itself, if that is its own and all others of it wait still.
-    pub(super) fn insert(&mut self, about: About, subject: Subject) -> bool {
+    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or the
+    /// new one itself, if that namespace is its own and none of its others was said yet.
+    pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
         let mut none_lost = true;
         if self.count >= MOST_TOLD {
-            let namespace = about.key.namespace.as_str();
+            let namespace = topic.about.namespace.as_str();
             let own = self.of_namespaces.get(namespace).map_or(0, HashMap::len);
             let fullest = self.of_namespaces.iter().max_by_key(|(_, of_it)| of_it.len());
             let fullest = fullest.filter(|(_, of_it)| of_it.len() > own);
@@ -50,8 +50,8 @@ impl Decided {
             none_lost = is_said;
             self.remove(&loser);
         }
-        let of_it = self.of_namespaces.entry(about.key.namespace.clone()).or_default();
-        self.count += usize::from(of_it.insert(about, subject).is_none());
+        let of_it = self.of_namespaces.entry(topic.about.namespace.clone()).or_default();
+        self.count += usize::from(of_it.insert(topic, subject).is_none());
         none_lost
     }
 
@@ -64,22 +64,22 @@ impl Decided {
         });
     }
 
-    fn remove(&mut self, about: &About) {
-        let namespace = &about.key.namespace;
+    fn remove(&mut self, topic: &Topic) {
+        let namespace = &topic.about.namespace;
         let Some(of_it) = self.of_namespaces.get_mut(namespace) else {
             return;
         };
-        self.count -= usize::from(of_it.remove(about).is_some());
+        self.count -= usize::from(of_it.remove(topic).is_some());
         if of_it.is_empty() {
             self.of_namespaces.remove(namespace);
         }
     }
 }
 
-/// Who of these gives way, and whether it was said already: then it stands here only so that it is not said again.
-fn gives_way(of_it: &HashMap<About, Subject>) -> Option<(About, bool)> {
+/// The decision to drop, and whether it was said already: then it is here only so that it is not said again.
+fn gives_way(of_it: &HashMap<Topic, Subject>) -> Option<(Topic, bool)> {
     let last = of_it
         .iter()
-        .max_by_key(|(about, subject)| (subject.said.is_some(), subject.since, *about));
-    last.map(|(about, subject)| (about.clone(), subject.said.is_some()))
+        .max_by_key(|(topic, subject)| (subject.said.is_some(), subject.since, *topic));
+    last.map(|(topic, subject)| (topic.clone(), subject.said.is_some()))
 }

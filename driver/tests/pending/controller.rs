@@ -5,17 +5,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
 use vgpu_controller::answers::Answers;
-use vgpu_controller::cluster::{Change, Cluster, Step};
-use vgpu_controller::pending::{Kind, Verdict, explain};
-use vgpu_controller::{convert, wire};
-use vgpu_planner::model::{Claim, Slice, Version};
-use vgpu_planner::{Ask, Change as ToPlanner, Intent, Outcome, Planner, Settings, Term, Time};
+use vgpu_controller::pending::{Kind, Message, explain};
+use vgpu_planner::model::{Claim, Pod, Slice, Version};
+use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Settings, Term, Time};
 
-use crate::world::{claims_of, exactly, fraction, gpu, read};
+use crate::world::{claims_of, exactly, fraction, gpu};
 
-/// What both know of the cluster, a minute after 1970.
+/// A planner and what it is told of the cluster, a minute after 1970.
 struct Both {
-    cluster: Cluster,
     planner: Planner,
     answers: Answers,
     claim: Claim,
@@ -32,7 +29,6 @@ impl Both {
     /// A node with one GPU a taint, and a claim that asks for that.
     fn new(taints: &[Value], devices: Value) -> Self {
         let mut both = Self {
-            cluster: Cluster::of_controller(),
             planner: Planner::new(Settings::default(), Features::default(), Box::new(String::new)),
             answers: Answers::default(),
             claim: Claim::default(),
@@ -51,20 +47,28 @@ impl Both {
             "pool": {"name": "node1/vgpu", "generation": 1, "resourceSliceCount": 1}}});
         let claim = json!({"metadata": {"name": "train", "namespace": "default", "uid": "u", "resourceVersion": "1"},
             "spec": {"devices": devices}});
-        both.cluster.apply(Change::Class(read::<wire::Class, _>(class.clone())));
-        both.cluster.apply(Change::Claim(read::<wire::Claim, _>(claim.clone())));
         both.claim = parse(&claim);
         both.slice = parse(&slice);
         for change in [
-            ToPlanner::Nodes(vec![parse(&node)]),
-            ToPlanner::Classes(vec![parse(&class)]),
-            ToPlanner::Slices {
+            Change::Nodes {
+                nodes: vec![parse(&node)],
+                same: Vec::new(),
+            },
+            Change::Classes {
+                classes: vec![parse(&class)],
+                same: Vec::new(),
+            },
+            Change::Slices {
                 slices: vec![both.slice.clone()],
+                same: Vec::new(),
                 version: Version(1),
                 read: None,
             },
-            ToPlanner::Rules(Vec::new()),
-            ToPlanner::Pods(vec![parse(&pod())]),
+            Change::Rules(Vec::new()),
+            Change::Pods {
+                pods: vec![parse(&pod())],
+                same: Vec::new(),
+            },
         ] {
             both.planner.apply(change, NOW);
         }
@@ -74,7 +78,7 @@ impl Both {
 
     /// All claims, as a list that is asked for then brings them.
     fn list(&mut self, now: Time) {
-        let change = ToPlanner::Claims {
+        let change = Change::Claims {
             claims: vec![self.claim.clone()],
             same: Vec::new(),
             version: Version(1),
@@ -89,7 +93,7 @@ impl Both {
             epoch: "e".into(),
             until: NOW.after(Duration::from_secs(60)),
         };
-        self.planner.apply(ToPlanner::Lease(Some(term)), NOW);
+        self.planner.apply(Change::Lease(Some(term)), NOW);
         for _ in 0..20 {
             let plan = self.planner.plan(NOW);
             for ask in plan.asks {
@@ -97,7 +101,7 @@ impl Both {
                     Ask::Claims => self.list(NOW),
                     Ask::Slice(_) => {
                         let (slice, read) = (self.slice.clone(), Some(NOW));
-                        self.planner.apply(ToPlanner::Slice { slice, read }, NOW);
+                        self.planner.apply(Change::Slice { slice, read }, NOW);
                     }
                 }
             }
@@ -118,15 +122,12 @@ impl Both {
         panic!("nothing is allocated");
     }
 
-    fn why(&mut self) -> Option<Verdict> {
-        let pod = convert::pod(serde_json::from_value(pod()).unwrap());
-        self.cluster.apply(Change::Pod(Step::Changed(pod.clone())));
-        self.answers.ask(&self.cluster, Some(&self.planner));
-        let done = self
-            .answers
-            .work(&mut self.cluster, Some(&mut self.planner), &mut || true);
-        assert!(done);
-        explain(&pod, &self.cluster, &self.answers)
+    fn why(&mut self) -> Option<Message> {
+        let pod: Pod = parse(&pod());
+        self.planner.apply(Change::Pod(pod.clone()), NOW);
+        self.answers.ask(self.planner.state());
+        assert!(self.answers.work(self.planner.state_mut(), &mut || true));
+        explain(&pod, self.planner.state(), &self.answers)
     }
 
     fn text(&mut self) -> String {

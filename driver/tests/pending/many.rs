@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use vgpu_controller::answers::{Answer, MOST_TURNS};
-use vgpu_controller::cluster::{Change, Step};
-use vgpu_controller::convert;
 use vgpu_controller::pending::explain;
 use vgpu_controller::question::Question;
+use vgpu_planner::Change;
+use vgpu_planner::model::Pod;
 
 use crate::world::{World, claims_of, exactly, gpu};
 
@@ -29,8 +29,7 @@ fn crowd(nodes: usize, pods: usize, asks: usize) -> World {
         );
         let pod = json!({"metadata": {"name": format!("p{at}"), "namespace": "default"},
             "spec": claims_of(&[&format!("c{at}")]), "status": {"conditions": conditions}});
-        let pod = convert::pod(serde_json::from_value(pod).expect("a pod"));
-        world.cluster.apply(Change::Pod(Step::Changed(pod)));
+        world.set_pod(&pod);
     }
     world
 }
@@ -41,10 +40,9 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
     world.look();
     assert_eq!(world.answers.len(), 2);
     let mut texts: Vec<String> = world
-        .cluster
-        .pods
-        .values()
-        .map(|pod| explain(pod, &world.cluster, &world.answers).unwrap().text)
+        .state
+        .pods()
+        .map(|pod| explain(pod, &world.state, &world.answers).unwrap().text)
         .collect();
     texts.sort();
     for (at, text) in texts.iter().enumerate() {
@@ -56,9 +54,9 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
         assert!(text.ends_with(&format!("pod/p{at} -n default")), "{text}");
     }
     // Nobody asks any more.
-    let pods: Vec<_> = world.cluster.pods.values().cloned().collect();
-    for pod in pods {
-        world.cluster.apply(Change::Pod(Step::Gone(pod)));
+    let pods: Vec<_> = world.state.pods().map(Pod::key).collect();
+    for key in pods {
+        world.apply(Change::PodGone { key });
     }
     world.look();
     assert!(world.answers.is_empty());
@@ -67,29 +65,28 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
 #[test]
 fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     let mut world = crowd(30, 4, 4);
-    world.answers.ask(&world.cluster, None);
+    world.answers.ask(&world.state);
     // A node a turn: each shape has its turns, and then what is known is the answer.
     let mut turns = 0;
-    while !world.answers.work(&mut world.cluster, None, &mut || false) {
+    while !world.answers.work(&mut world.state, &mut || false) {
         turns += 1;
         assert!(turns < 1000, "it ends");
     }
     assert_eq!(turns + 1, 4 * MOST_TURNS);
-    let pod = world.cluster.pods.values().next().unwrap();
-    let text = explain(pod, &world.cluster, &world.answers).unwrap().text;
+    let pod = world.state.pods().next().unwrap().clone();
+    let text = explain(&pod, &world.state, &world.answers).unwrap().text;
     assert!(
         text.contains(&format!("; {MOST_TURNS} of 32 nodes were looked at; every device: ")),
         "{text}"
     );
-    let key = pod.key.clone();
-    let shape = Question::of(pod, &world.cluster).unwrap().shape;
+    let shape = Question::of(&pod, &world.state).unwrap().shape;
 
     // Nothing has changed, so nothing is looked at.
     let mut looks = 0;
     let mut counted = |world: &mut World| {
-        world.answers.ask(&world.cluster, None);
+        world.answers.ask(&world.state);
         let before = looks;
-        assert!(world.answers.work(&mut world.cluster, None, &mut || {
+        assert!(world.answers.work(&mut world.state, &mut || {
             looks += 1;
             true
         }));
@@ -101,7 +98,7 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     world.share("another", "gpu-elsewhere", "1Gi", "0");
     assert!(counted(&mut world) >= 4 * 31, "now all nodes are");
     assert!(matches!(
-        world.answers.get(&key, &shape),
+        world.answers.get(&pod, &shape),
         Some(Answer::Not {
             looked_at: 32,
             nodes: 32,

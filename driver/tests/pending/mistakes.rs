@@ -1,9 +1,8 @@
 //! What is wrong with claims, classes and slices: each is named, and stops no other claim.
 
 use serde_json::{Value, json};
-use vgpu_controller::cluster::{Change, Step};
 use vgpu_controller::pending::Kind;
-use vgpu_controller::wire;
+use vgpu_planner::Change;
 
 use crate::world::{World, exactly, fraction, gpu, monitor, read};
 
@@ -156,9 +155,8 @@ fn a_class_that_cannot_be_read_is_named_with_what_to_do() {
     let class = format!(
         r#"{{"metadata": {{"name": "vgpu"}}, "spec": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {{"x": {deep}}}}}}}]}}}}"#
     );
-    let class: wire::Class = serde_json::from_str(&class).unwrap();
     let mut world = World::new();
-    world.cluster.apply(Change::Class(Step::Changed(class.into())));
+    world.apply(Change::Class(read(&class)));
     let text = world.words(fraction());
     assert!(
         text.starts_with(
@@ -204,7 +202,7 @@ fn a_slice_for_nodes_that_nobody_can_tell_is_named() {
     let slice = json!({"metadata": {"name": "fabric"}, "spec": {"driver": "other.example", "devices": [{"name": "x"}],
         "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Like", "values": ["b"]}]}]},
         "pool": {"name": "fabric", "generation": 1, "resourceSliceCount": 1}}});
-    world.cluster.apply(Change::Slice(read::<wire::Slice, _>(slice)));
+    world.set_slice(slice);
     let text = world.words(fraction());
     assert!(text.contains("slice \"fabric\""), "{text}");
 }

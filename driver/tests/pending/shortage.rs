@@ -1,11 +1,10 @@
 //! What is used up, tainted or too small.
 
 use serde_json::{Value, json};
-use vgpu_controller::cluster::{Change, Step};
 use vgpu_controller::pending::Kind;
-use vgpu_controller::wire;
+use vgpu_planner::Change;
 
-use crate::world::{World, claims_of, exactly, fraction, gpu, read, tainted_alone};
+use crate::world::{World, claims_of, exactly, fraction, gpu, tainted_alone};
 
 #[test]
 fn the_ninth_quarter_reads_what_it_asked_for_and_what_there_is() {
@@ -22,8 +21,7 @@ fn the_ninth_quarter_reads_what_it_asked_for_and_what_there_is() {
         world.words(fraction()),
         "claim default/train, request gpu: asked for memory 20Gi, cores 25; on 2 of 2 devices: Capacity: cores: 25 wanted, \
          0 of 100 free; memory: 20Gi wanted, 0 of 80Gi free, held by default/c0, default/c1, default/c2 and 1 more \
-         (most free: node1 gpu-0000000a); no device has any memory left with the cores asked for, nor cores with the \
-         memory; every device: vgpu explain pod/train -n default"
+         (most free: node1 gpu-0000000a); no GPU has both that much memory and that many cores free; every device: vgpu explain pod/train -n default"
     );
 }
 
@@ -131,7 +129,7 @@ fn taints_are_named_unless_they_are_tolerated() {
     ] {
         assert!(text.contains(words), "{text}");
     }
-    world.cluster.apply(Change::Rule(Step::None));
+    world.apply(Change::Rules(Vec::new()));
     world.claim("train", fraction(), Value::Null);
     assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room, "the rule is gone");
     world.slice("node1", 2, 1, json!([tainted_alone()]));
@@ -317,7 +315,7 @@ fn what_is_held_already_says_where_the_rest_must_be() {
             "claim default/train: no node is where the pod's other claims are: default/held",
         ),
     ] {
-        world.cluster.apply(Change::Claim(read::<wire::Claim, _>(held(node))));
+        world.set_claim(held(node));
         let verdict = world.why(&["held", "train"]).unwrap();
         assert_eq!(verdict.kind, kind, "{}", verdict.text);
         assert!(verdict.text.contains(words), "{}", verdict.text);
@@ -347,7 +345,7 @@ fn claims_of_other_drivers_are_asked_about_together_with_ours() {
     );
     let slice = json!({"metadata": {"name": "nics"}, "spec": {"driver": "other.example", "nodeName": "node1",
         "devices": [{"name": "eth1"}], "pool": {"name": "node1", "generation": 1, "resourceSliceCount": 1}}});
-    world.cluster.apply(Change::Slice(read::<wire::Slice, _>(slice)));
+    world.set_slice(slice);
     world.claim("train", devices, Value::Null);
     let text = world.why(&["train"]).unwrap().text;
     assert!(text.contains("eth1 for claim default/train, request nic"), "{text}");

@@ -1,21 +1,26 @@
 //! A small cluster in JSON, as the API server sends it: two GPUs of 80Gi on `node1` unless a test says otherwise.
 
 use serde_json::{Value, json};
+use vgpu_allocator::Features;
 use vgpu_controller::answers::Answers;
-use vgpu_controller::cluster::{Change, Cluster, Step};
-use vgpu_controller::pending::{Kind, Verdict, explain};
-use vgpu_controller::{convert, wire};
+use vgpu_controller::decode::{Object, Readable};
+use vgpu_controller::pending::{Kind, Message, explain};
+use vgpu_planner::model::Pod;
+use vgpu_planner::{Change, Mode, State, Time};
 
 pub(crate) struct World {
-    pub(crate) cluster: Cluster,
+    pub(crate) state: State,
     pub(crate) answers: Answers,
+    /// Of the last object.
+    version: u64,
 }
 
-/// As a watch decodes it, in the allocator's type.
-pub(crate) fn read<W: serde::de::DeserializeOwned + Into<T>, T>(object: Value) -> Step<T> {
-    let text = object.to_string();
-    let watched: W = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    Step::Changed(watched.into())
+/// As a watch decodes it.
+pub(crate) fn read<T: Readable>(text: &str) -> T {
+    // The kind names the object in the log, and nothing else here.
+    let watched: Object<k8s_openapi::api::core::v1::Pod, T> =
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    watched.body.expect("an object of its kind")
 }
 
 impl World {
@@ -39,8 +44,9 @@ impl World {
     /// Our classes alone, and nodes without a device.
     pub(crate) fn bare() -> Self {
         let mut world = Self {
-            cluster: Cluster::default(),
+            state: State::new(Mode::Scheduler, Features::default()),
             answers: Answers::default(),
+            version: 0,
         };
         for (name, device_type) in [("vgpu", "gpu"), ("gpu", "gpu"), ("vgpu-monitor", "monitor")] {
             world.class(name, json!({"selectors": [{"cel": {"expression":
@@ -52,33 +58,60 @@ impl World {
         world
     }
 
+    pub(crate) fn apply(&mut self, change: Change) {
+        self.state.apply(change, Time::default());
+    }
+
+    /// The object as the newest of all.
+    pub(crate) fn newest(&mut self, mut object: Value) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        object
+    }
+
     pub(crate) fn node(&mut self, name: &str) {
         let node = json!({"metadata": {"name": name}});
-        self.cluster.apply(Change::Node(read::<wire::Node, _>(node)));
+        self.apply(Change::Node(read(&node.to_string())));
     }
 
     pub(crate) fn class(&mut self, name: &str, spec: Value) {
         let class = json!({"metadata": {"name": name}, "spec": spec});
-        self.cluster.apply(Change::Class(read::<wire::Class, _>(class)));
+        self.apply(Change::Class(read(&class.to_string())));
     }
 
     pub(crate) fn slice(&mut self, node: &str, generation: i64, count: i64, devices: Value) {
         let slice = json!({"metadata": {"name": format!("{node}-{generation}")}, "spec": {
             "driver": "dra.vgpu", "nodeName": node, "devices": devices,
             "pool": {"name": format!("{node}/vgpu"), "generation": generation, "resourceSliceCount": count}}});
-        self.cluster.apply(Change::Slice(read::<wire::Slice, _>(slice)));
+        self.set_slice(slice);
+    }
+
+    pub(crate) fn set_slice(&mut self, slice: Value) {
+        let slice = read(&self.newest(slice).to_string());
+        self.apply(Change::Slice { slice, read: None });
+    }
+
+    pub(crate) fn set_claim(&mut self, claim: Value) {
+        let claim = read(&self.newest(claim).to_string());
+        self.apply(Change::Claim(claim));
+    }
+
+    pub(crate) fn set_pod(&mut self, pod: &Value) -> Pod {
+        let pod: Pod = read(&pod.to_string());
+        self.apply(Change::Pod(pod.clone()));
+        pod
     }
 
     pub(crate) fn rule(&mut self, device: &str, taint: Value) {
         let rule = json!({"metadata": {"name": "drain"}, "spec": {
             "deviceSelector": {"driver": "dra.vgpu", "device": device}, "taint": taint}});
-        self.cluster.apply(Change::Rule(read::<wire::Rule, _>(rule)));
+        self.apply(Change::Rules(vec![read(&rule.to_string())]));
     }
 
     pub(crate) fn claim(&mut self, name: &str, devices: Value, allocation: Value) {
         let claim = json!({"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": devices},
             "status": if allocation.is_null() { json!({}) } else { json!({"allocation": {"devices": allocation}}) }});
-        self.cluster.apply(Change::Claim(read::<wire::Claim, _>(claim)));
+        self.set_claim(claim);
     }
 
     /// A claim that holds a share.
@@ -89,11 +122,11 @@ impl World {
     }
 
     /// Why a pod waits whose claims are these.
-    pub(crate) fn why(&mut self, claims: &[&str]) -> Option<Verdict> {
+    pub(crate) fn why(&mut self, claims: &[&str]) -> Option<Message> {
         self.why_pod(claims_of(claims), json!([]))
     }
 
-    pub(crate) fn why_pod(&mut self, spec: Value, claim_statuses: Value) -> Option<Verdict> {
+    pub(crate) fn why_pod(&mut self, spec: Value, claim_statuses: Value) -> Option<Message> {
         let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         self.why_status(
             spec,
@@ -101,19 +134,18 @@ impl World {
         )
     }
 
-    pub(crate) fn why_status(&mut self, spec: Value, status: Value) -> Option<Verdict> {
+    pub(crate) fn why_status(&mut self, spec: Value, status: Value) -> Option<Message> {
         let pod =
             json!({"metadata": {"name": "train", "namespace": "default", "uid": "1"}, "spec": spec, "status": status});
-        let pod = convert::pod(serde_json::from_value(pod).expect("a pod"));
-        self.cluster.apply(Change::Pod(Step::Changed(pod.clone())));
+        let pod = self.set_pod(&pod);
         self.look();
-        explain(&pod, &self.cluster, &self.answers)
+        explain(&pod, &self.state, &self.answers)
     }
 
     /// Everything is answered.
     pub(crate) fn look(&mut self) {
-        self.answers.ask(&self.cluster, None);
-        assert!(self.answers.work(&mut self.cluster, None, &mut || true));
+        self.answers.ask(&self.state);
+        assert!(self.answers.work(&mut self.state, &mut || true));
     }
 
     /// The words for a claim `train` with these requests.

@@ -10,9 +10,10 @@ mod cluster;
 mod kubernetes;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vgpu_allocator::{Event, Features, Index, SelectorCache};
+use vgpu_allocator::{Features, Index, SelectorCache};
 use vgpu_api::config::AllocationPolicy;
 
 const ROUNDS: usize = 2_000;
@@ -57,10 +58,10 @@ fn main() {
     let begin = Instant::now();
     let mut index = Index::new(Features::default());
     let mut cache = SelectorCache::default();
-    index.apply(Event::Class(cluster::read(cluster::class())));
+    index.set_class(cluster::read(cluster::class()));
     for node in 0..flags.nodes {
-        index.apply(Event::Node(cluster::read(cluster::node(node))));
-        index.apply(Event::Slice(cluster::read(cluster::slice(node))));
+        index.set_node(cluster::read::<vgpu_allocator::model::Node>(cluster::node(node)));
+        index.set_slice(cluster::read(cluster::slice(node)));
     }
     let mut live = Vec::new();
     let mut times = Vec::new();
@@ -76,12 +77,12 @@ fn main() {
             break;
         };
         let chosen = asked.elapsed();
-        claim.status.allocation = placement.allocations.into_iter().next();
+        claim.status.allocation = placement.allocations.into_iter().next().map(Arc::new);
         if number < flags.live && flags.kubernetes.is_some() {
-            live.extend(claim.status.allocation.clone());
+            live.extend(claim.status.allocation.as_deref().cloned());
         }
         let told = Instant::now();
-        index.apply(Event::Claim(claim));
+        index.set_claim(&claim.key(), claim.status.allocation.as_ref());
         if number >= flags.live {
             times.push(chosen + told.elapsed());
         } else if number + 1 == flags.live {

@@ -1,10 +1,10 @@
-//! Which node: by the shelves, or by the nodes' ranks.
+//! Chooses the node: by the free index, or by the nodes' ranks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::free_index::Wanted;
 use super::rankings::{Shape, Stale};
-use super::shelves::Wanted;
 use super::{Index, Placement};
 use crate::allocate::Start;
 use crate::budget::Budget;
@@ -81,7 +81,7 @@ impl Index {
         };
         match policy {
             AllocationPolicy::Binpack if is_plain(claims) && !self.could_be_astray(claims, question.cache) => {
-                self.by_shelves(question)
+                self.by_free_index(question)
             }
             _ => self.by_rank(question),
         }
@@ -100,9 +100,9 @@ impl Index {
             .collect()
     }
 
-    /// Whether the first request could have a device that is not on the shelves. One that nobody can judge might.
+    /// Whether the first request could have a device that is not in the free index. A device on which a selector fails might be one.
     fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
-        self.shelves.strays().any(|device| {
+        self.free_index.strays().any(|device| {
             first_asks(claims).any(|ask| {
                 let of_class = self.classes.get(&ask.class).map(|class| &class.spec.selectors);
                 let selectors = of_class.into_iter().flatten().chain(&ask.selectors);
@@ -111,9 +111,9 @@ impl Index {
         })
     }
 
-    /// The nodes in the order of their devices on the shelves: an earlier alternative of the first request before any
+    /// Tries the nodes in the order of their devices in the free index: an earlier alternative of the first request before any
     /// later one.
-    fn by_shelves(&mut self, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
+    fn by_free_index(&mut self, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
         let Question { claims, budget, .. } = question;
         let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);
         let mut tried = BTreeSet::new();
@@ -122,7 +122,7 @@ impl Index {
         for (alternative, ask) in first_asks(claims).enumerate() {
             let wanted = Wanted::of(ask);
             let mut from = None;
-            while let Some(spot) = self.shelves.next(&wanted, from.as_ref()) {
+            while let Some(spot) = self.free_index.next(&wanted, from.as_ref()) {
                 let spot = from.insert(spot);
                 let node = spot.node();
                 if tried.contains(node) {
@@ -258,7 +258,7 @@ fn all_match<'a>(
         None => doubtful,
     })
 }
-/// Whether the first request is one that the shelves answer: not all devices, no look at devices in use.
+/// Whether the free index can answer the first request: it asks neither for all devices nor for devices in use.
 fn is_plain(claims: &[&ResourceClaim]) -> bool {
     let mut asks = first_asks(claims).peekable();
     asks.peek().is_some()

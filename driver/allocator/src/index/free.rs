@@ -1,8 +1,9 @@
 //! What the devices of a driver have left, all together: sums that each change of one device brings up to date.
 
+use crate::capacity::{CORES, MEMORY};
 use crate::ledger::Usage;
 use crate::model::{Capacity, Device};
-use crate::search::{CORES, MEMORY, capacity_of};
+use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
 /// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units of

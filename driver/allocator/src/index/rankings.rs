@@ -28,7 +28,7 @@ pub(super) struct Rankings {
 #[derive(Debug)]
 pub(super) struct Shape {
     policy: AllocationPolicy,
-    claims: Vec<ClaimSpec>,
+    claims: Vec<Arc<ClaimSpec>>,
     order: BTreeSet<Place>,
     places: HashMap<Arc<str>, Place>,
     stale: Stale,

@@ -12,16 +12,16 @@ fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn slice(node: usize, sizes: &[u8]) -> Event {
+fn slice(node: usize, sizes: &[u8]) -> ResourceSlice {
     let gpus: Vec<Value> = sizes
         .iter()
         .enumerate()
         .map(|(index, size)| gpu(index, *size))
         .collect();
-    Event::Slice(read(json!({"metadata": {"name": format!("s{node}")}, "spec": {
+    read(json!({"metadata": {"name": format!("s{node}")}, "spec": {
         "driver": "drv", "nodeName": format!("n{node}"), "pool": {"name": format!("p{node}"), "resourceSliceCount": 1},
         "devices": gpus,
-    }})))
+    }}))
 }
 
 fn gpu(index: usize, size: u8) -> Value {
@@ -31,14 +31,14 @@ fn gpu(index: usize, size: u8) -> Value {
     }})
 }
 
-fn stray(size: u8) -> Event {
-    Event::Slice(read(json!({"metadata": {"name": "net"}, "spec": {
+fn stray(size: u8) -> ResourceSlice {
+    read(json!({"metadata": {"name": "net"}, "spec": {
         "driver": "drv", "allNodes": true, "pool": {"name": "net", "resourceSliceCount": 1}, "devices": [gpu(9, size)],
-    }})))
+    }}))
 }
 
-fn node(index: usize) -> Event {
-    Event::Node(read(json!({"metadata": {"name": format!("n{index}")}})))
+fn node(index: usize) -> Node {
+    read(json!({"metadata": {"name": format!("n{index}")}}))
 }
 
 /// With `first` a list whose first alternative asks for that much memory.
@@ -129,16 +129,16 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the shelves, and what is kept of earlier comparisons, say what a look at every node says, and
+    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every node, and
     /// nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+        index.set_class(read(json!({"metadata": {"name": "gpu"}})));
         for at in 0..4 {
-            index.apply(node(at));
-            index.apply(slice(at, &[4, 8, 8]));
+            index.set_node(node(at));
+            index.set_slice(slice(at, &[4, 8, 8]));
         }
         let mut held: Vec<ResourceClaim> = Vec::new();
         let mut grown = false;
@@ -160,35 +160,35 @@ proptest! {
                     index.rankings = kept;
                     prop_assert_eq!(&one, &all);
                     if let Some(placement) = one.unwrap() {
-                        claim.status.allocation = placement.allocations.into_iter().next();
-                        index.apply(Event::Claim(claim.clone()));
+                        claim.status.allocation = placement.allocations.into_iter().next().map(Arc::new);
+                        index.set_claim(&claim.key(), claim.status.allocation.as_ref());
                         held.push(claim);
                     }
                 }
                 Step::Release(at) if !held.is_empty() => {
                     let claim = held.swap_remove(at % held.len());
-                    index.apply(Event::ClaimGone { key: claim.key() });
+                    index.remove_claim(&claim.key());
                 }
                 Step::Release(_) => {}
                 // A driver that shrinks a device in use overdraws it itself.
                 Step::Republish(at, sizes) => {
                     grown |= !held.is_empty();
-                    index.apply(slice(at, &sizes));
+                    index.set_slice(slice(at, &sizes));
                 }
-                Step::SliceGone(at) => index.apply(Event::SliceGone { name: format!("s{at}") }),
-                Step::NodeGone(at) => index.apply(Event::NodeGone { name: format!("n{at}") }),
-                Step::NodeBack(at) => index.apply(node(at)),
+                Step::SliceGone(at) => index.remove_slice(&format!("s{at}")),
+                Step::NodeGone(at) => index.remove_node(&format!("n{at}")),
+                Step::NodeBack(at) => index.set_node(node(at)),
                 Step::Stray(size) => {
                     grown |= !held.is_empty();
-                    index.apply(stray(size));
+                    index.set_slice(stray(size));
                 }
-                Step::StrayGone => index.apply(Event::SliceGone { name: "net".into() }),
+                Step::StrayGone => index.remove_slice("net"),
             }
             prop_assert!(grown || is_sound(&index));
             prop_assert!(adds_up(&index));
         }
         for claim in held {
-            index.apply(Event::ClaimGone { key: claim.key() });
+            index.remove_claim(&claim.key());
         }
         prop_assert!(index.claims.is_empty());
     }
@@ -197,10 +197,10 @@ proptest! {
 #[test]
 fn other_policies_and_network_devices_are_answered_too() {
     let mut index = Index::new(Features::default());
-    index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+    index.set_class(read(json!({"metadata": {"name": "gpu"}})));
     for at in 0..2 {
-        index.apply(node(at));
-        index.apply(slice(at, &[4, 8]));
+        index.set_node(node(at));
+        index.set_slice(slice(at, &[4, 8]));
     }
     let mut cache = SelectorCache::default();
     let claim = claim(0, None, 2, 0, 1, 2);
@@ -222,19 +222,19 @@ fn other_policies_and_network_devices_are_answered_too() {
         place(&mut index, AllocationPolicy::Spread),
         ("n0".to_owned(), "gpu-1".to_owned())
     );
-    index.apply(stray(3));
+    index.set_slice(stray(3));
     assert_eq!(
         place(&mut index, AllocationPolicy::Binpack),
         ("n0".to_owned(), "gpu-9".to_owned())
     );
-    index.apply(Event::SliceGone { name: "net".into() });
-    index.apply(Event::NodeGone { name: "n0".into() });
+    index.remove_slice("net");
+    index.remove_node("n0");
     assert_eq!(
         place(&mut index, AllocationPolicy::Binpack),
         ("n1".to_owned(), "gpu-0".to_owned())
     );
     let rule = json!({"spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}});
-    index.apply(Event::Rules(vec![read(rule)]));
+    index.set_rules(vec![read(rule)]);
     assert_eq!(
         place(&mut index, AllocationPolicy::Binpack),
         ("n1".to_owned(), "gpu-1".to_owned())
@@ -245,8 +245,8 @@ fn other_policies_and_network_devices_are_answered_too() {
 fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
     let mut index = Index::new(Features::default());
     let mut cache = SelectorCache::default();
-    let events = || {
-        let class = Event::Class(read(json!({"metadata": {"name": "gpu"}})));
+    type Change = Box<dyn FnOnce(&mut Index)>;
+    let changes = || -> [Change; 5] {
         let mut held = claim(1, None, 6, 0, 1, 2);
         let result = json!({"request": "r", "driver": "drv", "pool": "p0", "device": "gpu-1", "shareID": "s",
             "consumedCapacity": {"memory": "6", "cores": "0"}});
@@ -254,23 +254,23 @@ fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
         let rule =
             json!({"spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}});
         [
-            class,
-            node(0),
-            slice(0, &[4, 8]),
-            Event::Claim(held),
-            Event::Rules(vec![read(rule)]),
+            Box::new(|index| index.set_class(read(json!({"metadata": {"name": "gpu"}})))),
+            Box::new(|index| index.set_node(node(0))),
+            Box::new(|index| index.set_slice(slice(0, &[4, 8]))),
+            Box::new(move |index| index.set_claim(&held.key(), held.status.allocation.as_ref())),
+            Box::new(|index| index.set_rules(vec![read(rule)])),
         ]
     };
-    for event in events() {
+    for change in changes() {
         let before = index.version();
-        index.apply(event);
+        change(&mut index);
         assert!(index.version() > before);
     }
     let version = index.version();
-    events().into_iter().for_each(|event| index.apply(event));
-    index.apply(Event::Claim(claim(2, None, 4, 0, 1, 2)));
-    index.apply(Event::ClaimGone { key: "c2".into() });
-    index.apply(Event::SliceGone { name: "s7".into() });
+    changes().into_iter().for_each(|change| change(&mut index));
+    index.set_claim("c2", None);
+    index.remove_claim("c2");
+    index.remove_slice("s7");
     assert_eq!(index.version(), version, "all of it was known, or holds nothing");
 
     let large = claim(2, None, 4, 0, 1, 2);
@@ -292,7 +292,7 @@ fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
         Ok(Some(Answer::Fits(_)))
     ));
     assert_eq!(index.answer(&[&small], "n1", &mut cache), Ok(None));
-    index.apply(Event::ClaimGone { key: "c1".into() });
+    index.remove_claim("c1");
     assert!(index.version() > version);
 }
 
@@ -301,10 +301,10 @@ fn nodes_that_are_not_allowed_are_passed_over() {
     let mut index = Index::new(Features::default());
     let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": [
         {"cel": {"expression": "device.attributes['drv'].model == 0"}}]}});
-    index.apply(Event::Class(read(class)));
+    index.set_class(read(class));
     for at in 0..3 {
-        index.apply(node(at));
-        index.apply(slice(at, &[8, 7]));
+        index.set_node(node(at));
+        index.set_slice(slice(at, &[8, 7]));
     }
     let mut cache = SelectorCache::default();
     let claim = claim(0, None, 2, 0, 1, 2);
@@ -335,14 +335,14 @@ fn without_end(name: &str) -> ResourceClaim {
 
 fn large_cluster(nodes: usize) -> Index {
     let mut index = Index::new(Features::default());
-    index.apply(Event::Class(read(json!({"metadata": {"name": "gpu"}}))));
+    index.set_class(read(json!({"metadata": {"name": "gpu"}})));
     for at in 0..nodes {
-        index.apply(node(at));
+        index.set_node(node(at));
         let gpus: Vec<Value> = (0..16)
             .map(|gpu| json!({"name": format!("gpu-{gpu}"), "attributes": {"own": {"int": gpu}}}))
             .collect();
-        index.apply(Event::Slice(read(json!({"metadata": {"name": format!("s{at}")}, "spec": {"driver": "drv",
-            "nodeName": format!("n{at}"), "pool": {"name": format!("p{at}"), "resourceSliceCount": 1}, "devices": gpus}}))));
+        index.set_slice(read(json!({"metadata": {"name": format!("s{at}")}, "spec": {"driver": "drv",
+            "nodeName": format!("n{at}"), "pool": {"name": format!("p{at}"), "resourceSliceCount": 1}, "devices": gpus}})));
     }
     index
 }
@@ -386,10 +386,8 @@ fn a_node_without_an_answer_does_not_hide_one_that_has_it() {
     let all_alike: Vec<Value> = (0..16)
         .map(|gpu| json!({"name": format!("gpu-{gpu}"), "attributes": {"own": {"int": 7}}}))
         .collect();
-    index.apply(Event::Slice(read(
-        json!({"metadata": {"name": "s2"}, "spec": {"driver": "drv",
-        "nodeName": "n2", "pool": {"name": "p2", "resourceSliceCount": 1}, "devices": all_alike}}),
-    )));
+    index.set_slice(read(json!({"metadata": {"name": "s2"}, "spec": {"driver": "drv",
+        "nodeName": "n2", "pool": {"name": "p2", "resourceSliceCount": 1}, "devices": all_alike}})));
     for policy in AllocationPolicy::ALL {
         let placed = index.allocate_within(
             &[&claim],

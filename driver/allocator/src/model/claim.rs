@@ -1,17 +1,22 @@
 //! Claims: what is asked for.
 
+use std::sync::Arc;
+
 use litemap::LiteMap;
+use serde::{Deserialize, Deserializer};
 
-use serde::{Deserialize, Deserializer, Serialize};
-
-use super::{Allocation, Metadata, RequestedConfig, fitted, or_default};
+use super::outcome::Allocation;
+use super::parts::{RequestedConfig, Selector, Toleration};
+use super::{Metadata, fitted, or_default, shared, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ResourceClaim {
     pub metadata: Metadata,
-    pub spec: ClaimSpec,
+    /// Shared, because the claims of one template have equal specs.
+    #[serde(deserialize_with = "shared")]
+    pub spec: Arc<ClaimSpec>,
     #[serde(deserialize_with = "or_default")]
     pub status: ClaimStatus,
 }
@@ -26,7 +31,9 @@ pub struct ClaimSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ClaimStatus {
-    pub allocation: Option<Allocation>,
+    /// Shared with the index, which counts what it holds.
+    #[serde(deserialize_with = "shared_option")]
+    pub allocation: Option<Arc<Allocation>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -83,33 +90,6 @@ pub enum Mode {
 pub struct CapacityRequirements {
     #[serde(deserialize_with = "or_default")]
     pub requests: LiteMap<String, Quantity>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Selector {
-    /// `None` is a kind of selector that this version does not know.
-    pub cel: Option<CelSelector>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct CelSelector {
-    pub expression: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Toleration {
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
-    pub key: String,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
-    pub operator: String,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
-    pub value: String,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
-    pub effect: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub toleration_seconds: Option<i64>,
 }
 
 /// Both `None` is a kind of constraint that this version does not know.

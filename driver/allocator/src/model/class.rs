@@ -1,8 +1,9 @@
-//! Device classes, and configuration that is handed through to drivers.
+//! Device classes.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::{Metadata, Selector, fitted};
+use super::parts::{RequestedConfig, Selector};
+use super::{Metadata, fitted};
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct DeviceClass {
@@ -24,21 +25,4 @@ pub struct ClassSpec {
     pub config: Vec<RequestedConfig>,
     /// The resource that containers may name in place of a claim. Allocation is done on the claim that stands for it.
     pub extended_resource_name: Option<String>,
-}
-
-/// One entry of a class's or a claim's `config`; `requests` is a claim's alone.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct RequestedConfig {
-    #[serde(deserialize_with = "fitted")]
-    pub requests: Vec<String>,
-    pub opaque: Option<OpaqueConfig>,
-}
-
-/// Handed through as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OpaqueConfig {
-    pub driver: String,
-    #[serde(default)]
-    pub parameters: serde_json::Value,
 }

@@ -1,10 +1,13 @@
 //! `status.allocation`: what was given.
 
+use std::sync::Arc;
+
 use litemap::LiteMap;
+use serde::{Deserialize, Serialize, Serializer};
 
-use serde::{Deserialize, Serialize};
-
-use super::{NodeSelector, OpaqueConfig, Toleration, fitted, or_default};
+use super::node::NodeSelector;
+use super::parts::{OpaqueConfig, Toleration};
+use super::{fitted, or_default, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -12,10 +15,19 @@ use vgpu_quantity::Quantity;
 pub struct Allocation {
     #[serde(deserialize_with = "or_default")]
     pub devices: DeviceResults,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node_selector: Option<NodeSelector>,
+    /// Shared, because the claims of a node have equal ones.
+    #[serde(
+        deserialize_with = "shared_option",
+        serialize_with = "as_it_is",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub node_selector: Option<Arc<NodeSelector>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocation_timestamp: Option<String>,
+}
+
+fn as_it_is<S: Serializer>(selector: &Option<Arc<NodeSelector>>, s: S) -> Result<S::Ok, S::Error> {
+    selector.as_deref().serialize(s)
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

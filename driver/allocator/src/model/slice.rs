@@ -1,12 +1,13 @@
 //! Slices: what drivers offer, and rules that taint it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use litemap::LiteMap;
 
 use serde::Deserialize;
 
-use super::{Attribute, Metadata, NodeSelector, fitted, or_default};
+use super::{Attribute, Metadata, NodeSelector, fitted, or_default, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -69,8 +70,9 @@ pub struct Device {
 pub struct Capacity {
     #[serde(deserialize_with = "or_default")]
     pub value: Quantity,
-    /// Apart: a cluster has many devices, and a policy is five times as large as the value.
-    pub request_policy: Option<Box<RequestPolicy>>,
+    /// Shared, because a cluster has many devices and few different policies.
+    #[serde(deserialize_with = "shared_option")]
+    pub request_policy: Option<Arc<RequestPolicy>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

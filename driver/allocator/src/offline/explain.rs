@@ -16,7 +16,6 @@ use serde::Serialize;
 use super::{Cluster, Objects, OfflineError, Options};
 use crate::allocate::Attempt;
 use crate::budget::Budget;
-use crate::error::AllocateError;
 use crate::explain::{Answer, Largest};
 use crate::model::{Pod, ResourceClaim};
 use crate::node_selector;
@@ -39,6 +38,15 @@ enum SubjectKind {
     Claim,
 }
 
+impl SubjectKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Claim => "claim",
+        }
+    }
+}
+
 /// The answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Explanation {
@@ -56,8 +64,8 @@ pub struct Explanation {
     pub nodes: Vec<String>,
     /// Those of them whose devices do.
     pub fits: Vec<String>,
-    pub reasons: Vec<Reason>,
-    pub largest: Largest,
+    pub reasons: Vec<Reason<String>>,
+    pub largest: Largest<String>,
 }
 
 impl Subject {
@@ -121,20 +129,25 @@ pub fn explain(
         policy: options.policy,
     };
     let steps = Budget::of_each(cluster.nodes.len());
+    let mut largest = Largest::default();
     for node in &cluster.nodes {
         if !asked.held.iter().all(|claim| is_for(claim, node)) {
             continue;
         }
         answer.nodes.push(node.metadata.name.clone());
-        let view = NodeView::new(node, &cluster.inventory, options.features).map_err(AllocateError::from)?;
-        match attempt.answer(&view, steps, cache)? {
+        let view =
+            NodeView::new((*node).clone(), &cluster.inventory, options.features).map_err(OfflineError::of_view)?;
+        let said = attempt.answer(&view, steps, cache);
+        match said.map_err(OfflineError::of_claims(&asked.waiting))? {
             Answer::Fits(_) => answer.fits.push(node.metadata.name.clone()),
-            Answer::Not(mut why) => {
-                answer.reasons.append(&mut why.reasons);
-                answer.largest.merge(why.largest);
+            Answer::Not(why) => {
+                let named = why.reasons.into_iter().map(|reason| reason.named(&asked.waiting));
+                answer.reasons.extend(named);
+                largest.merge(why.largest);
             }
         }
     }
+    answer.largest = largest.named(&asked.waiting);
     Ok(answer)
 }
 
@@ -164,7 +177,11 @@ impl<'o> Asked<'o> {
                 asked.add(claim);
                 Ok(asked)
             }
-            _ => Err(OfflineError::NoSubject(subject.key())),
+            (kind, ..) => Err(OfflineError::NoSubject {
+                what: kind.map_or("pod or claim", SubjectKind::name),
+                name: subject.name.clone(),
+                namespace: subject.namespace.clone(),
+            }),
         }
     }
 
@@ -324,10 +341,7 @@ impl fmt::Display for Explanation {
                     room.amount, room.request, room.claim, room.node, room.device
                 )?,
                 None if *is_of_several => {}
-                None => writeln!(
-                    f,
-                    "no device that this may have has any {what} with the {other} asked for"
-                )?,
+                None => writeln!(f, "no eligible GPU has free {what} together with the requested {other}")?,
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::reason::Reason;
 pub struct Report {
     items: Vec<Value>,
     /// Empty when everything was allocated.
-    reasons: Vec<Reason>,
+    reasons: Vec<Reason<String>>,
     fits: bool,
 }
 
@@ -34,7 +34,7 @@ impl Report {
         }
     }
 
-    pub(super) fn refused(objects: &Objects, reasons: Vec<Reason>) -> Self {
+    pub(super) fn refused(objects: &Objects, reasons: Vec<Reason<String>>) -> Self {
         Self {
             items: objects.waiting().map(|given| given.document.clone()).collect(),
             reasons,
@@ -49,7 +49,7 @@ impl Report {
     }
 
     #[must_use]
-    pub fn reasons(&self) -> &[Reason] {
+    pub fn reasons(&self) -> &[Reason<String>] {
         &self.reasons
     }
 

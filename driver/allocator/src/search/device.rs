@@ -1,44 +1,13 @@
 //! Taking one device, and taking it back.
 
-use super::{InFlight, Pick, Position, Search};
+use super::state::{InFlight, Pick, Position, Refusal, Search, Undo};
 use crate::capacity::{self, Amounts, Misfit, Shortage};
 use crate::constraint::Asker;
-use crate::counters::{self, Counters};
-use crate::error::AllocateError;
-use crate::model::{Device, Taint};
+use crate::counters::Counters;
+use crate::error::{AllocateError, RequestError};
+use crate::model::Device;
 use crate::pools::Candidate;
 use crate::taint;
-
-/// Why a device cannot be had now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// Other claims hold it.
-    InUse,
-    /// An earlier request of this attempt takes it.
-    Taken,
-    /// Gate, class, selector or node.
-    Mismatch,
-    Capacity(Misfit),
-    CountersOff,
-    Counter(counters::Shortage),
-    Taint(Taint),
-    /// The attribute of the constraint.
-    Constraint(String),
-    /// The policy's wish, not the claim's.
-    Affinity,
-}
-
-/// What taking a device changed.
-#[derive(Debug)]
-pub(crate) struct Undo {
-    claim: usize,
-    request: usize,
-    alternative: usize,
-    candidate: usize,
-    counters: bool,
-    marked: bool,
-    share: Option<Amounts>,
-}
 
 impl<'a> Search<'a, '_, '_> {
     /// Takes a device for a request, if it can be had.
@@ -106,12 +75,11 @@ impl<'a> Search<'a, '_, '_> {
         if let Err(refusal) = self.add_constraints(claim, request, alternative, candidate) {
             self.undo_counters(&undo);
             return match refusal {
-                Refusal::Constraint(attribute) if wants_all => Err(AllocateError::AllAgainstConstraint {
-                    claim: self.plans[claim].claim.key(),
-                    request: self.ask(claim, request, alternative).full_name(),
-                    device: candidate.path(),
-                    attribute,
-                }),
+                Refusal::Constraint(attribute) if wants_all => {
+                    let device = candidate.path();
+                    let fault = RequestError::AllAgainstConstraint { device, attribute };
+                    Err(fault.at(claim, self.ask(claim, request, alternative).full_name()))
+                }
                 refusal => Ok(Err(refusal)),
             };
         }
@@ -198,7 +166,7 @@ impl<'a> Search<'a, '_, '_> {
         let plan = &mut self.plans[claim];
         let ask = &mut plan.requests[request].asks[alternative];
         let before = self.cache.cost();
-        let matches = ask.matches(index, &view.candidates[index], plan.claim, view, features, self.cache);
+        let matches = ask.matches(index, &view.candidates[index], claim, view, features, self.cache);
         self.budget.charge(self.cache.cost() - before);
         matches
     }
@@ -244,7 +212,7 @@ impl<'a> Search<'a, '_, '_> {
         let ask = self.ask(claim, request, alternative);
         let asked = self.instead.as_ref().or(ask.exactly.capacity.as_ref());
         capacity::consumed(asked, candidate.device(), self.features.fractional_range)
-            .map_err(|error| ask.capacity_error(self.plans[claim].claim, candidate, error))
+            .map_err(|error| ask.capacity_error(claim, candidate, error))
     }
 
     /// What other claims, and these, consume of the device.

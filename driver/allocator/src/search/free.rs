@@ -1,32 +1,20 @@
 //! What a device has left: by this policies choose.
 
-use super::Search;
+use super::state::Search;
+use crate::capacity::MEMORY;
+use crate::headroom;
 use crate::model::{Capacity, Device};
-use crate::room;
+use crate::policy::Stock;
+use crate::pools::Candidate;
 use vgpu_quantity::Quantity;
 
-/// The capacities that policies look at; a driver's own may be written without the domain.
-pub(crate) const MEMORY: &str = "memory";
-pub(crate) const CORES: &str = "cores";
-
 impl<'a> Search<'a, '_, '_> {
-    /// What is left of a capacity of a device; nothing where it has none or is taken.
-    pub(crate) fn free(&self, index: usize, name: &str) -> i128 {
-        let candidate = &self.view.candidates[index];
-        let dedicated = self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated);
-        if dedicated || !self.marked[index].is_empty() {
-            return 0;
-        }
-        let capacity = capacity_of(candidate.device(), candidate.driver(), name);
-        capacity.map_or(0, |(name, capacity)| self.left(index, name, capacity).rank())
-    }
-
     /// The most of a capacity that one more request could ask of the device, if it can have it at all, and the name
     /// that it has there.
     pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
         let candidate = &self.view.candidates[index];
         let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;
-        let most = room::largest(
+        let most = headroom::largest(
             capacity,
             &self.left(index, name, capacity),
             self.features.fractional_range,
@@ -44,15 +32,29 @@ impl<'a> Search<'a, '_, '_> {
         }
         left
     }
+}
 
-    /// Whether the device, or a share of it, may still be had.
-    pub(crate) fn has_room(&self, index: usize) -> bool {
+impl<'a> Stock<'a> for Search<'a, '_, '_> {
+    fn candidates(&self) -> &'a [Candidate] {
+        &self.view.candidates
+    }
+
+    fn free(&self, index: usize, name: &str) -> i128 {
+        let candidate = &self.view.candidates[index];
+        let dedicated = self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated);
+        if dedicated || !self.marked[index].is_empty() {
+            return 0;
+        }
+        let capacity = capacity_of(candidate.device(), candidate.driver(), name);
+        capacity.map_or(0, |(name, capacity)| self.left(index, name, capacity).rank())
+    }
+
+    fn has_room(&self, index: usize) -> bool {
         let device = self.view.candidates[index].device();
         self.is_unused(index) || self.is_multiple(device) && self.free(index, MEMORY) > 0
     }
 
-    /// Whether nobody uses the device.
-    pub(crate) fn is_unused(&self, index: usize) -> bool {
+    fn is_unused(&self, index: usize) -> bool {
         self.usage[index].is_none() && self.marked[index].is_empty() && self.in_flight[index].is_none()
     }
 }

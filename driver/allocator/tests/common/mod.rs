@@ -100,7 +100,7 @@ impl Case {
         cache: &mut SelectorCache<'_>,
     ) -> Result<Option<Vec<Allocation>>, AllocateError> {
         let features = self.features();
-        let view = NodeView::new(&self.node, &self.inventory(), features)?;
+        let view = NodeView::new(self.node.clone(), &self.inventory(), features)?;
         let claims: Vec<&ResourceClaim> = self.claims.iter().collect();
         let attempt = Attempt {
             claims: &claims,

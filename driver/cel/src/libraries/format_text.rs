@@ -3,7 +3,7 @@
 use super::conversions::{shortest, text_of};
 use super::go_time;
 use super::operators::LONGEST;
-use super::strings::quote;
+use super::quote::quote;
 use crate::types::Type;
 use crate::value::Value;
 

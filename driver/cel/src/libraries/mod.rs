@@ -11,6 +11,7 @@ mod operators;
 mod optionals;
 pub(crate) mod pattern;
 mod quantities;
+mod quote;
 mod regexes;
 pub(crate) mod semver;
 mod strings;

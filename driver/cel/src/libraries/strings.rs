@@ -2,6 +2,7 @@
 
 use super::format_text;
 use super::operators::LONGEST;
+use super::quote::quote;
 use crate::evaluate::Evaluation;
 use crate::node::{Call, Function};
 use crate::value::{Out, Text, Value, error, no_such_overload};
@@ -231,25 +232,4 @@ fn format<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v>
         }
         Err(why) => error(why),
     }
-}
-
-pub(super) fn quote(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for c in text.chars() {
-        match c {
-            '\u{7}' => quoted.push_str("\\a"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            '\u{b}' => quoted.push_str("\\v"),
-            '\\' => quoted.push_str("\\\\"),
-            '"' => quoted.push_str("\\\""),
-            other => quoted.push(other),
-        }
-    }
-    quoted.push('"');
-    quoted
 }

@@ -2,7 +2,7 @@
 
 use vgpu_allocator::node_selector;
 
-use super::Refusal;
+use super::refusal::Refusal;
 use crate::model::{Node, Pod};
 
 pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {

@@ -1,6 +1,6 @@
 //! Nodes that are cordoned, or that nobody can read.
 
-use super::Refusal;
+use super::refusal::Refusal;
 use crate::model::{Node, Pod};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";

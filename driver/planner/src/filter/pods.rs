@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Refusal, Work};
+use super::refusal::{Refusal, Work};
 use crate::cluster::Cluster;
 use crate::model::{Node, Pod, PodTerm};
 

@@ -1,6 +1,6 @@
 //! Ports of the host.
 
-use super::Refusal;
+use super::refusal::Refusal;
 use crate::cluster::{Cluster, Load};
 use crate::model::{HostPort, Pod};
 

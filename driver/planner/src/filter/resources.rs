@@ -2,7 +2,7 @@
 
 use vgpu_quantity::{Format, Quantity};
 
-use super::Refusal;
+use super::refusal::Refusal;
 use crate::cluster::Load;
 use crate::model::{Node, Pod};
 

@@ -1,6 +1,6 @@
 //! Taints of nodes.
 
-use super::Refusal;
+use super::refusal::Refusal;
 use crate::model::{Node, Pod};
 
 pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {

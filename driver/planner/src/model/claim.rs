@@ -1,5 +1,7 @@
 //! Claims.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use vgpu_allocator::model::{Allocation, ClaimSpec, ClaimStatus, Metadata, ResourceClaim, fitted, or_default};
 
@@ -66,9 +68,9 @@ impl From<Object<ClaimSpec, Status>> for Claim {
                     uid: meta.uid,
                     ..Metadata::default()
                 },
-                spec: raw.spec,
+                spec: Arc::new(raw.spec),
                 status: ClaimStatus {
-                    allocation: raw.status.allocation,
+                    allocation: raw.status.allocation.map(Arc::new),
                 },
             },
         }
@@ -89,6 +91,6 @@ impl Claim {
 
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
-        self.asked.status.allocation.as_ref()
+        self.asked.status.allocation.as_deref()
     }
 }

@@ -1,7 +1,6 @@
 //! Label selectors.
 
-use std::collections::BTreeMap;
-
+use litemap::LiteMap;
 use serde::Deserialize;
 use vgpu_allocator::model::{NodeSelectorRequirement, fitted, or_default};
 
@@ -10,7 +9,7 @@ use vgpu_allocator::model::{NodeSelectorRequirement, fitted, or_default};
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelSelector {
     #[serde(deserialize_with = "or_default")]
-    pub match_labels: BTreeMap<String, String>,
+    pub match_labels: LiteMap<String, String>,
     #[serde(deserialize_with = "fitted")]
     pub match_expressions: Vec<NodeSelectorRequirement>,
 }
@@ -18,7 +17,7 @@ pub struct LabelSelector {
 impl LabelSelector {
     /// An operator that the API server would have refused matches nothing.
     #[must_use]
-    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+    pub fn matches(&self, labels: &LiteMap<String, String>) -> bool {
         let exact = self
             .match_labels
             .iter()
@@ -48,7 +47,7 @@ mod tests {
 
     #[test]
     fn every_part_must_match() {
-        let labels = BTreeMap::from([("app".to_owned(), "train".to_owned())]);
+        let labels = LiteMap::from_iter([("app".to_owned(), "train".to_owned())]);
         for (text, expected) in [
             ("{}", true),
             (r#"{"matchLabels":{"app":"train"}}"#, true),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use litemap::LiteMap;
 use serde::{Deserialize, Deserializer};
 use vgpu_allocator::model::{fitted, or_default};
 
@@ -45,7 +46,7 @@ pub struct Meta {
     /// Any text: that it is there is what counts.
     pub deletion_timestamp: Option<String>,
     #[serde(deserialize_with = "or_default")]
-    pub labels: BTreeMap<String, String>,
+    pub labels: LiteMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
     #[serde(deserialize_with = "fitted")]

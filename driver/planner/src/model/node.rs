@@ -1,5 +1,7 @@
 //! Nodes.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use vgpu_allocator::model::{self, Metadata, Taint, fitted, or_default};
 
@@ -11,7 +13,7 @@ use super::meta::Object;
 #[serde(from = "Object<Spec, Status>")]
 pub struct Node {
     /// As the allocator knows it, and as selectors look at it.
-    pub facts: model::Node,
+    pub facts: Arc<model::Node>,
     pub allocatable: Requests,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
@@ -38,13 +40,13 @@ struct Status {
 impl From<Object<Spec, Status>> for Node {
     fn from(raw: Object<Spec, Status>) -> Self {
         Self {
-            facts: model::Node {
+            facts: Arc::new(model::Node {
                 metadata: Metadata {
                     name: raw.metadata.name,
                     labels: raw.metadata.labels,
                     ..Metadata::default()
                 },
-            },
+            }),
             allocatable: raw.status.allocatable,
             taints: raw.spec.taints,
             unschedulable: raw.spec.unschedulable,

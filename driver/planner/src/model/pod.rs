@@ -1,12 +1,11 @@
 //! Pods: what they wait for, and what they need elsewhere than in claims.
 
-use std::collections::BTreeMap;
-
+use litemap::LiteMap;
 use serde::Deserialize;
 use vgpu_allocator::model::{NodeSelector, Toleration, fitted, or_default};
 
+use super::container::{self, Container, Extended, HostPort, Resources};
 use super::meta::Object;
-use super::requests::{self, Container, Resources};
 use super::{LabelSelector, Requests};
 use crate::names::{GANG, GANG_SIZE};
 use crate::time::Time;
@@ -17,7 +16,7 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    pub labels: BTreeMap<String, String>,
+    pub labels: LiteMap<String, String>,
     pub created: Time,
     pub priority: i32,
     pub is_deleted: bool,
@@ -25,17 +24,21 @@ pub struct Pod {
     pub is_finished: bool,
     pub is_gated: bool,
     pub node: Option<String>,
+    /// It waits, and kube-scheduler tried to place it and gave up for now.
+    pub is_unschedulable: bool,
     /// Annotations as they are: name and size.
     pub gang: Option<(String, String)>,
     pub requests: Requests,
     pub ports: Vec<HostPort>,
-    pub node_selector: BTreeMap<String, String>,
+    pub node_selector: LiteMap<String, String>,
     pub node_affinity: Option<NodeSelector>,
     pub tolerations: Vec<Toleration>,
     pub affinity: Vec<PodTerm>,
     pub anti_affinity: Vec<PodTerm>,
     pub spread: Vec<Spread>,
     pub claims: Vec<PodClaim>,
+    /// Extended resources that its containers ask for, while it waits.
+    pub extended: Vec<Extended>,
 }
 
 /// One entry of `spec.resourceClaims`.
@@ -47,17 +50,6 @@ pub enum PodClaim {
     Made(String),
     /// The template has not been followed yet.
     NotYet,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct HostPort {
-    #[serde(deserialize_with = "or_default")]
-    pub host_port: u16,
-    #[serde(rename = "hostIP", deserialize_with = "or_default")]
-    pub host_ip: String,
-    #[serde(deserialize_with = "or_default")]
-    pub protocol: String,
 }
 
 /// One required term of affinity or anti-affinity to pods.
@@ -103,7 +95,7 @@ struct Spec {
     #[serde(deserialize_with = "or_default")]
     resources: Resources,
     #[serde(deserialize_with = "or_default")]
-    node_selector: BTreeMap<String, String>,
+    node_selector: LiteMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     affinity: Affinity,
     #[serde(deserialize_with = "fitted")]
@@ -148,10 +140,23 @@ struct Reference {
 }
 
 #[derive(Deserialize, Default)]
+#[serde(default)]
+struct Condition {
+    #[serde(rename = "type", deserialize_with = "or_default")]
+    kind: String,
+    #[serde(deserialize_with = "or_default")]
+    status: String,
+    #[serde(deserialize_with = "or_default")]
+    reason: String,
+}
+
+#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     #[serde(deserialize_with = "or_default")]
     phase: String,
+    #[serde(deserialize_with = "fitted")]
+    conditions: Vec<Condition>,
     #[serde(deserialize_with = "fitted")]
     resource_claim_statuses: Vec<Reference>,
 }
@@ -159,7 +164,7 @@ struct Status {
 impl From<Object<Spec, Status>> for Pod {
     fn from(raw: Object<Spec, Status>) -> Self {
         let (meta, spec, status) = (raw.metadata, raw.spec, raw.status);
-        let requests = requests::of_pod(
+        let requests = container::requests_of(
             &spec.containers,
             &spec.init_containers,
             &spec.resources.requests,
@@ -169,7 +174,17 @@ impl From<Object<Spec, Status>> for Pod {
         let sidecars = sidecars.filter(|container| container.restart_policy == "Always");
         let ports = spec.containers.iter().chain(sidecars);
         let ports = ports.flat_map(|container| container.ports.iter().filter(|port| port.host_port != 0));
+        // A pod of which nothing is said yet is pending.
+        let may_wait = spec.node_name.is_empty() && matches!(status.phase.as_str(), "" | "Pending");
+        // Unschedulable or SchedulerError. kube-scheduler has not tried a pod with scheduling gates.
+        let is_unschedulable = status.conditions.iter().any(|condition| {
+            condition.kind == "PodScheduled" && condition.status == "False" && condition.reason != "SchedulingGated"
+        });
+        let containers = spec.containers.iter().chain(&spec.init_containers);
+        let extended = containers.filter(|_| may_wait).flat_map(Container::extended);
         Self {
+            is_unschedulable: may_wait && is_unschedulable,
+            extended: extended.collect(),
             ports: ports.cloned().collect(),
             claims: spec
                 .resource_claims
@@ -269,5 +284,30 @@ mod tests {
         assert!(pod.is_gated && pod.is_waiting() && pod.node_affinity.is_some());
         assert_eq!((pod.anti_affinity.len(), pod.created.millis()), (1, 1_000));
         assert_eq!(pod.gang, Some(("g".to_owned(), "3".to_owned())));
+    }
+
+    #[test]
+    fn what_a_pod_waits_for_is_read_while_it_waits() {
+        let pod = |node: &str, phase: &str, reason: &str| -> Pod {
+            let text = format!(
+                r#"{{"metadata":{{"name":"p"}},"spec":{{{node}"containers":[{{"name":"main","resources":{{"limits":
+                {{"cpu":"1","example.com/gpu":"2","example.com/none":"0","example.com/odd":"two"}}}}}}]}},
+                "status":{{"phase":"{phase}","conditions":[{{"type":"PodScheduled","status":"False","reason":"{reason}"}}]}}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let waiting = pod("", "Pending", "Unschedulable");
+        let gpus = Extended {
+            container: "main".into(),
+            resource: "example.com/gpu".into(),
+            count: 2,
+        };
+        assert!(waiting.is_unschedulable);
+        assert_eq!(waiting.extended, [gpus]);
+        assert!(!pod("", "Pending", "SchedulingGated").is_unschedulable);
+        for (node, phase) in [("\"nodeName\":\"n\",", "Pending"), ("", "Failed")] {
+            let pod = pod(node, phase, "Unschedulable");
+            assert!(!pod.is_unschedulable && pod.extended.is_empty());
+        }
     }
 }

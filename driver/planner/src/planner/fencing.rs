@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Plan, Planner, soonest};
 use crate::change::Ask;
-use crate::claims::{Known, State};
-use crate::supply::Kind;
+use crate::claims::{FlightState, Known};
+use crate::device_ownership::Kind;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::write::Intent;
@@ -21,7 +21,11 @@ impl Planner {
                 let Some(term) = self.term.clone() else {
                     return;
                 };
-                let of_others = self.claims.iter().filter(|(_, known)| self.is_of_others(known, &term));
+                let of_others = self
+                    .state
+                    .claims
+                    .iter()
+                    .filter(|(_, known)| self.is_of_others(known, &term));
                 let of_others: BTreeMap<_, _> = of_others
                     .map(|(key, known)| ((key.clone(), known.claim.uid().to_owned()), known.claim.version))
                     .collect();
@@ -50,7 +54,7 @@ impl Planner {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || !claim.is_extended && self.supply.kind(&claim.asked) == Kind::Controller;
+        let may_be_ours = || !claim.is_extended && self.state.ownership.kind(&claim.asked) == Kind::Controller;
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
@@ -61,7 +65,7 @@ impl Planner {
             let patience = since.after(self.settings.settle);
             let still = claims.iter().filter(|((key, uid), version)| {
                 // By a newer version, whoever made it, what was decided on older ones has landed or never will.
-                let known = self.claims.get(key).filter(|known| known.claim.uid() == uid);
+                let known = self.state.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| {
                     let is_given_up = patience <= now && known.takes_no_mark(since);
@@ -86,6 +90,7 @@ impl Planner {
     /// Marks what may be allocated and is not marked, and what a write without an answer left in doubt.
     pub(super) fn mark_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         let unmarked: Vec<String> = self
+            .state
             .claims
             .iter()
             .filter(|(_, known)| {
@@ -95,12 +100,12 @@ impl Planner {
                 let doubtful = known
                     .flight
                     .as_ref()
-                    .is_some_and(|flight| flight.state == State::Doubtful);
+                    .is_some_and(|flight| flight.state == FlightState::Doubtful);
                 doubtful
                     || wants
                         && !claim.is_deleted
                         && !claim.is_extended
-                        && self.supply.kind(&claim.asked) == Kind::Controller
+                        && self.state.ownership.kind(&claim.asked) == Kind::Controller
             })
             .map(|(key, _)| key.clone())
             .collect();
@@ -111,7 +116,7 @@ impl Planner {
 
     /// Unless something is under way, or was refused lately.
     fn mark(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
-        let Some(known) = self.claims.get(key) else {
+        let Some(known) = self.state.claims.get(key) else {
             return;
         };
         if let Some(until) = known.quiet_until.filter(|until| now < *until) {
@@ -120,7 +125,7 @@ impl Planner {
         if known
             .flight
             .as_ref()
-            .is_some_and(|flight| flight.state != State::Doubtful)
+            .is_some_and(|flight| flight.state != FlightState::Doubtful)
         {
             return;
         }
@@ -131,11 +136,12 @@ impl Planner {
     /// Writes that found a newer version wait for it; a list brings it if the watch does not.
     pub(super) fn catch_up(&mut self, now: Time, plan: &mut Plan) {
         let moved = self
+            .state
             .claims
             .iter()
             .filter_map(|(_, known)| match known.flight.as_ref()?.state {
-                State::Moved { at } => Some(at.after(MOVED)),
-                State::Sent { .. } | State::Doubtful => None,
+                FlightState::Moved { at } => Some(at.after(MOVED)),
+                FlightState::Sent { .. } | FlightState::Doubtful => None,
             });
         match moved.min() {
             Some(due) if due <= now => self.ask(Ask::Claims, now, plan),

@@ -20,10 +20,10 @@ use std::collections::BTreeSet;
 use vgpu_allocator::Budget;
 
 use super::{Plan, Planner, soonest};
-use crate::effort::{Answer, Asked, GANG};
 use crate::gang::{self, Gangs};
 use crate::model::Pod;
 use crate::place::{Placed, Waits};
+use crate::search_budget::{Answer, Asked, GANG};
 use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -65,7 +65,7 @@ impl Planner {
             }
             return;
         }
-        let (key, search_key) = (effort_of(name), search_of(name));
+        let (key, search_key) = (budget_key(name), search_key_of(name));
         let asked = |who| Asked { who, pods: pods.len() };
         let mut budget = match self.budget(asked(&key), now) {
             Ok(budget) => budget,
@@ -84,7 +84,7 @@ impl Planner {
         if let Err(first) = &found
             && self.is_worth_a_search(&order, first)
         {
-            match self.efforts.budget(asked(&search_key), now) {
+            match self.budgets.budget(asked(&search_key), now) {
                 Err(until) => soonest(&mut plan.wake, until, now),
                 Ok(mut budget) => {
                     let most = pods.len() * MOST_OF_EACH + MOST;
@@ -105,7 +105,7 @@ impl Planner {
         };
         match (searched, &answer) {
             (None, _) => {}
-            (Some(_), Answer::Some) if found.is_ok() => self.efforts.forget(&search_key),
+            (Some(_), Answer::Some) if found.is_ok() => self.budgets.forget(&search_key),
             (Some(steps), Answer::IfRead(_)) => self.spend(asked(&search_key), steps, answer.clone(), now, plan),
             (Some(steps), _) => self.spend(asked(&search_key), steps, Answer::None, now, plan),
         }
@@ -124,7 +124,7 @@ impl Planner {
         self.wait(&pods[first.at], waits, now, plan);
     }
 
-    /// Who fails goes first; when that was so already, those before give way.
+    /// Moves the failed pod to the front; if it was there already, moves its predecessors back.
     fn search(
         &mut self,
         term: &Term,
@@ -223,10 +223,10 @@ impl Planner {
 
     /// Not if the first has no place, nor if all before ask for the same.
     fn is_worth_a_search(&self, order: &[String], failed: &Failed) -> bool {
-        let Some(pod) = self.cluster.pod(&order[failed.at]) else {
+        let Some(pod) = self.state.cluster.pod(&order[failed.at]) else {
             return false;
         };
-        let mut before = order[..failed.at].iter().filter_map(|key| self.cluster.pod(key));
+        let mut before = order[..failed.at].iter().filter_map(|key| self.state.cluster.pod(key));
         is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
     }
 
@@ -234,7 +234,7 @@ impl Planner {
     fn are_alike(&self, one: &Pod, other: &Pod) -> bool {
         let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
         let specs = |pod: &Pod| -> Vec<_> {
-            let known = pod.claim_keys().map(|key| self.claims.get(&key));
+            let known = pod.claim_keys().map(|key| self.state.claims.get(&key));
             known.map(|known| known.map(|known| &known.claim.asked.spec)).collect()
         };
         is_alone(one)
@@ -257,11 +257,11 @@ fn stale(steps: &[Step]) -> Vec<String> {
 }
 
 /// The name by which questions about a gang are counted; no pod's uid is like it.
-pub(super) fn effort_of((namespace, name): &gang::Name) -> String {
+pub(super) fn budget_key((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
 }
 
-/// As [`effort_of`], for its searches; no namespace is like it.
-pub(super) fn search_of((namespace, name): &gang::Name) -> String {
+/// As [`budget_key`], for its searches; no namespace is like it.
+pub(super) fn search_key_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}search {namespace}/{name}")
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use vgpu_planner::model::Node;
-use vgpu_planner::{About, Ask, Change};
+use vgpu_planner::{About, Ask, Change, Object};
 
 use crate::desk::{Desk, kinds, read, slice, wants};
 
@@ -116,7 +116,7 @@ fn selectors_that_are_wrong_stop_nobody() {
     assert_eq!(desk.node_of("c").as_deref(), Some("n0"));
     for (name, _) in selectors {
         assert_eq!(desk.node_of(name), None, "{name}");
-        let is_told = |(about, _): &&(About, _)| matches!(about, About::Pod { name: pod, .. } if pod == name);
+        let is_told = |(about, _): &&(About, _)| about.object == Object::Pod && about.name == name;
         assert_eq!(
             verdicts
                 .iter()

@@ -1,6 +1,7 @@
 //! A planner at a desk: what it is told, and what is done of what it plans.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -90,16 +91,26 @@ impl Desk {
         let node =
             |at: usize| read(json!({"metadata": {"name": format!("n{at}")}, "status": {"allocatable": {"cpu": "8"}}}));
         self.tell(Change::Lease(Some(term)));
-        self.tell(Change::Pods(Vec::new()));
-        self.tell(Change::Nodes((0..self.nodes).map(node).collect()));
+        self.tell(Change::Pods {
+            pods: Vec::new(),
+            same: Vec::new(),
+        });
+        self.tell(Change::Nodes {
+            nodes: (0..self.nodes).map(node).collect(),
+            same: Vec::new(),
+        });
         let read_at = Some(self.time());
         let version = Version(self.version);
         self.tell(Change::Slices {
             slices,
+            same: Vec::new(),
             version,
             read: read_at,
         });
-        self.tell(Change::Classes(classes));
+        self.tell(Change::Classes {
+            classes,
+            same: Vec::new(),
+        });
         self.tell(Change::Rules(Vec::new()));
         self.list();
     }
@@ -181,7 +192,7 @@ impl Desk {
                 claim.is_protected = true;
             }
             Intent::Allocate { allocation, hold, .. } => {
-                claim.asked.status.allocation = Some(*allocation);
+                claim.asked.status.allocation = Some(allocation);
                 claim.reserved_for.push(hold);
             }
             Intent::Release { hold } => claim.reserved_for.retain(|entry| *entry != hold),
@@ -249,7 +260,9 @@ impl Desk {
         self.claim(name, Value::Array((0..gpus).map(request).collect()));
         let same = same.map(|at| format!("r{at}"));
         let constraint = json!([{"requests": same, "matchAttribute": "dra.vgpu/own"}]);
-        self.edit(name, |claim| claim.asked.spec.devices.constraints = read(constraint));
+        self.edit(name, |claim| {
+            Arc::make_mut(&mut claim.asked.spec).devices.constraints = read(constraint)
+        });
     }
 
     /// Lets time go by until all of these are allocated; what was said meanwhile.

@@ -1,10 +1,11 @@
 //! Whoever should answer does not, or says no.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use vgpu_allocator::Features;
-use vgpu_planner::{About, Ask, Change, Intent, Outcome, Planner, Settings, Term, Verdict};
+use vgpu_planner::{About, Ask, Change, Intent, Object, Outcome, Planner, Settings, Term, Verdict};
 
 use crate::desk::{Desk, kinds, read, said, share_ids};
 
@@ -152,7 +153,7 @@ fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
         let theirs = json!({"devices": {"results": [{"request": "r-vgpu", "driver": "dra.vgpu", "pool": "n0/vgpu",
             "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": memory.to_string()}}]}});
         let hold = |desk: &mut Desk, holds: bool| {
-            let allocation = holds.then(|| read(theirs.clone()));
+            let allocation = holds.then(|| Arc::new(read(theirs.clone())));
             desk.edit("theirs", |claim| claim.asked.status.allocation = allocation);
         };
         hold(&mut desk, true);
@@ -162,7 +163,7 @@ fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
             desk.pod(name, &[name], if is_gang { gang } else { json!({}) });
         }
         let of_pods = |verdicts: &[(About, Verdict)]| {
-            let of_pods = verdicts.iter().filter(|(about, _)| matches!(about, About::Pod { .. }));
+            let of_pods = verdicts.iter().filter(|(about, _)| about.object == Object::Pod);
             of_pods.map(|(_, verdict)| verdict.reason()).collect::<Vec<_>>()
         };
         let expected = if is_gang {

@@ -1,6 +1,7 @@
 //! An API server: versions, conflicts, allocations that cannot be overwritten, finalizers, and a watch for each kind.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use vgpu_allocator::model::{Allocation, DeviceClass, ResourceSlice};
 use vgpu_planner::model::{Claim, Node, Pod, Slice, Version};
@@ -121,8 +122,14 @@ impl Api {
     /// A consistent list of a kind.
     pub(crate) fn list(&self, kind: usize, asked: Option<Time>) -> Change {
         match kind {
-            PODS => Change::Pods(self.pods.values().cloned().collect()),
-            NODES => Change::Nodes(self.nodes.values().cloned().collect()),
+            PODS => Change::Pods {
+                pods: self.pods.values().cloned().collect(),
+                same: Vec::new(),
+            },
+            NODES => Change::Nodes {
+                nodes: self.nodes.values().cloned().collect(),
+                same: Vec::new(),
+            },
             CLAIMS => Change::Claims {
                 claims: self.claims.values().cloned().collect(),
                 same: Vec::new(),
@@ -131,10 +138,14 @@ impl Api {
             },
             SLICES => Change::Slices {
                 slices: self.slices.keys().filter_map(|name| self.slice(name)).collect(),
+                same: Vec::new(),
                 version: Version(self.version),
                 read: asked,
             },
-            _ => Change::Classes(self.classes.values().cloned().collect()),
+            _ => Change::Classes {
+                classes: self.classes.values().cloned().collect(),
+                same: Vec::new(),
+            },
         }
     }
 
@@ -234,7 +245,7 @@ impl Api {
         self.checker.scheduler_may(self.now, &allocation, &self.slices);
         self.update(key, Some(version), |claim| {
             claim.is_protected = true;
-            claim.asked.status.allocation = Some(allocation);
+            claim.asked.status.allocation = Some(Arc::new(allocation));
             claim.reserved_for.push(super::cluster::entry(pod));
         })
     }
@@ -247,7 +258,7 @@ fn perform(claim: &mut Claim, intent: &Intent) {
             claim.is_protected = true;
         }
         Intent::Allocate { allocation, hold, .. } => {
-            claim.asked.status.allocation = Some((**allocation).clone());
+            claim.asked.status.allocation = Some(allocation.clone());
             claim.reserved_for.push(hold.clone());
         }
         Intent::Release { hold } => claim.reserved_for.retain(|entry| entry.uid != hold.uid),

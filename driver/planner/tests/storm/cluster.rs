@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
-use vgpu_allocator::{Event, Features, Index, SelectorCache, node_selector};
+use vgpu_allocator::{Features, Index, SelectorCache, node_selector};
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::model::{Claim, Consumer, Node, Pod, PodClaim, Version};
 use vgpu_planner::names::HOLD_GROUP;
@@ -58,12 +58,12 @@ impl Scheduler {
     pub(crate) fn look(&mut self, api: &Api) {
         for change in &api.log[SLICES][self.seen..] {
             if let Change::Slice { slice, .. } = change {
-                self.index.apply(Event::Slice(slice.facts.clone()));
+                self.index.set_slice(slice.facts.clone());
             }
         }
         if self.seen == 0 {
             for class in api.classes.values() {
-                self.index.apply(Event::Class(class.clone()));
+                self.index.set_class(class.clone());
             }
         }
         self.seen = api.log[SLICES].len();
@@ -228,11 +228,12 @@ impl Scheduler {
             return;
         }
         for node in api.nodes.values() {
-            self.index.apply(Event::Node(node.facts.clone()));
+            self.index.set_node(node.facts.clone());
         }
         let known: Vec<String> = api.claims.keys().cloned().collect();
         for claim in api.claims.values() {
-            self.index.apply(Event::Claim(claim.asked.clone()));
+            self.index
+                .set_claim(&claim.key(), claim.asked.status.allocation.as_ref());
         }
         let asked: Vec<&ResourceClaim> = missing.iter().map(|claim| &claim.asked).collect();
         let shares = &mut self.shares;
@@ -249,7 +250,7 @@ impl Scheduler {
             &mut share_id,
         );
         for key in known {
-            self.index.apply(Event::ClaimGone { key });
+            self.index.remove_claim(&key);
         }
         if let Ok(Some(placement)) = placed {
             let given = missing

@@ -157,7 +157,7 @@ impl Replica {
         let now = self.now(api);
         let plan = self.planner.plan(now);
         self.decided.extend(plan.writes.iter().cloned());
-        let seen = self.planner.seen();
+        let seen = self.planner.state().seen();
         let asked = plan.asks.iter().map(|ask| Asked {
             ask: ask.clone(),
             seen: seen.clone(),

@@ -21,7 +21,7 @@ fn pod(name: &str, claims: &[&str]) -> Value {
     json!({"kind": "Pod", "metadata": {"name": name, "namespace": "ns"}, "spec": {"resourceClaims": entries}})
 }
 
-fn amount(room: Option<&Room>) -> Option<(String, &str)> {
+fn amount(room: Option<&Room<String>>) -> Option<(String, &str)> {
     room.map(|room| (room.amount.to_string(), room.device.as_str()))
 }
 
@@ -146,7 +146,7 @@ fn nothing_is_left_is_an_answer_too() {
     let words = answer.to_string();
     assert!(words.starts_with("claim ns/mine does not fit on node n\n"), "{words}");
     assert!(words.contains("InUse: in use, held by ns/h"), "{words}");
-    assert!(words.contains("no device that this may have has any memory"), "{words}");
+    assert!(words.contains("no eligible GPU has free memory"), "{words}");
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn a_subject_that_is_not_there_is_a_mistake() {
     let all = || [node("n"), memory("x", "1Gi"), pod("x", &[]), pod("broken", &[])];
     let error = |subject: &str| why(all(), subject).unwrap_err().to_string();
     assert!(error("x").contains("write pod/NAME or claim/NAME"));
-    assert!(error("claim/y").starts_with("ns/y is not in the input"));
-    assert!(error("pod/y").starts_with("ns/y is not in the input"));
+    assert!(error("claim/y").starts_with("claim y not found in namespace ns"));
+    assert!(error("pod/y").starts_with("pod y not found in namespace ns"));
     assert!(matches!(Subject::parse("node/n", "ns"), Err(OfflineError::SubjectKind(kind)) if kind == "node"));
     assert_eq!(why(all(), "pod/x").unwrap().to_string(), "pod ns/x has no claims\n");
     let mut broken = pod("broken", &[]);

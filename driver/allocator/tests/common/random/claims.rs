@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{CAPACITIES, Random};
+use super::numbers::{CAPACITIES, Random};
 
 pub(super) fn classes(random: &mut Random, multiple: bool) -> Value {
     let selector = |text: &str| json!([{"cel": {"expression": text}}]);

@@ -1,10 +1,12 @@
-//! Slices and classes: what the allocator is told of them, and which claims are for the controller.
+//! Slices and classes: who allocates each device, and so which claims are for the controller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::{DeviceClass, ResourceClaim, Taint};
-use vgpu_allocator::{Event, Index, SelectorCache};
+use vgpu_allocator::model::{DeviceClass, ResourceClaim, ResourceSlice, Taint};
+use vgpu_allocator::{Index, SelectorCache};
+use vgpu_api::{capacity, device_type};
+use vgpu_quantity::Quantity;
 
 use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
 use crate::change::Last;
@@ -14,44 +16,58 @@ use crate::names::{DRIVER, TAINT_KEY};
 use crate::time::Time;
 use crate::verdict::Verdict;
 
-/// Whose a claim is to allocate.
+/// Who allocates a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Controller,
-    /// kube-scheduler's, or of a class that has no device or does not exist yet.
+    /// kube-scheduler, or it is of a class that has no device or does not exist yet.
     Scheduler,
-    /// Nobody's: some requests are for the controller and some are not. Two classes that show it.
-    Mixed(String, String),
+    Nobody(Unallocatable),
+}
+
+/// Why nobody may allocate a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unallocatable {
+    /// Some requests are for the controller and some are not. Two classes that show it.
+    Mixed {
+        ours: String,
+        other: String,
+    },
     /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
     Tolerates,
     TooManyTolerations,
 }
 
-impl Kind {
-    /// Why nobody may allocate the claim of that name.
-    pub(crate) fn refusal(self, claim: impl FnOnce() -> String) -> Option<Verdict> {
-        Some(match self {
-            Self::Controller | Self::Scheduler => return None,
-            Self::Mixed(ours, other) => Verdict::Mixed {
-                claim: claim(),
-                ours,
-                other,
-            },
-            Self::Tolerates => Verdict::Tolerates { claim: claim() },
-            Self::TooManyTolerations => Verdict::TooManyTolerations { claim: claim() },
-        })
+impl Unallocatable {
+    /// The same of a claim by its name.
+    #[must_use]
+    pub fn verdict(self, claim: String) -> Verdict {
+        match self {
+            Self::Mixed { ours, other } => Verdict::Mixed { claim, ours, other },
+            Self::Tolerates => Verdict::Tolerates { claim },
+            Self::TooManyTolerations => Verdict::TooManyTolerations { claim },
+        }
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Supply {
+pub(crate) struct DeviceOwnership {
     slices: BTreeMap<String, Slice>,
     classes: BTreeMap<String, Class>,
     /// Our driver's slices by pool.
     pools: HashMap<String, BTreeSet<String>>,
     /// When the last full list of the claims was asked for.
     listed: Option<Time>,
-    settle: Duration,
+    /// How long a device stays with nobody when it changes hands; `None` where kube-scheduler allocates everything.
+    settle: Option<Duration>,
+}
+
+/// What a slice of our driver publishes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Published {
+    pub devices: usize,
+    /// The memory of its largest GPU in bytes, 0 without one.
+    pub largest: u64,
 }
 
 #[derive(Debug)]
@@ -59,8 +75,11 @@ struct Slice {
     version: Version,
     /// When it came in last.
     seen: Time,
+    /// Of our driver.
     pool: Option<String>,
-    whose: Vec<(String, Who)>,
+    published: Published,
+    /// Who allocates each device, in the slice's order; empty where that is always kube-scheduler.
+    whose: Box<[Who]>,
     /// When it was read last from the API server itself, not from a watch that may lag.
     read: Option<Time>,
     /// The taints of its devices as they were published, while one of them settles. The rest is in the index.
@@ -76,12 +95,11 @@ pub(crate) struct Sighting {
 
 #[derive(Debug)]
 struct Class {
-    object: DeviceClass,
     seen: HashMap<String, Seen>,
     total: Seen,
 }
 
-/// How many devices of a class are whose.
+/// How many devices of a class each allocator has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     controller: usize,
@@ -89,10 +107,11 @@ struct Seen {
     other_driver: usize,
 }
 
-impl Supply {
-    pub(crate) fn new(settle: Duration) -> Self {
+impl DeviceOwnership {
+    /// Devices are divided between kube-scheduler and the controller, by their taint.
+    pub(crate) fn divided(settle: Duration) -> Self {
         Self {
-            settle,
+            settle: Some(settle),
             ..Self::default()
         }
     }
@@ -114,19 +133,25 @@ impl Supply {
                 return;
             }
         }
-        let settling = Settling {
-            after: self.settle,
-            listed: self.listed,
-            is_listed_now: false,
-        };
         let mut told = slice.facts;
-        let taints = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
-        let whose = take_over(&mut told, settling);
-        let is_settled = !whose.iter().any(|who| matches!(who, Who::Settling { .. }));
-        let spec = &told.spec;
-        let names = spec.devices.iter().map(|device| device.name.clone());
+        let published = Published::of(&told);
+        let mut taints = None;
+        let mut whose = Vec::new();
+        if let Some(after) = self.settle {
+            let settling = Settling {
+                after,
+                listed: self.listed,
+                is_listed_now: false,
+            };
+            let before = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
+            whose = take_over(&mut told, settling);
+            taints = whose
+                .iter()
+                .any(|who| matches!(who, Who::Settling { .. }))
+                .then_some(before);
+        }
         self.forget(&name);
-        let pool = (spec.driver == DRIVER).then(|| spec.pool.name.clone());
+        let pool = (told.spec.driver == DRIVER).then(|| told.spec.pool.name.clone());
         if let Some(pool) = &pool {
             self.pools.entry(pool.clone()).or_default().insert(name.clone());
         }
@@ -134,11 +159,12 @@ impl Supply {
             version: slice.version,
             seen: seen.at,
             pool,
-            whose: names.zip(whose).collect(),
+            published,
+            whose: whose.into(),
             read,
-            taints: (!is_settled).then_some(taints),
+            taints,
         };
-        index.apply(Event::Slice(told));
+        index.set_slice(told);
         for (class, of_class) in &mut self.classes {
             of_class.look(class, &name, &known, index, cache);
         }
@@ -156,14 +182,13 @@ impl Supply {
             return;
         }
         self.forget(name);
-        index.apply(Event::SliceGone { name: name.to_owned() });
+        index.remove_slice(name);
     }
 
     pub(crate) fn set_class(&mut self, object: DeviceClass, index: &mut Index, cache: &mut SelectorCache<'_>) {
         let name = object.metadata.name.clone();
-        index.apply(Event::Class(object.clone()));
+        index.set_class(object);
         let mut class = Class {
-            object,
             seen: HashMap::new(),
             total: Seen::default(),
         };
@@ -175,7 +200,7 @@ impl Supply {
 
     pub(crate) fn remove_class(&mut self, name: &str, index: &mut Index) {
         self.classes.remove(name);
-        index.apply(Event::ClassGone { name: name.to_owned() });
+        index.remove_class(name);
     }
 
     /// All claims as of `asked` are known: devices that had settled by then are the controller's.
@@ -227,26 +252,24 @@ impl Supply {
         self.slices.keys()
     }
 
-    pub(crate) fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
-        self.classes.values().map(|class| &class.object)
+    pub(crate) fn published(&self) -> impl Iterator<Item = Published> {
+        let ours = self.slices.values().filter(|slice| slice.pool.is_some());
+        ours.map(|slice| slice.published)
     }
 
     /// The claim as whoever allocates it asks for it.
     ///
     /// # Errors
     /// Nobody may, and why.
-    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Verdict> {
-        let kind = self.kind(claim);
-        let is_ours = kind == Kind::Controller;
-        match kind.refusal(|| claim.key()) {
-            Some(verdict) => Err(verdict),
-            None if is_ours => Ok(as_controller(claim)),
-            None => Ok(as_scheduler(claim)),
+    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
+        if self.settle.is_none() {
+            return Ok(claim.clone());
         }
-    }
-
-    pub(crate) fn class(&self, name: &str) -> Option<&DeviceClass> {
-        self.classes.get(name).map(|class| &class.object)
+        match self.kind(claim) {
+            Kind::Controller => Ok(as_controller(claim)),
+            Kind::Scheduler => Ok(as_scheduler(claim)),
+            Kind::Nobody(why) => Err(why),
+        }
     }
 
     /// Whether only the controller has devices of the class.
@@ -255,12 +278,12 @@ impl Supply {
         total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
     }
 
-    /// Whose a device of our driver is.
-    pub(crate) fn who(&self, pool: &str, device: &str) -> Option<Who> {
-        let mut slices = self.pools.get(pool)?.iter().filter_map(|name| self.slices.get(name));
-        slices.find_map(|slice| {
-            let found = slice.whose.iter().find(|(name, _)| name == device);
-            found.map(|(_, who)| *who)
+    /// Who allocates a device of our driver.
+    pub(crate) fn who(&self, pool: &str, device: &str, index: &Index) -> Option<Who> {
+        self.pools.get(pool)?.iter().find_map(|name| {
+            let devices = index.devices_of_slice(name).iter();
+            let place = devices.into_iter().position(|known| known.name == device)?;
+            self.slices.get(name)?.whose.get(place).copied()
         })
     }
 
@@ -280,13 +303,16 @@ impl Supply {
         }
         match (ours, others) {
             (None, _) => Kind::Scheduler,
-            (Some(ours), Some(other)) => Kind::Mixed(ours.clone(), other.clone()),
+            (Some(ours), Some(other)) => Kind::Nobody(Unallocatable::Mixed {
+                ours: ours.clone(),
+                other: other.clone(),
+            }),
             (Some(_), None) => {
                 let mut tolerations = asks(claim).flat_map(|ask| &ask.tolerations);
                 if tolerations.any(|toleration| toleration.key.is_empty() || toleration.key == TAINT_KEY) {
-                    Kind::Tolerates
+                    Kind::Nobody(Unallocatable::Tolerates)
                 } else if asks(claim).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
-                    Kind::TooManyTolerations
+                    Kind::Nobody(Unallocatable::TooManyTolerations)
                 } else {
                     Kind::Controller
                 }
@@ -312,9 +338,25 @@ impl Supply {
     }
 }
 
+impl Published {
+    fn of(slice: &ResourceSlice) -> Self {
+        let devices = &slice.spec.devices;
+        let gpus = devices.iter().filter(|device| {
+            let of_type = device.attributes.get(device_type::ATTRIBUTE);
+            of_type.and_then(|value| value.text()) == Some(device_type::GPU)
+        });
+        let memory = gpus.filter_map(|gpu| gpu.capacity.get(capacity::MEMORY));
+        let bytes = memory.filter_map(|memory| Quantity::whole_away_from_zero(&memory.value));
+        Self {
+            devices: devices.len(),
+            largest: bytes.max().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+        }
+    }
+}
+
 impl Slice {
     fn ready(&self) -> impl Iterator<Item = Time> {
-        self.whose.iter().filter_map(|(_, who)| match who {
+        self.whose.iter().filter_map(|who| match who {
             Who::Settling { until } => *until,
             _ => None,
         })
@@ -323,9 +365,12 @@ impl Slice {
 
 impl Class {
     fn look(&mut self, class: &str, slice: &str, known: &Slice, index: &Index, cache: &mut SelectorCache<'_>) {
+        if known.whose.is_empty() {
+            return self.forget(slice);
+        }
         let mut seen = Seen::default();
         let matches = index.devices_of_class(class, slice, cache);
-        for ((_, who), _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
+        for (who, _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
             match who {
                 Who::Controller { .. } | Who::Settling { .. } => seen.controller += 1,
                 Who::Scheduler | Who::Released => seen.scheduler += 1,
@@ -381,87 +426,90 @@ mod tests {
 
     #[test]
     fn a_claim_is_the_controllers_if_all_its_classes_are() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
         for (name, driver) in [("vgpu", "dra.vgpu"), ("nic", "nic.example.com")] {
             let text = format!(
                 r#"{{"metadata":{{"name":"{name}"}},"spec":{{"selectors":[{{"cel":{{"expression":"device.driver == '{driver}'"}}}}]}}}}"#
             );
-            supply.set_class(serde_json::from_str(&text).unwrap(), &mut index, &mut cache);
+            ownership.set_class(serde_json::from_str(&text).unwrap(), &mut index, &mut cache);
         }
         let (vgpu, nic) = (
             r#"{"name":"r","exactly":{"deviceClassName":"vgpu"}}"#,
             r#"{"name":"n","exactly":{"deviceClassName":"nic"}}"#,
         );
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
-        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
-        supply.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Controller);
-        assert_eq!(supply.kind(&claim(nic)), Kind::Scheduler);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
+        ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
+        ownership.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Controller);
+        assert_eq!(ownership.kind(&claim(nic)), Kind::Scheduler);
         assert_eq!(
-            supply.kind(&claim(&format!("{vgpu},{nic}"))),
-            Kind::Mixed("vgpu".into(), "nic".into())
+            ownership.kind(&claim(&format!("{vgpu},{nic}"))),
+            Kind::Nobody(Unallocatable::Mixed {
+                ours: "vgpu".into(),
+                other: "nic".into()
+            })
         );
         let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
-        assert_eq!(supply.kind(&claim(&open)), Kind::Tolerates);
-        assert!(supply.is_controllers_alone("vgpu") && !supply.is_controllers_alone("nic"));
-        supply.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
-        supply.remove_class("vgpu", &mut index);
-        supply.remove_slice("n1", Last::Version(Version(2)), &mut index);
-        assert_eq!(supply.kind(&claim(vgpu)), Kind::Scheduler);
+        assert_eq!(ownership.kind(&claim(&open)), Kind::Nobody(Unallocatable::Tolerates));
+        assert!(ownership.is_controllers_alone("vgpu") && !ownership.is_controllers_alone("nic"));
+        ownership.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
+        ownership.remove_class("vgpu", &mut index);
+        ownership.remove_slice("n1", Last::Version(Version(2)), &mut index);
+        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
     }
 
     #[test]
     fn a_device_is_taken_over_by_a_list_of_claims_after_it_settled() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        supply.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
-        assert_eq!(supply.next_ready(), Some(Time::from_millis(30_000)));
-        supply.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Settling { .. })));
-        supply.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
-        assert_eq!(supply.next_ready(), None);
-        let read = |supply: &Supply| supply.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
-        assert_eq!(read(&supply), [None], "a watch is no proof");
+        ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
+        assert_eq!(ownership.next_ready(), Some(Time::from_millis(30_000)));
+        ownership.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Settling { .. })));
+        ownership.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
+        assert_eq!(ownership.next_ready(), None);
+        let read = |ownership: &DeviceOwnership| ownership.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
+        assert_eq!(read(&ownership), [None], "a watch is no proof");
         let again = slice("n1", DRIVER, TAINT);
-        supply.set_slice(again.clone(), seen(Some(Time::from_millis(5))), &mut index, &mut cache);
-        supply.set_slice(again, seen(None), &mut index, &mut cache);
-        assert_eq!(read(&supply), [Some(Time::from_millis(5))]);
+        ownership.set_slice(again.clone(), seen(Some(Time::from_millis(5))), &mut index, &mut cache);
+        ownership.set_slice(again, seen(None), &mut index, &mut cache);
+        assert_eq!(read(&ownership), [Some(Time::from_millis(5))]);
     }
 
     #[test]
     fn a_watch_that_lags_does_not_bring_back_what_was_read() {
-        let mut supply = Supply::new(Duration::from_secs(30));
+        let mut ownership = DeviceOwnership::divided(Duration::from_secs(30));
         let mut index = Index::new(Features::default());
         let mut cache = SelectorCache::default();
-        supply.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
+        ownership.set_listed(Time::from_millis(60_000), &mut index, &mut cache);
         let at = |at: i64| Sighting {
             at: Time::from_millis(at),
             read: None,
         };
         let released = TAINT.replace("controller", "released");
         let old = || of_version(5, "n1", DRIVER, TAINT);
-        supply.set_slice(old(), at(1), &mut index, &mut cache);
-        assert!(matches!(supply.who("n1", "d"), Some(Who::Controller { .. })));
+        ownership.set_slice(old(), at(1), &mut index, &mut cache);
+        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
         let read = Some(Time::from_millis(2));
         let new = of_version(7, "n1", DRIVER, &released);
-        supply.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
-        supply.set_slice(old(), at(4), &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
+        ownership.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
+        ownership.set_slice(old(), at(4), &mut index, &mut cache);
+        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
         // A read that an event has overtaken: what is known is as good as read.
         let read = Some(Time::from_millis(5));
-        supply.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
-        assert_eq!(supply.who("n1", "d"), Some(Who::Released));
-        assert_eq!(supply.reads("n1").next().unwrap().1, read);
+        ownership.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
+        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
+        assert_eq!(ownership.reads("n1").next().unwrap().1, read);
         // A deletion of what was there before, and a read from before it came.
-        supply.remove_slice("n1", Last::Version(Version(6)), &mut index);
-        supply.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
-        assert!(supply.who("n1", "d").is_some());
-        supply.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
-        assert!(supply.who("n1", "d").is_none());
+        ownership.remove_slice("n1", Last::Version(Version(6)), &mut index);
+        ownership.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
+        assert!(ownership.who("n1", "d", &index).is_some());
+        ownership.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
+        assert!(ownership.who("n1", "d", &index).is_none());
     }
 }

@@ -1,15 +1,15 @@
 //! What is asked for, in words, and texts that end in time.
 
-use vgpu_allocator::model::{Exactly, Mode};
-use vgpu_api::{capacity, class, device_type};
+use vgpu_allocator::model::{DeviceClass, Exactly, Mode};
+use vgpu_api::{capacity, class, device_type as types};
 use vgpu_quantity::Quantity;
 
-use crate::model::Class;
+use crate::class::{device_type, is_ours};
 
 /// What a request asks for; the class where there is one.
 pub(crate) struct Asked<'a> {
     pub(crate) ask: &'a Exactly,
-    pub(crate) class: Option<&'a Class>,
+    pub(crate) class: Option<&'a DeviceClass>,
 }
 
 impl std::fmt::Display for Asked<'_> {
@@ -21,16 +21,16 @@ impl std::fmt::Display for Asked<'_> {
             Mode::All => f.write_str("all of a node's devices, each with ")?,
             Mode::Unknown(mode) => write!(f, "{mode} times ")?,
         }
-        let Some(class) = class.filter(|class| class.ours) else {
+        let Some(class) = class.filter(|class| is_ours(class)) else {
             return write!(f, "a device of class {}", ask.class);
         };
-        if ask.admin_access.unwrap_or(false) || class.device_type == device_type::MONITOR {
+        if ask.admin_access.unwrap_or(false) || device_type(class) == types::MONITOR {
             return f.write_str("administrative access to a GPU");
         }
-        if class.device_type == device_type::SLOT {
+        if device_type(class) == types::SLOT {
             return f.write_str("a slot of a GPU");
         }
-        if class.name == class::GPU {
+        if class.metadata.name == class::GPU {
             return f.write_str("a whole GPU");
         }
         let requested = |name: &str| ask.capacity.as_ref()?.requests.get(name).map(Quantity::to_string);

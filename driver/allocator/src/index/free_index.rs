@@ -5,11 +5,12 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::free::Free;
+use crate::capacity::{CORES, MEMORY};
 use crate::inventory::Slice;
 use crate::ledger::{Ledger, Usage};
 use crate::model::{Device, DeviceResult, Exactly};
 use crate::pools::Candidate;
-use crate::search::{CORES, MEMORY, capacity_of};
+use crate::search::capacity_of;
 
 /// A place in the order in which `binpack` takes devices, over all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,9 +31,9 @@ pub(super) struct Wanted {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shelves {
+pub(super) struct FreeIndex {
     order: BTreeSet<Spot>,
-    /// Driver, pool, device: what is on the shelves, or taken whole. More than one while generations change.
+    /// Driver, pool, device: what is in the index, or taken whole. More than one while generations change.
     known: HashMap<String, HashMap<String, HashMap<String, Vec<Known>>>>,
     /// Slices that are not of one node.
     strays: Vec<Arc<Slice>>,
@@ -77,8 +78,8 @@ impl Wanted {
     }
 }
 
-impl Shelves {
-    /// Devices that are not of one node, and so not on the shelves.
+impl FreeIndex {
+    /// Devices that are not of one node, and so not in the index.
     pub(super) fn strays(&self) -> impl Iterator<Item = Candidate> {
         self.strays.iter().flat_map(|slice| {
             let devices = 0..slice.spec.devices.len();

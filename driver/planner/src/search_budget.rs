@@ -1,4 +1,4 @@
-//! How much is thought about whom.
+//! Search budgets per pod and gang.
 //!
 //! Whether claims fit together can take steps without end to find out, and whoever may create claims may ask so. Each
 //! pod has a small budget at first. If that brings no answer, the pod is asked about again with twice as much, after a
@@ -22,8 +22,8 @@ const FIRST: u64 = 50_000;
 const MOST: u64 = FIRST << 6;
 /// What takes more is expensive.
 const CHEAP: u64 = 20_000;
-/// All questions of one round, with what was looked at for them: a decision must be young when it is sent.
-const ROUND: u64 = 1_000_000;
+/// The budget of one pass, filters included: a decision must be young when it is sent.
+const PASS: u64 = 1_000_000;
 /// A pod's pause, for each step that it took.
 const PAUSE: Duration = Duration::from_micros(20);
 /// How a gang's key begins; its searches are counted beside pods.
@@ -32,13 +32,13 @@ pub(crate) const GANG: &str = "gang ";
 const REST: Duration = Duration::from_micros(2);
 
 #[derive(Debug, Default)]
-pub(crate) struct Efforts {
+pub(crate) struct SearchBudgets {
     /// By the pod's uid, or the gang; of those that were expensive.
     known: HashMap<String, Effort>,
     /// Those that have a place once these slices are read.
     returns: HashMap<String, Return>,
     rest_until: Time,
-    this_round: u64,
+    this_pass: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,23 +80,23 @@ impl Asked<'_> {
 
     /// What is cheap for so many pods.
     fn cheap(self) -> u64 {
-        self.times(CHEAP).min(ROUND / 4)
+        self.times(CHEAP).min(PASS / 4)
     }
 }
 
-impl Efforts {
-    pub(crate) fn begin_round(&mut self) {
-        self.this_round = 0;
+impl SearchBudgets {
+    pub(crate) fn begin_pass(&mut self) {
+        self.this_pass = 0;
     }
 
-    /// Whether enough was thought in this round.
-    pub(crate) fn is_round_over(&self) -> bool {
-        self.this_round >= ROUND
+    /// Whether the budget of this pass is spent.
+    pub(crate) fn is_pass_over(&self) -> bool {
+        self.this_pass >= PASS
     }
 
     /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
     pub(crate) fn works(&mut self, work: u64) {
-        self.this_round = self.this_round.saturating_add(work);
+        self.this_pass = self.this_pass.saturating_add(work);
     }
 
     /// What may be spent now, or when to come again.
@@ -176,52 +176,52 @@ mod tests {
 
     #[test]
     fn who_is_expensive_gets_more_each_time_and_later() {
-        let mut efforts = Efforts::default();
+        let mut budgets = SearchBudgets::default();
         let mut now = at(0);
-        let mut budgets = Vec::new();
+        let mut given = Vec::new();
         for _ in 0..8 {
-            let budget = efforts.budget(pod("p"), now).unwrap();
+            let budget = budgets.budget(pod("p"), now).unwrap();
             let steps = budget.left();
-            budgets.push(steps);
-            efforts.spent(pod("p"), steps, Answer::None, now);
-            let until = efforts.budget(pod("p"), now).unwrap_err();
+            given.push(steps);
+            budgets.spent(pod("p"), steps, Answer::None, now);
+            let until = budgets.budget(pod("p"), now).unwrap_err();
             assert_eq!(until.since(now), PAUSE * steps as u32, "the same part of the time");
             now = until;
         }
-        assert_eq!((budgets[0], budgets[1], budgets[7]), (FIRST, 2 * FIRST, MOST));
-        assert_eq!(efforts.failures("p"), 8);
-        efforts.forget("p");
-        assert!(efforts.budget(pod("p"), at(0)).is_ok());
+        assert_eq!((given[0], given[1], given[7]), (FIRST, 2 * FIRST, MOST));
+        assert_eq!(budgets.failures("p"), 8);
+        budgets.forget("p");
+        assert!(budgets.budget(pod("p"), at(0)).is_ok());
     }
 
     #[test]
     fn the_expensive_rest_together_and_the_cheap_do_not() {
-        let mut efforts = Efforts::default();
-        efforts.spent(pod("p"), 30_000, Answer::Some, at(0));
-        efforts.spent(pod("q"), MOST, Answer::None, at(1_000));
-        assert_eq!(efforts.budget(pod("p"), at(1_000)).unwrap_err(), at(1_000 + 6_400));
-        efforts.spent(pod("r"), CHEAP, Answer::Some, at(1_000));
-        assert!(efforts.budget(pod("r"), at(1_000)).is_ok());
-        assert!(efforts.is_round_over());
-        efforts.begin_round();
-        assert!(!efforts.is_round_over());
+        let mut budgets = SearchBudgets::default();
+        budgets.spent(pod("p"), 30_000, Answer::Some, at(0));
+        budgets.spent(pod("q"), MOST, Answer::None, at(1_000));
+        assert_eq!(budgets.budget(pod("p"), at(1_000)).unwrap_err(), at(1_000 + 6_400));
+        budgets.spent(pod("r"), CHEAP, Answer::Some, at(1_000));
+        assert!(budgets.budget(pod("r"), at(1_000)).is_ok());
+        assert!(budgets.is_pass_over());
+        budgets.begin_pass();
+        assert!(!budgets.is_pass_over());
     }
 
     #[test]
     fn what_has_a_place_comes_back_once_without_a_pause() {
-        let mut efforts = Efforts::default();
+        let mut budgets = SearchBudgets::default();
         let reads = || Answer::IfRead(vec!["s".into()]);
-        efforts.spent(pod("p"), MOST, reads(), at(0));
-        assert_eq!(efforts.reads("p"), ["s"]);
-        assert!(efforts.budget(pod("p"), at(1)).is_ok());
-        efforts.spent(pod("p"), MOST, reads(), at(1));
-        assert!(efforts.reads("p").is_empty(), "not twice");
-        let until = efforts.budget(pod("p"), at(1)).unwrap_err();
+        budgets.spent(pod("p"), MOST, reads(), at(0));
+        assert_eq!(budgets.reads("p"), ["s"]);
+        assert!(budgets.budget(pod("p"), at(1)).is_ok());
+        budgets.spent(pod("p"), MOST, reads(), at(1));
+        assert!(budgets.reads("p").is_empty(), "not twice");
+        let until = budgets.budget(pod("p"), at(1)).unwrap_err();
         assert_eq!(until.since(at(1)), 2 * PAUSE * MOST as u32, "a pause for both");
         for _ in 0..3 {
-            efforts.spent(pod("q"), CHEAP, reads(), at(1));
+            budgets.spent(pod("q"), CHEAP, reads(), at(1));
             assert!(
-                efforts.budget(pod("q"), at(1)).is_ok(),
+                budgets.budget(pod("q"), at(1)).is_ok(),
                 "the cheap as often as they like"
             );
         }
@@ -229,15 +229,15 @@ mod tests {
 
     #[test]
     fn a_gang_has_a_budget_for_each_of_its_pods_up_to_the_most() {
-        let mut efforts = Efforts::default();
+        let mut budgets = SearchBudgets::default();
         let gang = |pods| Asked { who: "gang g", pods };
-        let left = |efforts: &Efforts, pods| efforts.budget(gang(pods), at(0)).unwrap().left();
-        assert_eq!((left(&efforts, 3), left(&efforts, 1_000)), (3 * FIRST, MOST));
-        efforts.spent(gang(3), 3 * CHEAP, Answer::Some, at(0));
-        assert!(efforts.budget(gang(3), at(0)).is_ok());
-        efforts.spent(gang(1_000), MOST, Answer::Some, at(0));
-        assert!(efforts.budget(gang(1_000), at(0)).is_err());
-        efforts.forget_gangs(&BTreeSet::new());
-        assert!(efforts.budget(gang(3), at(0)).is_ok());
+        let left = |budgets: &SearchBudgets, pods| budgets.budget(gang(pods), at(0)).unwrap().left();
+        assert_eq!((left(&budgets, 3), left(&budgets, 1_000)), (3 * FIRST, MOST));
+        budgets.spent(gang(3), 3 * CHEAP, Answer::Some, at(0));
+        assert!(budgets.budget(gang(3), at(0)).is_ok());
+        budgets.spent(gang(1_000), MOST, Answer::Some, at(0));
+        assert!(budgets.budget(gang(1_000), at(0)).is_err());
+        budgets.forget_gangs(&BTreeSet::new());
+        assert!(budgets.budget(gang(3), at(0)).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes that are avoided for a pod: it was given devices there and did not come. Kept in memory alone: a new leader
+//! Nodes that are avoided for a pod: it had devices there and was not bound in time. Kept in memory alone: a new leader
 //! tries such a node once more.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ const FIRST: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
-pub(crate) struct Avoided {
+pub(crate) struct NodePenalties {
     /// By the pod's uid, then by node.
     pods: HashMap<String, HashMap<String, Strikes>>,
 }
@@ -21,7 +21,7 @@ struct Strikes {
     until: Time,
 }
 
-impl Avoided {
+impl NodePenalties {
     pub(crate) fn add(&mut self, pod: &str, node: &str, now: Time) {
         let nodes = self.pods.entry(pod.to_owned()).or_default();
         let strikes = nodes.entry(node.to_owned()).or_insert(Strikes { count: 0, until: now });
@@ -52,19 +52,19 @@ mod tests {
 
     #[test]
     fn a_node_is_avoided_for_longer_each_time() {
-        let mut avoided = Avoided::default();
+        let mut penalties = NodePenalties::default();
         let at = |seconds: i64| Time::from_millis(seconds * 1_000);
-        avoided.add("p", "n", at(0));
-        assert!(avoided.is_avoided("p", "n", at(29)) && !avoided.is_avoided("p", "n", at(30)));
-        assert!(!avoided.is_avoided("p", "m", at(1)) && !avoided.is_avoided("q", "n", at(1)));
-        avoided.add("p", "n", at(100));
-        assert!(avoided.is_avoided("p", "n", at(159)) && !avoided.is_avoided("p", "n", at(160)));
+        penalties.add("p", "n", at(0));
+        assert!(penalties.is_avoided("p", "n", at(29)) && !penalties.is_avoided("p", "n", at(30)));
+        assert!(!penalties.is_avoided("p", "m", at(1)) && !penalties.is_avoided("q", "n", at(1)));
+        penalties.add("p", "n", at(100));
+        assert!(penalties.is_avoided("p", "n", at(159)) && !penalties.is_avoided("p", "n", at(160)));
         for _ in 0..40 {
-            avoided.add("p", "n", at(1_000));
+            penalties.add("p", "n", at(1_000));
         }
-        assert!(avoided.is_avoided("p", "n", at(1_599)) && !avoided.is_avoided("p", "n", at(1_600)));
-        assert_eq!(avoided.count("p"), 42);
-        avoided.forget("p");
-        assert!(!avoided.is_avoided("p", "n", at(1_001)));
+        assert!(penalties.is_avoided("p", "n", at(1_599)) && !penalties.is_avoided("p", "n", at(1_600)));
+        assert_eq!(penalties.count("p"), 42);
+        penalties.forget("p");
+        assert!(!penalties.is_avoided("p", "n", at(1_001)));
     }
 }

@@ -1,4 +1,4 @@
-//! Holds and allocations that have done their work, or never will.
+//! Holds and allocations that are not needed any more, or never will be.
 //!
 //! ```text
 //!  allocated by the controller
@@ -28,7 +28,7 @@ use crate::time::Time;
 use crate::verdict::Verdict;
 use crate::write::Intent;
 
-/// What a claim is due.
+/// A write that a claim needs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Duty {
     pub(crate) intent: Intent,
@@ -37,8 +37,8 @@ pub(crate) struct Duty {
     pub(crate) slow: Option<(String, String)>,
 }
 
-/// What one claim is looked at with.
-pub(crate) struct Upkeep<'a> {
+/// The context in which claims are checked.
+pub(crate) struct HoldExpiry<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) timeout: Duration,
     pub(crate) now: Time,
@@ -50,8 +50,8 @@ pub(crate) struct Held<'a> {
     pub(crate) until: Time,
 }
 
-impl<'a> Upkeep<'a> {
-    /// Whether a hold is still waited for, and how long.
+impl<'a> HoldExpiry<'a> {
+    /// The hold that is still waited for, if any, and for how long.
     pub(crate) fn held(&self, known: &Known) -> Option<Held<'a>> {
         let claim = &known.claim;
         let allocation = claim.allocation().filter(|allocation| is_ours(allocation))?;
@@ -64,7 +64,7 @@ impl<'a> Upkeep<'a> {
         })
     }
 
-    /// What is to be done about the claim. `lapsed`: a hold of its gang ran out.
+    /// The write that the claim needs now, if any. `lapsed`: a hold of its gang has expired.
     pub(crate) fn duty(&self, known: &Known, lapsed: bool, users: &mut dyn Iterator<Item = &'a Pod>) -> Option<Duty> {
         let claim = &known.claim;
         let hold = hold_of(claim);

@@ -1,0 +1,115 @@
+//! The state of a search, and what one step of it leaves behind.
+
+use std::rc::Rc;
+
+use crate::budget::Budget;
+use crate::capacity::{Amounts, Misfit};
+use crate::constraint::Tracked;
+use crate::counters::{self, Counters};
+use crate::features::Features;
+use crate::ledger::{Ledger, Usage};
+use crate::model::{CapacityRequirements, Taint};
+use crate::plan::ClaimPlan;
+use crate::policy::Order;
+use crate::pools::NodeView;
+use crate::selectors::SelectorCache;
+
+/// One attempt on one node. The state is that of the devices chosen so far.
+pub(crate) struct Search<'a, 'c, 's> {
+    pub(crate) view: &'a NodeView,
+    pub(crate) features: Features,
+    pub(crate) plans: Vec<ClaimPlan<'a>>,
+    pub(crate) cache: &'c mut SelectorCache<'s>,
+    pub(super) budget: &'c mut Budget,
+    pub(super) ledger: &'a Ledger,
+    pub(super) order: Order,
+    /// By candidate: what claims hold of it.
+    pub(super) usage: Vec<Option<&'a Usage>>,
+    /// By candidate: which of these claims take it whole.
+    pub(super) marked: Vec<Vec<usize>>,
+    /// By candidate: shares that these claims take.
+    pub(super) in_flight: Vec<InFlight>,
+    /// By pool, from the first device on that draws from them.
+    pub(super) counters: Vec<Option<Counters<'a>>>,
+    pub(super) constraints: Vec<Vec<Tracked<'a>>>,
+    /// What the policy would have all devices share.
+    pub(super) affinity: Vec<Tracked<'a>>,
+    pub(crate) picks: Vec<Vec<Pick>>,
+    /// By claim and request: the alternative that was chosen.
+    pub(crate) chosen: Vec<Vec<usize>>,
+    /// The furthest request that was reached: the one before it can be had together.
+    pub(crate) furthest: (usize, usize),
+    pub(super) stack: Vec<Frame>,
+    /// Where to stop as if it were the end.
+    pub(super) stop_at: Option<(usize, usize)>,
+    /// What to ask for in place of what the claims do, to find out what there is.
+    pub(crate) instead: Option<CapacityRequirements>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    pub(super) shares: usize,
+    pub(super) consumed: Amounts,
+}
+
+/// A chosen device.
+#[derive(Debug, Clone)]
+pub(crate) struct Pick {
+    pub(crate) candidate: usize,
+    pub(crate) request: usize,
+    pub(crate) alternative: usize,
+    /// With a share: what it consumes.
+    pub(crate) share: Option<Amounts>,
+}
+
+/// Where the search stands: before this device of this alternative of this request.
+#[derive(Debug, Clone)]
+pub(super) struct Position {
+    pub(super) claim: usize,
+    pub(super) request: usize,
+    pub(super) alternative: Option<usize>,
+    pub(super) device: i64,
+    /// Where to go on in the order of devices.
+    pub(super) from: usize,
+    /// The order, once the request has begun; `None` is that of the view.
+    pub(super) order: Option<Rc<[usize]>>,
+}
+
+/// What waits for the result of what comes after it.
+pub(super) enum Frame {
+    ClaimEnd,
+    Alternatives { position: Position, all_exceeded: bool },
+    Device { position: Position, undo: Undo },
+    AllDevice { undo: Undo },
+}
+
+/// Why a device cannot be had now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Other claims hold it.
+    InUse,
+    /// An earlier request of this attempt takes it.
+    Taken,
+    /// Gate, class, selector or node.
+    Mismatch,
+    Capacity(Misfit),
+    CountersOff,
+    Counter(counters::Shortage),
+    Taint(Taint),
+    /// The attribute of the constraint.
+    Constraint(String),
+    /// The policy's wish, not the claim's.
+    Affinity,
+}
+
+/// What taking a device changed.
+#[derive(Debug)]
+pub(crate) struct Undo {
+    pub(super) claim: usize,
+    pub(super) request: usize,
+    pub(super) alternative: usize,
+    pub(super) candidate: usize,
+    pub(super) counters: bool,
+    pub(super) marked: bool,
+    pub(super) share: Option<Amounts>,
+}

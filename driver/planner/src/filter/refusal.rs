@@ -1,0 +1,55 @@
+//! Why a node will not do, and what finding that out takes.
+
+use std::cell::Cell;
+use std::fmt;
+
+/// Why a node will not do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    Unknown,
+    Unreadable,
+    Unschedulable,
+    /// `spec.nodeSelector` or required node affinity.
+    Affinity,
+    Taint(String),
+    Resource(String),
+    Port(u16),
+    /// Required affinity to pods, by its topology key.
+    PodAffinity(String),
+    PodAntiAffinity(String),
+    Spread(String),
+    /// A claim that is allocated already is for other nodes.
+    Claim(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("not known any more"),
+            Self::Unreadable => f.write_str("cannot be read (the log of vgpu-controller says why)"),
+            Self::Unschedulable => f.write_str("unschedulable"),
+            Self::Affinity => f.write_str("node selector or affinity does not match"),
+            Self::Taint(key) => write!(f, "taint {key} is not tolerated"),
+            Self::Resource(name) => write!(f, "not enough {name}"),
+            Self::Port(port) => write!(f, "host port {port} is taken"),
+            Self::PodAffinity(key) => write!(f, "affinity to pods by {key} does not match"),
+            Self::PodAntiAffinity(key) => write!(f, "anti-affinity to pods by {key}"),
+            Self::Spread(key) => write!(f, "topology spread by {key}"),
+            Self::Claim(claim) => write!(f, "claim {claim} is allocated elsewhere"),
+        }
+    }
+}
+
+/// What was looked at: a node or a pod is one. About as much as a step of the allocator.
+#[derive(Debug, Default)]
+pub(crate) struct Work(Cell<u64>);
+
+impl Work {
+    pub(crate) fn add(&self, count: usize) {
+        self.0.set(self.0.get().saturating_add(count as u64));
+    }
+
+    pub(crate) fn done(&self) -> u64 {
+        self.0.get()
+    }
+}

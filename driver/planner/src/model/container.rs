@@ -1,0 +1,153 @@
+//! Containers: what they ask for, and what that adds up to.
+
+use litemap::LiteMap;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use vgpu_allocator::model::or_default;
+use vgpu_quantity::Quantity;
+
+use super::Requests;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostPort {
+    #[serde(deserialize_with = "or_default")]
+    pub host_port: u16,
+    #[serde(rename = "hostIP", deserialize_with = "or_default")]
+    pub host_ip: String,
+    #[serde(deserialize_with = "or_default")]
+    pub protocol: String,
+}
+
+/// An extended resource of a container: one whose name has a domain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extended {
+    pub container: String,
+    pub resource: String,
+    /// At least 1.
+    pub count: i64,
+}
+
+/// A container's part in the sum.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Container {
+    #[serde(deserialize_with = "or_default")]
+    name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) resources: Resources,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) restart_policy: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ports: Vec<HostPort>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Resources {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) requests: Requests,
+    /// As they are written: what is no quantity keeps no pod from being read.
+    #[serde(deserialize_with = "or_default")]
+    limits: LiteMap<String, Text>,
+}
+
+/// A text, or nothing for any other value.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Text(String),
+    Other(IgnoredAny),
+}
+
+impl Container {
+    /// Its extended resources: those whose name has a domain.
+    pub(super) fn extended(&self) -> impl Iterator<Item = Extended> {
+        let limits = self.resources.limits.iter();
+        limits
+            .filter(|(resource, _)| resource.contains('/'))
+            .map(|(resource, count)| Extended {
+                container: self.name.clone(),
+                resource: resource.clone(),
+                count: whole(count),
+            })
+            .filter(|extended| extended.count > 0)
+    }
+}
+
+/// Limited to 64 bits; 0 for what is no quantity.
+fn whole(count: &Text) -> i64 {
+    let Text::Text(count) = count else {
+        return 0;
+    };
+    let count = Quantity::parse(count).unwrap_or_default();
+    let limit = if count.is_negative() { i64::MIN } else { i64::MAX };
+    count.whole_away_from_zero().unwrap_or(limit)
+}
+
+/// Sidecars run beside everything after them; other init containers run alone, one after the other. What the pod says
+/// for itself takes the place of its containers' sum.
+pub(super) fn requests_of(
+    containers: &[Container],
+    init: &[Container],
+    pod: &Requests,
+    overhead: &Requests,
+) -> Requests {
+    let mut sidecars = Requests::default();
+    let mut peak = Requests::default();
+    for container in init {
+        let mut now = sidecars.clone();
+        now.add(&container.resources.requests);
+        if container.restart_policy == "Always" {
+            sidecars = now.clone();
+        }
+        peak.raise(&now);
+    }
+    let mut all = sidecars;
+    for container in containers {
+        all.add(&container.resources.requests);
+    }
+    all.raise(&peak);
+    for (name, amount) in &pod.0 {
+        all.0.insert(name.clone(), amount.clone());
+    }
+    all.add(overhead);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn containers(text: &str) -> Vec<Container> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn sidecars_add_up_and_init_containers_take_turns() {
+        let main = containers(r#"[{"resources":{"requests":{"cpu":"1"}}},{"resources":{"requests":{"cpu":"500m"}}}]"#);
+        let init = containers(
+            r#"[{"resources":{"requests":{"cpu":"3"}}},
+                {"restartPolicy":"Always","resources":{"requests":{"cpu":"200m"}}},
+                {"resources":{"requests":{"cpu":"2900m","memory":"1Gi"}}}]"#,
+        );
+        let overhead: Requests = serde_json::from_str(r#"{"cpu":"100m"}"#).unwrap();
+        let none = Requests::default();
+        let sum = requests_of(&main, &init, &none, &overhead);
+        assert_eq!(
+            *sum.0.get("cpu").unwrap(),
+            "3200m".parse().unwrap(),
+            "2.9 beside the sidecar, and overhead"
+        );
+        assert_eq!(*sum.0.get("memory").unwrap(), "1Gi".parse().unwrap());
+        assert_eq!(
+            *requests_of(&main, &init[1..2], &none, &none).0.get("cpu").unwrap(),
+            "1700m".parse().unwrap()
+        );
+        let pod: Requests = serde_json::from_str(r#"{"cpu":"4"}"#).unwrap();
+        assert_eq!(
+            *requests_of(&main, &init, &pod, &overhead).0.get("cpu").unwrap(),
+            "4100m".parse().unwrap()
+        );
+    }
+}

@@ -1,0 +1,16 @@
+//! How far a cycle is.
+
+use std::collections::HashSet;
+
+use crate::time::Time;
+
+/// One turn for everybody who waits. It may take several passes.
+#[derive(Debug, Default)]
+pub(crate) struct Cycle {
+    /// Pods and gangs that had their turn.
+    pub(super) asked: HashSet<String>,
+    /// Something has changed since the cycle began, so another must follow.
+    pub(super) again: bool,
+    /// The earliest time at which an earlier pass of the cycle wants to plan again.
+    pub(super) wake: Option<Time>,
+}

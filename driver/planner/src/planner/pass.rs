@@ -1,0 +1,327 @@
+//! One pass of a leader: expires holds, marks claims, and places pods that wait.
+//!
+//! A pass places pods until its search budget is spent, then emits its decisions. The next pass continues with the
+//! remaining pods until all had their turn, which ends a cycle. Pods that only waited for slices come first once these
+//! are read, before the slices are too old again.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use vgpu_allocator::Budget;
+
+use super::cycle::Cycle;
+use super::gangs::{budget_key, search_key_of};
+use super::{Plan, Planner, soonest};
+use crate::change::Ask;
+use crate::gang::{self, Gangs};
+use crate::hold_expiry::HoldExpiry;
+use crate::place::{Placed, Placing, Waits};
+use crate::problems;
+use crate::queue::Queue;
+use crate::search_budget::{Answer, Asked};
+use crate::term::{Stage, Term};
+use crate::time::Time;
+use crate::verdict::{About, Verdict};
+use crate::write::{Intent, Write};
+
+/// How long a read of a slice may fail before the pods that wait for it get an event.
+const UNREAD: Duration = Duration::from_secs(30);
+
+/// A pod or a gang, which is placed as a whole.
+struct Unit {
+    /// The key of its search budget.
+    who: String,
+    gang: Option<gang::Name>,
+    pods: Vec<String>,
+}
+
+impl Planner {
+    pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
+        if !self.state.can_decide() {
+            return;
+        }
+        if self.stage != Stage::Leading {
+            self.take_lead(term, now, plan);
+        }
+        self.catch_up(now, plan);
+        if self.stage != Stage::Leading {
+            return;
+        }
+        if let Some(ready) = self.state.ownership.next_ready() {
+            match ready <= now {
+                true => self.ask(Ask::Claims, now, plan),
+                false => soonest(&mut plan.wake, ready, now),
+            }
+        }
+        self.expire_holds(term, now, plan);
+        self.mark_all(term, now, plan);
+        self.place_all(term, changed, now, plan);
+        for (about, verdict) in problems::of(&self.state, &self.refusals) {
+            self.told.is(about, verdict);
+        }
+    }
+
+    fn expire_holds(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+        let expiry = HoldExpiry {
+            cluster: &self.state.cluster,
+            timeout: self.settings.hold,
+            now,
+        };
+        let mut lapsed = BTreeSet::new();
+        for (_, known) in self.state.claims.iter() {
+            if let Some(held) = expiry.held(known) {
+                soonest(&mut plan.wake, held.until, now);
+                if held.until <= now {
+                    lapsed.extend(held.pod.and_then(gang::of));
+                }
+            } else if known.claim.allocation().is_some() {
+                soonest(&mut plan.wake, known.since.after(self.settings.hold), now);
+            }
+        }
+        let mut duties = Vec::new();
+        for (key, known) in self.state.claims.iter() {
+            if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+                soonest(&mut plan.wake, until, now);
+                continue;
+            }
+            if known.flight.is_some() {
+                continue;
+            }
+            let of_gang = expiry.held(known).and_then(|held| gang::of(held.pod?));
+            let has_lapsed = of_gang.is_some_and(|gang| lapsed.contains(&gang));
+            let mut users = self.state.users(key).filter(|pod| !pod.is_deleted && !pod.is_finished);
+            if let Some(duty) = expiry.duty(known, has_lapsed, &mut users) {
+                duties.push((key.clone(), duty, About::claim(&known.claim)));
+            }
+        }
+        for (key, duty, about) in duties {
+            // The same is decided again where a write did not land. It is no second hold that ran out.
+            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_told);
+            if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
+                self.penalties.add(&pod, &node, now);
+            }
+            if let Some(why) = duty.why.filter(|_| is_new) {
+                self.told.is(about, why);
+                self.state.claims.set_told(&key);
+            }
+            self.write(term, &key, duty.intent, now, plan);
+        }
+    }
+
+    fn place_all(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
+        let gangs = Gangs::new(&self.state.cluster);
+        let mut units: Vec<Unit> = Vec::new();
+        let mut together: BTreeMap<gang::Name, Vec<String>> = BTreeMap::new();
+        for (key, pod) in self.state.cluster.pods() {
+            if !pod.is_waiting() || pod.is_gated || pod.claims.is_empty() {
+                continue;
+            }
+            match gang::of(pod) {
+                Some(name) => together.entry(name).or_default().push(key.clone()),
+                None => units.push(Unit {
+                    who: pod.uid.clone(),
+                    gang: None,
+                    pods: vec![key.clone()],
+                }),
+            }
+        }
+        let keys = together.keys().flat_map(|name| [budget_key(name), search_key_of(name)]);
+        self.budgets.forget_gangs(&keys.collect());
+        units.extend(together.into_iter().map(|(name, pods)| Unit {
+            who: budget_key(&name),
+            gang: Some(name),
+            pods,
+        }));
+        // A gang stands where the first of its pods does.
+        units.sort_by_cached_key(|unit| {
+            let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
+            (self.budgets.reads(&unit.who).is_empty(), rank)
+        });
+        self.budgets.begin_pass();
+        let waiting: Vec<String> = units.iter().flat_map(|unit| &unit.pods).cloned().collect();
+        self.cycle.again |= changed && !self.cycle.asked.is_empty();
+        let mut is_cut = false;
+        for unit in units {
+            let had_turn = self.cycle.asked.contains(&unit.who) && self.budgets.reads(&unit.who).is_empty();
+            if had_turn || self.budgets.is_pass_over() {
+                is_cut |= !had_turn;
+                for key in &unit.pods {
+                    self.wait(key, Waits::Until(now), now, plan);
+                }
+                continue;
+            }
+            self.cycle.asked.insert(unit.who);
+            match unit.gang {
+                None => self.place_one(term, &unit.pods[0], now, plan),
+                Some(gang) => self.place_gang(term, &gang, &gangs, &unit.pods, now, plan),
+            }
+        }
+        self.end_pass(is_cut, now, plan);
+        self.queue = Queue::of(&self.state, &waiting);
+    }
+
+    /// Emits what is decided first. Then the next pass continues the cycle, or a new cycle begins if there is a reason.
+    fn end_pass(&mut self, is_cut: bool, now: Time, plan: &mut Plan) {
+        let wakes = [self.cycle.wake, plan.wake].into_iter().flatten();
+        let wake = wakes.min();
+        if is_cut {
+            self.cycle.wake = wake;
+            plan.wake = Some(now);
+            return;
+        }
+        // All that wait had their turn: what none of them has asked for again is not waited for any more.
+        self.asks.drop_abandoned(now);
+        let again = self.cycle.again || wake.is_some_and(|wake| wake <= now);
+        self.cycle = Cycle::default();
+        self.is_dirty |= again;
+        plan.wake = if again { Some(now) } else { wake };
+    }
+
+    /// Pods that were bound in time whenever they had a place come first; then by priority, age and name.
+    fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
+        let pod = self.state.cluster.pod(key)?;
+        let of_gang = gang::of(pod).map_or(0, |name| self.budgets.failures(&budget_key(&name)));
+        Some((
+            self.penalties.count(&pod.uid) + self.budgets.failures(&pod.uid) + of_gang,
+            Reverse(pod.priority),
+            pod.created,
+            key.to_owned(),
+        ))
+    }
+
+    fn place_one(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
+        let Some(pod) = self.state.cluster.pod(key) else {
+            return;
+        };
+        let who = pod.uid.clone();
+        let asked = Asked { who: &who, pods: 1 };
+        let mut budget = match self.budget(asked, now) {
+            Ok(budget) => budget,
+            Err(waits) => return self.wait(key, waits, now, plan),
+        };
+        let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
+        let answer = match &placed {
+            Ok(placed) if !placed.stale.is_empty() => Answer::IfRead(placed.stale.clone()),
+            Err(waits) if waits.is_unanswered() => Answer::None,
+            _ => Answer::Some,
+        };
+        self.spend(asked, budget.spent(), answer, now, plan);
+        match placed {
+            Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
+            Ok(placed) => self.take_place(term, placed, plan),
+            Err(waits) => self.wait(key, waits, now, plan),
+        }
+    }
+
+    /// The search budget of a pod or gang, unless slices that it waits for are still to be read.
+    pub(super) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Waits> {
+        let reads = self.budgets.reads(asked.who).iter();
+        let unread = reads.filter(|slice| self.asks.is_open(&Ask::Slice((*slice).clone())));
+        let unread: Vec<String> = unread.cloned().collect();
+        match unread.is_empty() {
+            true => self.budgets.budget(asked, now).map_err(Waits::Until),
+            false => Err(Waits::ForSlices(unread)),
+        }
+    }
+
+    /// Charges a search. One without an answer is repeated, whether anything changes or not.
+    pub(super) fn spend(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time, plan: &mut Plan) {
+        let is_over = answer == Answer::Some;
+        self.budgets.spent(asked, steps, answer, now);
+        if let Err(until) = self.budgets.budget(asked, now)
+            && !is_over
+        {
+            soonest(&mut plan.wake, until, now);
+        }
+    }
+
+    pub(super) fn place(
+        &mut self,
+        term: &Term,
+        key: &str,
+        without: &BTreeSet<String>,
+        budget: &mut Budget,
+        now: Time,
+    ) -> Result<Placed, Waits> {
+        let pod = self.state.cluster.pod(key).ok_or(Waits::Done)?;
+        let age = i64::try_from(self.settings.oldest_slice.as_millis()).unwrap_or(i64::MAX);
+        let mut work = 0;
+        let placed = Placing {
+            cluster: &self.state.cluster,
+            claims: &self.state.claims,
+            ownership: &self.state.ownership,
+            penalties: &self.penalties,
+            without,
+            index: &mut self.state.index,
+            budget,
+            cache: &mut self.state.cache,
+            share_id: &mut self.share_id,
+            policy: self.settings.policy,
+            term,
+            now,
+            slices_since: Time::from_millis(now.millis().saturating_sub(age)),
+            work: &mut work,
+        }
+        .place(pod);
+        self.budgets.works(work);
+        placed
+    }
+
+    pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
+        for (key, allocation, hold) in placed.given {
+            let allocation = Arc::new(allocation);
+            let intent = Intent::Allocate {
+                allocation,
+                hold,
+                policy: placed.policy,
+            };
+            self.write(term, &key, intent, placed.as_of, plan);
+            self.state.recount(&key);
+        }
+    }
+
+    pub(super) fn take_back(&mut self, writes: &[Write]) {
+        for write in writes {
+            let key = format!("{}/{}", write.namespace, write.name);
+            self.state.claims.ground(&key);
+            self.state.recount(&key);
+        }
+    }
+
+    pub(super) fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
+        let verdict = match waits {
+            Waits::Quietly | Waits::Done => return,
+            Waits::ForSlices(slices) => {
+                let mut unread = None;
+                for slice in slices {
+                    let ask = Ask::Slice(slice.clone());
+                    self.ask(ask.clone(), now, plan);
+                    if self.asks.is_late(&ask, UNREAD, now) {
+                        unread.get_or_insert(slice);
+                    }
+                }
+                let Some(slice) = unread else {
+                    return self.stays(key);
+                };
+                Verdict::SliceUnread { slice }
+            }
+            Waits::Until(until) => {
+                soonest(&mut plan.wake, until, now);
+                return self.stays(key);
+            }
+            Waits::For(verdict) => *verdict,
+        };
+        if let Some(pod) = self.state.cluster.pod(key) {
+            self.told.is(About::pod(pod), verdict);
+        }
+    }
+
+    /// Keeps the pod's last verdict.
+    pub(super) fn stays(&mut self, key: &str) {
+        if let Some(pod) = self.state.cluster.pod(key) {
+            self.told.stays(About::pod(pod));
+        }
+    }
+}

@@ -1,0 +1,621 @@
+//! What is known of the cluster: one state for both modes, changed by one [`Change`] after the other.
+//!
+//! ```text
+//!  Change ─► State ─┬─ cluster: nodes and pods, who sits where
+//!                   ├─ claims: versions, writes under way, holds
+//!                   ├─ ownership: who allocates each device ─► vgpu_allocator::Index ◄─ what the claims hold
+//!                   └─ News: what the planner must do about it
+//! ```
+//!
+//! In controller mode a [`Planner`](crate::Planner) owns it and decides by it. In scheduler mode nobody decides: the
+//! same state is only asked why pods wait, so it keeps no more than that takes (see [`Mode`]).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFacts, NodeSelector, ResourceClaim};
+use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache, Shared};
+
+use crate::allocation::{as_scheduler, node_of};
+use crate::change::{Ask, Change, Last, Seen};
+use crate::claims::Claims;
+use crate::cluster::Cluster;
+use crate::device_ownership::{DeviceOwnership, Published, Sighting, Unallocatable};
+use crate::model::{Claim, Node, Pod, Slice, Version};
+use crate::names::DRIVER;
+use crate::time::Time;
+
+/// Who allocates, which decides what is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// kube-scheduler allocates everything. Claims ask for what they say, and what only decisions need is dropped.
+    Scheduler,
+    /// Devices are divided between kube-scheduler and the controller by their taint, which counts once it is this old.
+    Controller { settle: std::time::Duration },
+}
+
+/// The state of the cluster. See the head of this file.
+#[derive(Debug)]
+pub struct State {
+    mode: Mode,
+    pub(crate) index: Index,
+    pub(crate) cache: SelectorCache<'static>,
+    pub(crate) cluster: Cluster,
+    pub(crate) claims: Claims,
+    /// The pods that use a claim, by the claim's key. Nearly always one.
+    users: HashMap<String, Vec<String>>,
+    pub(crate) ownership: DeviceOwnership,
+    specs: Shared<ClaimSpec>,
+    selectors: Shared<NodeSelector>,
+    listed: Listed,
+}
+
+/// The kinds that were listed at least once.
+#[derive(Debug, Default, Clone, Copy)]
+struct Listed {
+    pods: bool,
+    nodes: bool,
+    slices: bool,
+    classes: bool,
+    rules: bool,
+    claims: bool,
+}
+
+/// What follows from a change.
+#[derive(Debug, Default)]
+pub struct News {
+    /// A decision may come out differently now.
+    pub(crate) is_news: bool,
+    /// Uids of pods that are gone.
+    pub(crate) pods: Vec<String>,
+    /// Keys of claims that changed or are gone.
+    pub(crate) claims: Vec<String>,
+    /// A consistent read or list answered this.
+    pub(crate) answered: Option<Ask>,
+    /// When a consistent list of the claims was asked for that is complete now.
+    pub(crate) listed: Option<Time>,
+    /// To be read, because the list of a watch does not say as of when it was made: an object that it does not have may
+    /// be newer than the list, or gone.
+    pub reads: Vec<Ask>,
+}
+
+impl State {
+    #[must_use]
+    pub fn new(mode: Mode, features: Features) -> Self {
+        Self {
+            mode,
+            index: Index::new(features),
+            cache: SelectorCache::default(),
+            cluster: Cluster::default(),
+            claims: Claims::default(),
+            users: HashMap::new(),
+            ownership: match mode {
+                Mode::Scheduler => DeviceOwnership::default(),
+                Mode::Controller { settle } => DeviceOwnership::divided(settle),
+            },
+            specs: Shared::default(),
+            selectors: Shared::default(),
+            listed: Listed::default(),
+        }
+    }
+
+    /// Applies one change.
+    pub fn apply(&mut self, change: Change, now: Time) -> News {
+        let mut news = News::default();
+        match change {
+            Change::Pod(pod) => self.set_pod(pod, &mut news),
+            Change::PodGone { key } => self.remove_pod(&key, &mut news),
+            Change::Pods { pods, same } => {
+                let listed: HashSet<String> = pods.iter().map(Pod::key).chain(same).collect();
+                let gone = self.cluster.pods().map(|(key, _)| key.clone());
+                let gone: Vec<String> = gone.filter(|key| !listed.contains(key)).collect();
+                gone.iter().for_each(|key| self.remove_pod(key, &mut news));
+                pods.into_iter().for_each(|pod| self.set_pod(pod, &mut news));
+                self.listed.pods = true;
+            }
+            Change::Node(node) => self.set_node(node, &mut news),
+            Change::NodeGone { name } => self.remove_node(&name, &mut news),
+            Change::Nodes { nodes, same } => {
+                let listed: HashSet<String> = nodes.iter().map(|node| node.name().to_owned()).chain(same).collect();
+                let gone = self.cluster.nodes().map(|node| node.name().to_owned());
+                let gone: Vec<String> = gone.filter(|name| !listed.contains(name)).collect();
+                gone.iter().for_each(|name| self.remove_node(name, &mut news));
+                nodes.into_iter().for_each(|node| self.set_node(node, &mut news));
+                self.listed.nodes = true;
+            }
+            Change::Claim(claim) => self.set_claim(claim, now, &mut news),
+            Change::ClaimGone { key, version } => self.remove_claim(&key, version, &mut news),
+            Change::Claims {
+                claims,
+                same,
+                version,
+                asked,
+            } => self.set_claims(claims, same, self.as_of(version), asked, now, &mut news),
+            Change::Slice { slice, read } => {
+                news.answered = read.map(|_| Ask::Slice(slice.name().to_owned()));
+                self.set_slice(slice, read, now, &mut news);
+            }
+            Change::SliceGone { name, last } => self.remove_slice(name, last, &mut news),
+            Change::Slices {
+                slices,
+                same,
+                version,
+                read,
+            } => self.set_slices(slices, same, self.as_of(version), read, now, &mut news),
+            Change::Class(class) => {
+                self.ownership.set_class(class, &mut self.index, &mut self.cache);
+                news.is_news = true;
+            }
+            Change::ClassGone { name } => {
+                self.ownership.remove_class(&name, &mut self.index);
+                news.is_news = true;
+            }
+            Change::Classes { classes, same } => {
+                let names = classes.iter().map(|class| class.metadata.name.clone());
+                let listed: HashSet<String> = names.chain(same).collect();
+                let gone = self.index.classes().map(|class| &class.metadata.name);
+                let gone: Vec<String> = gone.filter(|name| !listed.contains(*name)).cloned().collect();
+                for name in gone {
+                    self.ownership.remove_class(&name, &mut self.index);
+                }
+                for class in classes {
+                    self.ownership.set_class(class, &mut self.index, &mut self.cache);
+                }
+                self.listed.classes = true;
+                news.is_news = true;
+            }
+            Change::Rules(rules) => {
+                self.index.set_rules(rules);
+                self.listed.rules = true;
+                news.is_news = true;
+            }
+            // It is the planner's.
+            Change::Lease(_) => {}
+        }
+        news
+    }
+
+    /// Where nothing is read beside the watch, its list is the newest that there is.
+    fn as_of(&self, version: Version) -> Version {
+        match self.mode {
+            Mode::Scheduler => Version(u64::MAX),
+            Mode::Controller { .. } => version,
+        }
+    }
+
+    /// Whether every kind was listed at least once.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.can_decide() && self.listed.claims
+    }
+
+    /// The same but for claims, which a new leader lists for itself.
+    pub(crate) fn can_decide(&self) -> bool {
+        let listed = self.listed;
+        listed.pods && listed.nodes && listed.slices && listed.classes && listed.rules
+    }
+
+    /// By `namespace/name`.
+    #[must_use]
+    pub fn pod(&self, key: &str) -> Option<&Pod> {
+        self.cluster.pod(key)
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.cluster.pods().map(|(_, pod)| pod)
+    }
+
+    /// By `namespace/name`.
+    #[must_use]
+    pub fn claim(&self, key: &str) -> Option<&Claim> {
+        self.claims.get(key).map(|known| &known.claim)
+    }
+
+    #[must_use]
+    pub fn class(&self, name: &str) -> Option<&DeviceClass> {
+        self.index.class(name)
+    }
+
+    pub fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
+        self.index.classes()
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeFacts> {
+        self.index.nodes()
+    }
+
+    /// What our driver publishes, slice by slice.
+    pub fn published(&self) -> impl Iterator<Item = Published> {
+        self.ownership.published()
+    }
+
+    /// What our driver's devices have left together, whoever allocates them.
+    #[must_use]
+    pub fn free(&self) -> Free {
+        self.index.free(DRIVER)
+    }
+
+    /// Whether a claim has an allocation, or may have one by a write that is under way.
+    #[must_use]
+    pub fn has_given(&self, claim: &str) -> bool {
+        self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
+    }
+
+    /// Grows with every change after which an answer may be another.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.index.version()
+    }
+
+    /// The claims that are known, for the next list of them.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        let versions = self
+            .claims
+            .iter()
+            .map(|(key, known)| (key.clone(), known.claim.version));
+        Seen(versions.collect())
+    }
+
+    /// The claim as whoever allocates it asks for it.
+    ///
+    /// # Errors
+    /// Nobody may, and why.
+    pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
+        self.ownership.asked(claim)
+    }
+
+    /// A claim that only kube-scheduler can allocate, whatever it asks for.
+    #[must_use]
+    pub fn asked_by_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
+        match self.mode {
+            Mode::Scheduler => claim.clone(),
+            Mode::Controller { .. } => as_scheduler(claim),
+        }
+    }
+
+    /// Whether the claims fit on a node, and if not, why; `None` for a node that is not known.
+    ///
+    /// # Errors
+    /// As [`Index::answer`].
+    pub fn answer(&mut self, claims: &[&ResourceClaim], node: &str) -> Result<Option<Answer>, AllocateError> {
+        self.index.answer(claims, node, &mut self.cache)
+    }
+
+    /// The pods that use a claim.
+    pub(crate) fn users(&self, claim: &str) -> impl Iterator<Item = &Pod> {
+        let users = self.users.get(claim).into_iter().flatten();
+        users.filter_map(|pod| self.cluster.pod(pod))
+    }
+
+    /// A claim as the API server answered a write.
+    pub(crate) fn set_answered(&mut self, mut claim: Claim, now: Time) {
+        self.share(&mut claim);
+        let key = claim.key();
+        if self.claims.answer(claim, now) {
+            self.recount(&key);
+        }
+    }
+
+    /// Tells the index what a claim holds, and gives its pods their seats.
+    pub(crate) fn recount(&mut self, key: &str) {
+        match self.claims.get(key) {
+            Some(known) => self.index.set_claim(key, known.allocation()),
+            None => self.index.remove_claim(key),
+        }
+        for pod in self.users.get(key).cloned().unwrap_or_default() {
+            self.reseat(&pod);
+        }
+    }
+
+    fn reseat(&mut self, pod: &str) {
+        let node = self.cluster.pod(pod).and_then(|pod| {
+            pod.claim_keys().find_map(|key| {
+                let known = self.claims.get(&key)?;
+                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
+                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
+                (is_held || is_reserved).then_some(())?;
+                let allocation: &Allocation = known.allocation()?;
+                node_of(allocation).map(str::to_owned)
+            })
+        });
+        self.cluster.seat(pod, node.as_deref());
+    }
+
+    fn set_pod(&mut self, pod: Pod, news: &mut News) {
+        let key = pod.key();
+        let old = self.cluster.pod(&key);
+        let old_keys: Vec<String> = old.into_iter().flat_map(Pod::claim_keys).collect();
+        let replaced = old.filter(|old| old.uid != pod.uid).map(|old| old.uid.clone());
+        let keys: Vec<String> = pod.claim_keys().collect();
+        if !self.cluster.set_pod(pod) {
+            return;
+        }
+        news.is_news = true;
+        news.pods.extend(replaced);
+        for claim in old_keys.iter().filter(|claim| !keys.contains(claim)) {
+            self.unuse(claim, &key);
+        }
+        for claim in keys {
+            let users = self.users.entry(claim).or_default();
+            if !users.contains(&key) {
+                users.reserve_exact(1);
+                users.push(key.clone());
+            }
+        }
+        self.reseat(&key);
+    }
+
+    fn remove_pod(&mut self, key: &str, news: &mut News) {
+        let Some(pod) = self.cluster.pod(key) else {
+            return;
+        };
+        news.is_news = true;
+        news.pods.push(pod.uid.clone());
+        let claims: Vec<String> = pod.claim_keys().collect();
+        for claim in claims {
+            self.unuse(&claim, key);
+        }
+        self.cluster.remove_pod(key);
+    }
+
+    fn unuse(&mut self, claim: &str, pod: &str) {
+        if let Some(users) = self.users.get_mut(claim) {
+            users.retain(|user| user != pod);
+            if users.is_empty() {
+                self.users.remove(claim);
+            }
+        }
+    }
+
+    fn set_node(&mut self, mut node: Node, news: &mut News) {
+        if self.mode == Mode::Scheduler {
+            let facts = node.facts;
+            node = Node {
+                facts,
+                ..Node::default()
+            };
+        }
+        let facts = node.facts.clone();
+        if self.cluster.set_node(node) {
+            self.index.set_node(facts);
+            news.is_news = true;
+        }
+    }
+
+    fn remove_node(&mut self, name: &str, news: &mut News) {
+        self.cluster.remove_node(name);
+        self.index.remove_node(name);
+        news.is_news = true;
+    }
+
+    fn set_slice(&mut self, slice: Slice, read: Option<Time>, now: Time, news: &mut News) {
+        let seen = Sighting { at: now, read };
+        self.ownership.set_slice(slice, seen, &mut self.index, &mut self.cache);
+        news.is_news = true;
+    }
+
+    fn remove_slice(&mut self, name: String, last: Last, news: &mut News) {
+        self.ownership.remove_slice(&name, last, &mut self.index);
+        news.answered = Some(Ask::Slice(name));
+        news.is_news = true;
+    }
+
+    fn set_slices(
+        &mut self,
+        slices: Vec<Slice>,
+        same: Vec<String>,
+        version: Version,
+        read: Option<Time>,
+        now: Time,
+        news: &mut News,
+    ) {
+        let listed: HashSet<String> = slices.iter().map(|slice| slice.name().to_owned()).chain(same).collect();
+        let gone = self.ownership.slices().filter(|name| !listed.contains(*name));
+        let gone: Vec<String> = gone.cloned().collect();
+        for name in gone {
+            self.ownership
+                .remove_slice(&name, Last::Version(version), &mut self.index);
+            if read.is_none() {
+                news.reads.push(Ask::Slice(name));
+            }
+        }
+        for slice in slices {
+            self.set_slice(slice, read, now, news);
+        }
+        self.listed.slices = true;
+        news.is_news = true;
+    }
+
+    fn set_claim(&mut self, mut claim: Claim, now: Time, news: &mut News) {
+        self.share(&mut claim);
+        if self.mode == Mode::Scheduler {
+            claim.reserved_for = Vec::new();
+            claim.epoch = None;
+            claim.owner = None;
+        }
+        let key = claim.key();
+        if self.claims.observe(claim, now) {
+            news.is_news = true;
+            self.recount(&key);
+            news.claims.push(key);
+        }
+    }
+
+    fn remove_claim(&mut self, key: &str, version: Version, news: &mut News) {
+        if self.claims.remove(key, version) {
+            news.is_news = true;
+            self.recount(key);
+            news.claims.push(key.to_owned());
+        }
+    }
+
+    fn set_claims(
+        &mut self,
+        claims: Vec<Claim>,
+        same: Vec<String>,
+        version: Version,
+        asked: Option<Time>,
+        now: Time,
+        news: &mut News,
+    ) {
+        let listed: HashSet<String> = claims.iter().map(Claim::key).chain(same).collect();
+        let gone: Vec<String> = self.claims.missing(&listed, version).collect();
+        for key in gone {
+            self.remove_claim(&key, version, news);
+        }
+        for claim in claims {
+            self.set_claim(claim, now, news);
+        }
+        self.listed.claims = true;
+        let Some(asked) = asked else {
+            return news.reads.push(Ask::Claims);
+        };
+        news.answered = Some(Ask::Claims);
+        news.listed = Some(asked);
+        news.is_news = true;
+        self.ownership.set_listed(asked, &mut self.index, &mut self.cache);
+    }
+
+    /// Replaces parts of a claim by equal ones of others. What was just read is nobody else's yet.
+    fn share(&mut self, claim: &mut Claim) {
+        self.specs.share(&mut claim.asked.spec);
+        let allocation = claim.asked.status.allocation.as_mut().and_then(Arc::get_mut);
+        if let Some(selector) = allocation.and_then(|allocation| allocation.node_selector.as_mut()) {
+            self.selectors.share(selector);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scheduler() -> State {
+        State::new(Mode::Scheduler, Features::default())
+    }
+
+    fn controller() -> State {
+        let settle = std::time::Duration::from_secs(30);
+        State::new(Mode::Controller { settle }, Features::default())
+    }
+
+    fn node(name: &str) -> Change {
+        Change::Node(serde_json::from_str(&format!(r#"{{"metadata":{{"name":"{name}"}}}}"#)).unwrap())
+    }
+
+    fn end_of_nodes(names: &[&str]) -> Change {
+        Change::Nodes {
+            nodes: Vec::new(),
+            same: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn slice(name: &str, version: u64) -> Change {
+        let text = format!(
+            r#"{{"metadata":{{"name":"{name}","resourceVersion":"{version}"}},"spec":{{"driver":"dra.vgpu"}}}}"#
+        );
+        let slice = serde_json::from_str(&text).unwrap();
+        Change::Slice { slice, read: None }
+    }
+
+    fn end_of_slices(names: &[&str], version: u64) -> Change {
+        Change::Slices {
+            slices: Vec::new(),
+            same: names.iter().map(|name| (*name).to_owned()).collect(),
+            version: Version(version),
+            read: None,
+        }
+    }
+
+    fn apply(state: &mut State, changes: impl IntoIterator<Item = Change>) -> News {
+        let changes = changes.into_iter();
+        changes.fold(News::default(), |_, change| state.apply(change, Time::default()))
+    }
+
+    fn names(state: &State) -> Vec<&str> {
+        state.nodes().map(|node| node.metadata.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_relist_adds_at_once_and_removes_at_its_end() {
+        let mut state = scheduler();
+        apply(&mut state, [node("a"), end_of_nodes(&["a"]), node("b")]);
+        apply(&mut state, [node("c"), node("b")]);
+        assert_eq!(names(&state), ["a", "b", "c"]);
+        apply(&mut state, [end_of_nodes(&["c", "b"])]);
+        assert_eq!(names(&state), ["b", "c"]);
+        apply(&mut state, [Change::NodeGone { name: "b".into() }]);
+        assert_eq!(names(&state), ["c"]);
+        // Of a list that breaks off the watch names nothing: the next one decides.
+        apply(&mut state, [node("ghost"), node("a"), end_of_nodes(&["a"])]);
+        assert_eq!(names(&state), ["a"]);
+    }
+
+    #[test]
+    fn nothing_is_complete_before_every_kind_was_listed() {
+        let (mut state, none) = (scheduler(), Vec::new);
+        let ends = [
+            Change::Pods {
+                pods: Vec::new(),
+                same: none(),
+            },
+            end_of_nodes(&[]),
+            Change::Claims {
+                claims: Vec::new(),
+                same: none(),
+                version: Version(0),
+                asked: None,
+            },
+            end_of_slices(&[], 0),
+            Change::Classes {
+                classes: Vec::new(),
+                same: none(),
+            },
+            Change::Rules(Vec::new()),
+        ];
+        for end in ends {
+            assert!(!state.is_complete());
+            apply(&mut state, [end]);
+        }
+        assert!(state.is_complete());
+    }
+
+    #[test]
+    fn a_slice_that_a_list_does_not_bring_is_read_where_anything_is() {
+        let mut state = controller();
+        apply(
+            &mut state,
+            [slice("a", 5), slice("b", 5), end_of_slices(&["a", "b"], 5)],
+        );
+        apply(&mut state, [slice("c", 7)]);
+        let last = Last::Version(Version(6));
+        apply(&mut state, [Change::SliceGone { name: "b".into(), last }]);
+        let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
+        assert_eq!(news.reads, [Ask::Slice("c".into())]);
+        assert_eq!(state.published().count(), 2, "it may be newer than the list");
+        // Nothing is read in scheduler mode: what the newest list does not name is gone.
+        let mut state = scheduler();
+        apply(&mut state, [slice("a", 5), slice("c", 7), end_of_slices(&["a"], 5)]);
+        assert_eq!(state.published().count(), 1);
+    }
+
+    #[test]
+    fn scheduler_mode_keeps_of_a_claim_what_explanations_need() {
+        let claim: Claim = serde_json::from_str(
+            r#"{"metadata":{"name":"c","namespace":"ns","uid":"u","resourceVersion":"1","annotations":{"dra.vgpu/epoch":"e#1"}},
+                "spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}}]}},
+                "status":{"reservedFor":[{"resource":"pods","name":"p","uid":"1"}]}}"#,
+        )
+        .unwrap();
+        for (mut state, is_kept) in [(scheduler(), false), (controller(), true)] {
+            apply(&mut state, [Change::Claim(claim.clone())]);
+            let known = state.claim("ns/c").unwrap();
+            assert_eq!(
+                (known.reserved_for.len(), known.epoch.is_some()),
+                (usize::from(is_kept), is_kept)
+            );
+            assert_eq!(known.asked.spec.devices.requests.len(), 1);
+        }
+    }
+}

@@ -1,0 +1,610 @@
+//! The API's objects, decoded straight into the one model of them that everything is decided by.
+//!
+//! ```text
+//!  JSON of a list, a watch or an answer ─► Parts: metadata, spec, status ─► Object<Kind, T>, T: Readable
+//! ```
+//!
+//! Of `metadata` only what is used is read: `managedFields` alone would be half of a claim. Group, version and names
+//! are those of k8s-openapi's type of the same kind; a field that nobody reads is skipped and never stored.
+//!
+//! How it fails: the API server keeps what this cannot read (parameters nested a thousand deep, quantities beyond any
+//! number), and a list is decoded as a whole. So a part of an object is decoded by itself, and one that cannot be is
+//! left out with a line in the log that says what follows; no other object suffers. Of a claim the status stays as long
+//! as it goes, and without its spec it is never allocated: what it holds must count although its owner wrote parameters
+//! that nobody can read.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use vgpu_allocator::model::{
+    Allocation, CelSelector, ClassSpec, DeviceClass, DeviceResult, DeviceResults, DeviceTaintRule, Selector,
+};
+use vgpu_planner::model;
+
+use crate::text;
+
+/// An object of kind `K`, as a `T` if it can be read.
+pub struct Object<K, T> {
+    metadata: ObjectMeta,
+    pub body: Option<T>,
+    kind: PhantomData<fn() -> K>,
+}
+
+pub type Pod = Object<core::Pod, model::Pod>;
+pub type Node = Object<core::Node, model::Node>;
+pub type Class = Object<resource::DeviceClass, DeviceClass>;
+pub type Slice = Object<resource::ResourceSlice, model::Slice>;
+pub type Claim = Object<resource::ResourceClaim, model::Claim>;
+pub type Rule = Object<resource::DeviceTaintRule, DeviceTaintRule>;
+
+/// The parts of an object, as the API server wrote them.
+#[derive(Deserialize)]
+pub struct Parts {
+    metadata: Box<RawValue>,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+/// What can be made of an object of which not every part can be read.
+pub trait Readable: Sized {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
+
+    /// What is left without what keeps it from being read, and what follows from that, for the log.
+    fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str);
+}
+
+impl<'de, K: Resource<DynamicType = ()>, T: Readable> Deserialize<'de> for Object<K, T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = Parts::deserialize(deserializer)?;
+        let metadata = slim(&parts).map_err(serde::de::Error::custom)?;
+        let body = T::read(&parts).map(Some).unwrap_or_else(|error| {
+            let (left, follows) = T::salvage(&parts, &error);
+            tracing::warn!(
+                kind = &*K::kind(&()),
+                namespace = metadata.namespace.as_deref().unwrap_or_default(),
+                name = metadata.name.as_deref().unwrap_or_default(),
+                "{follows}: {error}"
+            );
+            left
+        });
+        Ok(Self {
+            metadata,
+            body,
+            kind: PhantomData,
+        })
+    }
+}
+
+impl<K, T: Clone> Clone for Object<K, T> {
+    fn clone(&self) -> Self {
+        Self {
+            metadata: self.metadata.clone(),
+            body: self.body.clone(),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K, T: Debug> Debug for Object<K, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Object")
+            .field("name", &self.metadata.name)
+            .field("body", &self.body)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Resource<DynamicType = ()>, T> Resource for Object<K, T> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        K::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        K::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        K::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        K::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// What a watch needs of `metadata`.
+fn slim(parts: &Parts) -> Result<ObjectMeta, serde_json::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Slim {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+    }
+    let slim: Slim = serde_json::from_str(parts.metadata.get())?;
+    Ok(ObjectMeta {
+        name: slim.name,
+        namespace: slim.namespace,
+        uid: slim.uid,
+        resource_version: slim.resource_version,
+        ..ObjectMeta::default()
+    })
+}
+
+/// The most that is told of why something cannot be read: the error may have a text of somebody's in it.
+const ERROR_MAX: usize = 200;
+
+/// What is wrong with an object, without the place in a text that its owner never sees.
+fn in_short(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
+}
+
+/// Of an object without a name or a version nothing is made.
+const NOTHING: &str = "its metadata cannot be read, so what was known of it stays";
+
+impl Parts {
+    fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
+        let spec = self.spec.as_ref().filter(|_| spec);
+        let mut text = format!(r#"{{"metadata":{}"#, self.metadata.get());
+        if let Some(spec) = spec {
+            text.push_str(r#","spec":"#);
+            text.push_str(spec.get());
+        }
+        if let Some(status) = status {
+            text.push_str(r#","status":"#);
+            text.push_str(status);
+        }
+        text.push('}');
+        serde_json::from_str(&text)
+    }
+
+    fn status(&self) -> Option<&str> {
+        self.status.as_ref().map(|status| status.get())
+    }
+}
+
+impl Readable for model::Node {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, parts.status())
+    }
+
+    /// A node that nothing fits on.
+    fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        match parts.whole::<Self>(false, None) {
+            Ok(node) => {
+                let is_unreadable = true;
+                let node = Self { is_unreadable, ..node };
+                (Some(node), "it cannot be read, so nothing is placed there")
+            }
+            Err(_) => (None, NOTHING),
+        }
+    }
+}
+
+impl Readable for model::Slice {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, None)
+    }
+
+    /// A slice without devices.
+    fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        match parts.whole(false, None) {
+            Ok(slice) => (Some(slice), "its spec cannot be read, so it counts as without devices"),
+            Err(_) => (None, NOTHING),
+        }
+    }
+}
+
+impl Readable for model::Claim {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, parts.status())
+    }
+
+    fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
+        let Ok(bare) = parts.whole::<Self>(false, None) else {
+            return (None, NOTHING);
+        };
+        let without_config = || without_config(parts.status()?);
+        let by_status = parts.whole::<Self>(false, parts.status());
+        let by_status = by_status.or_else(|error| match without_config() {
+            Some(status) => parts.whole(false, Some(&status)),
+            None => Err(error),
+        });
+        let of_spec = parts.whole::<Self>(true, None).err();
+        let unreadable = Some(match &of_spec {
+            Some(error) => format!("spec: {}", in_short(error)),
+            None => format!("status: {}", in_short(error)),
+        });
+        match by_status {
+            Ok(claim) => {
+                let claim = Self { unreadable, ..claim };
+                (
+                    Some(claim),
+                    "it cannot be read as a whole, so it is not allocated; what it holds counts",
+                )
+            }
+            Err(_) => {
+                let held = parts.status().and_then(Held::of).unwrap_or_default();
+                let follows = match held.allocation {
+                    Some(_) => "its allocation cannot be read, so each of its devices counts as held whole",
+                    None => "its status cannot be read, so what it holds counts as free; delete the claim and its pods",
+                };
+                let mut claim = Self { unreadable, ..bare };
+                claim.asked.status.allocation = held.allocation.map(Arc::new);
+                claim.reserved_for = held.reserved_for;
+                (Some(claim), follows)
+            }
+        }
+    }
+}
+
+/// A claim's status without the parameters of its allocation, which come from its spec.
+fn without_config(status: &str) -> Option<String> {
+    #[derive(Deserialize, serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allocation: Option<Allocation>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reserved_for: Option<Box<RawValue>>,
+    }
+    #[derive(Deserialize, serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Allocation {
+        devices: Devices,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        node_selector: Option<Box<RawValue>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allocation_timestamp: Option<Box<RawValue>>,
+    }
+    #[derive(Deserialize, serde::Serialize)]
+    struct Devices {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        results: Option<Box<RawValue>>,
+    }
+    serde_json::to_string(&serde_json::from_str::<Status>(status).ok()?).ok()
+}
+
+/// What is left of a claim's status when more than the parameters cannot be read.
+#[derive(Default)]
+struct Held {
+    allocation: Option<Allocation>,
+    reserved_for: Vec<model::Consumer>,
+}
+
+impl Held {
+    /// Each device without a share, so it counts as held whole; and without tolerations, by which the allocation would
+    /// count as the controller's, to be taken back by what else the status says.
+    fn of(status: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Status {
+            allocation: Option<Given>,
+            reserved_for: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Given {
+            devices: Devices,
+            node_selector: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Devices {
+            results: Vec<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Place {
+            driver: String,
+            pool: String,
+            device: String,
+        }
+        let status: Status = serde_json::from_str(status).ok()?;
+        let result = |raw: Box<RawValue>| {
+            let place: Place = serde_json::from_str(raw.get()).ok()?;
+            Some(DeviceResult {
+                driver: place.driver,
+                pool: place.pool,
+                device: place.device,
+                ..DeviceResult::default()
+            })
+        };
+        let allocation = status.allocation.map(|given| Allocation {
+            devices: DeviceResults {
+                results: given.devices.results.into_iter().filter_map(result).collect(),
+                config: Vec::new(),
+            },
+            node_selector: given
+                .node_selector
+                .and_then(|raw| serde_json::from_str(raw.get()).ok())
+                .map(Arc::new),
+            allocation_timestamp: None,
+        });
+        let reserved_for = status.reserved_for.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        Some(Self {
+            allocation,
+            reserved_for: reserved_for.unwrap_or_default(),
+        })
+    }
+}
+
+impl Readable for model::Pod {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, parts.status())
+    }
+
+    /// A pod whose needs are not known gets nothing.
+    fn salvage(_: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        (None, "it cannot be read, so it gets nothing")
+    }
+}
+
+impl Readable for DeviceClass {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, None)
+    }
+
+    /// A class that selects nothing: it must not select what its selectors would have left out.
+    fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
+        let Ok(bare) = parts.whole::<Self>(false, None) else {
+            return (None, NOTHING);
+        };
+        let never = CelSelector {
+            expression: "false".into(),
+        };
+        let class = Self {
+            spec: ClassSpec {
+                selectors: vec![Selector { cel: Some(never) }],
+                ..ClassSpec::default()
+            },
+            unreadable: Some(in_short(error)),
+            ..bare
+        };
+        (
+            Some(class),
+            "its spec cannot be read, so it selects no device and claims that name it are not allocated",
+        )
+    }
+}
+
+impl Readable for DeviceTaintRule {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        parts.whole(true, None)
+    }
+
+    fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        match parts.whole(false, None) {
+            Ok(rule) => (Some(rule), "its spec cannot be read, so it taints no device"),
+            Err(_) => (None, NOTHING),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vgpu_allocator::model::RuleSpec;
+
+    use super::*;
+
+    fn claim(spec: &str, status: &str) -> Option<model::Claim> {
+        let text = format!(
+            r#"{{"apiVersion":"resource.k8s.io/v1","kind":"ResourceClaim","metadata":{{"name":"c","namespace":"ns","uid":"u",
+            "resourceVersion":"7","finalizers":["resource.kubernetes.io/delete-protection"],"annotations":{{"dra.vgpu/epoch":"e#1"}}}},
+            "spec":{spec},"status":{status}}}"#
+        );
+        serde_json::from_str::<Claim>(&text).unwrap().body
+    }
+
+    const SPEC: &str = r#"{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"vgpu"}}]}}"#;
+
+    fn status(config: &str) -> String {
+        format!(
+            r#"{{"allocation":{{"devices":{{"results":[{{"request":"r","driver":"dra.vgpu","pool":"n","device":"d",
+            "consumedCapacity":{{"memory":"1Gi"}}}}],"config":[{config}]}}}},"reservedFor":[{{"resource":"pods","name":"p","uid":"1"}}]}}"#
+        )
+    }
+
+    #[test]
+    fn a_claim_is_read_with_all_that_is_decided_by() {
+        let claim = claim(SPEC, &status("")).unwrap();
+        assert_eq!((claim.version.0, claim.is_protected), (7, true));
+        assert_eq!(claim.epoch.as_deref(), Some("e#1"));
+        assert_eq!(claim.reserved_for[0].name, "p");
+        assert!(claim.allocation().is_some());
+    }
+
+    #[test]
+    fn what_a_claim_holds_counts_whatever_its_parameters_are() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let config = format!(r#"{{"opaque":{{"driver":"theirs","parameters":{{"x":{deep}}}}}}}"#);
+        let spec = SPEC.replace("}}]}}", &format!("}}}}],\"config\":[{config}]}}}}"));
+        let claim = claim(&spec, &status(&config)).unwrap();
+        let why = claim.unreadable.as_deref();
+        assert_eq!(
+            why,
+            Some("spec: recursion limit exceeded"),
+            "never allocated, nor any claim of its pod"
+        );
+        let results = &claim.allocation().unwrap().devices.results;
+        assert_eq!(results[0].device, "d");
+        assert_eq!(claim.reserved_for.len(), 1);
+    }
+
+    #[test]
+    fn devices_of_an_allocation_that_cannot_be_read_count_as_held_whole() {
+        let tolerations = r#""tolerations":[{"key":"dra.vgpu/allocator","value":"controller"}],"consumedCapacity""#;
+        let status = status("")
+            .replace("1Gi", "1e1005")
+            .replace("\"consumedCapacity\"", tolerations);
+        let status = status.replace("[{\"request\"", "[{\"device\":7},{\"shareID\":\"s\",\"request\"");
+        let claim = claim(SPEC, &status).unwrap();
+        assert!(claim.unreadable.as_ref().unwrap().starts_with("status: "));
+        let results = &claim.allocation().unwrap().devices.results;
+        let held = DeviceResult {
+            driver: "dra.vgpu".into(),
+            pool: "n".into(),
+            device: "d".into(),
+            ..DeviceResult::default()
+        };
+        assert_eq!(
+            results,
+            &[held],
+            "without a share, and as nobody's that could take it back"
+        );
+        assert_eq!(claim.reserved_for[0].name, "p");
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_known_to_be_such() {
+        let text = r#"{"metadata":{"name":"n"},"spec":{"taints":"none"},"status":{"allocatable":{"cpu":"8"}}}"#;
+        let node = serde_json::from_str::<Node>(text).unwrap().body.unwrap();
+        assert!(node.is_unreadable && node.name() == "n");
+        let node = serde_json::from_str::<Node>(&text.replace("\"none\"", "[]")).unwrap();
+        assert!(!node.body.unwrap().is_unreadable);
+    }
+
+    #[test]
+    fn a_version_that_is_no_number_is_no_object() {
+        let text = r#"{"metadata":{"name":"c","resourceVersion":"x"},"spec":{}}"#;
+        let read: Claim = serde_json::from_str(text).unwrap();
+        assert!(read.body.is_none());
+        assert_eq!(read.meta().name.as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_claim_is_read_without_what_nobody_needs() {
+        let read: Claim = serde_json::from_str(
+            r#"{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": "c", "namespace": "ns", "uid": "1", "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}], "annotations": {"a": "b"}},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}]}},
+            "status": {"reservedFor": [{"name": "p"}], "devices": [{"device": "x", "data": {"big": []}}]}}"#,
+        )
+        .unwrap();
+        assert_eq!(read.meta().resource_version.as_deref(), Some("7"));
+        assert_eq!((&read.meta().managed_fields, &read.meta().annotations), (&None, &None));
+        let claim = read.body.unwrap();
+        assert_eq!(claim.key(), "ns/c");
+        let request = &claim.asked.spec.devices.requests[0];
+        assert_eq!(request.exactly.as_ref().unwrap().class, "vgpu");
+        assert_eq!(claim.allocation(), None);
+    }
+
+    #[test]
+    fn what_is_missing_or_null_is_empty() {
+        for text in [
+            r#"{"metadata": {"name": "n"}}"#,
+            r#"{"metadata": {"name": "n", "labels": null}, "spec": null, "status": null}"#,
+        ] {
+            let node = serde_json::from_str::<Node>(text).unwrap().body.unwrap();
+            assert_eq!((node.name(), node.is_unreadable), ("n", false));
+            let rule = serde_json::from_str::<Rule>(text).unwrap().body.unwrap();
+            assert_eq!(rule.spec, RuleSpec::default());
+        }
+    }
+
+    #[test]
+    fn a_class_that_cannot_be_read_selects_nothing() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let class = |parameters: &str| {
+            let text = format!(
+                r#"{{"metadata": {{"name": "c"}}, "spec": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {parameters}}}}}]}}}}"#
+            );
+            serde_json::from_str::<Class>(&text).unwrap().body.unwrap()
+        };
+        let sound = class("{}");
+        assert_eq!(
+            (sound.spec.selectors, sound.unreadable),
+            (vec![], None),
+            "all devices, as it says"
+        );
+        let class = class(&format!(r#"{{"x": {deep}}}"#));
+        assert_eq!(class.spec.selectors[0].cel.as_ref().unwrap().expression, "false");
+        assert_eq!(class.unreadable.as_deref(), Some("recursion limit exceeded"));
+    }
+
+    #[test]
+    fn why_something_cannot_be_read_is_short() {
+        let long = format!("{:?}", "x".repeat(1_000));
+        let error = serde_json::from_str::<RuleSpec>(&long).unwrap_err();
+        let text = in_short(&error);
+        assert!(
+            text.starts_with("invalid type: string") && text.ends_with("...") && text.len() == 200,
+            "{text}"
+        );
+    }
+
+    /// As lists and watches bring them.
+    #[test]
+    fn an_object_that_cannot_be_read_keeps_no_other_from_being_read() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let parameters = format!(
+            r#"{{"devices": {{"config": [{{"opaque": {{"driver": "theirs", "parameters": {{"x": {deep}}}}}}}]}}}}"#
+        );
+        let quantity = r#"{"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "theirs",
+            "capacity": {"requests": {"x": "1e1005"}}}}]}}"#;
+        let sound = r#"{"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "vgpu"}}]}}"#;
+        let claim = |name: &str, spec: &str| format!(r#"{{"metadata": {{"name": "{name}"}}, "spec": {spec}}}"#);
+        let claims = [
+            claim("deep", &parameters),
+            claim("large", quantity),
+            claim("sound", sound),
+        ];
+        let list = format!(
+            r#"{{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList", "metadata": {{}}, "items": [{}]}}"#,
+            claims.join(",")
+        );
+        let list: kube::core::ObjectList<Claim> = serde_json::from_str(&list).unwrap();
+        let requests = |claim: &Claim| {
+            let claim = claim.body.as_ref().unwrap();
+            claim
+                .unreadable
+                .is_none()
+                .then_some(claim.asked.spec.devices.requests.len())
+        };
+        assert_eq!(
+            list.items.iter().map(requests).collect::<Vec<_>>(),
+            [None, None, Some(1)]
+        );
+        for claim in &claims {
+            let event = format!(r#"{{"type": "MODIFIED", "object": {claim}}}"#);
+            let event: kube::core::WatchEvent<Claim> = serde_json::from_str(&event).unwrap();
+            assert!(matches!(event, kube::core::WatchEvent::Modified(_)));
+        }
+    }
+
+    #[test]
+    fn the_paths_are_those_of_the_kinds() {
+        assert_eq!(Node::url_path(&(), None), "/api/v1/nodes");
+        for (path, name) in [
+            (Class::url_path(&(), None), "deviceclasses"),
+            (Slice::url_path(&(), None), "resourceslices"),
+            (Claim::url_path(&(), None), "resourceclaims"),
+            (Rule::url_path(&(), None), "devicetaintrules"),
+        ] {
+            assert_eq!(path, format!("/apis/resource.k8s.io/v1/{name}"));
+        }
+    }
+}
