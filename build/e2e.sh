@@ -40,6 +40,10 @@ ready_for_demo() {
   fi
   build_program
   said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
+  # Root installs what is missing: now sudo may ask, so that a user without the right is told before anything else.
+  if [ $rc -eq 0 ] && ! prerequisites demo --only-check 2>/dev/null; then
+    said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight 2>&1) || rc=$?
+  fi
   case $rc in
     0) prerequisites demo ;;
     3)

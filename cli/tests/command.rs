@@ -110,7 +110,14 @@ fn signals_are_passed_on() {
             ("ALRM", libc::SIGALRM),
         ] {
             let script = format!("trap 'echo got; exit 3' {name}; echo ready; while :; do sleep 0.01; done");
-            let running = Running::start(&mut scene.sh(&[], &script));
+            // A shell cannot trap what its caller ignores, as nohup does SIGHUP, and would go on forever.
+            let vgpu = scene.sh(&[], &script);
+            let mut heeding = scene.around(&vgpu, "env");
+            heeding
+                .arg("--default-signal")
+                .arg(vgpu.get_program())
+                .args(vgpu.get_args());
+            let running = Running::start(&mut heeding);
             running.signal(number);
             assert_eq!(running.end(), (Some(3), "got\n".into()), "{name}");
         }

@@ -63,7 +63,7 @@ impl Cluster {
             );
         }
         // Before anything is made: a signal waits for the lock that is held here.
-        interrupt::started(&config.name, |name| down(name).map(drop));
+        interrupt::started(&config.name, |name| down(name).map(drop))?;
         host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
         let json = serde_json::to_vec_pretty(&config).context("cannot encode the configuration")?;

@@ -91,19 +91,9 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     }
     progress.step("the cluster goes, and the machine is as it was");
     cluster.down()?;
-    // Other programs start and end meanwhile, so only changes that a cluster can cause count here.
-    let signs = [
-        "vgpu",
-        "/proc/sys",
-        "mount ",
-        "network device",
-        "apparmor",
-        "controller ",
-    ];
-    let mut ours = before.changes(&Snapshot::take());
-    ours.retain(|change| signs.iter().any(|sign| change.contains(sign)));
-    if !ours.is_empty() {
-        bail!("something of the cluster is left:\n{}", ours.join("\n"));
+    let left = before.left_by(name, &Snapshot::take());
+    if !left.is_empty() {
+        bail!("something of the cluster is left:\n{}", left.join("\n"));
     }
     progress.note("no process, mount, cgroup, sysctl or file of it is left");
     progress.why("the demo may run on a machine that is in use");

@@ -1,13 +1,15 @@
 //! Ctrl-C and its like: the cluster of this program is taken down before the program ends.
 //!
 //! A signal kills the running commands, so the main thread sees them fail and reaches the end of `main`. There it waits
-//! in [`wait_if_interrupted`]: otherwise the program would end before its cluster has.
+//! in [`wait_if_interrupted`]: otherwise the program would end before its cluster has. A cluster that would start after
+//! the signal does not.
 
+use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -21,10 +23,15 @@ static OURS: Mutex<Vec<(String, End)>> = Mutex::new(Vec::new());
 /// A signal asked this program to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn started(name: &str, end: End) {
-    OURS.lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push((name.to_owned(), end));
+/// To be called before anything of the cluster is made. Fails after a signal.
+pub(crate) fn started(name: &str, end: End) -> Result<()> {
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    // With the list locked: the handler reads it after it has set the flag, so it finds this cluster, or this the flag.
+    if INTERRUPTED.load(Ordering::SeqCst) {
+        bail!("interrupted: cluster {name} is not started");
+    }
+    ours.push((name.to_owned(), end));
+    Ok(())
 }
 
 pub(crate) fn ended(name: &str) {
@@ -37,16 +44,22 @@ pub(crate) fn ended(name: &str) {
 pub fn handle() -> Result<()> {
     on_signal(|signal| {
         INTERRUPTED.store(true, Ordering::SeqCst);
-        eprintln!("\ninterrupted: leaving the machine as it was");
+        tell("\ninterrupted: leaving the machine as it was");
         shell::end_all();
         let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (name, end) in ours {
             if let Err(error) = end(&name) {
-                eprintln!("{name}: {error:#}");
+                tell(&format!("{name}: {error:#}"));
             }
         }
         std::process::exit(128 + signal);
     })
+}
+
+/// A line on stderr, if that is still open. `eprintln!` would panic after the terminal has gone, and what is left to be
+/// removed would stay.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
 }
 
 /// Calls `action` in a thread of its own with the first signal that asks this program to end.

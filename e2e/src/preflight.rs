@@ -19,7 +19,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use facts::{Disk, Facts, Failure, GI, Memory, Root, Step};
-pub(crate) use probe::{as_root, in_namespaces};
+pub(crate) use probe::{as_root, in_namespaces, memory_limit};
 
 /// The build of Kubernetes needs half of it.
 const MEMORY: u64 = 4 * GI;

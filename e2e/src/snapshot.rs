@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::cluster::cgroup;
+use crate::cluster::{self, cgroup};
 use crate::layout;
 
 /// Facts of this machine, one line each.
@@ -62,8 +62,8 @@ impl Snapshot {
         for name in names(Path::new("/sys/class/net")) {
             lines.insert(format!("network device {name}"));
         }
-        for name in names(Path::new(layout::STATE)) {
-            lines.insert(format!("state of cluster {name}"));
+        for name in cluster::names() {
+            lines.insert(format!("{CLUSTER}{name}"));
         }
         cgroups(Path::new("/sys/fs/cgroup"), 2, &mut lines);
         for controller in cgroup::idle_root_controllers() {
@@ -86,6 +86,40 @@ impl Snapshot {
         let removed = self.0.difference(&after.0).map(|line| format!("gone: {line}"));
         added.chain(removed).collect()
     }
+
+    /// The facts of `after` that are new and that the cluster of this name has caused. On a machine in use, other
+    /// programs and other clusters cause new ones meanwhile.
+    #[must_use]
+    pub fn left_by(&self, cluster: &str, after: &Self) -> Vec<String> {
+        let is_last = !after.0.iter().any(|line| line.starts_with(CLUSTER));
+        let new = after.0.difference(&self.0);
+        new.filter(|line| names_cluster(line, cluster) || of_all_clusters(line) && is_last)
+            .cloned()
+            .collect()
+    }
+}
+
+/// What the fact that a cluster has a state folder starts with.
+const CLUSTER: &str = "state of cluster ";
+
+/// Returns true if the line has the cluster's name, or that of its cgroup, as a part of a path or as a word.
+fn names_cluster(line: &str, cluster: &str) -> bool {
+    let cgroup = format!("{}{cluster}", cgroup::PREFIX);
+    let state = format!("{}/{cluster}/", layout::STATE);
+    line.strip_prefix(CLUSTER) == Some(cluster)
+        || line.split([' ', '/', ':']).any(|part| part == cgroup)
+        || format!("{line}/").contains(&state)
+}
+
+/// Returns true for what clusters have in common: it goes with the last of them.
+fn of_all_clusters(line: &str) -> bool {
+    let names_none = !line.contains(&format!("{}/", layout::STATE)) && !line.contains(cgroup::PREFIX);
+    names_none
+        && (line.contains("vgpu")
+            || ["controller ", "/proc/sys/kernel/", "/proc/sys/vm/"]
+                .iter()
+                .any(|sign| line.starts_with(sign))
+            || line.contains("apparmor") && line.contains("cri-containerd"))
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -163,5 +197,41 @@ mod tests {
         let of = |lines: &[&str]| Snapshot(lines.iter().map(ToString::to_string).collect());
         assert_eq!(of(&["a", "b"]).changes(&of(&["b", "c"])), ["added: c", "gone: a"]);
         assert!(of(&["a"]).changes(&of(&["a"])).is_empty());
+    }
+
+    #[test]
+    fn a_cluster_is_blamed_for_what_is_its_own_alone() {
+        let of = |lines: &[&str]| Snapshot(lines.iter().map(ToString::to_string).collect());
+        let own = [
+            "cgroup /sys/fs/cgroup/vgpu-e2e-demo",
+            "mount /var/lib/vgpu-e2e/demo/node1/run",
+            "process 7 of vgpu-e2e-demo: etcd",
+            "state of cluster demo",
+        ];
+        let in_common = [
+            "/proc/sys/vm/overcommit_memory: 1",
+            "/sys/kernel/security/apparmor/profiles: cri-containerd.apparmor.d (enforce)",
+            "controller misc of the cgroup root",
+            "file /run/vgpu",
+            "file /var/lib/vgpu-e2e",
+        ];
+        let of_others = [
+            "/proc/sys/net/ipv4/ip_forward: 1",
+            "/sys/kernel/security/apparmor/profiles: docker-default (enforce)",
+            "cgroup /sys/fs/cgroup/user.slice/session-7.scope",
+            "cgroup /sys/fs/cgroup/vgpu-e2e-demo2",
+            "file /run/docker.pid",
+            "mount /var/lib/docker/overlay2/demo",
+            "mount /var/lib/vgpu-e2e/demo2/node1/run",
+            "network device veth1",
+            "process 8 of vgpu-e2e-demo2: etcd",
+        ];
+        let before = of(&["file /etc/passwd", "state of cluster old"]);
+        let all = |more: &[&str]| of(&[&own[..], &in_common, &of_others, more].concat());
+        assert_eq!(before.left_by("demo", &all(&["state of cluster demo2"])), own);
+        assert_eq!(
+            before.left_by("demo", &of(&[&in_common[..], &of_others].concat())),
+            in_common
+        );
     }
 }

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -27,6 +27,8 @@ use crate::patience;
 pub(crate) const UNIFIED: &str = "/sys/fs/cgroup";
 /// The prefix of every cluster's folder.
 pub(crate) const PREFIX: &str = "vgpu-e2e-";
+/// A folder that shows the settings of a new one, before the process id of its maker.
+const FRESH: &str = "vgpu-e2e-fresh-";
 /// Controllers that the kubelet refuses to start without, as far as the kernel has them.
 pub(crate) const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
 const PROCESSES: &str = "processes";
@@ -228,22 +230,42 @@ fn is_used(root: &Path, controller: &str) -> bool {
         let name = folder.file_name().unwrap_or_default();
         name.to_string_lossy().starts_with(PREFIX)
     };
-    let children: Vec<PathBuf> = folders(root).filter(|folder| !is_ours(folder)).collect();
+    // v1 hierarchies may be mounted in folders of v2. Their files say nothing about v2.
+    let is_of_root = |folder: &PathBuf| device(folder) == device(root);
+    let children: Vec<PathBuf> = folders(root)
+        .filter(|folder| !is_ours(folder) && is_of_root(folder))
+        .collect();
     let hands_on = |child: &PathBuf| subtree(child).is_ok_and(|list| list.iter().any(|one| one == controller));
     children.iter().any(hands_on) || has_settings(root, &children, controller)
 }
 
-/// Returns true if a setting of the controller differs from that of a new folder, or if that cannot be seen.
+fn device(folder: &Path) -> Option<u64> {
+    Some(fs::metadata(folder).ok()?.dev())
+}
+
+/// Returns true if a setting of the controller differs from that of a new folder, or if that cannot be seen. A threaded
+/// folder has fewer files than a new one, so only those that it has count.
 fn has_settings(root: &Path, children: &[PathBuf], controller: &str) -> bool {
-    let fresh = root.join(format!("{PREFIX}fresh-{}", std::process::id()));
+    remove_of_killed(root, FRESH);
+    let fresh = root.join(format!("{FRESH}{}", std::process::id()));
     if fs::create_dir(&fresh).is_err() {
         return true;
     }
-    let differs = children
-        .iter()
-        .any(|child| settings(child, controller) != settings(&fresh, controller));
+    let new = settings(&fresh, controller);
     let _ = fs::remove_dir(&fresh);
-    differs
+    let all = children.iter().flat_map(|child| settings(child, controller));
+    all.into_iter().any(|(file, text)| new.get(&file) != Some(&text))
+}
+
+/// Removes folders below `root` that are named after processes which are gone: they were killed before they did it.
+pub(crate) fn remove_of_killed(root: &Path, prefix: &str) {
+    for folder in folders(root) {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let process = name.and_then(|name| name.strip_prefix(prefix));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = fs::remove_dir(folder); // somebody else may have done it
+        }
+    }
 }
 
 /// The files of a controller that hold a setting, and their content. A file that can only be written reads as empty.
@@ -404,6 +426,18 @@ mod tests {
         assert!(used("cpuset") && !used("cpu"));
         let left: Vec<PathBuf> = folders(root.path()).collect();
         assert_eq!(left.len(), 2, "{left:?}");
+    }
+
+    #[test]
+    fn folders_of_killed_processes_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let (gone, alive) = ("a-999999999".to_owned(), format!("a-{}", std::process::id()));
+        for name in [gone.as_str(), alive.as_str(), "other"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        remove_of_killed(root.path(), "a-");
+        let left = |name: &str| root.path().join(name).exists();
+        assert!(!left(&gone) && left(&alive) && left("other"));
     }
 
     #[test]

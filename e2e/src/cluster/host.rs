@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup;
 use super::config::names;
-use crate::layout;
 use crate::lock::Lock;
+use crate::{interrupt, layout};
 
 /// The name of containerd's profile for its containers.
 const PROFILE: &str = "cri-containerd.apparmor.d";
@@ -90,10 +90,10 @@ fn read(file: &Path) -> Result<Option<Before>> {
         read => read.with_context(|| format!("cannot read {}", file.display()))?,
     };
     let Ok(before) = serde_json::from_slice::<Before>(&json) else {
-        eprintln!(
+        interrupt::tell(&format!(
             "{} is damaged: controllers of the cgroup root, and the AppArmor profile {PROFILE}, may stay on",
             file.display()
-        );
+        ));
         return Ok(None);
     };
     Ok((before.boot_id == boot_id()?).then_some(before))

@@ -118,8 +118,10 @@ fn remove(state: &State, origin: Option<cgroup::Origin>) -> Result<()> {
     if let Some(origin) = origin {
         origin.go_back()?;
     }
-    undo::remove(state)?;
-    host::give_back(&Lock::wait_for_folder(Path::new(layout::STATE))?)
+    undo::remove_cgroups(state)?;
+    let all = Lock::wait_for_folder(Path::new(layout::STATE))?;
+    undo::remove_files(state, &all)?;
+    host::give_back(&all)
 }
 
 fn listen(caller: &UnixStream, sender: &Sender<Cue>) -> Result<()> {
@@ -168,7 +170,7 @@ impl Init {
             None => drop(self.parent.kill()),
         }
         // A stopped process that entered the namespace from outside would block this forever, so the wait is limited.
-        // `undo::remove` reports its process id.
+        // `undo::remove_cgroups` reports its process id.
         let _ = self.is_gone_within(patience::stretched(Duration::from_secs(10)));
     }
 

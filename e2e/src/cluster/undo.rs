@@ -1,4 +1,7 @@
 //! Removes a cluster's cgroup folders and its state folder from the host. Works without its keeper.
+//!
+//! The lock over all clusters is held from the removal of the state folder until the machine's settings are restored: the
+//! cluster's own lock is a file in that folder, and another program could otherwise start a cluster between the two.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,12 +11,16 @@ use anyhow::{Context, Result, bail};
 use super::cgroup;
 use super::config::{State, names};
 use crate::lock::Lock;
-use crate::patience;
+use crate::{interrupt, patience};
 
-/// Removes everything of one cluster, whose processes are gone or going.
-pub(super) fn remove(state: &State) -> Result<()> {
+/// Removes the cgroups of one cluster, whose processes are gone or going.
+pub(super) fn remove_cgroups(state: &State) -> Result<()> {
     await_processes(&state.name())?;
-    cgroup::remove(&state.name())?;
+    cgroup::remove(&state.name())
+}
+
+/// Removes the files of one cluster, its own lock among them.
+pub(super) fn remove_files(state: &State, _all: &Lock) -> Result<()> {
     fs::remove_dir_all(&state.0).with_context(|| format!("cannot remove {}", state.0.display()))
 }
 
@@ -31,14 +38,14 @@ fn await_processes(cluster: &str) -> Result<()> {
 
 /// Removes the leftovers of clusters whose keeper died. Those that run are left alone. One that cannot be removed is
 /// named on stderr and keeps nobody else from being removed. Returns the names removed.
-pub(super) fn sweep(_all: &Lock) -> Result<Vec<String>> {
+pub(super) fn sweep(all: &Lock) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for name in names() {
         let state = State::of(&name);
         if let Some(_lock) = Lock::try_take(&state.lock())? {
-            match remove(&state) {
+            match remove_cgroups(&state).and_then(|()| remove_files(&state, all)) {
                 Ok(()) => removed.push(name),
-                Err(error) => eprintln!("the leftovers of cluster {name} stay: {error:#}"),
+                Err(error) => interrupt::tell(&format!("the leftovers of cluster {name} stay: {error:#}")),
             }
         }
     }

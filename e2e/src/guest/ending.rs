@@ -24,7 +24,7 @@ static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 pub(super) fn handle() -> Result<()> {
     interrupt::on_signal(|signal| {
         ASKED.store(u8::try_from(signal).unwrap_or(1), Ordering::SeqCst);
-        eprintln!("\ninterrupted: the guest and its temporary files are removed");
+        interrupt::tell("\ninterrupted: the guest and its temporary files are removed");
         loop {
             shell::end_all();
             let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 //! The guest as a process: qemu with two disks, two serial lines and no network.
 //!
 //! Writes of the guest go to an unnamed file that qemu makes in the run's folder: the image stays as it
-//! is, and nothing is left when qemu ends, however it ends.
+//! is, and nothing is left when qemu ends, however it ends. If the disk is full, the guest gets an I/O error; by default
+//! qemu would stop it without a word.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use super::ending::Running;
 use super::rootfs::Image;
 use super::scratch::Scratch;
 use super::shell::Shell;
+use crate::patience::stretched;
 
 /// Emulated, it takes about 40 s on an idle machine of two cores.
 const BOOT: Duration = Duration::from_secs(600);
@@ -59,7 +61,7 @@ impl Machine {
             .arg("-initrd")
             .arg(&image.initramfs)
             .args(["-append", KERNEL])
-            .args(["-drive", &drive(&image.disk, "snapshot=on,cache=unsafe")])
+            .args(["-drive", &drive(&image.disk, "snapshot=on,cache=unsafe,werror=report")])
             .args(["-drive", &drive(payload, "readonly=on")])
             .args(["-serial", &format!("file:{}", console.display())])
             .args(["-chardev", "stdio,id=shell,signal=off", "-serial", "chardev:shell"])
@@ -75,7 +77,7 @@ impl Machine {
             console,
             _qemu: qemu,
         };
-        let booted = machine.shell.ready(BOOT);
+        let booted = machine.shell.ready(stretched(BOOT));
         booted.with_context(|| {
             let said = fs::read_to_string(scratch.path("qemu.log")).unwrap_or_default();
             format!("the guest does not boot: {said}{}", machine.end_of_console())

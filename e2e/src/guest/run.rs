@@ -13,6 +13,7 @@ use super::payload::{self, quoted};
 use super::rootfs::{self, USER};
 use super::scratch::Scratch;
 use super::transcript::Transcript;
+use crate::patience::stretched;
 use crate::prepared::Prepared;
 use crate::{layout, shell};
 
@@ -80,7 +81,7 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
     };
     guest.unpack()?;
     for fact in FACTS {
-        guest.show(fact, SHORT)?;
+        guest.show(fact, stretched(SHORT))?;
     }
     let before = guest.kept()?;
 
@@ -89,7 +90,11 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
     let mut failed = Vec::new();
     guest.transcript.heading(&format!("The demo, as `{USER}`"));
     let demo = prepared.program().strip_prefix(&checkout).unwrap_or(prepared.program());
-    if guest.show(&format!("{cd}{} demo", quoted(&demo.display().to_string())), LONG)? != 0 {
+    if guest.show(
+        &format!("{cd}{} demo", quoted(&demo.display().to_string())),
+        stretched(LONG),
+    )? != 0
+    {
         failed.push("the demo".to_owned());
     }
     match &options.tests {
@@ -100,7 +105,7 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
             let left_out = left_out(tests)?;
             let program = tests.strip_prefix(&checkout).unwrap_or(tests);
             let command = format!("{cd}{} {left_out}", quoted(&program.display().to_string()));
-            if guest.show(&command, LONG)? != 0 {
+            if guest.show(&command, stretched(LONG))? != 0 {
                 failed.push("the tests".to_owned());
             }
         }
@@ -117,7 +122,10 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
             failed.push(format!("{what} are not as before"));
         }
     }
-    guest.show("sudo dmesg | grep DENIED || echo AppArmor denied nothing", SHORT)?;
+    guest.show(
+        "sudo dmesg | grep DENIED || echo AppArmor denied nothing",
+        stretched(SHORT),
+    )?;
 
     transcript.heading("Result");
     match failed.is_empty() {
@@ -152,7 +160,7 @@ impl Guest<'_> {
         let mut said = Vec::new();
         let status = self
             .machine
-            .run(command, SHORT, &mut |bytes| said.extend_from_slice(bytes))?;
+            .run(command, stretched(SHORT), &mut |bytes| said.extend_from_slice(bytes))?;
         let said = String::from_utf8_lossy(&said).into_owned();
         if status != 0 {
             bail!(

@@ -1,6 +1,7 @@
 //! The folder of one run: it contains everything temporary, and is removed at the end.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -51,7 +52,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.folder) {
-            eprintln!("{error:#}: the next run tries again");
+            crate::interrupt::tell(&format!("{error:#}: the next run tries again"));
         }
     }
 }
@@ -61,9 +62,10 @@ fn remove(folder: &Path) -> Result<()> {
     if !folder.exists() || fs::remove_dir_all(folder).is_ok() {
         return Ok(());
     }
-    // Not a tied command: it has to run after a signal too.
+    // Not a tied command, and not in the process group of a terminal: it has to run after a signal too.
     let _ = in_namespaces(crate::shell::command("unshare", [] as [&str; 0]), &["rm", "-rf"])
         .arg(folder)
+        .process_group(0)
         .status();
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;

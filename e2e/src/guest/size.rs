@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::install::bytes;
+use crate::preflight;
 
 const GI: u64 = 1 << 30;
 /// The disk space of a run: the file system before it is an image, the image, the payload, and the guest's own files.
@@ -56,7 +57,7 @@ pub(super) fn parse(resource: Resource, text: &str) -> Result<u64> {
 
 /// Fails with one line where this machine has less than the guest takes.
 pub(super) fn room(memory: u64, cache: &Path) -> Result<()> {
-    let free = memory_available()?;
+    let free = memory_available()?.min(preflight::memory_limit()?.unwrap_or(u64::MAX));
     if free < memory {
         bail!(
             "a guest with {} of memory does not fit: {} are free here; set {}",

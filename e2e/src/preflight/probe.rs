@@ -190,7 +190,7 @@ fn cgroups() -> Result<Option<Failure>> {
 }
 
 fn make_and_remove(root: &Path) -> Option<Failure> {
-    sweep(root);
+    cgroup::remove_of_killed(root, PROBE);
     let folder = root.join(format!("{PROBE}{}", process::id()));
     let made = fs::create_dir(&folder).and_then(|()| match fs::remove_dir(&folder) {
         // A probe in another PID namespace does not see this process, and tidied up.
@@ -203,17 +203,6 @@ fn make_and_remove(root: &Path) -> Option<Failure> {
         _ => Step::MakeCgroup,
     };
     failure(step, format!("a folder in {}: {error}", root.display()))
-}
-
-/// Removes folders of probes that were killed.
-fn sweep(root: &Path) {
-    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let process = name.to_str().and_then(|name| name.strip_prefix(PROBE));
-        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            let _ = fs::remove_dir(entry.path()); // somebody else may have done it
-        }
-    }
 }
 
 /// cgroup v2 enables controllers for children only in a cgroup without processes. The machine's own root is exempt.
@@ -231,6 +220,12 @@ fn busy(root: &Path) -> Option<Failure> {
 }
 
 // === sizes ===
+
+/// The limit of memory of this process's cgroups, if they have one.
+pub(crate) fn memory_limit() -> Result<Option<u64>> {
+    let found = memory(Path::new("/"))?;
+    Ok(found.limit.map(|_| found.bytes))
+}
 
 /// `at` is `/`, or a folder laid out like it in tests.
 fn memory(at: &Path) -> Result<Memory> {
@@ -383,17 +378,5 @@ mod tests {
         assert!(busy(at).is_none());
         // v1 has none of these files.
         assert!(busy(Path::new("/nowhere")).is_none());
-    }
-
-    #[test]
-    fn folders_of_killed_probes_are_removed() {
-        let root = tempfile::tempdir().unwrap();
-        let (gone, alive) = (format!("{PROBE}999999999"), format!("{PROBE}{}", process::id()));
-        for name in [&gone, &alive, "other"] {
-            fs::create_dir(root.path().join(name)).unwrap();
-        }
-        sweep(root.path());
-        let left = |name: &str| root.path().join(name).exists();
-        assert!(!left(&gone) && left(&alive) && left("other"));
     }
 }

@@ -1,11 +1,11 @@
 //! Clusters and the machine: two side by side, beside decoys of a kubelet, and every order of dying.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::{env, fs};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -289,12 +289,15 @@ fn interrupted_on_the_way_up() -> Result<()> {
 }
 
 fn killed_program() -> Result<()> {
+    let before = Snapshot::take();
     let name = shared::name("killed");
     let mut child = holder(&name)?;
     child.kill()?;
     child.wait()?;
+    // The cluster's own files go before the machine's settings are restored.
     wait(LIMIT, "the keeper to take the cluster down", || {
-        is_gone(&name).map(Some)
+        is_gone(&name)?;
+        is_as_before(&before).map(Some)
     })
 }
 
@@ -347,12 +350,27 @@ fn side_by_side() -> Result<()> {
         .map(drop)
 }
 
+/// What containerd lacks here to load its profile. Without it, it starts containers under none.
+fn missing_for_apparmor() -> Option<&'static str> {
+    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
+    let path = env::var_os("PATH").unwrap_or_default();
+    let is_program = |folder: &Path| folder.join("apparmor_parser").is_file();
+    let has_parser = env::split_paths(&path).any(|folder| is_program(&folder)) || is_program(Path::new("/sbin"));
+    if enabled.trim() != "Y" {
+        Some("this machine has no AppArmor: `make guest` boots one that has")
+    } else if !Path::new("/sys/kernel/security/apparmor").exists() {
+        Some("securityfs is not mounted on /sys/kernel/security")
+    } else if !has_parser {
+        Some("apparmor_parser is missing: install the package apparmor")
+    } else {
+        None
+    }
+}
+
 /// A container with a share runs under containerd's default profile, the plugin under none: it mounts.
 fn apparmor() -> Result<()> {
-    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
-    if enabled.trim() != "Y" {
-        let test = "containers_run_under_the_default_apparmor_profile";
-        vgpu_skip::skip(test, "this machine has no AppArmor: `make guest` boots one that has");
+    if let Some(missing) = missing_for_apparmor() {
+        vgpu_skip::skip("containers_run_under_the_default_apparmor_profile", missing);
         return Ok(());
     }
     shared::in_namespace("apparmor", |installed, kube| {
