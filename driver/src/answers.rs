@@ -56,7 +56,7 @@ pub enum Answer {
 pub struct Answers {
     known: HashMap<Shape, Known>,
     queue: VecDeque<Shape>,
-    under_way: Option<Pass>,
+    under_way: Option<Progress>,
     /// Keys of pods that the planner has given something, which the watches have yet to bring: there is nothing to
     /// explain.
     served: HashSet<String>,
@@ -71,7 +71,7 @@ struct Known {
 
 /// One shape, as far as its nodes were looked at.
 #[derive(Debug)]
-struct Pass {
+struct Progress {
     shape: Shape,
     /// What is asked for, or which claim nobody may allocate, and why.
     claims: Result<Vec<ResourceClaim>, (usize, Unallocatable)>,
@@ -84,7 +84,7 @@ struct Pass {
 
 impl Answers {
     /// Takes in who waits now. What nobody asks any more is forgotten.
-    pub fn ask(&mut self, state: &State) {
+    pub fn update_queue(&mut self, state: &State) {
         let waiting = state.pods().filter(|pod| pod.is_unschedulable);
         let (served, waiting): (Vec<&Pod>, Vec<&Pod>) = waiting.partition(|pod| is_served(pod, state));
         self.served = served.into_iter().map(Pod::key).collect();
@@ -95,35 +95,36 @@ impl Answers {
             .collect();
         self.known.retain(|shape, _| wanted.contains(shape));
         self.queue.retain(|shape| wanted.contains(shape));
-        self.under_way.take_if(|pass| !wanted.contains(&pass.shape));
+        self.under_way.take_if(|progress| !wanted.contains(&progress.shape));
         let version = state.version();
         let queued: HashSet<&Shape> = self.queue.iter().collect();
-        let is_asked =
-            |shape: &Shape| queued.contains(shape) || self.under_way.as_ref().is_some_and(|pass| pass.shape == *shape);
+        let is_asked = |shape: &Shape| {
+            queued.contains(shape) || self.under_way.as_ref().is_some_and(|progress| progress.shape == *shape)
+        };
         let is_known = |shape: &Shape| self.known.get(shape).is_some_and(|known| known.version == version);
         let wanted = wanted.into_iter();
         let news: Vec<Shape> = wanted.filter(|shape| !is_asked(shape) && !is_known(shape)).collect();
         self.queue.extend(news);
     }
 
-    /// Looks at nodes until `go_on` says no, at one at least. Gives whether nothing is left to do.
-    pub fn work(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> bool {
+    /// Looks at nodes until `may_continue` says no, at one at least. Gives whether nothing is left to do.
+    pub fn work(&mut self, state: &mut State, may_continue: &mut dyn FnMut() -> bool) -> bool {
         loop {
             let next = self.under_way.take().or_else(|| {
                 let shape = self.queue.pop_front()?;
-                Some(Pass::new(shape, state))
+                Some(Progress::new(shape, state))
             });
-            let Some(mut pass) = next else {
+            let Some(mut progress) = next else {
                 return true;
             };
-            match pass.go(state, go_on) {
+            match progress.look_at_nodes(state, may_continue) {
                 Some(answer) => {
-                    let version = pass.version;
-                    self.known.insert(pass.shape, Known { answer, version });
+                    let version = progress.version;
+                    self.known.insert(progress.shape, Known { answer, version });
                 }
-                None => self.under_way = Some(pass),
+                None => self.under_way = Some(progress),
             }
-            if !go_on() {
+            if !may_continue() {
                 return self.under_way.is_none() && self.queue.is_empty();
             }
         }
@@ -154,7 +155,7 @@ fn is_served(pod: &Pod, state: &State) -> bool {
     })
 }
 
-impl Pass {
+impl Progress {
     fn new(shape: Shape, state: &State) -> Self {
         let held = shape.held.iter();
         let held: Vec<_> = held
@@ -180,7 +181,7 @@ impl Pass {
     }
 
     /// The answer, when there is one at the end of this turn.
-    fn go(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> Option<Answer> {
+    fn look_at_nodes(&mut self, state: &mut State, may_continue: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let claims: Vec<&ResourceClaim> = match &self.claims {
             Ok(claims) => claims.iter().collect(),
             Err((claim, why)) => return Some(Answer::Nobody(*claim, why.clone())),
@@ -207,7 +208,7 @@ impl Pass {
             if self.summary.is_of_every_node() {
                 break;
             }
-            if self.next < self.nodes.len() && !go_on() {
+            if self.next < self.nodes.len() && !may_continue() {
                 if self.turns < MOST_TURNS {
                     return None;
                 }

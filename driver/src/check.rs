@@ -8,7 +8,7 @@ use vgpu_api::{DRIVER_NAME, device_type as types};
 use vgpu_planner::State;
 
 use crate::class::{device_type, is_ours};
-use crate::question::{Ask, Question, asks};
+use crate::question::{Question, SubRequest, sub_requests};
 
 /// A mistake in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +34,8 @@ enum CheckError {
 /// What is wrong with requests of which no alternative is in order.
 pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
-    for (key, asked) in question.claims.iter().zip(&question.shape.asked) {
-        let asks: Vec<Ask<'_>> = asks(asked.spec()).collect();
+    for (key, asked) in question.claims.iter().zip(&question.shape.specs) {
+        let asks: Vec<SubRequest<'_>> = sub_requests(asked.spec()).collect();
         let configs = &asked.spec().devices.config;
         for alternatives in asks.chunk_by(|a, b| a.at.0 == b.at.0) {
             let of_one: Option<Vec<Mistake>> = alternatives
@@ -48,7 +48,7 @@ pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     mistakes
 }
 
-fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
+fn mistake(claim: &str, ask: &SubRequest<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
     // A class that does not exist is the allocator's to name.
     let class = state.class(&ask.exactly.class).filter(|class| is_ours(class))?;
     let error = check(ask, class, configs, state).err()?;
@@ -58,7 +58,12 @@ fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], state: &Stat
     })
 }
 
-fn check(ask: &Ask<'_>, class: &DeviceClass, configs: &[RequestedConfig], state: &State) -> Result<(), CheckError> {
+fn check(
+    ask: &SubRequest<'_>,
+    class: &DeviceClass,
+    configs: &[RequestedConfig],
+    state: &State,
+) -> Result<(), CheckError> {
     let Exactly {
         capacity, admin_access, ..
     } = ask.exactly;
@@ -78,7 +83,7 @@ fn check(ask: &Ask<'_>, class: &DeviceClass, configs: &[RequestedConfig], state:
 
 /// What Prepare would say to the configs of the class and of the claim.
 fn check_config(
-    ask: &Ask<'_>,
+    ask: &SubRequest<'_>,
     class: &DeviceClass,
     configs: &[RequestedConfig],
     requested: &Requested,

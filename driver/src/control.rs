@@ -35,7 +35,7 @@ use tokio::sync::{Semaphore, watch};
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{
-    About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, State, Term, Verdict, Write, WriteId,
+    About, Change, Intent, Outcome, Plan, Planner, Read, Seen, Settings, State, Term, Verdict, Write, WriteId,
 };
 
 use self::clock::{Clock, SetBack};
@@ -126,8 +126,8 @@ impl Control {
 
     /// Applies a change of a watch, and reads what it leaves open.
     pub(crate) fn apply(&mut self, change: Change) {
-        for ask in self.planner.apply(change, self.clock.now()) {
-            self.read(ask);
+        for read in self.planner.apply(change, self.clock.now()) {
+            self.read(read);
         }
         self.soon();
     }
@@ -200,7 +200,7 @@ impl Control {
         let now = self.clock.now();
         let Plan {
             writes,
-            asks,
+            reads,
             verdicts,
             wake,
         } = self.planner.plan(now);
@@ -212,8 +212,8 @@ impl Control {
         for write in writes {
             self.write(write);
         }
-        for ask in asks {
-            self.read(ask);
+        for read in reads {
+            self.read(read);
         }
         for (_, verdict) in &verdicts {
             self.metrics.decided(verdict);
@@ -240,15 +240,15 @@ impl Control {
         }));
     }
 
-    fn read(&mut self, ask: Ask) {
+    fn read(&mut self, read: Read) {
         let (client, clock, turns) = (self.client.clone(), self.clock.clone(), self.reads.clone());
-        let seen = match ask {
-            Ask::Claims => self.planner.state().seen(),
-            Ask::Slice(_) => Seen::default(),
+        let seen = match read {
+            Read::Claims => self.planner.state().seen(),
+            Read::Slice(_) => Seen::default(),
         };
         self.under_way.push(Box::pin(async move {
             let _turn = turns.acquire().await;
-            let change = reads::read(&client, &clock, &ask, &seen).await;
+            let change = reads::read(&client, &clock, &read, &seen).await;
             let change = change.inspect_err(|error| tracing::warn!(%error, "a read failed and is asked for again"));
             Done::Read(change.ok().map(Box::new))
         }));

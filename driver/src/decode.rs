@@ -253,7 +253,7 @@ impl Readable for model::Claim {
                     None => "its status cannot be read, so what it holds counts as free; delete the claim and its pods",
                 };
                 let mut claim = Self { unreadable, ..bare };
-                claim.asked.status.allocation = held.allocation.map(Arc::new);
+                claim.facts.status.allocation = held.allocation.map(Arc::new);
                 claim.reserved_for = held.reserved_for;
                 (Some(claim), follows)
             }
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!((&read.meta().managed_fields, &read.meta().annotations), (&None, &None));
         let claim = read.body.unwrap();
         assert_eq!(claim.key(), "ns/c");
-        let request = &claim.asked.spec.devices.requests[0];
+        let request = &claim.facts.spec.devices.requests[0];
         assert_eq!(request.exactly.as_ref().unwrap().class, "vgpu");
         assert_eq!(claim.allocation(), None);
     }
@@ -582,7 +582,7 @@ mod tests {
             claim
                 .unreadable
                 .is_none()
-                .then_some(claim.asked.spec.devices.requests.len())
+                .then_some(claim.facts.spec.devices.requests.len())
         };
         assert_eq!(
             list.items.iter().map(requests).collect::<Vec<_>>(),

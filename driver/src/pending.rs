@@ -12,7 +12,7 @@ use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
-use crate::text::{self, Asked};
+use crate::text::{self, RequestText};
 
 /// An event's note may be a kilobyte long.
 pub const TEXT_MAX: usize = 1024;
@@ -24,12 +24,12 @@ const MOST_RESULTS: usize = 3;
 /// What to tell the owner of a pod or claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    pub kind: Kind,
+    pub kind: MessageKind,
     pub text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum MessageKind {
     /// Something is used up, missing or too small.
     Waiting,
     /// The claim is wrong and will never be prepared.
@@ -40,7 +40,7 @@ pub enum Kind {
     Decided(&'static str),
 }
 
-impl Kind {
+impl MessageKind {
     /// The event's reason.
     pub fn reason(self) -> &'static str {
         match self {
@@ -67,15 +67,15 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     let answer = answers.get(pod, &question.shape)?;
     let mistakes = mistakes(&question, state);
     let kind = match answer {
-        _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,
-        Answer::Fits { .. } if mistakes.is_empty() => Kind::Room,
-        _ => Kind::Waiting,
+        _ if mistakes.iter().any(|mistake| mistake.refused) => MessageKind::Refused,
+        Answer::Fits { .. } if mistakes.is_empty() => MessageKind::Room,
+        _ => MessageKind::Waiting,
     };
     let mut parts: Vec<String> = mistakes.into_iter().map(|mistake| mistake.text).collect();
     // What is in order is not worth a word beside what is not.
     let end = match answer {
         Answer::Fits { node, devices } => {
-            if kind == Kind::Room {
+            if kind == MessageKind::Room {
                 parts.push(fits(&question, node, devices));
             }
             String::new()
@@ -128,7 +128,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
 fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) -> String {
     let named = devices.iter().take(MOST_RESULTS);
     let named: Vec<String> = named
-        .map(|(claim, request, device)| format!("{device} for {}", question.who(*claim, request)))
+        .map(|(claim, request, device)| format!("{device} for {}", question.describe(*claim, request)))
         .collect();
     let more = match devices.len().saturating_sub(MOST_RESULTS) {
         0 => String::new(),
@@ -142,7 +142,7 @@ fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) ->
 
 fn mistake(question: &Question, error: &AllocateError) -> String {
     match error {
-        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.who(*claim, request)),
+        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.describe(*claim, request)),
         error => error.in_words(|claim| question.name(claim)),
     }
 }
@@ -167,11 +167,11 @@ struct Described<'a> {
 
 impl Described<'_> {
     fn section(&self, section: &Section) -> String {
-        let mut text = self.question.who(section.claim, &section.request);
+        let mut text = self.question.describe(section.claim, &section.request);
         let ask = self.question.shape.ask(section.claim, &section.request);
         if let Some(ask) = &ask {
             let class = self.state.class(&ask.class);
-            text.push_str(&format!(": asked for {}", Asked { ask, class }));
+            text.push_str(&format!(": asked for {}", RequestText { ask, class }));
         }
         if !self.question.shape.is_first(section.claim, &section.request) {
             text.push_str(", beside what the pod asks for before it");

@@ -15,7 +15,7 @@ use kube::{Api, Client};
 use vgpu_planner::Object;
 
 use crate::notices::Notice;
-use crate::pending::Kind;
+use crate::pending::MessageKind;
 
 /// The name under which the events of this program are found.
 pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
@@ -102,10 +102,10 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
     }
 }
 
-fn action(kind: Kind) -> &'static str {
+fn action(kind: MessageKind) -> &'static str {
     match kind {
-        Kind::Decided(_) => "Allocate",
-        Kind::Waiting | Kind::Refused | Kind::Room => "Explain",
+        MessageKind::Decided(_) => "Allocate",
+        MessageKind::Waiting | MessageKind::Refused | MessageKind::Room => "Explain",
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
                 decided: None,
             },
             message: Message {
-                kind: Kind::Waiting,
+                kind: MessageKind::Waiting,
                 text: text.into(),
             },
             count: 1,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Pods that ask alike have one shape and share its answer, so an answer names no claim: it says which by its place
-//! among those that were asked about, and [`Question::who`] knows the name.
+//! among those that were asked about, and [`Question::describe`] knows the name.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
@@ -21,23 +21,23 @@ use crate::class::{is_ours, is_ours_by_name};
 
 /// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
 #[derive(Debug, Clone)]
-pub struct Asked(Arc<ClaimSpec>);
+pub struct SpecRef(Arc<ClaimSpec>);
 
-impl Asked {
+impl SpecRef {
     pub fn spec(&self) -> &ClaimSpec {
         &self.0
     }
 }
 
-impl PartialEq for Asked {
+impl PartialEq for SpecRef {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Asked {}
+impl Eq for SpecRef {}
 
-impl Hash for Asked {
+impl Hash for SpecRef {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         Arc::as_ptr(&self.0).hash(hasher);
     }
@@ -47,7 +47,7 @@ impl Hash for Asked {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// What its claims ask for.
-    pub asked: Vec<Asked>,
+    pub specs: Vec<SpecRef>,
     /// Class and count.
     extended: Vec<(String, i64)>,
     /// Its claims that are allocated already: it must be where they are.
@@ -69,7 +69,7 @@ impl Question {
     pub fn of(pod: &Pod, state: &State) -> Option<Self> {
         let mut question = Self {
             shape: Shape {
-                asked: Vec::new(),
+                specs: Vec::new(),
                 extended: Vec::new(),
                 held: Vec::new(),
             },
@@ -84,7 +84,7 @@ impl Question {
             if claim.allocation().is_some() {
                 question.shape.held.push(key);
             } else {
-                question.shape.asked.push(Asked(claim.asked.spec.clone()));
+                question.shape.specs.push(SpecRef(claim.facts.spec.clone()));
                 question.claims.push(key);
             }
         }
@@ -94,8 +94,8 @@ impl Question {
                 question.extended.push(extended.clone());
             }
         }
-        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
-        (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
+        let ours = |spec: &SpecRef| sub_requests(spec.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
+        (!question.extended.is_empty() || question.shape.specs.iter().any(ours)).then_some(question)
     }
 
     /// The name of a claim by its place; of none that stands for extended resources.
@@ -104,7 +104,7 @@ impl Question {
     }
 
     /// `claim ns/name, request gpu`, of a claim by its place.
-    pub fn who(&self, claim: usize, request: &str) -> String {
+    pub fn describe(&self, claim: usize, request: &str) -> String {
         match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
             Some(key) => format!("claim {key}, request {request}"),
@@ -131,19 +131,23 @@ impl Shape {
             spec,
             ..ResourceClaim::default()
         };
-        let asked = self.asked.iter().enumerate();
-        let asked = asked.map(|(place, asked)| state.asked(&claim(asked.0.clone())).map_err(|why| (place, why)));
+        let asked = self.specs.iter().enumerate();
+        let asked = asked.map(|(place, asked)| {
+            state
+                .as_its_allocator(&claim(asked.0.clone()))
+                .map_err(|why| (place, why))
+        });
         // Extended resources are kube-scheduler's alone to serve.
         let extended =
-            (!self.extended.is_empty()).then(|| Ok(state.asked_by_scheduler(&claim(Arc::new(self.extended_spec())))));
+            (!self.extended.is_empty()).then(|| Ok(state.as_scheduler(&claim(Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
     /// What a request, or an alternative of one, of a claim by its place asks for.
     pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
-        match self.asked.get(claim) {
+        match self.specs.get(claim) {
             Some(asked) => {
-                let ask = asks(asked.spec()).find(|ask| ask.name() == request)?;
+                let ask = sub_requests(asked.spec()).find(|ask| ask.name() == request)?;
                 Some(Cow::Borrowed(ask.exactly))
             }
             None => {
@@ -155,7 +159,7 @@ impl Shape {
 
     /// Whether nothing else of the pod has a device before this request.
     pub fn is_first(&self, claim: usize, request: &str) -> bool {
-        let first = match self.asked.first() {
+        let first = match self.specs.first() {
             Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
             None => Some("0"),
         };
@@ -189,7 +193,7 @@ fn whole(class: &str, count: i64) -> Exactly {
 
 /// One request that has no alternatives, or an alternative of one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct SubRequest<'a> {
     pub(crate) request: &'a str,
     pub(crate) alternative: Option<&'a str>,
     /// The path in the claim.
@@ -197,7 +201,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) exactly: &'a Exactly,
 }
 
-impl Ask<'_> {
+impl SubRequest<'_> {
     /// As the allocator and results name it.
     pub(crate) fn name(&self) -> String {
         match self.alternative {
@@ -217,16 +221,16 @@ impl Ask<'_> {
 }
 
 /// All that a claim asks for, in its order.
-pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
+pub(crate) fn sub_requests(spec: &ClaimSpec) -> impl Iterator<Item = SubRequest<'_>> {
     spec.devices.requests.iter().enumerate().flat_map(|(index, request)| {
-        let exactly = request.exactly.iter().map(move |exactly| Ask {
+        let exactly = request.exactly.iter().map(move |exactly| SubRequest {
             request: &request.name,
             alternative: None,
             at: (index, None),
             exactly,
         });
         let alternatives = request.first_available.iter().enumerate();
-        let alternatives = alternatives.map(move |(place, alternative)| Ask {
+        let alternatives = alternatives.map(move |(place, alternative)| SubRequest {
             request: &request.name,
             alternative: Some(&alternative.name),
             at: (index, Some(place)),

@@ -17,11 +17,11 @@ use vgpu_planner::{About, Change, Mode, Settings, State, Time, Verdict};
 use crate::control::clock::Clock;
 use crate::control::elect::Election;
 use crate::control::{Control, Next};
-use crate::explain::Explainer;
+use crate::explain::Explanations;
 use crate::flags::Config;
 use crate::http::{self, Health};
 use crate::notices::{Notice, Notices, Topic};
-use crate::pending::{Kind, Message, TEXT_MAX};
+use crate::pending::{Message, MessageKind, TEXT_MAX};
 use crate::publish::{Delivery, deliver};
 use crate::text;
 use crate::watch::{Watched, watch};
@@ -32,12 +32,12 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 const DELIVERIES: usize = 4;
 
 /// The state, and in controller mode who decides by it.
-enum Allocator {
+enum StateOwner {
     Scheduler(Box<State>),
     Controller(Box<Control>),
 }
 
-impl Allocator {
+impl StateOwner {
     fn state(&mut self) -> &mut State {
         match self {
             Self::Scheduler(state) => state,
@@ -46,7 +46,7 @@ impl Allocator {
     }
 
     /// Whether this replica says why pods wait: of several, the one that decides.
-    fn speaks(&self) -> bool {
+    fn explains(&self) -> bool {
         match self {
             Self::Scheduler(_) => true,
             Self::Controller(control) => control.is_leading(),
@@ -103,7 +103,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (mut stop, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (over, is_over) = oneshot::channel::<()>();
     let mut watched = Mode::Scheduler;
-    let mut allocator = Allocator::Scheduler(Box::new(State::new(watched, Features::default())));
+    let mut owner = StateOwner::Scheduler(Box::new(State::new(watched, Features::default())));
     let mut election: Option<JoinHandle<()>> = None;
     if let Some(mode) = &config.controller {
         let clock = Arc::new(Clock::start());
@@ -121,12 +121,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             settle: settings.settle,
         };
         let control = Control::new(client.clone(), clock, term, settings, decisions);
-        allocator = Allocator::Controller(Box::new(control));
+        owner = StateOwner::Controller(Box::new(control));
     }
     let changes = watch(&client, watched);
     let ended = tokio::select! {
-        ended = turn(&client, &config, &health, changes, allocator) => ended,
-        Err(error) = ended(&mut election) => Err(error),
+        ended = main_loop(&client, &config, &health, changes, owner) => ended,
+        Err(error) = election_ended(&mut election) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
             tracing::info!("stopped by SIGTERM");
@@ -139,33 +139,33 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     };
     // What was under way is dropped by now, so whoever leads next has nothing of this replica to wait for.
     drop(over);
-    self::ended(&mut election).await?;
+    election_ended(&mut election).await?;
     ended
 }
 
 /// Waits until the election is over; returns at once without one.
-async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
+async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
         _ => Ok(()),
     }
 }
 
-async fn turn(
+async fn main_loop(
     client: &Client,
     config: &Config,
     health: &Health,
     mut changes: BoxStream<'static, Watched>,
-    mut allocator: Allocator,
+    mut owner: StateOwner,
 ) -> anyhow::Result<()> {
     let start = Instant::now();
-    let mut explainer = Explainer::new(start);
+    let mut explanations = Explanations::new(start);
     let mut notices = Notices::new(config.repeat_after, config.events_per_second);
     let mut queue: VecDeque<Notice> = VecDeque::new();
     let mut deliveries = FuturesUnordered::new();
     loop {
-        let speak_at = notices.next().filter(|_| queue.is_empty()).map(|due| start + due);
-        let wake = [explainer.look_at, speak_at]
+        let notice_at = notices.next().filter(|_| queue.is_empty()).map(|due| start + due);
+        let wake = [explanations.work_at, notice_at]
             .into_iter()
             .flatten()
             .fold(Instant::now() + HEARTBEAT, Instant::min);
@@ -173,8 +173,8 @@ async fn turn(
         tokio::select! {
             change = changes.next() => match change {
                 Some(Ok(change)) => {
-                    allocator.apply(change);
-                    explainer.soon();
+                    owner.apply(change);
+                    explanations.soon();
                 }
                 Some(Err((kind, error))) => {
                     health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
@@ -183,7 +183,7 @@ async fn turn(
                 // The streams of kube's watcher do not end.
                 None => return Ok(()),
             },
-            next = allocator.next() => decided = allocator.perform(next)?,
+            next = owner.next() => decided = owner.perform(next)?,
             Some((notice, delivery)) = deliveries.next(), if !deliveries.is_empty() => {
                 let outcome = match delivery {
                     Delivery::Said => "said",
@@ -197,17 +197,17 @@ async fn turn(
             }
             () = tokio::time::sleep_until(wake.into()) => {}
         }
-        health.beat(allocator.state().is_complete());
-        allocator.observe();
+        health.beat(owner.state().is_complete());
+        owner.observe();
         for (about, verdict) in decided {
             tracing::debug!(object = %about.key(), reason = verdict.reason(), "{verdict}");
-            let (topic, message) = told(about, &verdict);
-            if !notices.tell(topic, message, start.elapsed()) {
+            let (topic, message) = decision_notice(about, &verdict);
+            if !notices.add_decision(topic, message, start.elapsed()) {
                 health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
             }
         }
-        let speaks = allocator.speaks();
-        explainer.turn(allocator.state(), speaks, &mut notices, health);
+        let explains = owner.explains();
+        explanations.turn(owner.state(), explains, &mut notices, health);
         if queue.is_empty() {
             queue.extend(notices.due(start.elapsed()));
         }
@@ -215,7 +215,7 @@ async fn turn(
             let Some(notice) = queue.pop_front() else { break };
             // It may have been bound or deleted while its notice waited here.
             let Topic { about, decided } = &notice.topic;
-            let pod = allocator.state().pod(&about.key());
+            let pod = owner.state().pod(&about.key());
             let waits = pod.is_some_and(|pod| pod.uid == about.uid && pod.node.is_none() && !pod.is_finished);
             if waits || decided.is_some() {
                 tracing::info!(object = %about.key(), "{}", notice.message.text);
@@ -229,14 +229,14 @@ async fn turn(
 }
 
 /// A decision as a notice.
-fn told(about: About, verdict: &Verdict) -> (Topic, Message) {
+fn decision_notice(about: About, verdict: &Verdict) -> (Topic, Message) {
     let reason = verdict.reason();
     let topic = Topic {
         about,
         decided: Some(reason),
     };
     let message = Message {
-        kind: Kind::Decided(reason),
+        kind: MessageKind::Decided(reason),
         text: text::cut(&verdict.to_string(), TEXT_MAX),
     };
     (topic, message)

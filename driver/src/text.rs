@@ -7,12 +7,12 @@ use vgpu_quantity::Quantity;
 use crate::class::{device_type, is_ours};
 
 /// What a request asks for; the class where there is one.
-pub(crate) struct Asked<'a> {
+pub(crate) struct RequestText<'a> {
     pub(crate) ask: &'a Exactly,
     pub(crate) class: Option<&'a DeviceClass>,
 }
 
-impl std::fmt::Display for Asked<'_> {
+impl std::fmt::Display for RequestText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { ask, class } = self;
         match &ask.mode {

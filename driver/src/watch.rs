@@ -259,7 +259,7 @@ impl Watchable for Claim {
             claims: Vec::new(),
             same,
             version,
-            asked: None,
+            read: None,
         }
     }
 }
@@ -295,7 +295,7 @@ mod tests {
             claims,
             same,
             version,
-            asked,
+            read,
         }) = list.change::<Kind, Claim>(Event::InitDone)
         else {
             panic!("no list");
@@ -305,7 +305,7 @@ mod tests {
             ["ns/a", "ns/b", "ns/c"],
             "what cannot be read stays as it was known"
         );
-        assert_eq!((claims.len(), version, asked), (0, Version(9), None));
+        assert_eq!((claims.len(), version, read), (0, Version(9), None));
         let change = list.change(Event::Apply(claim("a", 10)));
         assert!(matches!(change, Some(Change::Claim(_))));
         let Some(Change::ClaimGone { key, version }) = list.change(Event::Delete(claim("a", 11))) else {

@@ -68,7 +68,7 @@ fn report(what: &str, state: &mut State, answers: &mut Answers) {
     let (mut turns, mut longest) = (0, Duration::ZERO);
     let said = loop {
         let turn = Instant::now();
-        answers.ask(state);
+        answers.update_queue(state);
         let done = answers.work(state, &mut || turn.elapsed() < TURN);
         let said = messages(state, answers);
         longest = longest.max(turn.elapsed());

@@ -1,12 +1,12 @@
 //! One attempt: claims, one node, an answer.
 
+use crate::allocated::AllocatedDevices;
 use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::features::Features;
-use crate::ledger::Ledger;
 use crate::model::{Allocation, ResourceClaim};
 use crate::outcome::Outcome;
-use crate::plan::{Classes, Planner};
+use crate::plan::{Classes, PlanBuilder};
 use crate::policy::{NodeRank, Order};
 use crate::pools::{NodeView, PoolState};
 use crate::search::Search;
@@ -25,7 +25,7 @@ pub struct Attempt<'a> {
     pub claims: &'a [&'a ResourceClaim],
     pub classes: &'a dyn Classes,
     /// What is in use.
-    pub ledger: &'a Ledger,
+    pub allocated: &'a AllocatedDevices,
     pub features: Features,
     pub policy: AllocationPolicy,
 }
@@ -126,7 +126,7 @@ impl<'a> Attempt<'a> {
         order: Order,
     ) -> Result<Search<'a, 'c, 's>, AllocateError> {
         let before = cache.cost();
-        let plans = Planner {
+        let plans = PlanBuilder {
             view,
             classes: self.classes,
             features: self.features,
@@ -137,7 +137,7 @@ impl<'a> Attempt<'a> {
         Ok(Search::new(
             view,
             plans?,
-            self.ledger,
+            self.allocated,
             self.features,
             (cache, budget),
             order,

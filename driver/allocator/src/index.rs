@@ -23,10 +23,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::allocate::Attempt;
+use crate::allocated::AllocatedDevices;
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
-use crate::ledger::Ledger;
 use crate::model::{
     Allocation, Device, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, RequestPolicy, ResourceClaim,
     ResourceSlice,
@@ -55,7 +55,7 @@ pub struct Index {
     inventory: Inventory,
     slices: HashMap<String, SliceHandle>,
     classes: ByName,
-    ledger: Ledger,
+    allocated: AllocatedDevices,
     /// What each claim holds.
     claims: HashMap<Arc<str>, Arc<Allocation>>,
     free_index: FreeIndex,
@@ -85,7 +85,7 @@ impl Index {
             inventory: Inventory::default(),
             slices: HashMap::new(),
             classes: ByName::default(),
-            ledger: Ledger::default(),
+            allocated: AllocatedDevices::default(),
             claims: HashMap::new(),
             free_index: FreeIndex::default(),
             rankings: Rankings::default(),
@@ -131,7 +131,7 @@ impl Index {
         }
         let slice = Arc::new(Slice::new(slice));
         self.forget_views(&slice);
-        self.free_index.insert(&slice, &self.ledger);
+        self.free_index.insert(&slice, &self.allocated);
         self.slices
             .insert(slice.name.clone(), self.inventory.insert(slice.clone()));
     }
@@ -189,8 +189,8 @@ impl Index {
             let key: Arc<str> = key.into();
             let results = &allocation.devices.results;
             self.version += 1;
-            self.ledger.add(&key, results, self.features);
-            self.free_index.update(results, &self.ledger);
+            self.allocated.add(&key, results, self.features);
+            self.free_index.update(results, &self.allocated);
             self.touch_users(results);
             self.claims.insert(key, allocation.clone());
         }
@@ -255,7 +255,7 @@ impl Index {
         Attempt {
             claims,
             classes: &self.classes,
-            ledger: &self.ledger,
+            allocated: &self.allocated,
             features: self.features,
             policy,
         }
@@ -317,8 +317,8 @@ impl Index {
         if let Some((key, allocation)) = self.claims.remove_entry(key) {
             let results = &allocation.devices.results;
             self.version += 1;
-            self.ledger.remove(&key, results, self.features);
-            self.free_index.update(results, &self.ledger);
+            self.allocated.remove(&key, results, self.features);
+            self.free_index.update(results, &self.allocated);
             self.touch_users(results);
         }
     }

@@ -4,7 +4,7 @@
 //!  ResourceSlice ─► Inventory ─┐
 //!  DeviceTaintRule ─────────────┼─► NodeView (pools that are whole, devices in order)
 //!  Node ────────────────────────┘        │
-//!  allocated claims ─► Ledger (in use) ──┤
+//!  allocated claims ─► AllocatedDevices (in use) ──┤
 //!  DeviceClass ─────────────► Classes ───┤
 //!  CEL, another crate ─► SelectorCache ──┤
 //!  claims ─► plan (checked) ─────────────┴─► search ◄── Policy: the order of devices
@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod allocated;
 mod budget;
 mod capacity;
 mod constraint;
@@ -39,7 +40,6 @@ mod features;
 mod headroom;
 mod index;
 mod inventory;
-mod ledger;
 pub mod model;
 pub mod node_selector;
 pub mod offline;
@@ -54,6 +54,7 @@ mod shared;
 mod taint;
 
 pub use allocate::Attempt;
+pub use allocated::{AllocatedDevices, Usage};
 pub use budget::Budget;
 pub use capacity::{CapacityError, Shortage};
 pub use error::{AllocateError, RequestError};
@@ -61,7 +62,6 @@ pub use explain::{Answer, Fitting, Largest, Room, Why};
 pub use features::{FeatureError, Features};
 pub use index::{Free, Index, Placement};
 pub use inventory::{Inventory, Slice, SliceHandle};
-pub use ledger::{Ledger, Usage};
 pub use plan::Classes;
 pub use pools::{NodeView, PoolError, ViewError};
 pub use reason::{Reason, ReasonKind, together};

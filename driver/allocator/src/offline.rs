@@ -16,12 +16,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::allocate::Attempt;
+use crate::allocated::AllocatedDevices;
 use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::explain::Answer;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice};
-use crate::ledger::Ledger;
 use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
 use crate::plan::Classes;
 use crate::policy::Order;
@@ -82,7 +82,7 @@ struct Cluster<'o> {
     nodes: Vec<&'o Node>,
     inventory: Inventory,
     classes: ByName<'o>,
-    ledger: Ledger,
+    allocated: AllocatedDevices,
     features: Features,
 }
 
@@ -114,7 +114,7 @@ pub fn run(
     let attempt = Attempt {
         claims: &waiting,
         classes: &cluster.classes,
-        ledger: &cluster.ledger,
+        allocated: &cluster.allocated,
         features: options.features,
         policy: options.policy,
     };
@@ -207,17 +207,17 @@ impl<'o> Cluster<'o> {
         for class in &objects.classes {
             classes.entry(class.metadata.name.as_str()).or_insert(class);
         }
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         for given in &objects.claims {
             if let Some(allocation) = &given.claim.status.allocation {
-                ledger.add(&given.claim.key().into(), &allocation.devices.results, options.features);
+                allocated.add(&given.claim.key().into(), &allocation.devices.results, options.features);
             }
         }
         Ok(Self {
             nodes,
             inventory,
             classes: ByName(classes),
-            ledger,
+            allocated,
             features: options.features,
         })
     }

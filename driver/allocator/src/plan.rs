@@ -46,14 +46,14 @@ pub(crate) struct Ask<'a> {
 }
 
 /// What plans are made from.
-pub(crate) struct Planner<'a, 'c, 's> {
+pub(crate) struct PlanBuilder<'a, 'c, 's> {
     pub(crate) view: &'a NodeView,
     pub(crate) classes: &'a dyn Classes,
     pub(crate) features: Features,
     pub(crate) cache: &'c mut SelectorCache<'s>,
 }
 
-impl<'a> Planner<'a, '_, '_> {
+impl<'a> PlanBuilder<'a, '_, '_> {
     /// Checks the claims, and finds the devices of those that ask for all.
     pub(crate) fn plan(&mut self, claims: &[&'a ResourceClaim]) -> Result<Vec<ClaimPlan<'a>>, AllocateError> {
         let claims = claims.iter().enumerate();

@@ -18,11 +18,11 @@ mod device;
 mod free;
 mod state;
 
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::budget::Budget;
 use crate::constraint::Tracked;
 use crate::error::AllocateError;
 use crate::features::Features;
-use crate::ledger::{Ledger, Usage};
 use crate::plan::{ClaimPlan, MOST_DEVICES};
 use crate::policy::Order;
 use crate::pools::NodeView;
@@ -48,13 +48,13 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
     pub(crate) fn new(
         view: &'a NodeView,
         plans: Vec<ClaimPlan<'a>>,
-        ledger: &'a Ledger,
+        allocated: &'a AllocatedDevices,
         features: Features,
         (cache, budget): (&'c mut SelectorCache<'s>, &'c mut Budget),
         order: Order,
     ) -> Self {
         let usage = view.candidates.iter().map(|candidate| {
-            ledger.usage(
+            allocated.usage(
                 candidate.driver(),
                 &candidate.slice.spec.pool.name,
                 &candidate.device().name,
@@ -84,7 +84,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
             plans,
             cache,
             budget,
-            ledger,
+            allocated,
             order,
         }
     }

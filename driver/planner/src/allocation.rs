@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use vgpu_allocator::model::{Allocation, Exactly, Request, ResourceClaim, Toleration};
 
-use crate::devices::SCHEDULER;
+use crate::device_taints::SCHEDULER;
 use crate::model::{Claim, Consumer, Pod};
 use crate::names::{CONTROLLER, DRIVER, HOLD_GROUP, HOLD_RESOURCE, TAINT_EFFECT, TAINT_KEY};
 

@@ -12,7 +12,7 @@ use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options,
 use vgpu_allocator::{Index, SelectorCache};
 
 use crate::device_ownership::{DeviceOwnership, Sighting};
-use crate::devices::{Settling, take_over};
+use crate::device_taints::{Handover, rewrite_taints};
 use crate::model::{Slice, Version};
 use crate::planner::Settings;
 use crate::time::Time;
@@ -28,14 +28,14 @@ pub fn explain(
     cache: &mut SelectorCache<'_>,
     now: Time,
 ) -> Result<Explanation, OfflineError> {
-    let settling = Settling {
+    let handover = Handover {
         after: Settings::default().settle,
         // Whoever asks sees all claims that there are.
         listed: Some(now),
         is_listed_now: true,
     };
     let mut index = Index::new(options.features);
-    let mut ownership = DeviceOwnership::divided(settling.after);
+    let mut ownership = DeviceOwnership::divided(handover.after);
     ownership.set_listed(now, &mut index, cache);
     for class in objects.classes() {
         ownership.set_class(class.clone(), &mut index, cache);
@@ -48,11 +48,11 @@ pub fn explain(
             facts: facts.clone(),
         };
         ownership.set_slice(slice, seen, &mut index, cache);
-        take_over(facts, settling);
+        rewrite_taints(facts, handover);
     }
     let mut refused = HashMap::new();
     for claim in objects.waiting_mut() {
-        match ownership.asked(claim) {
+        match ownership.as_its_allocator(claim) {
             Ok(asked) => *claim = asked,
             Err(why) => {
                 refused.insert(claim.key(), why.verdict(claim.key()).to_string());

@@ -43,7 +43,7 @@ pub enum Change {
         claims: Vec<Claim>,
         same: Vec<String>,
         version: Version,
-        asked: Option<Time>,
+        read: Option<Time>,
     },
     /// `read`: when a consistent read of it was begun; none for what a watch brings.
     Slice {
@@ -97,7 +97,7 @@ impl Seen {
 
 /// What a planner asks for besides writes; answered by a [`Change`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Ask {
+pub enum Read {
     /// A consistent list of all claims: [`Change::Claims`].
     Claims,
     /// A consistent read of one slice: [`Change::Slice`] or [`Change::SliceGone`].

@@ -33,37 +33,37 @@ pub(crate) struct Claims {
 pub(crate) struct Known {
     pub(crate) claim: Claim,
     /// Boxed: few claims have one.
-    pub(crate) flight: Option<Box<Flight>>,
+    pub(crate) in_flight: Option<Box<InFlight>>,
     /// Since when this process knows of the hold, or of the allocation that nobody uses.
     pub(crate) since: Time,
     failures: u32,
     /// When a mark was refused last, or had no answer.
     unmarked: Option<Time>,
     /// Nothing is written before.
-    pub(crate) quiet_until: Option<Time>,
+    pub(crate) paused_until: Option<Time>,
     /// What became of its hold was told. That is done once, however often the write is decided that it takes.
-    pub(crate) is_told: bool,
+    pub(crate) is_reported: bool,
 }
 
 /// A write under way.
 #[derive(Debug, Clone)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     id: WriteId,
     version: Version,
     given: Option<(Arc<Allocation>, Consumer)>,
     is_mark: bool,
     /// It is a mark that settles an earlier write.
     was_doubtful: bool,
-    pub(crate) state: FlightState,
+    pub(crate) state: WriteState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FlightState {
+pub(crate) enum WriteState {
     Sent {
         at: Time,
     },
     /// The claim has a newer version, which a watch or list will bring.
-    Moved {
+    Conflict {
         at: Time,
     },
     /// It may have landed or not. A mark settles it.
@@ -105,11 +105,11 @@ impl Claims {
             return true;
         }
         // Moved on: whatever was decided on an older version has landed in this one, or never will.
-        let flown = known.flight.take_if(|flight| flight.version < claim.version);
+        let flown = known.in_flight.take_if(|flight| flight.version < claim.version);
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
             known.since = now;
-            known.is_told = false;
+            known.is_reported = false;
         }
         // A mark that settles what was refused is no success: the same may be refused again.
         let is_marked = claim.epoch != known.claim.epoch && flown.is_some_and(|flight| !flight.was_doubtful);
@@ -142,75 +142,75 @@ impl Claims {
     }
 
     /// Counts a write as under way. What an earlier one gave without an answer stays given.
-    pub(crate) fn fly(&mut self, key: &str, write: &Write) {
+    pub(crate) fn set_in_flight(&mut self, key: &str, write: &Write) {
         if let Some(known) = self.known.get_mut(key) {
             self.written.insert(write.id, key.to_owned());
-            let before = known.flight.take();
+            let before = known.in_flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
                 Intent::Allocate { allocation, hold, .. } => Some((allocation.clone(), hold.clone())),
                 _ => before.and_then(|flight| flight.given),
             };
-            known.flight = Some(Box::new(Flight {
+            known.in_flight = Some(Box::new(InFlight {
                 id: write.id,
                 version: write.version,
                 given,
                 is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
-                state: FlightState::Sent { at: write.decided },
+                state: WriteState::Sent { at: write.decided },
             }));
         }
     }
 
     /// The write is not sent after all.
-    pub(crate) fn ground(&mut self, key: &str) {
-        let flight = self.known.get_mut(key).and_then(|known| known.flight.take());
+    pub(crate) fn cancel(&mut self, key: &str) {
+        let flight = self.known.get_mut(key).and_then(|known| known.in_flight.take());
         if let Some(flight) = flight {
             self.written.remove(&flight.id);
         }
     }
 
     /// The claim that waits for this write's outcome. That comes once.
-    pub(crate) fn of_write(&mut self, id: WriteId) -> Option<String> {
+    pub(crate) fn take_write(&mut self, id: WriteId) -> Option<String> {
         let key = self.written.remove(&id)?;
-        let flight = self.known.get(&key)?.flight.as_ref()?;
+        let flight = self.known.get(&key)?.in_flight.as_ref()?;
         (flight.id == id).then_some(key)
     }
 
-    pub(crate) fn set_state(&mut self, key: &str, state: FlightState, now: Time) {
+    pub(crate) fn set_state(&mut self, key: &str, state: WriteState, now: Time) {
         let Some(known) = self.known.get_mut(key) else {
             return;
         };
-        if let Some(flight) = &mut known.flight {
+        if let Some(flight) = &mut known.in_flight {
             flight.state = state;
         }
-        if state == FlightState::Doubtful {
+        if state == WriteState::Doubtful {
             known.pause(now);
-            if known.flight.as_ref().is_some_and(|flight| flight.is_mark) {
+            if known.in_flight.as_ref().is_some_and(|flight| flight.is_mark) {
                 known.unmarked = Some(now);
             }
             // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
-            known.flight.take_if(|flight| flight.given.is_none());
+            known.in_flight.take_if(|flight| flight.given.is_none());
         }
     }
 
     /// Writes that found a newer version which a list from after that does not have: something else refuses them.
-    pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
-        let not_moved = self.known.iter().filter(|(_, known)| {
-            known.flight.as_ref().is_some_and(|flight| {
-                matches!(flight.state, FlightState::Moved { at } if at <= asked)
+    pub(crate) fn false_conflicts(&self, read: Time) -> Vec<String> {
+        let unchanged = self.known.iter().filter(|(_, known)| {
+            known.in_flight.as_ref().is_some_and(|flight| {
+                matches!(flight.state, WriteState::Conflict { at } if at <= read)
                     && flight.version == known.claim.version
             })
         });
-        not_moved.map(|(key, _)| key.clone()).collect()
+        unchanged.map(|(key, _)| key.clone()).collect()
     }
 
     /// The write was not sent. What an earlier one left in doubt still is.
     pub(crate) fn drop_write(&mut self, key: &str) {
         if let Some(known) = self.known.get_mut(key) {
-            known.flight = known.flight.take().filter(|flight| flight.was_doubtful);
-            if let Some(flight) = &mut known.flight {
-                flight.state = FlightState::Doubtful;
+            known.in_flight = known.in_flight.take().filter(|flight| flight.was_doubtful);
+            if let Some(flight) = &mut known.in_flight {
+                flight.state = WriteState::Doubtful;
             }
         }
     }
@@ -219,10 +219,10 @@ impl Claims {
     pub(crate) fn set_back(&mut self, now: Time) {
         for known in self.known.values_mut() {
             known.since = known.since.min(now);
-            known.quiet_until = None;
+            known.paused_until = None;
             known.unmarked = known.unmarked.map(|at| at.min(now));
-            if let Some(flight) = &mut known.flight
-                && let FlightState::Sent { at } | FlightState::Moved { at } = &mut flight.state
+            if let Some(flight) = &mut known.in_flight
+                && let WriteState::Sent { at } | WriteState::Conflict { at } = &mut flight.state
             {
                 *at = now.min(*at);
             }
@@ -233,29 +233,29 @@ impl Claims {
     pub(crate) fn end_pauses(&mut self) {
         for known in self.known.values_mut() {
             known.failures = 0;
-            known.quiet_until = None;
+            known.paused_until = None;
         }
     }
 
-    pub(crate) fn set_told(&mut self, key: &str) {
+    pub(crate) fn set_reported(&mut self, key: &str) {
         if let Some(known) = self.known.get_mut(key) {
-            known.is_told = true;
+            known.is_reported = true;
         }
     }
 
     /// Gives up on writes that nobody reports on; when the next one is due.
-    pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
+    pub(crate) fn expire_writes(&mut self, now: Time) -> Option<Time> {
         let mut next = None;
         for known in self.known.values_mut() {
-            let Some(flight) = &mut known.flight else {
+            let Some(flight) = &mut known.in_flight else {
                 continue;
             };
             match flight.state {
-                FlightState::Sent { at } if now.since(at) >= LOST => flight.state = FlightState::Doubtful,
-                FlightState::Sent { at } => {
+                WriteState::Sent { at } if now.since(at) >= LOST => flight.state = WriteState::Doubtful,
+                WriteState::Sent { at } => {
                     next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST))))
                 }
-                FlightState::Moved { .. } | FlightState::Doubtful => {}
+                WriteState::Conflict { .. } | WriteState::Doubtful => {}
             }
         }
         next
@@ -266,35 +266,35 @@ impl Known {
     fn new(claim: Claim, now: Time) -> Self {
         Self {
             claim,
-            flight: None,
+            in_flight: None,
             since: now,
             failures: 0,
             unmarked: None,
-            quiet_until: None,
-            is_told: false,
+            paused_until: None,
+            is_reported: false,
         }
     }
 
     fn pause(&mut self, now: Time) {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
-        self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+        self.paused_until = Some(now.after(pause.min(LONGEST_PAUSE)));
     }
 
     /// Whether a mark was tried since then, and was refused or had no answer.
-    pub(crate) fn takes_no_mark(&self, since: Time) -> bool {
+    pub(crate) fn mark_failed_since(&self, since: Time) -> bool {
         self.unmarked.is_some_and(|at| at >= since)
     }
 
-    pub(crate) fn is_quiet(&self, now: Time) -> bool {
-        self.quiet_until.is_some_and(|until| now < until)
+    pub(crate) fn is_paused(&self, now: Time) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
     }
 
     /// What the claim has, or may have by a write under way.
     pub(crate) fn allocation(&self) -> Option<&Arc<Allocation>> {
-        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        let given = self.in_flight.as_ref().and_then(|flight| flight.given.as_ref());
         self.claim
-            .asked
+            .facts
             .status
             .allocation
             .as_ref()
@@ -303,7 +303,7 @@ impl Known {
 
     /// The hold that it has, or may have.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
-        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        let given = self.in_flight.as_ref().and_then(|flight| flight.given.as_ref());
         hold_of(&self.claim).or(given.map(|(_, hold)| hold))
     }
 }
@@ -329,17 +329,17 @@ mod tests {
     fn a_write_is_known_by_its_id_until_it_is_reported_on() {
         let mut claims = Claims::default();
         let mut claim = Claim::default();
-        claim.asked.metadata.namespace = "ns".into();
-        claim.asked.metadata.name = "c".into();
+        claim.facts.metadata.namespace = "ns".into();
+        claim.facts.metadata.name = "c".into();
         claim.version = Version(1);
         claims.observe(claim, Time::default());
-        claims.fly("ns/c", &write(1));
-        assert_eq!(claims.of_write(WriteId(1)).as_deref(), Some("ns/c"));
-        claims.fly("ns/c", &write(2));
-        claims.fly("ns/c", &write(3));
-        assert_eq!(claims.of_write(WriteId(2)), None, "another is under way");
-        claims.ground("ns/c");
-        assert_eq!(claims.of_write(WriteId(3)), None, "it was not sent");
+        claims.set_in_flight("ns/c", &write(1));
+        assert_eq!(claims.take_write(WriteId(1)).as_deref(), Some("ns/c"));
+        claims.set_in_flight("ns/c", &write(2));
+        claims.set_in_flight("ns/c", &write(3));
+        assert_eq!(claims.take_write(WriteId(2)), None, "another is under way");
+        claims.cancel("ns/c");
+        assert_eq!(claims.take_write(WriteId(3)), None, "it was not sent");
         assert!(claims.written.is_empty(), "nothing is left over");
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Cluster {
     /// Of nodes that are not known too: they may come later.
     loads: HashMap<String, Load>,
     /// Where holds have a place for pods that are not bound.
-    seats: HashMap<String, String>,
+    assumed: HashMap<String, String>,
     /// Pods that sit somewhere and have required anti-affinity.
     repelling: BTreeSet<String>,
 }
@@ -50,10 +50,10 @@ impl Cluster {
     }
 
     /// The pods that sit on nodes, and where.
-    pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (&Pod, &str)> {
         self.pods
             .iter()
-            .filter_map(|(key, pod)| Some((pod.as_ref(), self.seat_of(key, pod)?)))
+            .filter_map(|(key, pod)| Some((pod.as_ref(), self.node_of(key, pod)?)))
     }
 
     /// Those of them that have required anti-affinity themselves: few, in most clusters.
@@ -61,7 +61,7 @@ impl Cluster {
         let repelling = self.repelling.iter();
         repelling.filter_map(|key| {
             let pod = self.pod(key)?;
-            Some((pod, self.seat_of(key, pod)?))
+            Some((pod, self.node_of(key, pod)?))
         })
     }
 
@@ -96,30 +96,30 @@ impl Cluster {
     pub(crate) fn remove_pod(&mut self, key: &str) {
         self.uncount(key);
         self.pods.remove(key);
-        self.seats.remove(key);
+        self.assumed.remove(key);
     }
 
     /// Gives a pod that is not bound a place, or takes it away.
-    pub(crate) fn seat(&mut self, key: &str, node: Option<&str>) {
-        if self.seats.get(key).map(String::as_str) == node {
+    pub(crate) fn assume(&mut self, key: &str, node: Option<&str>) {
+        if self.assumed.get(key).map(String::as_str) == node {
             return;
         }
         self.uncount(key);
         match node {
-            Some(node) => self.seats.insert(key.to_owned(), node.to_owned()),
-            None => self.seats.remove(key),
+            Some(node) => self.assumed.insert(key.to_owned(), node.to_owned()),
+            None => self.assumed.remove(key),
         };
         self.count(key);
     }
 
     /// Where a pod sits, by its key.
-    fn seat_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
-        let node = pod.node.as_ref().or_else(|| self.seats.get(key));
+    fn node_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
+        let node = pod.node.as_ref().or_else(|| self.assumed.get(key));
         node.filter(|_| !pod.is_finished).map(String::as_str)
     }
 
     fn count(&mut self, key: &str) {
-        let Some((pod, node)) = self.seated_pod(key) else {
+        let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
         let (requests, repels, node) = (pod.requests.clone(), !pod.anti_affinity.is_empty(), node.to_owned());
@@ -133,7 +133,7 @@ impl Cluster {
 
     /// Takes back what [`Self::count`] did, as long as neither the pod nor its seat has changed since.
     fn uncount(&mut self, key: &str) {
-        let Some((pod, node)) = self.seated_pod(key) else {
+        let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
         let (requests, node) = (pod.requests.clone(), node.to_owned());
@@ -147,9 +147,9 @@ impl Cluster {
         }
     }
 
-    fn seated_pod(&self, key: &str) -> Option<(&Pod, &str)> {
+    fn placed_pod(&self, key: &str) -> Option<(&Pod, &str)> {
         let pod = self.pod(key)?;
-        Some((pod, self.seat_of(key, pod)?))
+        Some((pod, self.node_of(key, pod)?))
     }
 }
 
@@ -178,20 +178,20 @@ mod tests {
         let mut cluster = Cluster::default();
         cluster.set_pod(pod("a", None, "1"));
         assert!(cluster.load("n").is_none());
-        cluster.seat("ns/a", Some("n"));
+        cluster.assume("ns/a", Some("n"));
         cluster.set_pod(pod("b", Some("n"), "500m"));
         assert_eq!(cpu(&cluster, "n"), "1500m");
         assert!(!cluster.set_pod(pod("b", Some("n"), "500m")));
         cluster.set_pod(pod("a", Some("m"), "2"));
         assert_eq!((cpu(&cluster, "n"), cpu(&cluster, "m")), ("500m".into(), "2".into()));
-        cluster.seat("ns/a", None);
+        cluster.assume("ns/a", None);
         assert_eq!(cpu(&cluster, "m"), "2", "bound is bound");
         let mut finished = pod("b", Some("n"), "500m");
         finished.is_finished = true;
         cluster.set_pod(finished);
         cluster.remove_pod("ns/a");
         assert!(cluster.load("n").is_none() && cluster.load("m").is_none());
-        assert_eq!(cluster.seated().count(), 0);
+        assert_eq!(cluster.placed().count(), 0);
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_seat_may_come_before_its_pod() {
         let mut cluster = Cluster::default();
-        cluster.seat("ns/a", Some("n"));
+        cluster.assume("ns/a", Some("n"));
         cluster.set_pod(pod("a", None, "1"));
         assert_eq!(cpu(&cluster, "n"), "1");
     }

@@ -132,7 +132,7 @@ impl<'a> HoldExpiry<'a> {
 
     /// The pod that the hold is for, if it may still come.
     fn pod_of(&self, claim: &Claim, hold: &Consumer) -> Option<&'a Pod> {
-        let namespace = &claim.asked.metadata.namespace;
+        let namespace = &claim.facts.metadata.namespace;
         let pod = self.cluster.pod(&format!("{namespace}/{}", hold.name))?;
         let uses = pod.claim_keys().any(|key| key == claim.key());
         (uses && !pod.is_deleted && !pod.is_finished).then_some(pod)
@@ -140,7 +140,7 @@ impl<'a> HoldExpiry<'a> {
 
     /// The pod of an entry in `reservedFor`, if it is bound.
     fn bound(&self, claim: &Claim, consumer: &Consumer) -> Option<&'a Pod> {
-        let namespace = &claim.asked.metadata.namespace;
+        let namespace = &claim.facts.metadata.namespace;
         let pod = self.cluster.pod(&format!("{namespace}/{}", consumer.name))?;
         let is_pod = consumer.api_group.is_empty() && consumer.resource == "pods";
         (is_pod && pod.uid == consumer.uid && pod.node.is_some()).then_some(pod)

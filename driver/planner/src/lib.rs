@@ -28,18 +28,18 @@
 
 mod allocation;
 mod allocator_view;
-mod asks;
 mod change;
 mod claims;
 mod cluster;
 mod device_ownership;
-mod devices;
+mod device_taints;
 mod filter;
 mod gang;
 mod hold_expiry;
 pub mod model;
 pub mod names;
 mod node_penalty;
+mod open_reads;
 mod place;
 mod planner;
 mod policy;
@@ -53,7 +53,7 @@ mod verdict;
 mod write;
 
 pub use allocator_view::explain;
-pub use change::{Ask, Change, Last, Seen};
+pub use change::{Change, Last, Read, Seen};
 pub use device_ownership::{Published, Unallocatable};
 pub use filter::Refusal;
 pub use planner::{Plan, Planner, Settings};

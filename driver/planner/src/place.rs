@@ -14,7 +14,7 @@ use vgpu_api::config::AllocationPolicy;
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
-use crate::device_ownership::{DeviceOwnership, Kind};
+use crate::device_ownership::{ClaimAllocator, DeviceOwnership};
 use crate::filter::{Filters, Refusal};
 use crate::model::{Consumer, Pod, PodClaim};
 use crate::names::DRIVER;
@@ -25,7 +25,7 @@ use crate::time::Time;
 use crate::verdict::Verdict;
 
 /// What a question takes besides its steps and what is looked at: in steps.
-const QUESTION: usize = 100;
+const SEARCH_COST: usize = 100;
 
 /// A place for a pod.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Placed {
     pub(crate) as_of: Time,
     pub(crate) policy: AllocationPolicy,
     /// By claim.
-    pub(crate) given: Vec<(String, Allocation, Consumer)>,
+    pub(crate) allocations: Vec<(String, Allocation, Consumer)>,
 }
 
 /// Why there is none now.
@@ -123,9 +123,9 @@ impl<'a> Placing<'a, '_> {
                 None => Waits::Done,
             });
         }
-        filters.work.add(QUESTION);
-        let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
-        let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
+        filters.work.add(SEARCH_COST);
+        let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.facts));
+        let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.facts));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
         let policy = policy::of(&asked[..sorted.ours.len()], |name| self.index.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
@@ -173,7 +173,7 @@ impl<'a> Placing<'a, '_> {
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
         };
-        let mut given = Vec::new();
+        let mut allocations = Vec::new();
         let mut stale = Vec::new();
         let mut as_of = now;
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
@@ -189,14 +189,14 @@ impl<'a> Placing<'a, '_> {
             }
             allocation.node_selector = Some(Arc::new(NodeSelector::only(&placement.node)));
             allocation.allocation_timestamp = Some(now.to_string());
-            given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
+            allocations.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }
         Ok(Placed {
             node: placement.node,
             stale,
             as_of,
             policy,
-            given,
+            allocations,
         })
     }
 
@@ -215,8 +215,8 @@ impl<'a> Placing<'a, '_> {
                 let claim = claim();
                 return Err(Verdict::Unreadable { claim, error }.into());
             }
-            let kind = self.ownership.kind(&known.claim.asked);
-            if kind == Kind::Scheduler && known.allocation().is_none() {
+            let kind = self.ownership.claim_allocator(&known.claim.facts);
+            if kind == ClaimAllocator::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);
                 continue;
             }
@@ -236,8 +236,8 @@ impl<'a> Placing<'a, '_> {
                 continue;
             }
             match kind {
-                Kind::Nobody(why) => return Err(why.verdict(claim()).into()),
-                Kind::Controller | Kind::Scheduler => sorted.ours.push(known),
+                ClaimAllocator::Nobody(why) => return Err(why.verdict(claim()).into()),
+                ClaimAllocator::Controller | ClaimAllocator::Scheduler => sorted.ours.push(known),
             }
         }
         if is_held {
@@ -253,7 +253,7 @@ impl<'a> Placing<'a, '_> {
     /// Marked in this term, and nothing under way.
     fn is_ready(&self, known: &Known) -> bool {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
-        marked && known.claim.is_protected && known.flight.is_none() && !known.is_quiet(self.now)
+        marked && known.claim.is_protected && known.in_flight.is_none() && !known.is_paused(self.now)
     }
 }
 

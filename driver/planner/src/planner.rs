@@ -12,16 +12,16 @@ use std::time::Duration;
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 
-use crate::asks::{ANSWER, Asks};
-use crate::change::Ask;
-use crate::claims::FlightState;
+use crate::change::Read;
+use crate::claims::WriteState;
 use crate::node_penalty::NodePenalties;
+use crate::open_reads::{OpenReads, RETRY_AFTER};
 use crate::queue::Queue;
 use crate::search_budget::SearchBudgets;
 use crate::state::{Mode, State};
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
-use crate::verdict::{About, Told, Verdict};
+use crate::verdict::{About, ReportedVerdicts, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 use cycle::Cycle;
 
@@ -57,7 +57,7 @@ impl Default for Settings {
 pub struct Plan {
     /// In any order; at most one a claim.
     pub writes: Vec<Write>,
-    pub asks: Vec<Ask>,
+    pub reads: Vec<Read>,
     pub verdicts: Vec<(About, Verdict)>,
     /// When to ask for the next plan if nothing changes before.
     pub wake: Option<Time>,
@@ -72,10 +72,10 @@ pub struct Planner {
     budgets: SearchBudgets,
     queue: Queue,
     cycle: Cycle,
-    told: Told,
+    reported: ReportedVerdicts,
     term: Option<Term>,
     stage: Stage,
-    asks: Asks,
+    open_reads: OpenReads,
     last_write: u64,
     /// What the API server said to a refused write, by claim.
     refusals: HashMap<String, String>,
@@ -110,10 +110,10 @@ impl Planner {
             budgets: SearchBudgets::default(),
             queue: Queue::default(),
             cycle: Cycle::default(),
-            told: Told::default(),
+            reported: ReportedVerdicts::default(),
             term: None,
             stage: Stage::Standby,
-            asks: Asks::default(),
+            open_reads: OpenReads::default(),
             last_write: 0,
             refusals: HashMap::new(),
             is_dirty: true,
@@ -147,8 +147,8 @@ impl Planner {
 
     /// Applies the outcome of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
-        let now = self.at(now);
-        let flying = self.state.claims.of_write(id);
+        let now = self.note_time(now);
+        let flying = self.state.claims.take_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
             (Outcome::Done(claim), _) => {
@@ -157,10 +157,10 @@ impl Planner {
                 self.state.set_answered(*claim, now);
             }
             (_, None) => {} // a newer version has settled it
-            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, FlightState::Moved { at: now }, now),
-            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, FlightState::Doubtful, now),
+            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, WriteState::Conflict { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, WriteState::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
-                self.state.claims.set_state(&key, FlightState::Doubtful, now);
+                self.state.claims.set_state(&key, WriteState::Doubtful, now);
                 self.refusals.insert(key, message);
             }
             (Outcome::Dropped, Some(key)) => {
@@ -172,7 +172,7 @@ impl Planner {
 
     /// Makes the next plan. It is empty if nothing has changed and the last plan's `wake` has not come.
     pub fn plan(&mut self, now: Time) -> Plan {
-        let now = self.at(now);
+        let now = self.note_time(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
             return Plan {
                 wake: self.wake,
@@ -182,13 +182,13 @@ impl Planner {
         self.queue = Queue::default();
         let changed = std::mem::take(&mut self.is_dirty);
         let mut plan = Plan::default();
-        if let Some(lost) = self.state.claims.lose(now) {
+        if let Some(lost) = self.state.claims.expire_writes(now) {
             soonest(&mut plan.wake, lost, now);
         }
         if let Some(term) = self.term.clone() {
             if now < term.until {
-                self.lead(&term, changed, now, &mut plan);
-                plan.verdicts = self.told.finish();
+                self.run_pass(&term, changed, now, &mut plan);
+                plan.verdicts = self.reported.finish();
             }
             soonest(&mut plan.wake, term.until, now);
         }
@@ -198,11 +198,11 @@ impl Planner {
 
     /// Notes the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
     /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
-    fn at(&mut self, now: Time) -> Time {
+    fn note_time(&mut self, now: Time) -> Time {
         let (now, is_set_back) = self.latest.take(now);
         if is_set_back {
             self.set_term(None, now);
-            self.asks.clear();
+            self.open_reads.clear();
             self.penalties = NodePenalties::default();
             self.budgets = SearchBudgets::default();
             self.state.claims.set_back(now);
@@ -220,24 +220,24 @@ impl Planner {
         self.last_write += 1;
         let write = Write {
             id: WriteId(self.last_write),
-            namespace: known.claim.asked.metadata.namespace.clone(),
-            name: known.claim.asked.metadata.name.clone(),
+            namespace: known.claim.facts.metadata.namespace.clone(),
+            name: known.claim.facts.metadata.name.clone(),
             uid: known.claim.uid().to_owned(),
             version: known.claim.version,
             decided: as_of,
             epoch: term.epoch.clone(),
             intent,
         };
-        self.state.claims.fly(key, &write);
+        self.state.claims.set_in_flight(key, &write);
         plan.writes.push(write);
     }
 
-    fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
-        match self.asks.open(&ask, now) {
+    fn request_read(&mut self, read: Read, now: Time, plan: &mut Plan) {
+        match self.open_reads.open(&read, now) {
             Err(again) => soonest(&mut plan.wake, again, now),
             Ok(()) => {
-                soonest(&mut plan.wake, now.after(ANSWER), now);
-                plan.asks.push(ask);
+                soonest(&mut plan.wake, now.after(RETRY_AFTER), now);
+                plan.reads.push(read);
             }
         }
     }

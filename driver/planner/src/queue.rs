@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::device_ownership::Kind;
+use crate::device_ownership::ClaimAllocator;
 use crate::state::State;
 use crate::time::Time;
 
@@ -25,7 +25,9 @@ impl Queue {
         for pod in pods.iter().filter_map(|key| state.cluster.pod(key)) {
             let waits = pod.claim_keys().filter(|key| {
                 let known = state.claims.get(key).filter(|known| known.allocation().is_none());
-                known.is_some_and(|known| state.ownership.kind(&known.claim.asked) == Kind::Controller)
+                known.is_some_and(|known| {
+                    state.ownership.claim_allocator(&known.claim.facts) == ClaimAllocator::Controller
+                })
             });
             let claims: Vec<String> = waits.collect();
             if !claims.is_empty() {

@@ -57,23 +57,23 @@ struct Return {
 
 /// Who is asked about: a pod by its uid, or a gang, and how many pods that is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct Spender<'a> {
     pub(crate) who: &'a str,
     pub(crate) pods: usize,
 }
 
 /// What came of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum SearchEnd {
     /// A place, or none, and why.
-    Some,
+    Answered,
     /// A place, if these slices are still as they were.
-    IfRead(Vec<String>),
+    NeedsReads(Vec<String>),
     /// None in the steps that there were.
-    None,
+    Unanswered,
 }
 
-impl Asked<'_> {
+impl Spender<'_> {
     fn times(self, steps: u64) -> u64 {
         steps.saturating_mul(self.pods as u64)
     }
@@ -95,19 +95,19 @@ impl SearchBudgets {
     }
 
     /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
-    pub(crate) fn works(&mut self, work: u64) {
+    pub(crate) fn add_work(&mut self, work: u64) {
         self.this_pass = self.this_pass.saturating_add(work);
     }
 
     /// What may be spent now, or when to come again.
-    pub(crate) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Time> {
-        let effort = self.known.get(asked.who).copied().unwrap_or_default();
-        let is_known = self.known.contains_key(asked.who) && !self.returns.contains_key(asked.who);
+    pub(crate) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Time> {
+        let effort = self.known.get(spender.who).copied().unwrap_or_default();
+        let is_known = self.known.contains_key(spender.who) && !self.returns.contains_key(spender.who);
         let until = effort.until.max(self.rest_until);
         match is_known && now < until {
             true => Err(until),
             false => {
-                let first = asked.times(FIRST).min(MOST);
+                let first = spender.times(FIRST).min(MOST);
                 Ok(Budget::new((first << effort.failures.min(6)).min(MOST)))
             }
         }
@@ -118,23 +118,23 @@ impl SearchBudgets {
         self.returns.get(who).map_or(&[], |back| &back.slices)
     }
 
-    pub(crate) fn spent(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time) {
-        let before = self.returns.remove(asked.who);
+    pub(crate) fn charge(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time) {
+        let before = self.returns.remove(spender.who);
         let is_back = before.is_some();
         let mut owed = before.unwrap_or_default().owed;
-        let is_cheap = steps <= asked.cheap() && answer != Answer::None;
-        self.works(steps);
+        let is_cheap = steps <= spender.cheap() && answer != SearchEnd::Unanswered;
+        self.add_work(steps);
         if !is_cheap {
             owed = owed.saturating_add(steps);
             self.rest_until = now.after(times(REST, steps));
         }
-        let is_answered = answer != Answer::None;
-        if let Answer::IfRead(slices) = answer
+        let is_answered = answer != SearchEnd::Unanswered;
+        if let SearchEnd::NeedsReads(slices) = answer
             && (is_cheap || !is_back)
         {
-            self.returns.insert(asked.who.to_owned(), Return { slices, owed });
+            self.returns.insert(spender.who.to_owned(), Return { slices, owed });
         } else if owed > 0 {
-            let effort = self.known.entry(asked.who.to_owned()).or_default();
+            let effort = self.known.entry(spender.who.to_owned()).or_default();
             effort.failures = effort.failures.saturating_add(u32::from(!is_answered));
             effort.until = now.after(times(PAUSE, owed));
         }
@@ -166,8 +166,8 @@ fn times(pause: Duration, steps: u64) -> Duration {
 mod tests {
     use super::*;
 
-    const fn pod(who: &str) -> Asked<'_> {
-        Asked { who, pods: 1 }
+    const fn pod(who: &str) -> Spender<'_> {
+        Spender { who, pods: 1 }
     }
 
     fn at(millis: i64) -> Time {
@@ -183,7 +183,7 @@ mod tests {
             let budget = budgets.budget(pod("p"), now).unwrap();
             let steps = budget.left();
             given.push(steps);
-            budgets.spent(pod("p"), steps, Answer::None, now);
+            budgets.charge(pod("p"), steps, SearchEnd::Unanswered, now);
             let until = budgets.budget(pod("p"), now).unwrap_err();
             assert_eq!(until.since(now), PAUSE * steps as u32, "the same part of the time");
             now = until;
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn the_expensive_rest_together_and_the_cheap_do_not() {
         let mut budgets = SearchBudgets::default();
-        budgets.spent(pod("p"), 30_000, Answer::Some, at(0));
-        budgets.spent(pod("q"), MOST, Answer::None, at(1_000));
+        budgets.charge(pod("p"), 30_000, SearchEnd::Answered, at(0));
+        budgets.charge(pod("q"), MOST, SearchEnd::Unanswered, at(1_000));
         assert_eq!(budgets.budget(pod("p"), at(1_000)).unwrap_err(), at(1_000 + 6_400));
-        budgets.spent(pod("r"), CHEAP, Answer::Some, at(1_000));
+        budgets.charge(pod("r"), CHEAP, SearchEnd::Answered, at(1_000));
         assert!(budgets.budget(pod("r"), at(1_000)).is_ok());
         assert!(budgets.is_pass_over());
         budgets.begin_pass();
@@ -210,16 +210,16 @@ mod tests {
     #[test]
     fn what_has_a_place_comes_back_once_without_a_pause() {
         let mut budgets = SearchBudgets::default();
-        let reads = || Answer::IfRead(vec!["s".into()]);
-        budgets.spent(pod("p"), MOST, reads(), at(0));
+        let reads = || SearchEnd::NeedsReads(vec!["s".into()]);
+        budgets.charge(pod("p"), MOST, reads(), at(0));
         assert_eq!(budgets.reads("p"), ["s"]);
         assert!(budgets.budget(pod("p"), at(1)).is_ok());
-        budgets.spent(pod("p"), MOST, reads(), at(1));
+        budgets.charge(pod("p"), MOST, reads(), at(1));
         assert!(budgets.reads("p").is_empty(), "not twice");
         let until = budgets.budget(pod("p"), at(1)).unwrap_err();
         assert_eq!(until.since(at(1)), 2 * PAUSE * MOST as u32, "a pause for both");
         for _ in 0..3 {
-            budgets.spent(pod("q"), CHEAP, reads(), at(1));
+            budgets.charge(pod("q"), CHEAP, reads(), at(1));
             assert!(
                 budgets.budget(pod("q"), at(1)).is_ok(),
                 "the cheap as often as they like"
@@ -230,12 +230,12 @@ mod tests {
     #[test]
     fn a_gang_has_a_budget_for_each_of_its_pods_up_to_the_most() {
         let mut budgets = SearchBudgets::default();
-        let gang = |pods| Asked { who: "gang g", pods };
+        let gang = |pods| Spender { who: "gang g", pods };
         let left = |budgets: &SearchBudgets, pods| budgets.budget(gang(pods), at(0)).unwrap().left();
         assert_eq!((left(&budgets, 3), left(&budgets, 1_000)), (3 * FIRST, MOST));
-        budgets.spent(gang(3), 3 * CHEAP, Answer::Some, at(0));
+        budgets.charge(gang(3), 3 * CHEAP, SearchEnd::Answered, at(0));
         assert!(budgets.budget(gang(3), at(0)).is_ok());
-        budgets.spent(gang(1_000), MOST, Answer::Some, at(0));
+        budgets.charge(gang(1_000), MOST, SearchEnd::Answered, at(0));
         assert!(budgets.budget(gang(1_000), at(0)).is_err());
         budgets.forget_gangs(&BTreeSet::new());
         assert!(budgets.budget(gang(3), at(0)).is_ok());

@@ -17,7 +17,7 @@ use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFact
 use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache, Shared};
 
 use crate::allocation::{as_scheduler, node_of};
-use crate::change::{Ask, Change, Last, Seen};
+use crate::change::{Change, Last, Read, Seen};
 use crate::claims::Claims;
 use crate::cluster::Cluster;
 use crate::device_ownership::{DeviceOwnership, Published, Sighting, Unallocatable};
@@ -71,12 +71,12 @@ pub struct News {
     /// Keys of claims that changed or are gone.
     pub(crate) claims: Vec<String>,
     /// A consistent read or list answered this.
-    pub(crate) answered: Option<Ask>,
+    pub(crate) answered: Option<Read>,
     /// When a consistent list of the claims was asked for that is complete now.
     pub(crate) listed: Option<Time>,
     /// To be read, because the list of a watch does not say as of when it was made: an object that it does not have may
     /// be newer than the list, or gone.
-    pub reads: Vec<Ask>,
+    pub reads: Vec<Read>,
 }
 
 impl State {
@@ -129,10 +129,10 @@ impl State {
                 claims,
                 same,
                 version,
-                asked,
-            } => self.set_claims(claims, same, self.as_of(version), asked, now, &mut news),
+                read,
+            } => self.set_claims(claims, same, self.as_of(version), read, now, &mut news),
             Change::Slice { slice, read } => {
-                news.answered = read.map(|_| Ask::Slice(slice.name().to_owned()));
+                news.answered = read.map(|_| Read::Slice(slice.name().to_owned()));
                 self.set_slice(slice, read, now, &mut news);
             }
             Change::SliceGone { name, last } => self.remove_slice(name, last, &mut news),
@@ -261,13 +261,13 @@ impl State {
     ///
     /// # Errors
     /// Nobody may, and why.
-    pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
-        self.ownership.asked(claim)
+    pub fn as_its_allocator(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
+        self.ownership.as_its_allocator(claim)
     }
 
     /// A claim that only kube-scheduler can allocate, whatever it asks for.
     #[must_use]
-    pub fn asked_by_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
+    pub fn as_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
         match self.mode {
             Mode::Scheduler => claim.clone(),
             Mode::Controller { .. } => as_scheduler(claim),
@@ -304,11 +304,11 @@ impl State {
             None => self.index.remove_claim(key),
         }
         for pod in self.users.get(key).cloned().unwrap_or_default() {
-            self.reseat(&pod);
+            self.assume_node(&pod);
         }
     }
 
-    fn reseat(&mut self, pod: &str) {
+    fn assume_node(&mut self, pod: &str) {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
                 let known = self.claims.get(&key)?;
@@ -319,7 +319,7 @@ impl State {
                 node_of(allocation).map(str::to_owned)
             })
         });
-        self.cluster.seat(pod, node.as_deref());
+        self.cluster.assume(pod, node.as_deref());
     }
 
     fn set_pod(&mut self, pod: Pod, news: &mut News) {
@@ -343,7 +343,7 @@ impl State {
                 users.push(key.clone());
             }
         }
-        self.reseat(&key);
+        self.assume_node(&key);
     }
 
     fn remove_pod(&mut self, key: &str, news: &mut News) {
@@ -397,7 +397,7 @@ impl State {
 
     fn remove_slice(&mut self, name: String, last: Last, news: &mut News) {
         self.ownership.remove_slice(&name, last, &mut self.index);
-        news.answered = Some(Ask::Slice(name));
+        news.answered = Some(Read::Slice(name));
         news.is_news = true;
     }
 
@@ -417,7 +417,7 @@ impl State {
             self.ownership
                 .remove_slice(&name, Last::Version(version), &mut self.index);
             if read.is_none() {
-                news.reads.push(Ask::Slice(name));
+                news.reads.push(Read::Slice(name));
             }
         }
         for slice in slices {
@@ -455,7 +455,7 @@ impl State {
         claims: Vec<Claim>,
         same: Vec<String>,
         version: Version,
-        asked: Option<Time>,
+        read: Option<Time>,
         now: Time,
         news: &mut News,
     ) {
@@ -468,19 +468,19 @@ impl State {
             self.set_claim(claim, now, news);
         }
         self.listed.claims = true;
-        let Some(asked) = asked else {
-            return news.reads.push(Ask::Claims);
+        let Some(read) = read else {
+            return news.reads.push(Read::Claims);
         };
-        news.answered = Some(Ask::Claims);
-        news.listed = Some(asked);
+        news.answered = Some(Read::Claims);
+        news.listed = Some(read);
         news.is_news = true;
-        self.ownership.set_listed(asked, &mut self.index, &mut self.cache);
+        self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
     /// Replaces parts of a claim by equal ones of others. What was just read is nobody else's yet.
     fn share(&mut self, claim: &mut Claim) {
-        self.specs.share(&mut claim.asked.spec);
-        let allocation = claim.asked.status.allocation.as_mut().and_then(Arc::get_mut);
+        self.specs.share(&mut claim.facts.spec);
+        let allocation = claim.facts.status.allocation.as_mut().and_then(Arc::get_mut);
         if let Some(selector) = allocation.and_then(|allocation| allocation.node_selector.as_mut()) {
             self.selectors.share(selector);
         }
@@ -565,7 +565,7 @@ mod tests {
                 claims: Vec::new(),
                 same: none(),
                 version: Version(0),
-                asked: None,
+                read: None,
             },
             end_of_slices(&[], 0),
             Change::Classes {
@@ -592,7 +592,7 @@ mod tests {
         let last = Last::Version(Version(6));
         apply(&mut state, [Change::SliceGone { name: "b".into(), last }]);
         let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
-        assert_eq!(news.reads, [Ask::Slice("c".into())]);
+        assert_eq!(news.reads, [Read::Slice("c".into())]);
         assert_eq!(state.published().count(), 2, "it may be newer than the list");
         // Nothing is read in scheduler mode: what the newest list does not name is gone.
         let mut state = scheduler();
@@ -615,7 +615,7 @@ mod tests {
                 (known.reserved_for.len(), known.epoch.is_some()),
                 (usize::from(is_kept), is_kept)
             );
-            assert_eq!(known.asked.spec.devices.requests.len(), 1);
+            assert_eq!(known.facts.spec.devices.requests.len(), 1);
         }
     }
 }

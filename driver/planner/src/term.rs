@@ -36,7 +36,7 @@ pub(crate) enum Stage {
     #[default]
     Standby,
     /// Waits for a list that was asked for since then.
-    First {
+    FirstList {
         since: Time,
     },
     /// Claims, by key and uid, that are to be marked, each with the version known after the first list, and since when.
@@ -44,7 +44,7 @@ pub(crate) enum Stage {
         claims: BTreeMap<(String, String), Version>,
         since: Time,
     },
-    Second {
+    SecondList {
         since: Time,
     },
     Leading,

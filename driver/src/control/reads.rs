@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use vgpu_planner::model::{Claim, Version, VersionError};
-use vgpu_planner::{Ask, Change, Last, Seen};
+use vgpu_planner::{Change, Last, Read, Seen};
 
 use super::clock::Clock;
 use crate::decode;
@@ -35,16 +35,16 @@ pub(crate) enum ReadError {
 }
 
 /// What the planner asked for. `seen`: the claims that it knows; nobody keeps these a second time.
-pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask, seen: &Seen) -> Result<Change, ReadError> {
-    match ask {
-        Ask::Claims => claims(client, clock, seen).await,
-        Ask::Slice(name) => slice(client, clock, name).await,
+pub(crate) async fn read(client: &Client, clock: &Clock, read: &Read, seen: &Seen) -> Result<Change, ReadError> {
+    match read {
+        Read::Claims => claims(client, clock, seen).await,
+        Read::Slice(name) => slice(client, clock, name).await,
     }
 }
 
 async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, ReadError> {
     let api: Api<decode::Claim> = Api::all(client.clone());
-    let asked = Some(clock.now());
+    let read = Some(clock.now());
     let (mut claims, mut same): (Vec<Claim>, Vec<String>) = Default::default();
     let mut of_first: Option<Version> = None;
     let mut parameters = ListParams::default().limit(PAGE);
@@ -72,7 +72,7 @@ async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, R
                     claims,
                     same,
                     version,
-                    asked,
+                    read,
                 });
             }
         }

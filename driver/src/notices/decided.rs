@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::subject::{Now, Subject, Topic};
 
 /// Decisions that wait to be told, or were told a moment ago; of more some are lost.
-pub const MOST_TOLD: usize = 1_000;
+pub const MAX_DECISIONS: usize = 1_000;
 
 /// By namespace.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Decided {
     /// new one itself, if that namespace is its own and none of its others was said yet.
     pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
         let mut none_lost = true;
-        if self.count >= MOST_TOLD {
+        if self.count >= MAX_DECISIONS {
             let namespace = topic.about.namespace.as_str();
             let own = self.of_namespaces.get(namespace).map_or(0, HashMap::len);
             let fullest = self.of_namespaces.iter().max_by_key(|(_, of_it)| of_it.len());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vgpu_planner::About;
 
-use crate::pending::{Kind, Message};
+use crate::pending::{Message, MessageKind};
 
 /// How long a pod must seem to have room before that is said: as long as scheduling may take.
 pub const ROOM_HOLD: Duration = Duration::from_secs(10);
@@ -52,14 +52,14 @@ impl Subject {
     /// Never, if it is a decision that was told.
     pub(super) fn due_at(&self, repeat_after: Duration) -> Option<Now> {
         let held = match self.wanted.kind {
-            Kind::Room => self.since + ROOM_HOLD,
-            Kind::Waiting | Kind::Refused | Kind::Decided(_) => self.since,
+            MessageKind::Room => self.since + ROOM_HOLD,
+            MessageKind::Waiting | MessageKind::Refused | MessageKind::Decided(_) => self.since,
         };
         let spoken = match &self.said {
             None => held,
             Some(said) if said.message == self.wanted => match self.wanted.kind {
-                Kind::Decided(_) => return None,
-                Kind::Waiting | Kind::Refused | Kind::Room => said.at + repeat_after,
+                MessageKind::Decided(_) => return None,
+                MessageKind::Waiting | MessageKind::Refused | MessageKind::Room => said.at + repeat_after,
             },
             Some(said) => held.max(said.at + CHANGE_HOLD),
         };
@@ -69,6 +69,6 @@ impl Subject {
     /// A decision that was told long enough ago for another to be told.
     pub(super) fn is_over(&self, now: Now) -> bool {
         let told = self.said.as_ref().filter(|said| said.message == self.wanted);
-        matches!(self.wanted.kind, Kind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
+        matches!(self.wanted.kind, MessageKind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
     }
 }

@@ -16,14 +16,13 @@
 //! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
 //! monitor devices only, until the next dry run.
 
-pub mod allocator;
 pub mod plan;
+pub mod taints;
 
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
 use crate::slice::{keeps_capacity, without_shared};
-use allocator::Taints;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -32,6 +31,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::pin;
 use std::time::Duration;
+use taints::Taints;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -132,11 +132,11 @@ impl Publisher {
             let wanted = reduced.as_deref().unwrap_or(wanted);
             let existing: Vec<_> = self.existing.values().cloned().collect();
             let devices = plan::current_devices(owner, &existing);
-            let tainted = self.taints.of(wanted, &devices, Instant::now());
+            let tainted = self.taints.apply(wanted, &devices, Instant::now());
             self.again_at = tainted.until;
             let steps = plan(owner, &tainted.devices, &existing, &self.stored);
             if steps.is_empty() {
-                self.taints.settled(&devices);
+                self.taints.confirm_stored(&devices);
                 self.note_tainted(self.taints.are_kept(&devices));
                 return Ok(());
             }

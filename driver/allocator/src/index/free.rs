@@ -1,7 +1,7 @@
 //! What the devices of a driver have left, all together: sums that each change of one device brings up to date.
 
+use crate::allocated::Usage;
 use crate::capacity::{CORES, MEMORY};
-use crate::ledger::Usage;
 use crate::model::{Capacity, Device};
 use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
@@ -99,8 +99,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::allocated::AllocatedDevices;
     use crate::features::Features;
-    use crate::ledger::Ledger;
     use serde_json::json;
 
     /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of it.
@@ -110,14 +110,14 @@ mod tests {
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
             "shares": {"value": "2", "requestPolicy": {"default": "1", "validValues": ["1"]}}}}))
         .unwrap();
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         for (memory, cores) in shares {
             let result = json!([{"driver": "drv", "pool": "p", "device": "d", "shareID": "s",
                 "consumedCapacity": {"memory": memory, "cores": cores, "shares": 1}}]);
             let results: Vec<_> = serde_json::from_value(result).unwrap();
-            ledger.add(&Arc::from("c"), &results, Features::default());
+            allocated.add(&Arc::from("c"), &results, Features::default());
         }
-        Free::of(&device, "drv", ledger.usage("drv", "p", "d"))
+        Free::of(&device, "drv", allocated.usage("drv", "p", "d"))
     }
 
     fn free(of_unused: i64, of_used: i64, stranded_memory: i64, stranded_cores: i64) -> Free {

@@ -5,9 +5,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::free::Free;
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::capacity::{CORES, MEMORY};
 use crate::inventory::Slice;
-use crate::ledger::{Ledger, Usage};
 use crate::model::{Device, DeviceResult, Exactly};
 use crate::pools::Candidate;
 use crate::search::capacity_of;
@@ -120,7 +120,7 @@ impl FreeIndex {
         }
     }
 
-    pub(super) fn insert(&mut self, slice: &Arc<Slice>, ledger: &Ledger) {
+    pub(super) fn insert(&mut self, slice: &Arc<Slice>, allocated: &AllocatedDevices) {
         let Some(node) = slice.spec.node_name.as_deref().filter(|node| !node.is_empty()) else {
             self.strays.push(slice.clone());
             return;
@@ -145,7 +145,7 @@ impl FreeIndex {
                 stands: false,
                 part: Free::default(),
             };
-            known.stand(&mut self.order, free, ledger);
+            known.stand(&mut self.order, free, allocated);
             devices.entry(device.name.clone()).or_default().push(known);
         }
     }
@@ -189,7 +189,7 @@ impl FreeIndex {
     }
 
     /// Puts the devices of an allocation where they belong now.
-    pub(super) fn update(&mut self, results: &[DeviceResult], ledger: &Ledger) {
+    pub(super) fn update(&mut self, results: &[DeviceResult], allocated: &AllocatedDevices) {
         for result in results {
             let known = self
                 .known
@@ -200,7 +200,7 @@ impl FreeIndex {
                 continue;
             };
             for known in known.into_iter().flatten() {
-                known.stand(&mut self.order, free, ledger);
+                known.stand(&mut self.order, free, allocated);
             }
         }
     }
@@ -208,10 +208,10 @@ impl FreeIndex {
 
 impl Known {
     /// Puts the device where it belongs by what it has left, and counts that.
-    fn stand(&mut self, order: &mut BTreeSet<Spot>, free: &mut Free, ledger: &Ledger) {
+    fn stand(&mut self, order: &mut BTreeSet<Spot>, free: &mut Free, allocated: &AllocatedDevices) {
         let spec = &self.slice.spec;
         let device = &spec.devices[self.index];
-        let usage = ledger.usage(&spec.driver, &spec.pool.name, &device.name);
+        let usage = allocated.usage(&spec.driver, &spec.pool.name, &device.name);
         let part = Free::of(device, &spec.driver, usage);
         free.replace(self.part, part);
         self.part = part;

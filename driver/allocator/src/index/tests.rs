@@ -99,7 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn is_sound(index: &Index) -> bool {
     index.inventory.all().all(|slice| {
         slice.spec.devices.iter().all(|device| {
-            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            let usage = index.allocated.usage("drv", &slice.spec.pool.name, &device.name);
             let used = usage.and_then(|usage| usage.consumed().get("memory").cloned());
             used.unwrap_or_default() <= device.capacity.get("memory").unwrap().value
         })
@@ -111,7 +111,7 @@ fn adds_up(index: &Index) -> bool {
     let mut sum = Free::default();
     for slice in index.inventory.all().filter(|slice| slice.spec.node_name.is_some()) {
         for device in &slice.spec.devices {
-            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            let usage = index.allocated.usage("drv", &slice.spec.pool.name, &device.name);
             sum.replace(Free::default(), Free::of(device, "drv", usage));
         }
     }

@@ -124,7 +124,7 @@ pub fn explain(
     let attempt = Attempt {
         claims: &asked.waiting,
         classes: &cluster.classes,
-        ledger: &cluster.ledger,
+        allocated: &cluster.allocated,
         features: options.features,
         policy: options.policy,
     };

@@ -149,7 +149,7 @@ impl<'a> Search<'a, '_, '_> {
             // An administrator looks at devices in use, but not twice at one for one claim.
             return self.marked[index].contains(&claim).then_some(Refusal::Taken);
         }
-        if self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated) {
+        if self.usage[index].is_some_and(crate::allocated::Usage::is_dedicated) {
             return Some(Refusal::InUse);
         }
         (!self.marked[index].is_empty()).then_some(Refusal::Taken)
@@ -217,7 +217,7 @@ impl<'a> Search<'a, '_, '_> {
 
     /// What other claims, and these, consume of the device.
     fn in_use_of(&self, index: usize) -> impl Iterator<Item = &Amounts> + Clone {
-        let held = self.usage[index].map(crate::ledger::Usage::consumed);
+        let held = self.usage[index].map(crate::allocated::Usage::consumed);
         held.into_iter().chain([&self.in_flight[index].consumed])
     }
 
@@ -255,11 +255,11 @@ impl<'a> Search<'a, '_, '_> {
 
     fn pool_counters(&mut self, candidate: &'a Candidate) -> &mut Counters<'a> {
         let pool = &self.view.pools[candidate.pool];
-        let ledger = self.ledger;
+        let allocated = self.allocated;
         self.counters[candidate.pool].get_or_insert_with(|| {
             let in_use = pool
                 .devices()
-                .filter(|device| ledger.usage(&pool.driver, &pool.name, &device.name).is_some());
+                .filter(|device| allocated.usage(&pool.driver, &pool.name, &device.name).is_some());
             Counters::new(pool.counter_sets(), in_use)
         })
     }
@@ -270,7 +270,7 @@ impl<'a> Search<'a, '_, '_> {
     }
 
     fn is_shared(&self, index: usize) -> bool {
-        self.in_flight[index].shares > 0 || self.usage[index].is_some_and(crate::ledger::Usage::is_shared)
+        self.in_flight[index].shares > 0 || self.usage[index].is_some_and(crate::allocated::Usage::is_shared)
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::budget::Budget;
 use crate::capacity::{Amounts, Misfit};
 use crate::constraint::Tracked;
 use crate::counters::{self, Counters};
 use crate::features::Features;
-use crate::ledger::{Ledger, Usage};
 use crate::model::{CapacityRequirements, Taint};
 use crate::plan::ClaimPlan;
 use crate::policy::Order;
@@ -21,7 +21,7 @@ pub(crate) struct Search<'a, 'c, 's> {
     pub(crate) plans: Vec<ClaimPlan<'a>>,
     pub(crate) cache: &'c mut SelectorCache<'s>,
     pub(super) budget: &'c mut Budget,
-    pub(super) ledger: &'a Ledger,
+    pub(super) allocated: &'a AllocatedDevices,
     pub(super) order: Order,
     /// By candidate: what claims hold of it.
     pub(super) usage: Vec<Option<&'a Usage>>,

@@ -27,7 +27,7 @@ impl<'a> Neighbours<'a> {
         // All pods of the cluster, if this one has a word on where they are; else those that have one on it.
         let minds = !pod.affinity.is_empty() || !pod.anti_affinity.is_empty();
         let others: Vec<(&Pod, &Node)> = match minds {
-            true => cluster.seated().filter_map(placed).collect(),
+            true => cluster.placed().filter_map(placed).collect(),
             false => Vec::new(),
         };
         let topologies = |term: &PodTerm, against: bool| -> HashSet<&'a str> {

@@ -26,7 +26,7 @@ pub struct Claim {
     pub owner: Option<String>,
     pub reserved_for: Vec<Consumer>,
     /// As the allocator knows it, with its allocation.
-    pub asked: ResourceClaim,
+    pub facts: ResourceClaim,
 }
 
 /// An entry of `reservedFor`.
@@ -61,7 +61,7 @@ impl From<Object<ClaimSpec, Status>> for Claim {
             epoch: meta.annotations.get(EPOCH).cloned(),
             owner: owner.map(|owner| owner.uid),
             reserved_for: raw.status.reserved_for,
-            asked: ResourceClaim {
+            facts: ResourceClaim {
                 metadata: Metadata {
                     name: meta.name,
                     namespace: meta.namespace,
@@ -81,16 +81,16 @@ impl Claim {
     /// `namespace/name`.
     #[must_use]
     pub fn key(&self) -> String {
-        self.asked.key()
+        self.facts.key()
     }
 
     #[must_use]
     pub fn uid(&self) -> &str {
-        &self.asked.metadata.uid
+        &self.facts.metadata.uid
     }
 
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
-        self.asked.status.allocation.as_deref()
+        self.facts.status.allocation.as_deref()
     }
 }

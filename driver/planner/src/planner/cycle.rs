@@ -8,7 +8,7 @@ use crate::time::Time;
 #[derive(Debug, Default)]
 pub(crate) struct Cycle {
     /// Pods and gangs that had their turn.
-    pub(super) asked: HashSet<String>,
+    pub(super) had_turn: HashSet<String>,
     /// Something has changed since the cycle began, so another must follow.
     pub(super) again: bool,
     /// The earliest time at which an earlier pass of the cycle wants to plan again.

@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 
 use super::{Plan, Planner, soonest};
-use crate::change::Ask;
-use crate::claims::{FlightState, Known};
-use crate::device_ownership::Kind;
+use crate::change::Read;
+use crate::claims::{Known, WriteState};
+use crate::device_ownership::ClaimAllocator;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::write::Intent;
 
 /// A claim whose newer version does not come by the watch is listed for.
-const MOVED: std::time::Duration = std::time::Duration::from_secs(5);
+const LIST_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Planner {
     /// A consistent list came in, asked for at that time.
-    pub(super) fn fence(&mut self, asked: Time, now: Time) {
+    pub(super) fn fence_after_list(&mut self, read: Time, now: Time) {
         match self.stage {
-            Stage::First { since } if asked >= since => {
+            Stage::FirstList { since } if read >= since => {
                 let Some(term) = self.term.clone() else {
                     return;
                 };
@@ -37,7 +37,7 @@ impl Planner {
                     },
                 };
             }
-            Stage::Second { since } if asked >= since => self.stage = Stage::Leading,
+            Stage::SecondList { since } if read >= since => self.stage = Stage::Leading,
             _ => {}
         }
         if self.stage == Stage::Leading {
@@ -54,12 +54,13 @@ impl Planner {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || !claim.is_extended && self.state.ownership.kind(&claim.asked) == Kind::Controller;
+        let may_be_ours =
+            || !claim.is_extended && self.state.ownership.claim_allocator(&claim.facts) == ClaimAllocator::Controller;
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
     /// Until this term leads.
-    pub(super) fn take_lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    pub(super) fn continue_fencing(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         if let Stage::Marking { claims, since } = &self.stage {
             let since = *since;
             let patience = since.after(self.settings.settle);
@@ -68,7 +69,7 @@ impl Planner {
                 let known = self.state.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| {
-                    let is_given_up = patience <= now && known.takes_no_mark(since);
+                    let is_given_up = patience <= now && known.mark_failed_since(since);
                     self.is_of_others(known, term) && !is_given_up
                 })
             });
@@ -78,12 +79,12 @@ impl Planner {
             }
             soonest(&mut plan.wake, patience, now);
             self.stage = match claims.is_empty() {
-                true => Stage::Second { since: now },
+                true => Stage::SecondList { since: now },
                 false => Stage::Marking { claims, since },
             };
         }
-        if matches!(self.stage, Stage::First { .. } | Stage::Second { .. }) {
-            self.ask(Ask::Claims, now, plan);
+        if matches!(self.stage, Stage::FirstList { .. } | Stage::SecondList { .. }) {
+            self.request_read(Read::Claims, now, plan);
         }
     }
 
@@ -98,14 +99,14 @@ impl Planner {
                 let is_mine = claim.epoch.as_ref().is_some_and(|mark| term.is_mark(mark));
                 let wants = known.allocation().is_none() && !(is_mine && claim.is_protected);
                 let doubtful = known
-                    .flight
+                    .in_flight
                     .as_ref()
-                    .is_some_and(|flight| flight.state == FlightState::Doubtful);
+                    .is_some_and(|flight| flight.state == WriteState::Doubtful);
                 doubtful
                     || wants
                         && !claim.is_deleted
                         && !claim.is_extended
-                        && self.state.ownership.kind(&claim.asked) == Kind::Controller
+                        && self.state.ownership.claim_allocator(&claim.facts) == ClaimAllocator::Controller
             })
             .map(|(key, _)| key.clone())
             .collect();
@@ -119,13 +120,13 @@ impl Planner {
         let Some(known) = self.state.claims.get(key) else {
             return;
         };
-        if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+        if let Some(until) = known.paused_until.filter(|until| now < *until) {
             return soonest(&mut plan.wake, until, now);
         }
         if known
-            .flight
+            .in_flight
             .as_ref()
-            .is_some_and(|flight| flight.state != FlightState::Doubtful)
+            .is_some_and(|flight| flight.state != WriteState::Doubtful)
         {
             return;
         }
@@ -134,17 +135,17 @@ impl Planner {
     }
 
     /// Writes that found a newer version wait for it; a list brings it if the watch does not.
-    pub(super) fn catch_up(&mut self, now: Time, plan: &mut Plan) {
+    pub(super) fn list_after_conflicts(&mut self, now: Time, plan: &mut Plan) {
         let moved = self
             .state
             .claims
             .iter()
-            .filter_map(|(_, known)| match known.flight.as_ref()?.state {
-                FlightState::Moved { at } => Some(at.after(MOVED)),
-                FlightState::Sent { .. } | FlightState::Doubtful => None,
+            .filter_map(|(_, known)| match known.in_flight.as_ref()?.state {
+                WriteState::Conflict { at } => Some(at.after(LIST_AFTER)),
+                WriteState::Sent { .. } | WriteState::Doubtful => None,
             });
         match moved.min() {
-            Some(due) if due <= now => self.ask(Ask::Claims, now, plan),
+            Some(due) if due <= now => self.request_read(Read::Claims, now, plan),
             Some(due) => soonest(&mut plan.wake, due, now),
             None => {}
         }

@@ -23,7 +23,7 @@ use super::{Plan, Planner, soonest};
 use crate::gang::{self, Gangs};
 use crate::model::Pod;
 use crate::place::{Placed, Waits};
-use crate::search_budget::{Answer, Asked, GANG};
+use crate::search_budget::{GANG, SearchEnd, Spender};
 use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -66,8 +66,8 @@ impl Planner {
             return;
         }
         let (key, search_key) = (budget_key(name), search_key_of(name));
-        let asked = |who| Asked { who, pods: pods.len() };
-        let mut budget = match self.budget(asked(&key), now) {
+        let spender = |who| Spender { who, pods: pods.len() };
+        let mut budget = match self.budget(spender(&key), now) {
             Ok(budget) => budget,
             Err(Waits::Until(until)) => {
                 return pods
@@ -84,7 +84,7 @@ impl Planner {
         if let Err(first) = &found
             && self.is_worth_a_search(&order, first)
         {
-            match self.budgets.budget(asked(&search_key), now) {
+            match self.budgets.budget(spender(&search_key), now) {
                 Err(until) => soonest(&mut plan.wake, until, now),
                 Ok(mut budget) => {
                     let most = pods.len() * MOST_OF_EACH + MOST;
@@ -97,19 +97,21 @@ impl Planner {
         }
         let answer = match &found {
             Ok(steps) => match stale(steps) {
-                slices if slices.is_empty() => Answer::Some,
-                slices => Answer::IfRead(slices),
+                slices if slices.is_empty() => SearchEnd::Answered,
+                slices => SearchEnd::NeedsReads(slices),
             },
-            Err(failed) if failed.waits.is_unanswered() => Answer::None,
-            Err(_) => Answer::Some,
+            Err(failed) if failed.waits.is_unanswered() => SearchEnd::Unanswered,
+            Err(_) => SearchEnd::Answered,
         };
         match (searched, &answer) {
             (None, _) => {}
-            (Some(_), Answer::Some) if found.is_ok() => self.budgets.forget(&search_key),
-            (Some(steps), Answer::IfRead(_)) => self.spend(asked(&search_key), steps, answer.clone(), now, plan),
-            (Some(steps), _) => self.spend(asked(&search_key), steps, Answer::None, now, plan),
+            (Some(_), SearchEnd::Answered) if found.is_ok() => self.budgets.forget(&search_key),
+            (Some(steps), SearchEnd::NeedsReads(_)) => {
+                self.spend(spender(&search_key), steps, answer.clone(), now, plan)
+            }
+            (Some(steps), _) => self.spend(spender(&search_key), steps, SearchEnd::Unanswered, now, plan),
         }
-        self.spend(asked(&key), budget.spent(), answer, now, plan);
+        self.spend(spender(&key), budget.spent(), answer, now, plan);
         let first = match found {
             Ok(steps) => return self.take_gang(pods, steps, now, plan),
             Err(failed) => failed,
@@ -175,7 +177,7 @@ impl Planner {
                         .then(|| steps.iter().rposition(|step| step.node.is_some()))
                         .flatten();
                     for step in steps.drain(back.unwrap_or(0)..).rev().collect::<Vec<_>>() {
-                        self.take_back(&step.writes);
+                        self.cancel_writes(&step.writes);
                         without = step.without;
                         without.extend(step.node);
                     }
@@ -191,7 +193,7 @@ impl Planner {
     fn step(&mut self, term: &Term, placed: Placed, without: BTreeSet<String>) -> Step {
         let mut own = Plan::default();
         let (node, stale) = (placed.node.clone(), placed.stale.clone());
-        self.take_place(term, placed, &mut own);
+        self.write_allocations(term, placed, &mut own);
         Step {
             node: Some(node),
             writes: own.writes,
@@ -207,7 +209,7 @@ impl Planner {
             return plan.writes.extend(steps.into_iter().flat_map(|step| step.writes));
         }
         for step in steps.iter().rev() {
-            self.take_back(&step.writes);
+            self.cancel_writes(&step.writes);
         }
         self.wait_together(pods, Waits::ForSlices(stale), now, plan);
     }
@@ -218,7 +220,7 @@ impl Planner {
             return;
         };
         self.wait(first, waits, now, plan);
-        rest.iter().for_each(|pod| self.stays(pod));
+        rest.iter().for_each(|pod| self.keep_verdicts(pod));
     }
 
     /// Not if the first has no place, nor if all before ask for the same.
@@ -235,7 +237,7 @@ impl Planner {
         let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
         let specs = |pod: &Pod| -> Vec<_> {
             let known = pod.claim_keys().map(|key| self.state.claims.get(&key));
-            known.map(|known| known.map(|known| &known.claim.asked.spec)).collect()
+            known.map(|known| known.map(|known| &known.claim.facts.spec)).collect()
         };
         is_alone(one)
             && is_alone(other)

@@ -14,13 +14,13 @@ use vgpu_allocator::Budget;
 use super::cycle::Cycle;
 use super::gangs::{budget_key, search_key_of};
 use super::{Plan, Planner, soonest};
-use crate::change::Ask;
+use crate::change::Read;
 use crate::gang::{self, Gangs};
 use crate::hold_expiry::HoldExpiry;
 use crate::place::{Placed, Placing, Waits};
 use crate::problems;
 use crate::queue::Queue;
-use crate::search_budget::{Answer, Asked};
+use crate::search_budget::{SearchEnd, Spender};
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::verdict::{About, Verdict};
@@ -38,20 +38,20 @@ struct Unit {
 }
 
 impl Planner {
-    pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
+    pub(super) fn run_pass(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         if !self.state.can_decide() {
             return;
         }
         if self.stage != Stage::Leading {
-            self.take_lead(term, now, plan);
+            self.continue_fencing(term, now, plan);
         }
-        self.catch_up(now, plan);
+        self.list_after_conflicts(now, plan);
         if self.stage != Stage::Leading {
             return;
         }
         if let Some(ready) = self.state.ownership.next_ready() {
             match ready <= now {
-                true => self.ask(Ask::Claims, now, plan),
+                true => self.request_read(Read::Claims, now, plan),
                 false => soonest(&mut plan.wake, ready, now),
             }
         }
@@ -59,7 +59,7 @@ impl Planner {
         self.mark_all(term, now, plan);
         self.place_all(term, changed, now, plan);
         for (about, verdict) in problems::of(&self.state, &self.refusals) {
-            self.told.is(about, verdict);
+            self.reported.add(about, verdict);
         }
     }
 
@@ -82,11 +82,11 @@ impl Planner {
         }
         let mut duties = Vec::new();
         for (key, known) in self.state.claims.iter() {
-            if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+            if let Some(until) = known.paused_until.filter(|until| now < *until) {
                 soonest(&mut plan.wake, until, now);
                 continue;
             }
-            if known.flight.is_some() {
+            if known.in_flight.is_some() {
                 continue;
             }
             let of_gang = expiry.held(known).and_then(|held| gang::of(held.pod?));
@@ -98,13 +98,13 @@ impl Planner {
         }
         for (key, duty, about) in duties {
             // The same is decided again where a write did not land. It is no second hold that ran out.
-            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_told);
+            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_reported);
             if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
                 self.penalties.add(&pod, &node, now);
             }
             if let Some(why) = duty.why.filter(|_| is_new) {
-                self.told.is(about, why);
-                self.state.claims.set_told(&key);
+                self.reported.add(about, why);
+                self.state.claims.set_reported(&key);
             }
             self.write(term, &key, duty.intent, now, plan);
         }
@@ -141,10 +141,10 @@ impl Planner {
         });
         self.budgets.begin_pass();
         let waiting: Vec<String> = units.iter().flat_map(|unit| &unit.pods).cloned().collect();
-        self.cycle.again |= changed && !self.cycle.asked.is_empty();
+        self.cycle.again |= changed && !self.cycle.had_turn.is_empty();
         let mut is_cut = false;
         for unit in units {
-            let had_turn = self.cycle.asked.contains(&unit.who) && self.budgets.reads(&unit.who).is_empty();
+            let had_turn = self.cycle.had_turn.contains(&unit.who) && self.budgets.reads(&unit.who).is_empty();
             if had_turn || self.budgets.is_pass_over() {
                 is_cut |= !had_turn;
                 for key in &unit.pods {
@@ -152,7 +152,7 @@ impl Planner {
                 }
                 continue;
             }
-            self.cycle.asked.insert(unit.who);
+            self.cycle.had_turn.insert(unit.who);
             match unit.gang {
                 None => self.place_one(term, &unit.pods[0], now, plan),
                 Some(gang) => self.place_gang(term, &gang, &gangs, &unit.pods, now, plan),
@@ -172,7 +172,7 @@ impl Planner {
             return;
         }
         // All that wait had their turn: what none of them has asked for again is not waited for any more.
-        self.asks.drop_abandoned(now);
+        self.open_reads.drop_abandoned(now);
         let again = self.cycle.again || wake.is_some_and(|wake| wake <= now);
         self.cycle = Cycle::default();
         self.is_dirty |= again;
@@ -196,41 +196,41 @@ impl Planner {
             return;
         };
         let who = pod.uid.clone();
-        let asked = Asked { who: &who, pods: 1 };
-        let mut budget = match self.budget(asked, now) {
+        let spender = Spender { who: &who, pods: 1 };
+        let mut budget = match self.budget(spender, now) {
             Ok(budget) => budget,
             Err(waits) => return self.wait(key, waits, now, plan),
         };
         let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
         let answer = match &placed {
-            Ok(placed) if !placed.stale.is_empty() => Answer::IfRead(placed.stale.clone()),
-            Err(waits) if waits.is_unanswered() => Answer::None,
-            _ => Answer::Some,
+            Ok(placed) if !placed.stale.is_empty() => SearchEnd::NeedsReads(placed.stale.clone()),
+            Err(waits) if waits.is_unanswered() => SearchEnd::Unanswered,
+            _ => SearchEnd::Answered,
         };
-        self.spend(asked, budget.spent(), answer, now, plan);
+        self.spend(spender, budget.spent(), answer, now, plan);
         match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
-            Ok(placed) => self.take_place(term, placed, plan),
+            Ok(placed) => self.write_allocations(term, placed, plan),
             Err(waits) => self.wait(key, waits, now, plan),
         }
     }
 
     /// The search budget of a pod or gang, unless slices that it waits for are still to be read.
-    pub(super) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Waits> {
-        let reads = self.budgets.reads(asked.who).iter();
-        let unread = reads.filter(|slice| self.asks.is_open(&Ask::Slice((*slice).clone())));
+    pub(super) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Waits> {
+        let reads = self.budgets.reads(spender.who).iter();
+        let unread = reads.filter(|slice| self.open_reads.is_open(&Read::Slice((*slice).clone())));
         let unread: Vec<String> = unread.cloned().collect();
         match unread.is_empty() {
-            true => self.budgets.budget(asked, now).map_err(Waits::Until),
+            true => self.budgets.budget(spender, now).map_err(Waits::Until),
             false => Err(Waits::ForSlices(unread)),
         }
     }
 
     /// Charges a search. One without an answer is repeated, whether anything changes or not.
-    pub(super) fn spend(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time, plan: &mut Plan) {
-        let is_over = answer == Answer::Some;
-        self.budgets.spent(asked, steps, answer, now);
-        if let Err(until) = self.budgets.budget(asked, now)
+    pub(super) fn spend(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time, plan: &mut Plan) {
+        let is_over = answer == SearchEnd::Answered;
+        self.budgets.charge(spender, steps, answer, now);
+        if let Err(until) = self.budgets.budget(spender, now)
             && !is_over
         {
             soonest(&mut plan.wake, until, now);
@@ -265,12 +265,12 @@ impl Planner {
             work: &mut work,
         }
         .place(pod);
-        self.budgets.works(work);
+        self.budgets.add_work(work);
         placed
     }
 
-    pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
-        for (key, allocation, hold) in placed.given {
+    pub(super) fn write_allocations(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
+        for (key, allocation, hold) in placed.allocations {
             let allocation = Arc::new(allocation);
             let intent = Intent::Allocate {
                 allocation,
@@ -282,10 +282,10 @@ impl Planner {
         }
     }
 
-    pub(super) fn take_back(&mut self, writes: &[Write]) {
+    pub(super) fn cancel_writes(&mut self, writes: &[Write]) {
         for write in writes {
             let key = format!("{}/{}", write.namespace, write.name);
-            self.state.claims.ground(&key);
+            self.state.claims.cancel(&key);
             self.state.recount(&key);
         }
     }
@@ -296,32 +296,32 @@ impl Planner {
             Waits::ForSlices(slices) => {
                 let mut unread = None;
                 for slice in slices {
-                    let ask = Ask::Slice(slice.clone());
-                    self.ask(ask.clone(), now, plan);
-                    if self.asks.is_late(&ask, UNREAD, now) {
+                    let read = Read::Slice(slice.clone());
+                    self.request_read(read.clone(), now, plan);
+                    if self.open_reads.is_late(&read, UNREAD, now) {
                         unread.get_or_insert(slice);
                     }
                 }
                 let Some(slice) = unread else {
-                    return self.stays(key);
+                    return self.keep_verdicts(key);
                 };
                 Verdict::SliceUnread { slice }
             }
             Waits::Until(until) => {
                 soonest(&mut plan.wake, until, now);
-                return self.stays(key);
+                return self.keep_verdicts(key);
             }
             Waits::For(verdict) => *verdict,
         };
         if let Some(pod) = self.state.cluster.pod(key) {
-            self.told.is(About::pod(pod), verdict);
+            self.reported.add(About::pod(pod), verdict);
         }
     }
 
     /// Keeps the pod's last verdict.
-    pub(super) fn stays(&mut self, key: &str) {
+    pub(super) fn keep_verdicts(&mut self, key: &str) {
         if let Some(pod) = self.state.cluster.pod(key) {
-            self.told.stays(About::pod(pod));
+            self.reported.keep(About::pod(pod));
         }
     }
 }

@@ -260,7 +260,7 @@ impl World {
         if !pod.is_waiting() || pod.gang.is_some() || claim.is_deleted || claim.allocation().is_some() {
             return false;
         }
-        let Some(wants) = amounts(&claim.asked) else {
+        let Some(wants) = amounts(&claim.facts) else {
             return false;
         };
         (0..users::NODES).any(|at| {

@@ -20,7 +20,7 @@ pub struct Usage {
 
 /// Driver, pool, device: usage.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct AllocatedDevices {
     drivers: HashMap<String, HashMap<String, HashMap<String, Usage>>>,
 }
 
@@ -62,7 +62,7 @@ impl Usage {
     }
 }
 
-impl Ledger {
+impl AllocatedDevices {
     #[must_use]
     pub fn usage(&self, driver: &str, pool: &str, device: &str) -> Option<&Usage> {
         self.drivers.get(driver)?.get(pool)?.get(device)
@@ -152,39 +152,39 @@ mod tests {
 
     #[test]
     fn what_is_added_is_what_is_removed() {
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         let on = Features::default();
         let (one, two): (Arc<str>, Arc<str>) = ("ns/one".into(), "ns/two".into());
         let both = allocation(&[SHARE, SHARE].join(","));
-        ledger.add(&one, &both, on);
-        ledger.add(&two, &allocation(SHARE), on);
-        let usage = ledger.usage("a", "p", "d").unwrap();
+        allocated.add(&one, &both, on);
+        allocated.add(&two, &allocation(SHARE), on);
+        let usage = allocated.usage("a", "p", "d").unwrap();
         assert_eq!(*usage.consumed().get("memory").unwrap(), "6Gi".parse().unwrap());
         assert!(usage.is_shared() && !usage.is_dedicated() && usage.holders().len() == 3);
-        ledger.remove(&one, &both, on);
-        let usage = ledger.usage("a", "p", "d").unwrap();
+        allocated.remove(&one, &both, on);
+        let usage = allocated.usage("a", "p", "d").unwrap();
         assert_eq!(
             (usage.consumed().get("memory").unwrap().to_string(), usage.holders()),
             ("2Gi".to_owned(), &[two.clone()][..])
         );
-        ledger.remove(&two, &allocation(SHARE), on);
-        assert_eq!(ledger.usage("a", "p", "d"), None);
-        ledger.remove(&two, &allocation(SHARE), on);
+        allocated.remove(&two, &allocation(SHARE), on);
+        assert_eq!(allocated.usage("a", "p", "d"), None);
+        allocated.remove(&two, &allocation(SHARE), on);
     }
 
     #[test]
     fn admin_access_takes_nothing_and_no_share_takes_all() {
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         let holder: Arc<str> = "c".into();
-        ledger.add(
+        allocated.add(
             &holder,
             &allocation(&SHARE.replace("\"shareID\"", "\"adminAccess\":true,\"x\"")),
             Features::default(),
         );
-        assert_eq!(ledger.usage("a", "p", "d"), None);
-        ledger.add(&holder, &allocation(SHARE), Features::all(false));
+        assert_eq!(allocated.usage("a", "p", "d"), None);
+        allocated.add(&holder, &allocation(SHARE), Features::all(false));
         assert!(
-            ledger.usage("a", "p", "d").unwrap().is_dedicated(),
+            allocated.usage("a", "p", "d").unwrap().is_dedicated(),
             "without the gate nothing is shared"
         );
     }

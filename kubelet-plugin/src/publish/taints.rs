@@ -87,7 +87,7 @@ impl Taints {
     }
 
     /// Returns the wanted devices with their taints. `stored` are this pool's devices in the API server.
-    pub fn of(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
+    pub fn apply(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
         let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
         let mut tainted = Tainted {
             devices: wanted.to_vec(),
@@ -98,7 +98,7 @@ impl Taints {
             let stored = stored.get(&*device.name).copied();
             let taint = match self.allocator {
                 Allocator::Controller => Some(keep(stored, CONTROLLER)),
-                Allocator::Scheduler => self.on_the_way_back(stored, now, &mut seen),
+                Allocator::Scheduler => self.handing_back(stored, now, &mut seen),
             };
             device.taints.get_or_insert_default().extend(taint);
             if device.taints.as_ref().is_some_and(Vec::is_empty) {
@@ -111,7 +111,7 @@ impl Taints {
         tainted
     }
 
-    fn on_the_way_back(
+    fn handing_back(
         &self,
         stored: Option<&Device>,
         now: Instant,
@@ -131,10 +131,10 @@ impl Taints {
         (now.saturating_duration_since(since) < HANDOVER).then(|| found.clone())
     }
 
-    /// Called when what is stored equals the last result of [`Taints::of`]. Removes the mark once no device
+    /// Called when what is stored equals the last result of [`Taints::apply`]. Removes the mark once no device
     /// has the taint. Keeps it while there is no device: one that comes back was the controller's a moment
     /// ago.
-    pub fn settled(&mut self, stored: &[Device]) {
+    pub fn confirm_stored(&mut self, stored: &[Device]) {
         let is_over = || {
             let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
             shared.peek().is_some() && shared.all(|device| of_allocator(device).is_none())
@@ -248,9 +248,9 @@ mod tests {
         fn publish(&mut self) -> Option<(String, i64)> {
             for _ in 0..4 {
                 let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
-                let mut devices = self.taints.of(&wanted, &self.stored, self.now).devices.concat();
+                let mut devices = self.taints.apply(&wanted, &self.stored, self.now).devices.concat();
                 if devices == self.stored {
-                    self.taints.settled(&self.stored);
+                    self.taints.confirm_stored(&self.stored);
                     let (shared, monitor) = (&self.stored[0], &self.stored[1]);
                     assert_eq!(monitor.taints, None, "the monitor stays the scheduler's");
                     assert!(self.taints.are_kept(&self.stored));
@@ -344,8 +344,8 @@ mod tests {
         node.publish();
         node.restart(Allocator::Scheduler);
         node.stored.clear();
-        node.taints.of(&[], &[], node.now);
-        node.taints.settled(&[]);
+        node.taints.apply(&[], &[], node.now);
+        node.taints.confirm_stored(&[]);
         assert_eq!(node.publish(), released(2));
     }
 
@@ -355,7 +355,7 @@ mod tests {
         node.now += HANDOVER;
         let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
         for _ in 0..2 {
-            let tainted = node.taints.of(&wanted, &node.stored, node.now);
+            let tainted = node.taints.apply(&wanted, &node.stored, node.now);
             assert_eq!((of_allocator(&tainted.devices[0][0]), tainted.until), (None, None));
         }
         assert_eq!(node.publish(), None);
@@ -375,7 +375,7 @@ mod tests {
         let first = node.now;
         node.now += Duration::from_secs(5);
         assert_eq!(
-            node.taints.of(&wanted, &node.stored, node.now).until,
+            node.taints.apply(&wanted, &node.stored, node.now).until,
             Some(first + HANDOVER)
         );
     }
@@ -390,7 +390,7 @@ mod tests {
             ..taint("x", None)
         };
         wanted[0][0].taints = Some(vec![health.clone()]);
-        let devices = node.taints.of(&wanted, &[], node.now).devices;
+        let devices = node.taints.apply(&wanted, &[], node.now).devices;
         assert_eq!(
             devices[0][0].taints.as_ref().unwrap()[..],
             [health, taint(CONTROLLER, None)]
