@@ -1,5 +1,5 @@
-//! What is wrong with a request on our classes that an allocator does not look at: units, configs, a monitor without
-//! admin access. Prepare would refuse it on the node, long after.
+//! Mistakes in a request on our classes that an allocator does not look for: units, configs, a monitor without admin
+//! access. Without this check Prepare would refuse the claim on the node, long after.
 
 use vgpu_allocator::model::{DeviceClass, Exactly, RequestedConfig};
 use vgpu_api::config::{self, ConfigError, Entry, Grant};
@@ -13,9 +13,9 @@ use crate::question::{Question, SubRequest, sub_requests};
 /// A mistake in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mistake {
-    /// Whether it can never be prepared. If not, it waits for what it lacks.
+    /// True if the claim can never be prepared. False if it waits for what it lacks.
     pub(crate) refused: bool,
-    /// With claim and request in front.
+    /// Begins with claim and request.
     pub(crate) text: String,
 }
 
@@ -31,7 +31,7 @@ enum CheckError {
     MonitorWithoutAdmin,
 }
 
-/// What is wrong with requests of which no alternative is in order.
+/// The mistakes of the pod's requests. A request with one valid alternative has none.
 pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     for (key, asked) in question.claims.iter().zip(&question.shape.specs) {
@@ -49,7 +49,7 @@ pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
 }
 
 fn mistake(claim: &str, ask: &SubRequest<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
-    // A class that does not exist is the allocator's to name.
+    // The allocator reports a class that does not exist.
     let class = state.class(&ask.exactly.class).filter(|class| is_ours(class))?;
     let error = check(ask, class, configs, state).err()?;
     Some(Mistake {
@@ -81,7 +81,7 @@ fn check(
     Ok(())
 }
 
-/// What Prepare would say to the configs of the class and of the claim.
+/// Checks the configs of the class and of the claim as Prepare would.
 fn check_config(
     ask: &SubRequest<'_>,
     class: &DeviceClass,
@@ -94,7 +94,7 @@ fn check_config(
             .iter()
             .enumerate()
             .filter(|(_, config)| Entry::applies(&config.requests, &ask.name()))
-            // Those of other drivers are none of our business.
+            // Other drivers check their own configs.
             .filter_map(|(index, config)| Some((index, config.opaque.as_ref().filter(|of| of.driver == DRIVER_NAME)?)))
             .map(|(index, opaque)| {
                 Entry::parse(format!("{prefix}config[{index}].opaque.parameters"), &opaque.parameters)
@@ -109,11 +109,11 @@ fn check_config(
         &parse(configs, "spec.devices.")?,
     )?;
     let largest = state.published().map(|published| published.largest).max();
-    // Without a GPU there is nothing to hold the config against, and the missing GPU is said instead.
+    // Without a GPU there is nothing to compare the config with, and the missing GPU is reported instead.
     let Some(largest) = largest.filter(|memory| *memory > 0 && device_type(class) == types::GPU) else {
         return Ok(());
     };
-    // What is left out is all of a GPU's memory, and no guaranteed time.
+    // By default a request gets all of a GPU's memory, and no guaranteed time.
     effective.check(&Grant {
         memory: requested.memory.unwrap_or(largest),
         device_memory: largest,

@@ -1,19 +1,19 @@
 //! Controller mode: performs what the planner decides, and reports the outcomes back to it.
 //!
 //! ```text
-//!  watch: changes ──┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
+//!  watch: changes ──┐                             ┌─► writer: last check, PATCH ─► Outcome ┐
 //!  elect: terms ────┼─► Planner ─► Plan ──────────┼─► reads: lists and slices  ─► Change ──┤
 //!        ▲          │      ▲                      └─► verdicts ─► notices, metrics         │
 //!        │          └──────┴──────────────────────────────────────────────────────────────◄┘
 //!      Lease
 //! ```
 //!
-//! One loop drives it ([`crate::run`]); nothing here blocks it but deciding. Changes come in bursts, so a plan is made
-//! a moment after the first of them, and planning takes at most half of the time. Writes and reads go out side by side,
-//! a few at a time; those that wait for their turn are held against lease and age when it comes.
+//! The main loop ([`crate::run`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is made a
+//! moment after the first of them, and planning takes at most half of the time. Writes and reads are sent in parallel,
+//! a few at a time. A write that waited for its turn is checked against lease and age when its turn comes.
 //!
-//! How it fails: see `docs/controller.md`. Everything that is lost when the process ends is made again by the next
-//! leader from the objects themselves.
+//! Failure modes: see `docs/controller.md`. Whatever is lost when the process ends, the next leader makes again from
+//! the objects themselves.
 
 pub(crate) mod clock;
 pub(crate) mod elect;

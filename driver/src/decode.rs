@@ -1,17 +1,17 @@
-//! The API's objects, decoded straight into the one model of them that everything is decided by.
+//! Decodes the API's objects from JSON straight into the model that State, planner and allocator use.
 //!
 //! ```text
 //!  JSON of a list, a watch or an answer ─► Parts: metadata, spec, status ─► Object<Kind, T>, T: Readable
 //! ```
 //!
-//! Of `metadata` only what is used is read: `managedFields` alone would be half of a claim. Group, version and names
-//! are those of k8s-openapi's type of the same kind; a field that nobody reads is skipped and never stored.
+//! Only the used fields of `metadata` are read: `managedFields` alone would be half of a claim. Group, version and
+//! names are those of k8s-openapi's type of the same kind. Unused fields are skipped and never stored.
 //!
-//! How it fails: the API server keeps what this cannot read (parameters nested a thousand deep, quantities beyond any
-//! number), and a list is decoded as a whole. So a part of an object is decoded by itself, and one that cannot be is
-//! left out with a line in the log that says what follows; no other object suffers. Of a claim the status stays as long
-//! as it goes, and without its spec it is never allocated: what it holds must count although its owner wrote parameters
-//! that nobody can read.
+//! Failure modes: the API server stores objects that this cannot decode (parameters nested a thousand deep, quantities
+//! beyond any number), and a list is decoded as a whole. So each part of an object is decoded by itself. A part that
+//! fails is left out, and a line in the log says what follows; no other object is affected. Of a claim as much of the
+//! status is kept as can be decoded, because what it holds must count even if its owner wrote parameters that nobody
+//! can read; without its spec it is never allocated.
 
 use std::borrow::Cow;
 use std::fmt::Debug;

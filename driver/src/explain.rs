@@ -1,4 +1,4 @@
-//! Explanations as they go on: the answers, and when to work on them again.
+//! Keeps the explanations of all waiting pods up to date: decides when to work on answers and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,13 @@ const SHARE_OF_TIME: u32 = 10;
 pub(crate) struct Explanations {
     started: Instant,
     answers: Answers,
-    /// When to work on answers again; None where nothing has changed since they were all given.
+    /// When to work on answers again; `None` if nothing has changed since all were complete.
     pub(crate) work_at: Option<Instant>,
     /// The state's version when they were worked on last.
     version: u64,
-    /// When they were worked on last, and how long.
+    /// When they were worked on last, and for how long.
     worked: (Instant, Duration),
-    /// Whether this replica says what they are.
+    /// True if this replica creates the events: of several, the leader.
     explains: bool,
 }
 
@@ -47,10 +47,10 @@ impl Explanations {
         self.work_at.get_or_insert((Instant::now() + SETTLE).max(rest));
     }
 
-    /// Works on answers if it is time, and hands on what they are now. `speaks`: whether this replica is the one to say
-    /// so.
+    /// Works on answers if it is time, and passes the current texts to `notices`. `explains`: true if this replica
+    /// creates the events.
     pub(crate) fn turn(&mut self, state: &mut State, explains: bool, notices: &mut Notices, health: &Health) {
-        // More changes it than the watches: what is written, and the time at which a device changes hands.
+        // Besides the watches, writes change the state, and so does the time at which a device changes its allocator.
         let version = state.version();
         if version != self.version {
             self.version = version;

@@ -1,4 +1,4 @@
-//! /healthz (the loop turns), /readyz (everything was listed once), /metrics.
+//! Serves /healthz (the main loop runs), /readyz (every kind was listed once) and /metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What this controller counts about itself.
+//! The controller's metrics.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -67,7 +67,7 @@ impl Metrics {
             watch_errors: register(
                 &mut registry,
                 "watch_errors",
-                "Watches that stumbled, by resource",
+                "Errors of watches, which are retried, by resource",
                 Family::default(),
             ),
             decisions: Decisions::new(&mut registry),
@@ -121,7 +121,7 @@ impl Decisions {
             plan_seconds: register(
                 registry,
                 "plan_seconds",
-                "Time that one round of deciding took",
+                "Time that one pass of the planner took",
                 Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
             ),
             write_seconds: register(
@@ -145,7 +145,7 @@ impl Decisions {
             verdicts: register(
                 registry,
                 "verdicts",
-                "What there was to tell of pods and claims, by the event's reason",
+                "Verdicts on pods and claims, by the event's reason",
                 Family::default(),
             ),
             allocations: register(

@@ -1,9 +1,9 @@
-//! When to say what: at once when it is new, never twice while it is, again after a while, and never in a flood.
+//! Decides when an event is written: at once if its text is new, again after a while, and never in a flood.
 //!
-//! Time is an argument. A pod's first text is due at once (a verdict that GPUs have room only when it has stood for
-//! [`ROOM_HOLD`]); a changed text not before [`CHANGE_HOLD`] after the last one was said, because in a busy cluster
-//! what is free changes with every pod; the same text after `repeat_after`. What the controller decided is told once
-//! ([`Notices::add_decision`]). Over all of it a token bucket holds.
+//! Time is an argument. A pod's first text is due at once; that GPUs have room, only after it has been true for
+//! [`ROOM_HOLD`]. A changed text is due no earlier than [`CHANGE_HOLD`] after the last one, because in a busy cluster
+//! what is free changes with every pod. An unchanged text is repeated after `repeat_after`. A decision of the
+//! controller is reported once ([`Notices::add_decision`]). A token bucket limits all of it.
 
 mod decided;
 mod subject;
@@ -19,7 +19,7 @@ pub use decided::MAX_DECISIONS;
 pub use subject::{CHANGE_HOLD, Now, ROOM_HOLD, Topic};
 use subject::{RETRY_AFTER, Said, Subject};
 
-/// What to say, for the `count`th time.
+/// An event to write, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub topic: Topic,
@@ -33,7 +33,7 @@ pub struct Notices {
     per_second: u32,
     tokens: f64,
     refilled: Now,
-    /// Pods that wait.
+    /// The texts of pods that wait.
     explained: HashMap<Topic, Subject>,
     decided: Decided,
 }
@@ -51,7 +51,7 @@ impl Notices {
         }
     }
 
-    /// Takes in what there is to say of all pods now; a pod that is not among them is forgotten.
+    /// Replaces the texts of all pods that wait; a pod that is not among them is dropped.
     pub fn observe(&mut self, messages: Vec<(About, Message)>, now: Now) {
         let mut before = std::mem::take(&mut self.explained);
         for (about, message) in messages {
@@ -73,7 +73,7 @@ impl Notices {
         }
     }
 
-    /// Takes in a decision, to be told once. Returns false if the queue was full and a decision was dropped.
+    /// Adds a decision, to be reported once. Returns false if the queue was full and a decision was dropped.
     pub fn add_decision(&mut self, topic: Topic, message: Message, now: Now) -> bool {
         if let Some(known) = self.decided.get_mut(&topic) {
             known.wanted = message;
@@ -82,7 +82,7 @@ impl Notices {
         self.decided.insert(topic, Subject::new(message, now))
     }
 
-    /// What is to be said now. It counts as said, until [`Notices::failed`].
+    /// Returns the notices to write now. They count as written unless [`Notices::failed`] is called.
     pub fn due(&mut self, now: Now) -> Vec<Notice> {
         let elapsed = now.saturating_sub(self.refilled).as_secs_f64();
         self.refilled = now;
@@ -93,7 +93,7 @@ impl Notices {
         let mut due: Vec<_> = subjects
             .filter(|(_, subject)| subject.due_at(repeat_after).is_some_and(|at| at <= now))
             .collect();
-        // Who has waited longest goes first; the name makes it definite.
+        // The notice that has waited longest goes first; the topic makes the order definite.
         due.sort_by(|(a, x), (b, y)| (x.due_at(repeat_after), *a).cmp(&(y.due_at(repeat_after), *b)));
         due.truncate(self.tokens as usize);
         self.tokens -= due.len() as f64;
@@ -117,7 +117,7 @@ impl Notices {
             .collect()
     }
 
-    /// A notice could not be delivered, and may be later.
+    /// A notice could not be delivered: it is due again after a while.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
         let subject = match notice.topic.decided {
             Some(_) => self.decided.get_mut(&notice.topic),
@@ -135,16 +135,16 @@ impl Notices {
         }
     }
 
-    /// When [`Notices::due`] will next have something to say.
+    /// When [`Notices::due`] will next return something.
     pub fn next(&self) -> Option<Now> {
         let subjects = self.explained.values().chain(self.decided.values());
         let next = subjects.filter_map(|subject| subject.due_at(self.repeat_after)).min()?;
-        // With an empty bucket there is nothing to say before the next token.
+        // With an empty bucket nothing is due before the next token.
         let missing = (1.0 - self.tokens).max(0.0) / f64::from(self.per_second);
         Some(next.max(self.refilled + Duration::from_secs_f64(missing)))
     }
 
-    /// How many pods wait.
+    /// The number of pods that wait.
     pub fn len(&self) -> usize {
         self.explained.len()
     }

@@ -1,13 +1,13 @@
-//! What a waiting pod asks for: its claims that are not allocated, those that are, and extended resources of our
-//! classes, which kube-scheduler makes a claim of only when they fit.
+//! What a waiting pod asks for: its unallocated claims, where its allocated claims are, and extended resources of our
+//! classes, for which kube-scheduler creates a claim only once they fit.
 //!
 //! ```text
 //!  pod ─► Question: the names of its claims
-//!            └────► Shape: all that decides the answer ─► the claims that the allocator is asked about
+//!            └────► Shape: everything that decides the answer ─► the claims that the allocator is asked about
 //! ```
 //!
-//! Pods that ask alike have one shape and share its answer, so an answer names no claim: it says which by its place
-//! among those that were asked about, and [`Question::describe`] knows the name.
+//! Pods with equal claims have one shape and share its answer. So an answer names no claim, but its place in the shape;
+//! [`Question::describe`] knows the name.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
@@ -19,7 +19,7 @@ use vgpu_planner::{State, Unallocatable};
 
 use crate::class::{is_ours, is_ours_by_name};
 
-/// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
+/// The spec of a claim. The state stores equal specs once, so two are equal if they are the same object.
 #[derive(Debug, Clone)]
 pub struct SpecRef(Arc<ClaimSpec>);
 
@@ -43,18 +43,18 @@ impl Hash for SpecRef {
     }
 }
 
-/// What decides where a pod's devices can be.
+/// Everything that decides where a pod's devices can be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// What its claims ask for.
+    /// The specs of its unallocated claims.
     pub specs: Vec<SpecRef>,
-    /// Class and count.
+    /// Extended resources: class and count.
     extended: Vec<(String, i64)>,
-    /// Its claims that are allocated already: it must be where they are.
+    /// Its allocated claims: the pod must run where their devices are.
     pub held: Vec<String>,
 }
 
-/// One pod's.
+/// What one pod asks for, with the names of its claims.
 #[derive(Debug, Clone)]
 pub struct Question {
     pub shape: Shape,
@@ -65,7 +65,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// What a pod asks for, or `None` if it asks nothing of us.
+    /// Returns what a pod asks for, or `None` if nothing of it is of our classes.
     pub fn of(pod: &Pod, state: &State) -> Option<Self> {
         let mut question = Self {
             shape: Shape {
@@ -77,7 +77,7 @@ impl Question {
             extended: Vec::new(),
         };
         for key in pod.claim_keys() {
-            // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
+            // kube-scheduler's own event names a claim that does not exist.
             let Some(claim) = state.claim(&key) else {
                 continue;
             };
@@ -98,12 +98,12 @@ impl Question {
         (!question.extended.is_empty() || question.shape.specs.iter().any(ours)).then_some(question)
     }
 
-    /// The name of a claim by its place; of none that stands for extended resources.
+    /// The name of a claim by its place; empty for the claim that stands for extended resources.
     pub fn name(&self, claim: usize) -> String {
         self.claims.get(claim).cloned().unwrap_or_default()
     }
 
-    /// `claim ns/name, request gpu`, of a claim by its place.
+    /// Returns `claim ns/name, request gpu` for a claim by its place.
     pub fn describe(&self, claim: usize, request: &str) -> String {
         match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
@@ -115,14 +115,14 @@ impl Question {
         }
     }
 
-    /// Whether all of it is claims, which `vgpu explain` finds.
+    /// Returns true if it has no extended resources, of which `vgpu explain` knows nothing.
     pub fn has_claims_only(&self) -> bool {
         self.extended.is_empty()
     }
 }
 
 impl Shape {
-    /// The claims as whoever allocates them asks for them, without their names.
+    /// Returns the claims as the allocator gets them, without their names: see [`State::as_its_allocator`].
     ///
     /// # Errors
     /// Nobody may allocate one of the claims: its place, and why.
@@ -137,13 +137,13 @@ impl Shape {
                 .as_its_allocator(&claim(asked.0.clone()))
                 .map_err(|why| (place, why))
         });
-        // Extended resources are kube-scheduler's alone to serve.
+        // Only kube-scheduler allocates extended resources.
         let extended =
             (!self.extended.is_empty()).then(|| Ok(state.as_scheduler(&claim(Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
-    /// What a request, or an alternative of one, of a claim by its place asks for.
+    /// Returns a request, or an alternative of one, of a claim by its place.
     pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
         match self.specs.get(claim) {
             Some(asked) => {
@@ -157,7 +157,7 @@ impl Shape {
         }
     }
 
-    /// Whether nothing else of the pod has a device before this request.
+    /// Returns true if this is the first request of the pod.
     pub fn is_first(&self, claim: usize, request: &str) -> bool {
         let first = match self.specs.first() {
             Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
@@ -191,7 +191,7 @@ fn whole(class: &str, count: i64) -> Exactly {
     }
 }
 
-/// One request that has no alternatives, or an alternative of one.
+/// A request without alternatives, or one alternative of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SubRequest<'a> {
     pub(crate) request: &'a str,
@@ -202,7 +202,7 @@ pub(crate) struct SubRequest<'a> {
 }
 
 impl SubRequest<'_> {
-    /// As the allocator and results name it.
+    /// The name that the allocator and the results use.
     pub(crate) fn name(&self) -> String {
         match self.alternative {
             Some(alternative) => format!("{}/{alternative}", self.request),
@@ -220,7 +220,7 @@ impl SubRequest<'_> {
     }
 }
 
-/// All that a claim asks for, in its order.
+/// All requests of a claim and their alternatives, in order.
 pub(crate) fn sub_requests(spec: &ClaimSpec) -> impl Iterator<Item = SubRequest<'_>> {
     spec.devices.requests.iter().enumerate().flat_map(|(index, request)| {
         let exactly = request.exactly.iter().map(move |exactly| SubRequest {
@@ -240,7 +240,7 @@ pub(crate) fn sub_requests(spec: &ClaimSpec) -> impl Iterator<Item = SubRequest<
     })
 }
 
-/// The class of ours that stands behind an extended resource.
+/// The class of ours that provides an extended resource.
 fn class_of_extended<'a>(resource: &'a str, state: &'a State) -> Option<&'a str> {
     if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
         return is_ours_by_name(class, state).then_some(class);

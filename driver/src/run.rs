@@ -1,4 +1,4 @@
-//! The edges: watches in, events out, one loop between them.
+//! Starts the controller's parts, and runs the main loop: changes from the watches in, events out.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Events that are under way at once.
 const DELIVERIES: usize = 4;
 
-/// The state, and in controller mode who decides by it.
+/// Who owns the state: nobody but this loop, or in controller mode the planner.
 enum StateOwner {
     Scheduler(Box<State>),
     Controller(Box<Control>),
@@ -45,7 +45,7 @@ impl StateOwner {
         }
     }
 
-    /// Whether this replica says why pods wait: of several, the one that decides.
+    /// Returns true if this replica explains why pods wait: of several, the leader.
     fn explains(&self) -> bool {
         match self {
             Self::Scheduler(_) => true,
@@ -56,14 +56,14 @@ impl StateOwner {
     fn apply(&mut self, change: Change) {
         match self {
             Self::Scheduler(state) => {
-                // Only decisions need the time, and what is read for them.
+                // Only decisions need the time and the reads.
                 state.apply(change, Time::default());
             }
             Self::Controller(control) => control.apply(change),
         }
     }
 
-    /// Waits for the next thing to do; for ever, where kube-scheduler allocates.
+    /// Waits for the next thing that controller mode has to do; in scheduler mode for ever.
     async fn next(&mut self) -> Next {
         match self {
             Self::Scheduler(_) => std::future::pending().await,
@@ -137,13 +137,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             Ok(())
         }
     };
-    // What was under way is dropped by now, so whoever leads next has nothing of this replica to wait for.
+    // All requests of this replica are dropped by now, so the next leader need not wait for any of them.
     drop(over);
     election_ended(&mut election).await?;
     ended
 }
 
-/// Waits until the election is over; returns at once without one.
+/// Waits until the election has ended; returns at once without one.
 async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
@@ -151,6 +151,7 @@ async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result
     }
 }
 
+/// Applies changes, performs decisions, works on explanations and delivers notices, until a stream ends or an error.
 async fn main_loop(
     client: &Client,
     config: &Config,
@@ -178,7 +179,7 @@ async fn main_loop(
                 }
                 Some(Err((kind, error))) => {
                     health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
-                    tracing::warn!(%error, "the watch of {kind} stumbled and is tried again");
+                    tracing::warn!(%error, "the watch of {kind} failed and is retried");
                 }
                 // The streams of kube's watcher do not end.
                 None => return Ok(()),
@@ -213,7 +214,7 @@ async fn main_loop(
         }
         while deliveries.len() < DELIVERIES {
             let Some(notice) = queue.pop_front() else { break };
-            // It may have been bound or deleted while its notice waited here.
+            // The pod may have been bound or deleted while its notice waited here.
             let Topic { about, decided } = &notice.topic;
             let pod = owner.state().pod(&about.key());
             let waits = pod.is_some_and(|pod| pod.uid == about.uid && pod.node.is_none() && !pod.is_finished);
@@ -228,7 +229,7 @@ async fn main_loop(
     }
 }
 
-/// A decision as a notice.
+/// Converts a decision to a notice.
 fn decision_notice(about: About, verdict: &Verdict) -> (Topic, Message) {
     let reason = verdict.reason();
     let topic = Topic {

@@ -1,7 +1,8 @@
-//! Allocations that the controller writes, and how they are told from others.
+//! Recognises the allocations and holds that the controller wrote.
 //!
-//! A device of the controller's is tainted, so a claim that it allocates is asked about with one more toleration: that
-//! taint and no other. The toleration stays in the result, where nobody else writes it: it says whose allocation it is.
+//! The controller's devices are tainted, so the controller adds one toleration to the claims that it allocates: exactly
+//! of that taint. The toleration stays in the allocation's results, where nobody else writes it, and so marks the
+//! allocation as the controller's.
 
 use std::sync::Arc;
 

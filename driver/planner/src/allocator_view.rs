@@ -1,10 +1,11 @@
-//! `vgpu explain`: claims and devices as their allocator sees them.
+//! `vgpu explain` on the controller's rules: claims and devices as their allocator sees them.
 //!
 //! ```text
-//!  objects ─► the controller's rules: who allocates each device and each claim ─► vgpu_allocator::offline
+//!  objects ─► who allocates each device and each claim: rewritten taints and tolerations ─► vgpu_allocator::offline
 //! ```
 //!
-//! Where no device has the taint of `docs/controller.md`, the allocator is kube-scheduler, and nothing is changed.
+//! Without a taint of `docs/controller.md` on any device, kube-scheduler is the allocator, and nothing is rewritten
+//! that changes the answer.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,8 @@ use crate::model::{Slice, Version};
 use crate::planner::Settings;
 use crate::time::Time;
 
-/// Why the subject waits: as [`offline::explain`], with devices and claims as whoever allocates them sees them at that time.
+/// Why the subject waits: as [`offline::explain`], with devices and claims as whoever allocates them sees them at that
+/// time.
 ///
 /// # Errors
 /// As [`offline::explain`].

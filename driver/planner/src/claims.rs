@@ -1,7 +1,8 @@
-//! Claims, and writes to them that are under way.
+//! Claims, and the writes to them that are in flight.
 //!
-//! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
-//! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
+//! The devices of an allocation that was sent count as in use until a newer version of the claim is seen, whatever
+//! became of the write meanwhile: a write without an answer may still land. A newer version shows whether it did, and
+//! after it an older write can land no more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

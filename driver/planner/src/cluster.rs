@@ -1,4 +1,5 @@
-//! Nodes and pods, and who sits where: pods that are bound, and pods that a hold has a place for.
+//! Nodes, and which pods count on them: bound pods, and pods for which a hold keeps devices on the node. As in
+//! kube-scheduler, the latter are assumed to be there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,5 @@
-//! Slices and classes: who allocates each device, and so which claims are for the controller.
+//! Who allocates each device of the slices, and therefore who allocates a claim: all classes that it names must have
+//! devices of the same allocator. [`crate::device_taints`] has the rule for one device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

@@ -1,15 +1,17 @@
-//! Who allocates each device, by its taint.
+//! Who allocates a device, by its taint `dra.vgpu/allocator`.
 //!
 //! ```text
-//!  taint of the device            who
+//!  value of the taint             allocator
 //!  none                           kube-scheduler
-//!  controller, not yet 30 s old   nobody: what kube-scheduler decided before may still land
-//!  controller                     the controller, once it listed all claims after those 30 s
-//!  released, or anything else     nobody; the plugin removes it when it is 30 s old
+//!  controller, not yet 30 s old   nobody: an earlier decision of kube-scheduler may still land
+//!  controller                     the controller, after a list of all claims that was begun when the taint was 30 s old
+//!  released, or anything else     nobody; the plugin removes the taint when it is 30 s old
 //! ```
 //!
-//! The allocator is told so by the value of that taint: a claim of the controller's tolerates `controller`, any other
-//! claim `scheduler`, and nobody tolerates the rest. Each such taint says what it means, for those who ask why.
+//! The allocator crate knows no allocators, only taints and tolerations. So the slices that it gets have other taints
+//! than the published ones: kube-scheduler's devices get the value `scheduler`, and those that still wait for the
+//! controller `settling`. A claim of the controller's tolerates `controller`, any other claim `scheduler`, and no claim
+//! the rest. Each such taint carries the sentence with which a reason explains it.
 
 use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 

@@ -1,4 +1,5 @@
-//! Pods that start together: annotations `dra.vgpu/gang` and `dra.vgpu/gang-size`, within a namespace.
+//! Gangs: pods of a namespace that get devices together or not at all, by the annotations `dra.vgpu/gang` and
+//! `dra.vgpu/gang-size`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

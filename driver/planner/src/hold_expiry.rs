@@ -1,22 +1,24 @@
-//! Holds and allocations that are not needed any more, or never will be.
+//! Decides when a hold is released, and when an allocation that no pod uses is cleared.
 //!
 //! ```text
 //!  allocated by the controller
-//!    held ─┬─ a pod of it is bound, or one has reserved it and
-//!          │  was not bound for the time of a hold ─────────────► release the hold
+//!    held ─┬─ a bound pod uses it, or a pod has reserved it and
+//!          │  was not bound within the hold timeout ───────────► release the hold
 //!          ├─ a pod has reserved it and is being bound ─────────► wait
-//!          └─ nobody has: pod gone, node gone, claim deleted,
-//!             hold too old (or that of one of its gang) ─────────► clear allocation and hold
-//!    not held ─┬─ reserved ──────────────────────────────────────► nothing: kube-controller-manager clears it
-//!              └─ nobody has reserved it, and nobody will, or it
-//!                 stayed so for the time of a hold ──────────────► clear the allocation
+//!          └─ not reserved, and the pod is gone, the node is
+//!             gone, the claim is deleted, or the hold is too
+//!             old (or that of another pod of its gang) ─────────► clear allocation and hold
+//!    not held ─┬─ reserved ─────────────────────────────────────► nothing: kube-controller-manager clears it
+//!              └─ not reserved, and no pod uses the claim, or
+//!                 not reserved for the hold timeout ────────────► clear the allocation
 //! ```
 //!
-//! A claim has one hold. Any other of that kind was added by somebody else, and is released first.
+//! A claim has one hold. Somebody else added any other one, and it is released first.
 //!
-//! Nothing is cleared that a pod has reserved, for it may be bound at any moment: each clear lands only on the version of
-//! the claim that it was decided on, and a reservation makes a new one. Where kube-scheduler reserved and then forgot
-//! (it was restarted), the hold goes, and with it what keeps kube-scheduler from taking the allocation away.
+//! An allocation that a pod has reserved is never cleared, because the pod may be bound at any moment. Each clear lands
+//! only on the version of the claim that it was decided on, and a reservation makes a new version. If kube-scheduler
+//! reserved the claim and then forgot it (it was restarted), only the hold is released; then kube-scheduler can
+//! deallocate the claim.
 
 use std::time::Duration;
 

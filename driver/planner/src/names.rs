@@ -1,4 +1,4 @@
-//! Names that others read or write too: the kubelet plugin, the chart, users.
+//! Names that the controller shares with the kubelet plugin, the chart and users: taint, annotations, finalizer, hold.
 
 /// The driver whose devices are allocated here.
 pub use vgpu_api::DRIVER_NAME as DRIVER;

@@ -1,5 +1,5 @@
-//! Nodes that are avoided for a pod: it had devices there and was not bound in time. Kept in memory alone: a new leader
-//! tries such a node once more.
+//! Avoids a node for a pod that had devices there and was not bound in time. Kept in memory only: a new leader tries
+//! the node once more.
 
 use std::collections::HashMap;
 use std::time::Duration;

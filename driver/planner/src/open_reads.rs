@@ -1,4 +1,4 @@
-//! Reads that were asked for and have no answer yet.
+//! Reads from the API server that were requested and have no answer yet.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! One pod: which claims are to be allocated, and where.
+//! Places one pod: chooses the node, and the devices for each claim of the pod that the controller allocates.
 //!
-//! All claims of the pod that wait are asked about together. Those of other drivers, which kube-scheduler will allocate
-//! when it binds the pod, are asked about as kube-scheduler would, so that the node has what they need too; nothing of
-//! them is written. A claim that is allocated already says by its node selector where the pod can go.
+//! All unallocated claims of the pod are placed together. Claims of other drivers, which kube-scheduler will allocate
+//! when it binds the pod, are part of the search, so that the node has devices for them too; nothing is written to
+//! them. A claim that is allocated already limits the pod to the nodes of its node selector.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

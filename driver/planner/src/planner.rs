@@ -1,4 +1,7 @@
-//! The state, changes to it, and the plan that follows from it.
+//! The planner of one replica: applies changes and outcomes of writes to the state, and makes the next [`Plan`].
+//!
+//! `apply` has the input, `pass` what a leader decides, `fencing` what it does before it may decide, `gangs` how a gang
+//! is placed, `cycle` how far a cycle of passes is.
 
 mod apply;
 mod cycle;

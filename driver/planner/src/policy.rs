@@ -1,4 +1,4 @@
-//! Which policy claims name: `allocationPolicy` in a VgpuConfig, the claim's own before its class's.
+//! The policy of a pod's claims: `allocationPolicy` of a VgpuConfig, the claim's own before its class's.
 
 use vgpu_allocator::model::{DeviceClass, RequestedConfig, ResourceClaim};
 use vgpu_api::config::{self, AllocationPolicy};

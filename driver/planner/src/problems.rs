@@ -1,4 +1,5 @@
-//! Lasting problems of claims, and of pods that cannot be placed.
+//! Lasting problems of claims and pods that the controller cannot solve, as verdicts: a refused write, an allocation
+//! that somebody else wrote, a pod with `spec.nodeName`, an extended resource.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Who waits for a decision.
+//! How many pods and claims wait for the controller, for the metrics.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,13 +1,14 @@
 //! Search budgets per pod and gang.
 //!
-//! Whether claims fit together can take steps without end to find out, and whoever may create claims may ask so. Each
-//! pod has a small budget at first. If that brings no answer, the pod is asked about again with twice as much, after a
-//! pause that grows alike, so that what it takes of the time does not; and among all pods that were expensive one at a
-//! time is thought about, with a rest after each. Pods that are cheap, as nearly all are, wait for none of this.
+//! To find out whether claims fit together can take endless steps, and everyone who may create claims can cause that.
+//! So each pod has a small budget at first. If the search ends without an answer, it is repeated with twice the budget,
+//! after a pause that doubles too, so the pod's share of the time does not grow. Of all pods whose searches were
+//! expensive, one at a time is searched for, with a rest after each. Cheap pods, which nearly all are, wait for none of
+//! this.
 //!
-//! A place that was found may need slices to be read before it is taken. Then the same is asked once more when they are,
-//! without a pause: what was read would be too old after it. The pause that follows is for both. A gang is asked about
-//! as one: its members share a budget, a pause and a rest, or one would keep the next from its turn for ever.
+//! If slices must be read before a place can be taken, the search is repeated as soon as they are read, without a
+//! pause, because they would be too old after one. The next pause then counts both searches. A gang is searched for as
+//! one: its pods share a budget, a pause and a rest; otherwise one pod could delay the next forever.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;

@@ -1,14 +1,14 @@
-//! What is known of the cluster: one state for both modes, changed by one [`Change`] after the other.
+//! What is known of the cluster: one state for both modes. Every [`Change`] is applied here.
 //!
 //! ```text
-//!  Change ─► State ─┬─ cluster: nodes and pods, who sits where
-//!                   ├─ claims: versions, writes under way, holds
+//!  Change ─► State ─┬─ cluster: nodes, and pods by node
+//!                   ├─ claims: versions, writes in flight, holds
 //!                   ├─ ownership: who allocates each device ─► vgpu_allocator::Index ◄─ what the claims hold
 //!                   └─ News: what the planner must do about it
 //! ```
 //!
-//! In controller mode a [`Planner`](crate::Planner) owns it and decides by it. In scheduler mode nobody decides: the
-//! same state is only asked why pods wait, so it keeps no more than that takes (see [`Mode`]).
+//! In controller mode a [`Planner`](crate::Planner) owns the state and decides by it. In scheduler mode the state only
+//! answers why pods are Pending, so it keeps no more than that needs (see [`Mode`]).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use crate::time::Time;
 /// Who allocates, which decides what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// kube-scheduler allocates everything. Claims ask for what they say, and what only decisions need is dropped.
+    /// kube-scheduler allocates everything. Claims are not rewritten, and what only decisions need is dropped.
     Scheduler,
-    /// Devices are divided between kube-scheduler and the controller by their taint, which counts once it is this old.
+    /// A device's taint says whether kube-scheduler or the controller allocates it. It counts once it is this old.
     Controller { settle: std::time::Duration },
 }
 
@@ -64,18 +64,18 @@ struct Listed {
 /// What follows from a change.
 #[derive(Debug, Default)]
 pub struct News {
-    /// A decision may come out differently now.
+    /// True if a decision may come out differently now.
     pub(crate) is_news: bool,
     /// Uids of pods that are gone.
     pub(crate) pods: Vec<String>,
     /// Keys of claims that changed or are gone.
     pub(crate) claims: Vec<String>,
-    /// A consistent read or list answered this.
+    /// The requested read that this change answers.
     pub(crate) answered: Option<Read>,
-    /// When a consistent list of the claims was asked for that is complete now.
+    /// When the consistent list of all claims was begun that this change completes.
     pub(crate) listed: Option<Time>,
-    /// To be read, because the list of a watch does not say as of when it was made: an object that it does not have may
-    /// be newer than the list, or gone.
+    /// Reads to request: the list of a watch does not say when it was made, so an object that it does not have may be
+    /// newer than the list, or gone.
     pub reads: Vec<Read>,
 }
 
@@ -169,13 +169,13 @@ impl State {
                 self.listed.rules = true;
                 news.is_news = true;
             }
-            // It is the planner's.
+            // The planner applies it.
             Change::Lease(_) => {}
         }
         news
     }
 
-    /// Where nothing is read beside the watch, its list is the newest that there is.
+    /// In scheduler mode nothing is read besides the watch, so the watch's list is newer than all that is known.
     fn as_of(&self, version: Version) -> Version {
         match self.mode {
             Mode::Scheduler => Version(u64::MAX),
@@ -183,13 +183,13 @@ impl State {
         }
     }
 
-    /// Whether every kind was listed at least once.
+    /// Returns true if every kind was listed at least once.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.can_decide() && self.listed.claims
     }
 
-    /// The same but for claims, which a new leader lists for itself.
+    /// As [`Self::is_complete`], except for claims, which a new leader lists itself.
     pub(crate) fn can_decide(&self) -> bool {
         let listed = self.listed;
         listed.pods && listed.nodes && listed.slices && listed.classes && listed.rules
@@ -224,30 +224,30 @@ impl State {
         self.index.nodes()
     }
 
-    /// What our driver publishes, slice by slice.
+    /// A summary of each slice of our driver.
     pub fn published(&self) -> impl Iterator<Item = Published> {
         self.ownership.published()
     }
 
-    /// What our driver's devices have left together, whoever allocates them.
+    /// The sum of what is free on our driver's devices, whoever allocates them.
     #[must_use]
     pub fn free(&self) -> Free {
         self.index.free(DRIVER)
     }
 
-    /// Whether a claim has an allocation, or may have one by a write that is under way.
+    /// Returns true if the claim has an allocation, or may have one by a write that is in flight.
     #[must_use]
-    pub fn has_given(&self, claim: &str) -> bool {
+    pub fn is_allocated(&self, claim: &str) -> bool {
         self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
     }
 
-    /// Grows with every change after which an answer may be another.
+    /// Increases with every change that may change an answer.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.index.version()
     }
 
-    /// The claims that are known, for the next list of them.
+    /// The known claims with their versions, for the next list.
     #[must_use]
     pub fn seen(&self) -> Seen {
         let versions = self
@@ -257,15 +257,15 @@ impl State {
         Seen(versions.collect())
     }
 
-    /// The claim as whoever allocates it asks for it.
+    /// Returns the claim with the toleration of its allocator: see [`crate::device_taints`].
     ///
     /// # Errors
-    /// Nobody may, and why.
+    /// Why nobody may allocate the claim.
     pub fn as_its_allocator(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
         self.ownership.as_its_allocator(claim)
     }
 
-    /// A claim that only kube-scheduler can allocate, whatever it asks for.
+    /// As [`Self::as_its_allocator`], for a claim that only kube-scheduler can allocate, whatever it asks for.
     #[must_use]
     pub fn as_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
         match self.mode {
@@ -274,7 +274,7 @@ impl State {
         }
     }
 
-    /// Whether the claims fit on a node, and if not, why; `None` for a node that is not known.
+    /// Returns how the claims fit on a node, or why they do not; `None` for an unknown node.
     ///
     /// # Errors
     /// As [`Index::answer`].
@@ -288,7 +288,7 @@ impl State {
         users.filter_map(|pod| self.cluster.pod(pod))
     }
 
-    /// A claim as the API server answered a write.
+    /// Applies the claim with which the API server answered a write.
     pub(crate) fn set_answered(&mut self, mut claim: Claim, now: Time) {
         self.share(&mut claim);
         let key = claim.key();
@@ -297,7 +297,7 @@ impl State {
         }
     }
 
-    /// Tells the index what a claim holds, and gives its pods their seats.
+    /// Brings the index up to date with what a claim holds, and assumes its pods on the node of its allocation.
     pub(crate) fn recount(&mut self, key: &str) {
         match self.claims.get(key) {
             Some(known) => self.index.set_claim(key, known.allocation()),
@@ -308,6 +308,7 @@ impl State {
         }
     }
 
+    /// Assumes a pod on the node for which one of its claims is held or reserved.
     fn assume_node(&mut self, pod: &str) {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
@@ -477,7 +478,8 @@ impl State {
         self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
-    /// Replaces parts of a claim by equal ones of others. What was just read is nobody else's yet.
+    /// Replaces parts of a claim by equal parts of other claims, which saves memory. `get_mut` succeeds, because a claim
+    /// that was just decoded is not shared yet.
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.facts.spec);
         let allocation = claim.facts.status.allocation.as_mut().and_then(Arc::get_mut);

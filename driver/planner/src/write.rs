@@ -1,4 +1,4 @@
-//! Writes that a plan intends, and what becomes of them.
+//! The writes of a plan: to which version of which claim, with what intent, and with what outcome.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a planner does, step by step, in the cases that people meet.
+//! What the planner decides, step by step, in situations that users meet.
 
 #[path = "scenarios/bad_input.rs"]
 mod bad_input;

@@ -1,19 +1,18 @@
-//! Who leads: a Lease of coordination.k8s.io that one replica holds at a time.
+//! Leader election by a Lease of coordination.k8s.io, which one replica holds at a time.
 //!
 //! ```text
 //!  every RETRY: get ─► Elector::next ─┬─ create, take, renew ─► PUT with resourceVersion ─► Term until begin + DEADLINE
 //!                                     └─ wait: another holds it, and was seen to renew it within its duration
 //! ```
 //!
-//! As in client-go, nobody's clock is compared with anybody's: a lease has run out when this process has not seen it
-//! change for its duration. A term ends [`DEADLINE`] after the request was begun that won or renewed it, well before
-//! another may take it. Each term has an epoch that no other ever has, not of this process either: one that was let run
-//! out is not gone on with.
+//! As in client-go, clocks of different machines are never compared: a lease has expired if this process has not seen
+//! it change for its duration. A term ends [`DEADLINE`] after the start of the request that won or renewed it, well
+//! before another replica may take the lease. Each term has an epoch that no other term ever has; a term that expired
+//! is not continued.
 //!
-//! How it fails, and what follows: without the API server a leader stops within its deadline and goes on once it has
-//! the lease again, in a new term. A leader that was stopped and knows nothing of it is what the fence is for
-//! (`vgpu_planner`); the lease alone is not trusted. A replica that ends gives the lease back, so the other need not
-//! wait.
+//! Failure modes: without the API server a leader stops at its deadline, and leads again in a new term once it has the
+//! lease back. A leader that was stopped and does not notice is what the fence is for (`vgpu_planner`'s `term`); the
+//! lease alone is not enough. A replica that ends gives the lease back, so that the other need not wait.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Reads that must not lag: straight from the API server's store, begun at a known time.
+//! Consistent reads for the planner: answered from the API server's store, not from a cache, and begun at a known time.
 //!
-//! No resourceVersion is asked for, which is what makes the API server answer with all that was written before. The time
-//! is taken before the request is sent, so what a read shows may be newer than it says, and never older. A list comes
-//! in pages of one version; if that version is gone before the last page, there is no list.
+//! They set no resourceVersion, so the API server answers with everything that was written before. The time is taken
+//! before the request is sent, so a read may be newer than its time says, and never older. A list comes in pages of one
+//! version; if that version is gone before the last page, the list fails.
 
 use std::time::Duration;
 

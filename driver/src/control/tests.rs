@@ -1,4 +1,4 @@
-//! Requests against an API server that is a function: what is sent, and what each answer means.
+//! Requests to a stand-in API server: what is sent, and what each answer means.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

@@ -1,13 +1,13 @@
-//! Intended writes as patches, and what becomes of them.
+//! Sends the planner's writes as patches, and translates the answers to outcomes.
 //!
 //! ```text
-//!  Write ─► last look (lease, age) ─► PATCH with uid and resourceVersion ─► Outcome
+//!  Write ─► last check (lease, age) ─► PATCH with uid and resourceVersion ─► Outcome
 //! ```
 //!
-//! Strategic merge patches: the precondition makes them land on exactly the version that was decided on, and they touch
-//! nothing else of the claim. What the API server says is sorted by what it means for the claim: 409 and 404, it is
-//! another one by now; other refusals, it stays as it is; anything else, nobody knows. A write that takes longer than
-//! [`TIMEOUT`] is given up, not undone: it may land yet, which the planner reckons with.
+//! Strategic merge patches: the preconditions make them land on exactly the version that was decided on, and they
+//! change nothing else of the claim. The API server's answer is an [`Outcome`] for the claim: after 409 and 404 it has
+//! another version; after other refusals it is unchanged; after anything else its state is unknown. A write that takes
+//! longer than [`TIMEOUT`] is abandoned, not undone: it may still land, and the planner allows for that.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::subject::{Now, Subject, Topic};
 
-/// Decisions that wait to be told, or were told a moment ago; of more some are lost.
+/// Decisions that wait to be reported, or were reported a moment ago. If there are more, some are dropped.
 pub const MAX_DECISIONS: usize = 1_000;
 
-/// By namespace.
+/// The decisions by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Decided {
     of_namespaces: BTreeMap<String, HashMap<Topic, Subject>>,
@@ -76,7 +76,7 @@ impl Decided {
     }
 }
 
-/// The decision to drop, and whether it was said already: then it is here only so that it is not said again.
+/// Returns the decision to drop, and true if it was reported already: then it is here only to prevent a repetition.
 fn gives_way(of_it: &HashMap<Topic, Subject>) -> Option<(Topic, bool)> {
     let last = of_it
         .iter()

@@ -1,4 +1,4 @@
-//! Controller mode: the planner is asked, so what is said is what is decided by.
+//! Controller mode: explanations use the planner's state, so they explain what it decides by.
 
 use std::time::Duration;
 

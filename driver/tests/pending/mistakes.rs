@@ -1,4 +1,4 @@
-//! What is wrong with claims, classes and slices: each is named, and stops no other claim.
+//! Mistakes in claims, classes and slices: each is named, and affects no other claim.
 
 use serde_json::{Value, json};
 use vgpu_controller::pending::MessageKind;

@@ -1,4 +1,4 @@
-//! What is used up, tainted or too small.
+//! Devices that are used up, tainted or too small.
 
 use serde_json::{Value, json};
 use vgpu_controller::pending::MessageKind;

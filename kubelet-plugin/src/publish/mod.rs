@@ -1,13 +1,13 @@
 //! Publishes this node's ResourceSlices and keeps them up to date.
 //!
 //! ```text
-//!  watch (own driver and node) ─► existing ─┐
-//!  inventory ─► wanted ─────────────────────┴─► plan ─► delete, update, create ─► existing
+//!  watch (own driver and node) ─► existing ───────┐
+//!  gpus ─► wanted: devices of each slice ─► taints ┴─► plan ─► delete, update, create ─► existing
 //! ```
 //!
-//! kubelet wipes a node's slices whenever it starts, and people delete objects that they do not know. A
-//! deletion is applied at once and answered by writing again. The answer to an own write counts until the
-//! watch delivers something newer, so that a slow watch does not cause duplicates.
+//! kubelet deletes a node's slices whenever it starts, and people delete objects that they do not know. A
+//! deletion is applied at once and answered by writing again. The API server's answer to a write counts until
+//! the watch delivers something newer, so that a slow watch does not cause duplicates.
 //!
 //! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read
 //! again: a node that was deleted and registered anew has another one.
@@ -61,7 +61,9 @@ pub struct Publisher {
     existing: BTreeMap<String, ResourceSlice>,
     /// The slices of a list that is not complete yet.
     listing: Option<BTreeMap<String, ResourceSlice>>,
+    /// True once a list is complete, so `existing` has all slices.
     synced: bool,
+    /// What the server stored for the devices that were sent to it.
     stored: Stored,
     /// True if the server keeps consumable capacity; `None` before the dry run.
     consumable: Option<bool>,
@@ -109,7 +111,7 @@ impl Publisher {
         }
     }
 
-    /// Returns true if the existing slices are known.
+    /// Returns true if all existing slices are known.
     #[must_use]
     pub fn synced(&self) -> bool {
         self.synced

@@ -1,21 +1,21 @@
-//! Marks who allocates this node's GPUs: a taint on each shareable device.
+//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller.
 //!
 //! ```text
 //!  --allocator=scheduler    no taint: kube-scheduler allocates
-//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule: vgpu-controller allocates, once the taint is 30 s old
+//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule; once it is 30 s old, vgpu-controller allocates
 //!  from controller to scheduler
 //!    `controller` ─► `released`, which neither of them allocates ─► after HANDOVER ─► no taint
 //! ```
 //!
-//! Each of the two may still be writing a decision from before the taint changed, so the next one does not
-//! start at once. vgpu-controller waits for the taint's age by the API server's time, which survives every
-//! restart. This plugin waits [`HANDOVER`] from when it first saw the stored `released`, by its monotonic
-//! clock, which a wrong date of the node cannot shorten. A restart of the plugin starts that wait again.
+//! Both may still be writing a decision from before the taint changed, so the other one does not start at once.
+//! vgpu-controller waits for the taint's age by the API server's time, which survives every restart. This plugin
+//! waits [`HANDOVER`] from when it first saw the stored `released`, by its monotonic clock, which a wrong date of
+//! the node cannot shorten. A restart of the plugin starts that wait again.
 //!
-//! kubelet wipes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
-//! records that devices may be the controller's. It is written before the first taint, and removed once every
-//! device is published without one. While it exists, devices that are published anew in scheduler mode start
-//! as `released`.
+//! kubelet deletes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
+//! records that vgpu-controller may have allocated devices. The plugin writes it before the first taint, and
+//! removes it once every device is published without one. While it exists, devices that are published anew in
+//! scheduler mode start as `released`.
 
 use crate::files;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vgpu_api::allocator_taint::{CONTROLLER, EFFECT, KEY, RELEASED};
 
-/// How long neither allocates a device between the controller and the scheduler. The controller drops
+/// How long a device has no allocator on its way from the controller to the scheduler. The controller drops
 /// decisions that are older than 10 s.
 pub const HANDOVER: Duration = Duration::from_secs(30);
 
@@ -49,18 +49,19 @@ pub struct Taints {
     released: BTreeMap<(String, Option<Time>), Instant>,
 }
 
-/// The file that records that this node's devices may be the controller's.
+/// The file that records that vgpu-controller may have allocated devices of this node.
 #[derive(Debug)]
 struct Mark {
     path: PathBuf,
     is_there: bool,
 }
 
-/// The devices to publish.
+/// The devices to publish, with their taints.
 #[derive(Debug, PartialEq)]
 pub struct Tainted {
+    /// The devices of each slice.
     pub devices: Vec<Vec<Device>>,
-    /// When the result changes without any event.
+    /// When to compute the taints again although nothing happened: a `released` taint ends then.
     pub until: Option<Instant>,
 }
 
@@ -86,7 +87,8 @@ impl Taints {
         })
     }
 
-    /// Returns the wanted devices with their taints. `stored` are this pool's devices in the API server.
+    /// Returns the wanted devices with the taints that they should have now. `stored` are this pool's devices in
+    /// the API server.
     pub fn apply(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
         let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
         let mut tainted = Tainted {
@@ -111,6 +113,8 @@ impl Taints {
         tainted
     }
 
+    /// Returns the taint of a device in scheduler mode, if it should still have one. `seen` collects since when
+    /// each stored `released` is known.
     fn handing_back(
         &self,
         stored: Option<&Device>,
@@ -131,9 +135,9 @@ impl Taints {
         (now.saturating_duration_since(since) < HANDOVER).then(|| found.clone())
     }
 
-    /// Called when what is stored equals the last result of [`Taints::apply`]. Removes the mark once no device
-    /// has the taint. Keeps it while there is no device: one that comes back was the controller's a moment
-    /// ago.
+    /// Call this when the API server has stored the last result of [`Taints::apply`]. Removes the mark once no
+    /// device has the taint. Keeps it while there is no device, because a device that comes back may have been
+    /// the controller's a moment ago.
     pub fn confirm_stored(&mut self, stored: &[Device]) {
         let is_over = || {
             let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
@@ -185,14 +189,14 @@ fn of_allocator(device: &Device) -> Option<&DeviceTaint> {
     device.taints.iter().flatten().find(|taint| taint.key == KEY)
 }
 
-/// The stored taint with the server's time, or a new one.
+/// Returns the stored taint with the server's time, or a new one.
 fn keep(stored: Option<&Device>, value: &str) -> DeviceTaint {
     let found = stored.and_then(of_allocator);
     let found = found.filter(|found| found.value.as_deref() == Some(value) && found.effect == EFFECT);
     taint(value, found.and_then(|found| found.time_added.clone()))
 }
 
-/// Without a time, the server sets its own.
+/// Builds a taint. Without a time, the server sets its own.
 fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
     DeviceTaint {
         key: KEY.to_owned(),

@@ -1,4 +1,4 @@
-//! Nodes that are cordoned, or that nobody can read.
+//! Cordoned nodes, and nodes whose object cannot be read.
 
 use super::refusal::Refusal;
 use crate::model::{Node, Pod};

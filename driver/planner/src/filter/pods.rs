@@ -1,4 +1,4 @@
-//! Required affinity and anti-affinity to pods, by any topology key.
+//! Required pod affinity and anti-affinity, by any topology key.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Ports of the host.
+//! Host ports.
 
 use super::refusal::Refusal;
 use crate::cluster::{Cluster, Load};

@@ -1,4 +1,4 @@
-//! Why a node will not do, and what finding that out takes.
+//! Why a node is refused, and how much work the checks were.
 
 use std::cell::Cell;
 use std::fmt;

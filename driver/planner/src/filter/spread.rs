@@ -1,4 +1,4 @@
-//! Topology spread constraints that say DoNotSchedule.
+//! Topology spread constraints with `whenUnsatisfiable: DoNotSchedule`.
 
 use std::collections::HashMap;
 

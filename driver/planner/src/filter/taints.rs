@@ -1,4 +1,4 @@
-//! Taints of nodes.
+//! Taints of nodes, and the pod's tolerations.
 
 use super::refusal::Refusal;
 use crate::model::{Node, Pod};

@@ -1,4 +1,4 @@
-//! Claims.
+//! ResourceClaims, with what the allocator's model leaves out: version, deletion, epoch, `reservedFor`.
 
 use std::sync::Arc;
 

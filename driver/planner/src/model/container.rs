@@ -1,4 +1,4 @@
-//! Containers: what they ask for, and what that adds up to.
+//! Containers: their requests, summed up for the pod as kube-scheduler does, their host ports and extended resources.
 
 use litemap::LiteMap;
 use serde::Deserialize;

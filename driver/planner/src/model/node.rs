@@ -1,4 +1,4 @@
-//! Nodes.
+//! Nodes: the allocator's model, with allocatable resources and taints.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Pods: what they wait for, and what they need elsewhere than in claims.
+//! Pods: their claims, and what else decides on which nodes they can run.
 
 use litemap::LiteMap;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! What a pod takes of a node: the sum that kube-scheduler makes.
+//! Amounts of node resources that a pod requests, summed up as kube-scheduler does.
 
 use litemap::LiteMap;
 

@@ -1,4 +1,4 @@
-//! Slices.
+//! ResourceSlices with their version.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

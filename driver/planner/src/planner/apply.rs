@@ -1,4 +1,4 @@
-//! Changes, as far as the planner has more to do about them than its state.
+//! Applies a change to the state, and does what else the planner must do about it.
 
 use super::Planner;
 use super::cycle::Cycle;

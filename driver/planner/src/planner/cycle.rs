@@ -1,4 +1,4 @@
-//! How far a cycle is.
+//! The progress of a cycle: one turn for every pod that waits.
 
 use std::collections::HashSet;
 

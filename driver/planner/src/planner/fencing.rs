@@ -1,4 +1,4 @@
-//! The steps of a new leader, and marks. See [`crate::term`].
+//! The steps of a new leader until it may decide, and the marks of claims. [`crate::term`] explains why.
 
 use std::collections::BTreeMap;
 

@@ -1,19 +1,20 @@
-//! Places for all of a gang that wait, or for none.
+//! Places a gang: all of its waiting pods, or none.
 //!
 //! ```text
-//!  one after the other, each on its best node ─► all have one ─► slices read lately? ─► write, all at once
-//!      │  a member has none                                          └─ no: all of them are asked for together
+//!  one pod after the other, each on its best node ─► all placed ─► slices read lately? ─► write, all at once
+//!      │  a pod fits nowhere                                          └─ no: read all of them first
 //!      ▼
-//!  that member first, then the rest as before ─► again, as long as another one fails
-//!      │  it has been first before
+//!  that pod first, then the rest as before ─► again, as long as another pod fails
+//!      │  it was first before
 //!      ▼
-//!  the member before it takes its next best node, and so back, depth first
+//!  the pod before it takes its next best node, and so on backwards, depth first
 //! ```
 //!
-//! What the first pass misses is a member on the one node that a later member can have. The rest is a search, and bounded:
-//! [`MOST_OF_EACH`] placements a member and [`MOST`] more, which tries every choice of nodes for a gang of four on as
-//! many. It is over nodes, not devices: on its node a member has the devices that the policy takes first. Members that
-//! ask alike are not searched, for no order of them is better. A search that finds nothing is not made again at once.
+//! The first try fails if an earlier pod takes the one node that a later pod needs. The rest is a search with a limit:
+//! [`MOST_OF_EACH`] placements for each pod and [`MOST`] more, which is enough to try every choice of nodes for four
+//! pods on four nodes. The search chooses nodes, not devices: on its node a pod gets the devices that the policy
+//! prefers. Pods with equal claims are not searched, because no order of them is better. A search that finds nothing is
+//! repeated only after a pause.
 
 use std::collections::BTreeSet;
 

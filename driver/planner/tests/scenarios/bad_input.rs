@@ -1,4 +1,4 @@
-//! Objects that are wrong, beside a pod that must get its devices all the same.
+//! Invalid objects, beside a pod that must get its devices all the same.
 
 use serde_json::{Value, json};
 use vgpu_planner::model::Node;

@@ -1,4 +1,4 @@
-//! A planner at a desk: what it is told, and what is done of what it plans.
+//! A planner under test: applies changes to it, and performs its plans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Pods that start together.
+//! Gangs: pods that get devices together or not at all.
 
 use serde_json::{Value, json};
 use vgpu_planner::{Change, Read};

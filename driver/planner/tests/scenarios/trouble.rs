@@ -1,4 +1,4 @@
-//! Whoever should answer does not, or says no.
+//! Reads and writes that fail or have no answer.
 
 use std::sync::Arc;
 use std::time::Duration;

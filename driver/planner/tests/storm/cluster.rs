@@ -1,4 +1,4 @@
-//! The rest of the control plane: kube-scheduler, kube-controller-manager, kubelets, as far as they touch claims.
+//! The rest of the control plane, as far as it changes claims: kube-scheduler, kube-controller-manager, kubelets.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +84,8 @@ impl Scheduler {
         self.decided = None;
     }
 
-    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen again.
+    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen
+    /// again.
     pub(crate) fn restart(&mut self) {
         self.decided = None;
         self.binding.clear();

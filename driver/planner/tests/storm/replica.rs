@@ -1,4 +1,4 @@
-//! One process of the controller: a planner, watches that lag, a lease, and writes that take their time.
+//! One replica of the controller: a planner, watches that lag, a lease, and slow writes.
 
 use vgpu_allocator::Features;
 use vgpu_planner::model::Claim;

@@ -1,4 +1,4 @@
-//! A cluster in which everything happens in any order, from a script of numbers, and then calms down.
+//! The simulated cluster: performs a script of random events, and then calms down.
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
 use vgpu_planner::model::{Claim, Pod, PodClaim};
