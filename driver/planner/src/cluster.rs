@@ -9,17 +9,17 @@ use crate::model::{Node, Pod, Requests};
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<String, Node>,
-    /// Boxed: a map keeps room for about twice of what it has.
+    /// Boxed, because a map allocates about twice the entries that it has.
     pods: BTreeMap<String, Box<Pod>>,
-    /// Of nodes that are not known too: they may come later.
+    /// By node, also of nodes that are not known: they may come later.
     loads: HashMap<String, Load>,
-    /// Where holds have a place for pods that are not bound.
+    /// The nodes of pods that are not bound and have a hold there.
     assumed: HashMap<String, String>,
-    /// Pods that sit somewhere and have required anti-affinity.
+    /// Pods on nodes that have required anti-affinity.
     repelling: BTreeSet<String>,
 }
 
-/// What sits on a node.
+/// The pods of a node, bound or assumed, and the sum of their requests.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub(crate) used: Requests,
@@ -50,14 +50,14 @@ impl Cluster {
         self.loads.get(node)
     }
 
-    /// The pods that sit on nodes, and where.
+    /// The pods that are bound to a node or assumed on one, and the node.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&Pod, &str)> {
         self.pods
             .iter()
             .filter_map(|(key, pod)| Some((pod.as_ref(), self.node_of(key, pod)?)))
     }
 
-    /// Those of them that have required anti-affinity themselves: few, in most clusters.
+    /// Those of [`Self::placed`] that have required anti-affinity: few, in most clusters.
     pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let repelling = self.repelling.iter();
         repelling.filter_map(|key| {
@@ -66,7 +66,7 @@ impl Cluster {
         })
     }
 
-    /// Whether it is something new: heartbeats are not.
+    /// Inserts or replaces a node. Returns true if it has changed; a heartbeat is no change.
     pub(crate) fn set_node(&mut self, node: Node) -> bool {
         let is_new = self.nodes.get(node.name()) != Some(&node);
         if is_new {
@@ -79,7 +79,8 @@ impl Cluster {
         self.nodes.remove(name);
     }
 
-    /// Whether it is something new. What kube-scheduler says of a pod is kept, but is no news for whoever decides.
+    /// Inserts or replaces a pod. Returns true if it has changed. kube-scheduler's Unschedulable condition is stored,
+    /// but is no change, because no decision depends on it.
     pub(crate) fn set_pod(&mut self, pod: Pod) -> bool {
         let key = pod.key();
         if let Some(known) = self.pods.get_mut(&key) {
@@ -100,7 +101,7 @@ impl Cluster {
         self.assumed.remove(key);
     }
 
-    /// Gives a pod that is not bound a place, or takes it away.
+    /// Assumes a pod that is not bound on a node, or ends that.
     pub(crate) fn assume(&mut self, key: &str, node: Option<&str>) {
         if self.assumed.get(key).map(String::as_str) == node {
             return;
@@ -113,7 +114,7 @@ impl Cluster {
         self.count(key);
     }
 
-    /// Where a pod sits, by its key.
+    /// The node to which a pod is bound or on which it is assumed.
     fn node_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
         let node = pod.node.as_ref().or_else(|| self.assumed.get(key));
         node.filter(|_| !pod.is_finished).map(String::as_str)
@@ -132,7 +133,7 @@ impl Cluster {
         }
     }
 
-    /// Takes back what [`Self::count`] did, as long as neither the pod nor its seat has changed since.
+    /// Undoes [`Self::count`]. Call it before the pod or its node changes.
     fn uncount(&mut self, key: &str) {
         let Some((pod, node)) = self.placed_pod(key) else {
             return;

@@ -21,7 +21,7 @@ use crate::verdict::Verdict;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ClaimAllocator {
     Controller,
-    /// kube-scheduler, or it is of a class that has no device or does not exist yet.
+    /// kube-scheduler; also if its class has no device or does not exist yet.
     Scheduler,
     Nobody(Unallocatable),
 }
@@ -29,18 +29,18 @@ pub(crate) enum ClaimAllocator {
 /// Why nobody may allocate a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unallocatable {
-    /// Some requests are for the controller and some are not. Two classes that show it.
+    /// Some requests are for the controller's devices and some are not: a class of each.
     Mixed {
         ours: String,
         other: String,
     },
-    /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
+    /// It tolerates our taint, so kube-scheduler may allocate the controller's devices to it.
     Tolerates,
     TooManyTolerations,
 }
 
 impl Unallocatable {
-    /// The same of a claim by its name.
+    /// The verdict on a claim of this name.
     #[must_use]
     pub fn verdict(self, claim: String) -> Verdict {
         match self {
@@ -57,9 +57,9 @@ pub(crate) struct DeviceOwnership {
     classes: BTreeMap<String, KnownClass>,
     /// Our driver's slices by pool.
     pools: HashMap<String, BTreeSet<String>>,
-    /// When the last full list of the claims was asked for.
+    /// When the last consistent list of all claims was begun.
     listed: Option<Time>,
-    /// How long a device stays with nobody when it changes hands; `None` where kube-scheduler allocates everything.
+    /// How old a taint must be to count; `None` if kube-scheduler allocates everything.
     settle: Option<Duration>,
 }
 
@@ -74,20 +74,20 @@ pub struct Published {
 #[derive(Debug)]
 struct KnownSlice {
     version: Version,
-    /// When it came in last.
+    /// When it was received last.
     seen: Time,
-    /// Of our driver.
+    /// Its pool, if it is of our driver.
     pool: Option<String>,
     published: Published,
-    /// Who allocates each device, in the slice's order; empty where that is always kube-scheduler.
+    /// Who allocates each device, in the slice's order; empty if kube-scheduler allocates everything.
     allocators: Box<[DeviceAllocator]>,
-    /// When it was read last from the API server itself, not from a watch that may lag.
+    /// When its last consistent read was begun.
     read: Option<Time>,
-    /// The taints of its devices as they were published, while one of them settles. The rest is in the index.
+    /// The published taints of its devices, while one of them settles. The index has the rest of the slice.
     taints: Option<Vec<Vec<Taint>>>,
 }
 
-/// When a slice came in, and when a read of it was begun, if a read brought it.
+/// When a slice was received, and when its consistent read was begun; `None` for one from a watch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sighting {
     pub(crate) at: Time,
@@ -109,7 +109,7 @@ struct DeviceCounts {
 }
 
 impl DeviceOwnership {
-    /// Devices are divided between kube-scheduler and the controller, by their taint.
+    /// For controller mode: devices are divided between kube-scheduler and the controller by their taint.
     pub(crate) fn divided(settle: Duration) -> Self {
         Self {
             settle: Some(settle),
@@ -117,7 +117,8 @@ impl DeviceOwnership {
         }
     }
 
-    /// An older version than what is known changes nothing, but for this: what is known is newer than a read was begun.
+    /// Inserts or replaces a slice. An older version than the known one changes only the time of the last read: the
+    /// known version is newer than that read.
     pub(crate) fn set_slice(
         &mut self,
         slice: model::Slice,
@@ -172,11 +173,11 @@ impl DeviceOwnership {
         self.slices.insert(name, known);
     }
 
-    /// Unless what is known is newer.
+    /// Removes a slice, unless the known one is newer than its removal.
     pub(crate) fn remove_slice(&mut self, name: &str, last: Last, index: &mut Index) {
         let is_newer = |known: &KnownSlice| match last {
             Last::Version(version) => known.version > version,
-            // Whichever came first: it is read again before anything is decided on it.
+            // If this keeps a slice that is gone: it is read again before any decision on it.
             Last::Read(begun) => known.seen > begun,
         };
         if self.slices.get(name).is_some_and(is_newer) {
@@ -204,7 +205,8 @@ impl DeviceOwnership {
         index.remove_class(name);
     }
 
-    /// All claims as of `asked` are known: devices that had settled by then are the controller's.
+    /// A list of all claims that was begun at `read` is complete: devices that had settled by then are the
+    /// controller's.
     pub(crate) fn set_listed(&mut self, read: Time, index: &mut Index, cache: &mut SelectorCache<'_>) {
         if self.listed.is_some_and(|listed| read <= listed) {
             return;
@@ -228,8 +230,8 @@ impl DeviceOwnership {
         }
     }
 
-    /// The clock was set back: nobody knows when anything was read. Devices that were taken over stay so; what settles
-    /// does so by the next list.
+    /// The clock was set back, so the times of all reads are unknown. Devices that the controller allocates already
+    /// stay its own; the others settle by the next list.
     pub(crate) fn set_back(&mut self, now: Time) {
         self.listed = None;
         for slice in self.slices.values_mut() {
@@ -238,12 +240,12 @@ impl DeviceOwnership {
         }
     }
 
-    /// When the next device has settled: a list of the claims asked for then makes it the controller's.
+    /// When the next device will have settled: a list of the claims that is begun then makes it the controller's.
     pub(crate) fn next_ready(&self) -> Option<Time> {
         self.slices.values().flat_map(KnownSlice::ready).min()
     }
 
-    /// The slices of a pool, and when each was read last.
+    /// The slices of a pool, and when the last consistent read of each was begun.
     pub(crate) fn reads<'a>(&'a self, pool: &str) -> impl Iterator<Item = (&'a String, Option<Time>)> {
         let slices = self.pools.get(pool).into_iter().flatten();
         slices.filter_map(|name| Some((name, self.slices.get(name)?.read)))
@@ -258,10 +260,10 @@ impl DeviceOwnership {
         ours.map(|slice| slice.published)
     }
 
-    /// The claim as whoever allocates it asks for it.
+    /// Returns the claim with the toleration of its allocator.
     ///
     /// # Errors
-    /// Nobody may, and why.
+    /// Why nobody may allocate the claim.
     pub(crate) fn as_its_allocator(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
         if self.settle.is_none() {
             return Ok(claim.clone());
@@ -273,7 +275,7 @@ impl DeviceOwnership {
         }
     }
 
-    /// Whether only the controller has devices of the class.
+    /// Returns true if the controller allocates all devices of the class.
     pub(crate) fn is_controllers_alone(&self, class: &str) -> bool {
         let total = self.classes.get(class).map(|class| class.total);
         total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
@@ -288,6 +290,8 @@ impl DeviceOwnership {
         })
     }
 
+    /// Returns who allocates a claim: the controller, if all classes that it names have devices of the controller's and
+    /// of no other driver.
     pub(crate) fn claim_allocator(&self, claim: &ResourceClaim) -> ClaimAllocator {
         let mut ours = None;
         let mut others = None;
@@ -365,6 +369,7 @@ impl KnownSlice {
 }
 
 impl KnownClass {
+    /// Counts the devices of a slice that the class selects, in place of what was counted of it before.
     fn count(&mut self, class: &str, slice: &str, known: &KnownSlice, index: &Index, cache: &mut SelectorCache<'_>) {
         if known.allocators.is_empty() {
             return self.forget(slice);

@@ -18,11 +18,11 @@ use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 use crate::names::{CONTROLLER, DRIVER, TAINT_EFFECT, TAINT_KEY};
 use crate::time::Time;
 
-/// Values that are put in for the allocator alone.
+/// Values of the taint that only the allocator sees.
 pub(crate) const SCHEDULER: &str = "scheduler";
 const SETTLING: &str = "settling";
 
-/// What these taints mean.
+/// The sentences with which a reason explains these taints.
 const IS_SCHEDULERS: &str =
     "it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not vgpu-controller";
 const IS_YOUNG: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before";
@@ -39,7 +39,8 @@ pub(crate) enum DeviceAllocator {
     Controller {
         since: Time,
     },
-    /// The controller's from then on; never, if nobody can say since when it is tainted.
+    /// Nobody yet; the controller once a list of all claims was begun after `until`. Without a readable `timeAdded` in
+    /// the taint there is no such time.
     Settling {
         until: Option<Time>,
     },
@@ -49,17 +50,18 @@ pub(crate) enum DeviceAllocator {
     OtherDriver,
 }
 
-/// How long a device stays with nobody when it changes hands, and what the controller knows of the claims.
+/// When a device's taint counts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handover {
+    /// How old the taint must be.
     pub(crate) after: std::time::Duration,
-    /// When the last full list of the claims was asked for: all that landed before is known.
+    /// When the last consistent list of all claims was begun: every allocation written before is known.
     pub(crate) listed: Option<Time>,
-    /// That list is of this moment, so only the taint's age can be missing.
+    /// True if that list is of this moment, so that only the taint's age can be missing.
     pub(crate) is_listed_now: bool,
 }
 
-/// Rewrites the taints of a slice for the allocator, and says whose each device is.
+/// Rewrites the taints of a slice for the allocator crate, and returns who allocates each device.
 pub(crate) fn rewrite_taints(slice: &mut ResourceSlice, handover: Handover) -> Vec<DeviceAllocator> {
     if slice.spec.driver != DRIVER {
         return vec![DeviceAllocator::OtherDriver; slice.spec.devices.len()];

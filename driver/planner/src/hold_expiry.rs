@@ -35,25 +35,25 @@ use crate::write::Intent;
 pub(crate) struct Duty {
     pub(crate) intent: Intent,
     pub(crate) why: Option<Verdict>,
-    /// The pod whose hold ran out, and the node on which.
+    /// The pod whose hold expired, and its node.
     pub(crate) slow: Option<(String, String)>,
 }
 
-/// The context in which claims are checked.
+/// What the decisions depend on besides the claim.
 pub(crate) struct HoldExpiry<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) timeout: Duration,
     pub(crate) now: Time,
 }
 
-/// The pod of the hold, and when it runs out; of claims that nobody has reserved yet.
+/// The hold of a claim that no pod has reserved yet: its pod, and when it expires.
 pub(crate) struct Held<'a> {
     pub(crate) pod: Option<&'a Pod>,
     pub(crate) until: Time,
 }
 
 impl<'a> HoldExpiry<'a> {
-    /// The hold that is still waited for, if any, and for how long.
+    /// Returns the hold, if no pod has reserved the claim yet.
     pub(crate) fn held(&self, known: &Known) -> Option<Held<'a>> {
         let claim = &known.claim;
         let allocation = claim.allocation().filter(|allocation| is_ours(allocation))?;
@@ -71,7 +71,7 @@ impl<'a> HoldExpiry<'a> {
         let claim = &known.claim;
         let hold = hold_of(claim);
         let Some(allocation) = claim.allocation() else {
-            // Not a state that the controller makes.
+            // The controller never writes a hold without an allocation.
             return hold.map(|hold| release(hold, None));
         };
         if !is_ours(allocation) {
@@ -132,7 +132,7 @@ impl<'a> HoldExpiry<'a> {
         duty
     }
 
-    /// The pod that the hold is for, if it may still come.
+    /// The pod that the hold is for, if it may still be bound.
     fn pod_of(&self, claim: &Claim, hold: &Consumer) -> Option<&'a Pod> {
         let namespace = &claim.facts.metadata.namespace;
         let pod = self.cluster.pod(&format!("{namespace}/{}", hold.name))?;

@@ -35,7 +35,7 @@ impl NodePenalties {
         strikes.is_some_and(|strikes| now < strikes.until)
     }
 
-    /// How often a pod did not come: those that come are served first.
+    /// How often the pod was not bound in time: other pods go first.
     pub(crate) fn count(&self, pod: &str) -> u32 {
         let nodes = self.pods.get(pod).into_iter().flat_map(HashMap::values);
         nodes.fold(0, |sum, strikes| sum.saturating_add(strikes.count))

@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::change::Read;
 use crate::time::Time;
 
-/// After how long a read without an answer is asked for again.
+/// After how long a read without an answer is requested again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The open reads.
 #[derive(Debug, Default)]
 pub(crate) struct OpenReads(HashMap<Read, Open>);
 
-/// Since when a read is asked for in vain, and when it was last.
+/// When an open read was requested first and last.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     first: Time,
@@ -21,10 +21,10 @@ struct Open {
 }
 
 impl OpenReads {
-    /// Notes that a read is asked for now.
+    /// Records that a read is requested now.
     ///
     /// # Errors
-    /// An answer may still come; ask again at this time.
+    /// It was requested a moment ago and its answer may still come: the time from which to request it again.
     pub(crate) fn open(&mut self, read: &Read, now: Time) -> Result<(), Time> {
         let known = self.0.get(read).copied();
         if let Some(again) = known
@@ -33,7 +33,7 @@ impl OpenReads {
         {
             return Err(again);
         }
-        // After a while in which nobody asked it is another question.
+        // After a while without a request it counts as a new one.
         let goes_on = known.filter(|known| now.since(known.last) < RETRY_AFTER * 2);
         let first = goes_on.map_or(now, |known| known.first);
         self.0.insert(read.clone(), Open { first, last: now });
@@ -44,7 +44,7 @@ impl OpenReads {
         self.0.contains_key(read)
     }
 
-    /// Whether it has been asked for in vain for that long.
+    /// Returns true if the read has been without an answer for that long.
     pub(crate) fn is_late(&self, read: &Read, patience: Duration, now: Time) -> bool {
         self.0.get(read).is_some_and(|open| open.first.after(patience) <= now)
     }
@@ -53,7 +53,7 @@ impl OpenReads {
         self.0.remove(read);
     }
 
-    /// Drops the reads that nobody has asked for again.
+    /// Drops the reads that were not requested again.
     pub(crate) fn drop_abandoned(&mut self, now: Time) {
         self.0.retain(|_, open| now.since(open.last) < RETRY_AFTER);
     }

@@ -24,38 +24,38 @@ use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
 
-/// What a question takes besides its steps and what is looked at: in steps.
+/// What a search costs besides its steps and the objects that it looks at, in steps.
 const SEARCH_COST: usize = 100;
 
-/// A place for a pod.
+/// A node for a pod, with the allocations of its claims there.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) node: String,
-    /// Slices that are to be read again before anything is written.
+    /// Slices that must be read again before anything is written.
     pub(crate) stale: Vec<String>,
-    /// When the oldest of the other slices was read that it is decided on.
+    /// When the oldest read of the other slices was begun: the age of the decision.
     pub(crate) as_of: Time,
     pub(crate) policy: AllocationPolicy,
-    /// By claim.
+    /// The claim's key, its allocation and its hold.
     pub(crate) allocations: Vec<(String, Allocation, Consumer)>,
 }
 
-/// Why there is none now.
+/// Why a pod is not placed now.
 #[derive(Debug)]
 pub(crate) enum Waits {
-    /// Something is under way; there is nothing to say.
+    /// A claim is missing or has a write in flight: nothing to report.
     Quietly,
-    /// Nothing is to be allocated.
+    /// The pod has no claim to allocate.
     Done,
-    /// Slices that are to be read again first.
+    /// These slices must be read again first.
     ForSlices(Vec<String>),
-    /// Others have their turn; what was said last holds still.
+    /// Other pods have their turn; the last verdict still holds.
     Until(Time),
     For(Box<Verdict>),
 }
 
 impl Waits {
-    /// Whether there was no answer in the steps that there were.
+    /// Returns true if the search ended without an answer.
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self, Self::For(why) if **why == Verdict::Unanswered)
     }
@@ -67,36 +67,38 @@ impl From<Verdict> for Waits {
     }
 }
 
-/// What a pod is placed with.
+/// Everything that placing a pod reads or uses up.
 pub(crate) struct Placing<'a, 's> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) claims: &'a Claims,
     pub(crate) ownership: &'a DeviceOwnership,
     pub(crate) penalties: &'a NodePenalties,
-    /// Nodes that are not to be had.
+    /// Nodes that are excluded.
     pub(crate) without: &'a BTreeSet<String>,
     pub(crate) index: &'a mut Index,
     pub(crate) budget: &'a mut Budget,
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
-    /// Where neither a claim nor its class names one.
+    /// The policy if neither a claim nor its class names one.
     pub(crate) policy: AllocationPolicy,
     pub(crate) term: &'a Term,
     pub(crate) now: Time,
     /// Slices must have been read since then.
     pub(crate) slices_since: Time,
-    /// What was looked at besides the allocator's steps is added to it.
+    /// The work besides the allocator's steps is added to it.
     pub(crate) work: &'a mut u64,
 }
 
-/// A pod's claims, sorted.
+/// A pod's claims by what is to be done about them.
 #[derive(Default)]
 struct Sorted<'a> {
+    /// Unallocated claims that the controller allocates.
     ours: Vec<&'a Known>,
+    /// Unallocated claims that kube-scheduler will allocate.
     others: Vec<&'a Known>,
-    /// Where allocated claims let the pod go.
+    /// Allocated claims, with the nodes on which their pods can run.
     pinned: Vec<(String, Option<&'a NodeSelector>)>,
-    /// The node on which a claim is allocated that holds no place for this pod.
+    /// The node of an allocated claim whose hold is not for this pod: the pod shares the claim.
     shared: Option<&'a str>,
 }
 
@@ -160,7 +162,7 @@ impl<'a> Placing<'a, '_> {
             )
             .map_err(|error| waits_for(&error, &asked))?;
         if placement.is_none() && any_avoided {
-            // Rather a node where it failed before than none.
+            // A node where it failed before is better than none.
             let mut any = |node: &str| {
                 let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
                 checked.is_ok() && !without.contains(node)
@@ -178,7 +180,7 @@ impl<'a> Placing<'a, '_> {
         let mut as_of = now;
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
-                // A claim is the controller's only if its classes match no device of another driver.
+                // The controller allocates a claim only if its classes match no device of another driver.
                 debug_assert_eq!(result.driver, DRIVER);
                 for (slice, read) in self.ownership.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {
@@ -250,7 +252,7 @@ impl<'a> Placing<'a, '_> {
         }
     }
 
-    /// Marked in this term, and nothing under way.
+    /// Returns true if the claim is marked in this term and no write is in flight.
     fn is_ready(&self, known: &Known) -> bool {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
         marked && known.claim.is_protected && known.in_flight.is_none() && !known.is_paused(self.now)

@@ -28,18 +28,18 @@ use crate::verdict::{About, ReportedVerdicts, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 use cycle::Cycle;
 
-/// Users have a say in the first two. The others are limits in time that keep two allocators off one device.
+/// Users set the first two. The others are time limits that keep two allocators from one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// How devices are chosen where neither a claim nor its class says: `--policy`.
+    /// The policy if neither a claim nor its class names one: `--policy`.
     pub policy: AllocationPolicy,
     /// How long a hold waits for its pod: `--hold-timeout`.
     pub hold: Duration,
-    /// How long a device stays with nobody when it changes hands.
+    /// How long a device has no allocator when it changes from one to the other.
     pub settle: Duration,
-    /// The oldest decision that is still sent. An allocation is as old as what is known of its slices.
+    /// The age up to which a decision is sent. An allocation is as old as the oldest read of its slices.
     pub oldest_decision: Duration,
-    /// How long ago a slice may have been read to be decided on.
+    /// How long ago a slice may have been read for a decision on its devices.
     pub oldest_slice: Duration,
 }
 
@@ -55,10 +55,10 @@ impl Default for Settings {
     }
 }
 
-/// What to do now.
+/// What a planner wants done now.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// In any order; at most one a claim.
+    /// In any order; at most one for each claim.
     pub writes: Vec<Write>,
     pub reads: Vec<Read>,
     pub verdicts: Vec<(About, Verdict)>,
@@ -66,7 +66,7 @@ pub struct Plan {
     pub wake: Option<Time>,
 }
 
-/// The decisions of one process, leading or not.
+/// Owns the state of one replica and decides by it while the replica leads.
 pub struct Planner {
     settings: Settings,
     share_id: Box<dyn FnMut() -> String + Send>,
@@ -80,8 +80,9 @@ pub struct Planner {
     stage: Stage,
     open_reads: OpenReads,
     last_write: u64,
-    /// What the API server said to a refused write, by claim.
+    /// The API server's message to a refused write, by claim.
     refusals: HashMap<String, String>,
+    /// True if something has changed since the last plan.
     is_dirty: bool,
     wake: Option<Time>,
     latest: Latest,
@@ -97,7 +98,7 @@ impl std::fmt::Debug for Planner {
 }
 
 impl Planner {
-    /// `share_id` gives each share a UUID that no other share ever had.
+    /// `share_id` returns a new UUID for each share.
     #[must_use]
     pub fn new(settings: Settings, features: Features, share_id: Box<dyn FnMut() -> String + Send>) -> Self {
         Self {
@@ -125,25 +126,25 @@ impl Planner {
         }
     }
 
-    /// Whether it leads and has fenced off its predecessor.
+    /// Returns true if it leads and has fenced off its predecessor.
     #[must_use]
     pub fn is_leading(&self) -> bool {
         self.stage == Stage::Leading
     }
 
-    /// Who waits, as of the last plan; nobody, for one that does not lead.
+    /// What waits for a decision, as of the last plan; empty for a planner that does not lead.
     #[must_use]
     pub fn queue(&self) -> Queue {
         self.queue
     }
 
-    /// What it decides by.
+    /// The state by which it decides.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// For explanations, which compute views of nodes.
+    /// Mutable for explanations, which cache views of nodes in it.
     pub fn state_mut(&mut self) -> &mut State {
         &mut self.state
     }
@@ -199,8 +200,8 @@ impl Planner {
         plan
     }
 
-    /// Notes the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
-    /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
+    /// Records the time. If the clock was set back, drops everything that was recorded with its times, including the
+    /// lease, which would seem to last longer than it does. After the next renewal the term begins again, with a list.
     fn note_time(&mut self, now: Time) -> Time {
         let (now, is_set_back) = self.latest.take(now);
         if is_set_back {
@@ -216,6 +217,7 @@ impl Planner {
         now
     }
 
+    /// Adds a write to the plan and counts it as in flight. `as_of` is the age of the decision.
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
         let Some(known) = self.state.claims.get(key) else {
             return;
@@ -235,6 +237,7 @@ impl Planner {
         plan.writes.push(write);
     }
 
+    /// Adds a read to the plan, unless it was requested a moment ago.
     fn request_read(&mut self, read: Read, now: Time, plan: &mut Plan) {
         match self.open_reads.open(&read, now) {
             Err(again) => soonest(&mut plan.wake, again, now),
@@ -246,6 +249,7 @@ impl Planner {
     }
 }
 
+/// Sets `wake` to `at` if that is earlier and still ahead.
 fn soonest(wake: &mut Option<Time>, at: Time, now: Time) {
     if at > now && wake.is_none_or(|wake| at < wake) {
         *wake = Some(at);

@@ -14,7 +14,7 @@ use crate::state::State;
 use crate::time::Time;
 use crate::verdict::{About, Verdict};
 
-/// Returns each with its object. `refusals`: what the API server said to a refused write, by claim.
+/// Returns each problem with its object. `refusals` has the API server's message to a refused write, by claim.
 pub(crate) fn of(state: &State, refusals: &HashMap<String, String>) -> Vec<(About, Verdict)> {
     let mut problems = Vec::new();
     for (key, known) in state.claims.iter() {

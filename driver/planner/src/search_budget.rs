@@ -17,26 +17,26 @@ use vgpu_allocator::Budget;
 
 use crate::time::Time;
 
-/// Steps of a first question: some ten milliseconds.
+/// Steps of a first search: some ten milliseconds.
 const FIRST: u64 = 50_000;
-/// The most that a question gets: a second or so.
+/// The largest budget of a search: about a second.
 const MOST: u64 = FIRST << 6;
-/// What takes more is expensive.
+/// A search that takes more steps is expensive.
 const CHEAP: u64 = 20_000;
 /// The budget of one pass, filters included: a decision must be young when it is sent.
 const PASS: u64 = 1_000_000;
-/// A pod's pause, for each step that it took.
+/// A pod's pause, for each step that its search took.
 const PAUSE: Duration = Duration::from_micros(20);
-/// How a gang's key begins; its searches are counted beside pods.
+/// The prefix of a gang's key.
 pub(crate) const GANG: &str = "gang ";
-/// What all expensive pods rest together, for each step that one took.
+/// The rest of all expensive pods, for each step that the search of one took.
 const REST: Duration = Duration::from_micros(2);
 
 #[derive(Debug, Default)]
 pub(crate) struct SearchBudgets {
-    /// By the pod's uid, or the gang; of those that were expensive.
+    /// Expensive pods by uid, and gangs by key.
     known: HashMap<String, Effort>,
-    /// Those that have a place once these slices are read.
+    /// Pods and gangs whose search is repeated once their slices are read.
     returns: HashMap<String, Return>,
     rest_until: Time,
     this_pass: u64,
@@ -44,7 +44,7 @@ pub(crate) struct SearchBudgets {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Effort {
-    /// How often there was no answer.
+    /// How often a search ended without an answer.
     failures: u32,
     until: Time,
 }
@@ -52,25 +52,25 @@ struct Effort {
 #[derive(Debug, Default)]
 struct Return {
     slices: Vec<String>,
-    /// Steps for which there was no pause yet.
+    /// Steps that the next pause must count.
     owed: u64,
 }
 
-/// Who is asked about: a pod by its uid, or a gang, and how many pods that is.
+/// To whom a search is charged: a pod by its uid, or a gang by its key, and how many pods that is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spender<'a> {
     pub(crate) who: &'a str,
     pub(crate) pods: usize,
 }
 
-/// What came of a question.
+/// How a search ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchEnd {
-    /// A place, or none, and why.
+    /// With a place, or with the reason why there is none.
     Answered,
-    /// A place, if these slices are still as they were.
+    /// With a place, if these slices have not changed.
     NeedsReads(Vec<String>),
-    /// None in the steps that there were.
+    /// The budget ended before an answer.
     Unanswered,
 }
 
@@ -79,7 +79,7 @@ impl Spender<'_> {
         steps.saturating_mul(self.pods as u64)
     }
 
-    /// What is cheap for so many pods.
+    /// The steps up to which a search for so many pods is cheap.
     fn cheap(self) -> u64 {
         self.times(CHEAP).min(PASS / 4)
     }
@@ -90,17 +90,20 @@ impl SearchBudgets {
         self.this_pass = 0;
     }
 
-    /// Whether the budget of this pass is spent.
+    /// Returns true if the budget of this pass is spent.
     pub(crate) fn is_pass_over(&self) -> bool {
         self.this_pass >= PASS
     }
 
-    /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
+    /// Charges work besides a search's steps to the pass. It makes no pod expensive.
     pub(crate) fn add_work(&mut self, work: u64) {
         self.this_pass = self.this_pass.saturating_add(work);
     }
 
-    /// What may be spent now, or when to come again.
+    /// Returns the budget of a search now.
+    ///
+    /// # Errors
+    /// The time at which its pause or rest ends.
     pub(crate) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Time> {
         let effort = self.known.get(spender.who).copied().unwrap_or_default();
         let is_known = self.known.contains_key(spender.who) && !self.returns.contains_key(spender.who);
@@ -114,11 +117,12 @@ impl SearchBudgets {
         }
     }
 
-    /// The slices that it waits for.
+    /// The slices that must be read before the search is repeated.
     pub(crate) fn reads(&self, who: &str) -> &[String] {
         self.returns.get(who).map_or(&[], |back| &back.slices)
     }
 
+    /// Charges the steps of a search, and decides on pause and rest by how it ended.
     pub(crate) fn charge(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time) {
         let before = self.returns.remove(spender.who);
         let is_back = before.is_some();
@@ -141,7 +145,7 @@ impl SearchBudgets {
         }
     }
 
-    /// How often a pod was too much: others are served first.
+    /// How often the searches of a pod ended without an answer: other pods go first.
     pub(crate) fn failures(&self, pod: &str) -> u32 {
         self.known.get(pod).map_or(0, |effort| effort.failures)
     }
@@ -151,7 +155,7 @@ impl SearchBudgets {
         self.returns.remove(pod);
     }
 
-    /// All but these.
+    /// Forgets all gangs except these.
     pub(crate) fn forget_gangs(&mut self, but: &BTreeSet<String>) {
         let stays = |key: &String| !key.starts_with(GANG) || but.contains(key);
         self.known.retain(|key, _| stays(key));

@@ -23,27 +23,29 @@ use std::collections::BTreeMap;
 use crate::model::Version;
 use crate::time::Time;
 
-/// A hold of the lease. No two holds ever have the same epoch, not even of one process.
+/// The time in which a replica holds the lease without a break. No two terms ever have the same epoch, not even of one
+/// process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
     pub epoch: String,
     pub until: Time,
 }
 
-/// How far a leader is.
+/// The progress of a new leader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
     Standby,
-    /// Waits for a list that was asked for since then.
+    /// Waits for a consistent list of all claims that is begun at `since` or later.
     FirstList {
         since: Time,
     },
-    /// Claims, by key and uid, that are to be marked, each with the version known after the first list, and since when.
+    /// Waits until these claims, by key and uid, have a newer version than in the first list, since `since`.
     Marking {
         claims: BTreeMap<(String, String), Version>,
         since: Time,
     },
+    /// As `FirstList`, for the second list.
     SecondList {
         since: Time,
     },
@@ -51,7 +53,8 @@ pub(crate) enum Stage {
 }
 
 impl Term {
-    /// The mark of this term on a claim of that version. Each is new, so that writing it changes the claim.
+    /// The value with which this term marks a claim of that version. It is new each time, so that writing it changes
+    /// the claim.
     pub(crate) fn mark(&self, version: Version) -> String {
         format!("{}#{version}", self.epoch)
     }

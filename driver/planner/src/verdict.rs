@@ -185,7 +185,7 @@ impl Verdict {
     }
 }
 
-/// The verdicts of the last pass, so that none is reported twice: one per object and reason.
+/// Finds the verdicts that are new since the last pass: one for each object and reason.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedVerdicts {
     last: ByObject,
@@ -210,7 +210,7 @@ impl ReportedVerdicts {
         }
     }
 
-    /// Returns the verdicts that are new since the last pass. What was not said in this pass has ended.
+    /// Returns the verdicts that are new since the last pass. Those that this pass did not add or keep have ended.
     pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
         let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
         let mut news = Vec::new();

@@ -9,7 +9,7 @@ use crate::term::{Stage, Term};
 use crate::time::Time;
 
 impl Planner {
-    /// Applies one change, and returns what must be read because of it.
+    /// Applies one change, and returns the reads that it makes necessary.
     pub fn apply(&mut self, change: Change, now: Time) -> Vec<Read> {
         let now = self.note_time(now);
         if let Change::Lease(term) = change {
@@ -47,12 +47,12 @@ impl Planner {
 
     pub(super) fn set_term(&mut self, term: Option<Term>, now: Time) {
         let same = |old: &Term| term.as_ref().is_some_and(|new| new.epoch == old.epoch);
-        // A plan that was made after its end has passed over what came before: a renewal that is late makes up for it.
+        // A plan that was made after the term's end has decided nothing, so after a late renewal the next one must.
         self.is_dirty |= self.term.as_ref().is_some_and(|old| old.until <= now);
         if !self.term.as_ref().is_some_and(same) {
             self.is_dirty = true;
             self.state.claims.end_pauses();
-            // A list that was asked for in another term is no answer in this one.
+            // A list that was requested in another term does not count in this one.
             self.open_reads.clear();
             self.cycle = Cycle::default();
             self.stage = match term {

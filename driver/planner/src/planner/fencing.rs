@@ -10,11 +10,11 @@ use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::write::Intent;
 
-/// A claim whose newer version does not come by the watch is listed for.
+/// If the watch does not show the newer version of a claim after a conflict, all claims are listed after this time.
 const LIST_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Planner {
-    /// A consistent list came in, asked for at that time.
+    /// Applies a consistent list of all claims that was begun at `read` to the progress of a new leader.
     pub(super) fn fence_after_list(&mut self, read: Time, now: Time) {
         match self.stage {
             Stage::FirstList { since } if read >= since => {
@@ -45,11 +45,11 @@ impl Planner {
         }
     }
 
-    /// Whether another leader may have decided on the claim as it is, or may be about to.
+    /// Returns true if another leader may have decided on the claim in this version, or may still do so.
     ///
-    /// The list of a new term may come before slices and classes do. Then a claim without any mark counts as nobody's
-    /// here. That is safe: a leader allocates a claim only by a mark of its own term, so nobody can have decided to
-    /// allocate that one; and this one marks it, once it knows that it is to allocate it.
+    /// The list of a new term may be complete before slices and classes are known. Then a claim without a mark does not
+    /// count. That is safe: a leader allocates a claim only after it was marked in its own term, so no leader can have
+    /// decided to allocate this one. This leader marks it once it knows that the controller allocates it.
     fn is_of_others(&self, known: &Known, term: &Term) -> bool {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
@@ -59,13 +59,13 @@ impl Planner {
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
-    /// Until this term leads.
+    /// Marks the claims of other leaders, and requests the lists, until this term leads.
     pub(super) fn continue_fencing(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         if let Stage::Marking { claims, since } = &self.stage {
             let since = *since;
             let patience = since.after(self.settings.settle);
             let still = claims.iter().filter(|((key, uid), version)| {
-                // By a newer version, whoever made it, what was decided on older ones has landed or never will.
+                // After a newer version, whoever made it, earlier decisions have landed or never will.
                 let known = self.state.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| {
@@ -88,7 +88,8 @@ impl Planner {
         }
     }
 
-    /// Marks what may be allocated and is not marked, and what a write without an answer left in doubt.
+    /// Marks the claims that the controller may allocate and that have no mark of this term, and those with a write in
+    /// doubt.
     pub(super) fn mark_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         let unmarked: Vec<String> = self
             .state
@@ -115,7 +116,7 @@ impl Planner {
         }
     }
 
-    /// Unless something is under way, or was refused lately.
+    /// Marks a claim, unless a write is in flight or writes to it are paused.
     fn mark(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
         let Some(known) = self.state.claims.get(key) else {
             return;
@@ -134,7 +135,7 @@ impl Planner {
         self.write(term, key, Intent::Mark { epoch }, now, plan);
     }
 
-    /// Writes that found a newer version wait for it; a list brings it if the watch does not.
+    /// Requests a list if a write has failed with 409 and the watch does not show the newer version.
     pub(super) fn list_after_conflicts(&mut self, now: Time, plan: &mut Plan) {
         let moved = self
             .state

@@ -32,10 +32,10 @@ use crate::write::Write;
 
 const MOST_OF_EACH: usize = 4;
 const MOST: usize = 64;
-/// What a placement counts as, beside steps of the allocator.
+/// What each placement costs, in steps of the allocator.
 const STEPS: u64 = 2_000;
 
-/// One member's place, and where it must not go again.
+/// One pod's placement, and the nodes that were tried for it before.
 #[derive(Default)]
 struct Step {
     node: Option<String>,
@@ -44,7 +44,7 @@ struct Step {
     without: BTreeSet<String>,
 }
 
-/// Why a pass ended: who has no place, and why.
+/// The pod that could not be placed, by its index in the order, and why.
 struct Failed {
     at: usize,
     waits: Waits,
@@ -149,7 +149,7 @@ impl Planner {
         self.one_by_one(term, order, true, left, budget, now).ok()
     }
 
-    /// A place for each, in this order, as if all before were taken; nothing is taken when one has none.
+    /// Places the pods in this order, each beside those before it. If one cannot be placed, none is.
     fn one_by_one(
         &mut self,
         term: &Term,
@@ -203,7 +203,8 @@ impl Planner {
         }
     }
 
-    /// All at once; or all slices at once that are to be read first, for what is read of one grows old meanwhile.
+    /// Writes all allocations at once. If slices must be read first, requests all of them at once: one after the other,
+    /// the first would be too old when the last is read.
     fn take_gang(&mut self, pods: &[String], steps: Vec<Step>, now: Time, plan: &mut Plan) {
         let stale = stale(&steps);
         if stale.is_empty() {
@@ -215,7 +216,7 @@ impl Planner {
         self.wait_together(pods, Waits::ForSlices(stale), now, plan);
     }
 
-    /// For slices: whatever each was told holds still meanwhile.
+    /// Has all pods wait for the slices; the last verdict of each still holds.
     fn wait_together(&mut self, pods: &[String], waits: Waits, now: Time, plan: &mut Plan) {
         let Some((first, rest)) = pods.split_first() else {
             return;
@@ -224,7 +225,7 @@ impl Planner {
         rest.iter().for_each(|pod| self.keep_verdicts(pod));
     }
 
-    /// Not if the first has no place, nor if all before ask for the same.
+    /// Returns false if the first pod already fails, or if all before the failed one ask for the same.
     fn is_worth_a_search(&self, order: &[String], failed: &Failed) -> bool {
         let Some(pod) = self.state.cluster.pod(&order[failed.at]) else {
             return false;
@@ -233,7 +234,7 @@ impl Planner {
         is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
     }
 
-    /// Whether one could stand in the other's place, as far as can be told easily.
+    /// Returns true if the pods are certainly interchangeable; a cheap check.
     fn are_alike(&self, one: &Pod, other: &Pod) -> bool {
         let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
         let specs = |pod: &Pod| -> Vec<_> {
@@ -253,18 +254,18 @@ fn is_no_fit(waits: &Waits) -> bool {
     matches!(waits, Waits::For(why) if matches!(**why, Verdict::NoFit(_)))
 }
 
-/// Slices that are to be read before any of it is written.
+/// The slices that must be read before anything is written.
 fn stale(steps: &[Step]) -> Vec<String> {
     let stale: BTreeSet<&String> = steps.iter().flat_map(|step| &step.stale).collect();
     stale.into_iter().cloned().collect()
 }
 
-/// The name by which questions about a gang are counted; no pod's uid is like it.
+/// The key of a gang's search budget; no pod's uid is equal to it.
 pub(super) fn budget_key((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
 }
 
-/// As [`budget_key`], for its searches; no namespace is like it.
+/// As [`budget_key`], for the search over its orders; no namespace contains a space.
 pub(super) fn search_key_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}search {namespace}/{name}")
 }

@@ -38,6 +38,7 @@ struct Unit {
 }
 
 impl Planner {
+    /// One pass: finishes fencing first, then decides.
     pub(super) fn run_pass(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         if !self.state.can_decide() {
             return;
@@ -97,7 +98,7 @@ impl Planner {
             }
         }
         for (key, duty, about) in duties {
-            // The same is decided again where a write did not land. It is no second hold that ran out.
+            // If the write did not land, the same is decided again. It is not a second hold that expired.
             let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_reported);
             if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
                 self.penalties.add(&pod, &node, now);
@@ -134,7 +135,7 @@ impl Planner {
             gang: Some(name),
             pods,
         }));
-        // A gang stands where the first of its pods does.
+        // A gang has the rank of its first pod.
         units.sort_by_cached_key(|unit| {
             let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
             (self.budgets.reads(&unit.who).is_empty(), rank)
@@ -162,7 +163,8 @@ impl Planner {
         self.queue = Queue::of(&self.state, &waiting);
     }
 
-    /// Emits what is decided first. Then the next pass continues the cycle, or a new cycle begins if there is a reason.
+    /// Decides when the next plan is due: at once if pods are left for this cycle or a new cycle must begin. The
+    /// decisions of this pass are emitted before.
     fn end_pass(&mut self, is_cut: bool, now: Time, plan: &mut Plan) {
         let wakes = [self.cycle.wake, plan.wake].into_iter().flatten();
         let wake = wakes.min();
@@ -171,7 +173,7 @@ impl Planner {
             plan.wake = Some(now);
             return;
         }
-        // All that wait had their turn: what none of them has asked for again is not waited for any more.
+        // All pods had their turn, so reads that none of them has requested again are not needed any more.
         self.open_reads.drop_abandoned(now);
         let again = self.cycle.again || wake.is_some_and(|wake| wake <= now);
         self.cycle = Cycle::default();
@@ -179,7 +181,8 @@ impl Planner {
         plan.wake = if again { Some(now) } else { wake };
     }
 
-    /// Pods that were bound in time whenever they had a place come first; then by priority, age and name.
+    /// The order of pods: first those that never lost a hold and never ran out of budget, then by priority, age and
+    /// name.
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.state.cluster.pod(key)?;
         let of_gang = gang::of(pod).map_or(0, |name| self.budgets.failures(&budget_key(&name)));
@@ -215,7 +218,7 @@ impl Planner {
         }
     }
 
-    /// The search budget of a pod or gang, unless slices that it waits for are still to be read.
+    /// Returns the search budget of a pod or gang, unless it waits for slices to be read, or for its turn.
     pub(super) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Waits> {
         let reads = self.budgets.reads(spender.who).iter();
         let unread = reads.filter(|slice| self.open_reads.is_open(&Read::Slice((*slice).clone())));
@@ -226,7 +229,7 @@ impl Planner {
         }
     }
 
-    /// Charges a search. One without an answer is repeated, whether anything changes or not.
+    /// Charges a search to its budget. A search without an answer is repeated even if nothing changes.
     pub(super) fn spend(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time, plan: &mut Plan) {
         let is_over = answer == SearchEnd::Answered;
         self.budgets.charge(spender, steps, answer, now);
@@ -269,6 +272,7 @@ impl Planner {
         placed
     }
 
+    /// Adds the writes of a placement to the plan; its devices count as in use from now on.
     pub(super) fn write_allocations(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
         for (key, allocation, hold) in placed.allocations {
             let allocation = Arc::new(allocation);
@@ -282,6 +286,7 @@ impl Planner {
         }
     }
 
+    /// Undoes [`Self::write_allocations`] for writes that were not handed out.
     pub(super) fn cancel_writes(&mut self, writes: &[Write]) {
         for write in writes {
             let key = format!("{}/{}", write.namespace, write.name);
@@ -290,6 +295,7 @@ impl Planner {
         }
     }
 
+    /// Does what the reason to wait demands: reports a verdict, requests reads, or plans again later.
     pub(super) fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
         let verdict = match waits {
             Waits::Quietly | Waits::Done => return,
