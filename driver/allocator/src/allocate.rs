@@ -1,4 +1,4 @@
-//! One attempt: claims, one node, an answer.
+//! One attempt to allocate claims together on one node.
 
 use crate::allocated::AllocatedDevices;
 use crate::budget::Budget;

@@ -1,10 +1,10 @@
-//! What a question may cost, over all nodes that it is asked of.
+//! Limits the steps of a search, over all nodes together.
 //!
-//! Backtracking over devices that fit one by one but not together takes time without end, and who may create claims may
-//! make one that does so on every node. So all attempts of one question draw from one budget: a step is a device that is
-//! looked at, and selectors cost by what CEL says of them. A node may take a part of what is left, so that the first one
-//! which has no answer does not keep the rest from being asked. When nothing is left there is no answer at all, and
-//! whoever asked decides when to ask again, and with how much.
+//! Backtracking over devices that fit one by one but not together takes endless time, and everyone who may create
+//! claims can write one that does so on every node. So all attempts of one question draw from one budget: one step for
+//! each device that is looked at, and for selectors the cost that CEL counts. A node may use a part of what is left, so
+//! that the first one without an answer does not keep the others from being asked. When the budget is spent there is no
+//! answer at all; the caller decides when to ask again, and with how much.
 
 use crate::error::AllocateError;
 

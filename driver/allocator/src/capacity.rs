@@ -1,8 +1,8 @@
-//! What a request consumes of a device's capacity, and whether the device can.
+//! What a request consumes of a device's capacity, and whether the device has that much.
 //!
-//! Every capacity of a device is consumed: what a request does not mention by its policy's default, or whole. What is
-//! asked for is rounded up as the policy says. A number that the policy's arithmetic cannot hold ends the attempt
-//! instead of skipping the device, as in Kubernetes: other devices would only be tried in vain, one by one.
+//! A request consumes every capacity of the device: one that it does not name by the policy's default, or whole.
+//! Amounts are rounded up as the policy says. A number beyond the policy's arithmetic ends the attempt, as in
+//! Kubernetes, because other devices would only be tried in vain.
 
 use litemap::LiteMap;
 

@@ -1,4 +1,4 @@
-//! `matchAttribute` and `distinctAttribute`: what the devices of one claim must share, or must not.
+//! `matchAttribute` and `distinctAttribute`: attributes that the devices of one claim must have in common, or must not.
 
 use vgpu_cel::Attribute as Value;
 

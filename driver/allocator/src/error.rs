@@ -1,7 +1,7 @@
-//! Why an attempt ended without an answer.
+//! Errors that end an attempt without an answer.
 //!
-//! An error says which claim it is about by its place among those that were asked about. Whoever asked knows their names:
-//! see [`AllocateError::in_words`].
+//! An error names its claim by its place among the claims of the attempt. The caller knows their names: see
+//! [`AllocateError::in_words`].
 
 use crate::capacity::CapacityError;
 use crate::model::ResourceClaim;

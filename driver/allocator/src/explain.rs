@@ -3,12 +3,13 @@
 //! ```text
 //!  attempt fails ─► the furthest request that the search reached: everything before it fits together
 //!      │
-//!      ▼ stand before that request, with everything before it chosen
-//!  each device of the node ─► the first thing that keeps the request from it, and who holds the rest
+//!      ▼ repeat the search up to that request, with everything before it chosen
+//!  each device of the node ─► the first reason that it cannot be had for the request, and who holds the rest
 //!      └──────────────────► the request again, with all the memory that is left, and with all the cores
 //! ```
 //!
-//! Both answers are the search's own: a device is tried as an allocation would try it, so what is said to fit does.
+//! Both answers come from the search itself, which tries a device as an allocation would. So what is said to fit does
+//! fit.
 
 use serde::Serialize;
 

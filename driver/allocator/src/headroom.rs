@@ -1,4 +1,4 @@
-//! The most that a device could still give of one capacity.
+//! The largest request that a device can still satisfy of one capacity.
 
 use crate::capacity::in_milli;
 use crate::model::{Capacity, Range, RequestPolicy};

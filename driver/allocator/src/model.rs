@@ -1,8 +1,8 @@
-//! The objects of `resource.k8s.io/v1` that allocation reads and writes, as far as it does.
+//! The objects of `resource.k8s.io/v1` that allocation reads and writes, with the fields that it needs.
 //!
-//! Nothing is validated beyond its shape: the API server did that, or did not, and allocation has to cope either way.
-//! What the API server fills in for a field that was left out is filled in here too, because offline files have not
-//! been through it.
+//! Only their shape is validated, and allocation accepts any content, because not every object has passed the API
+//! server's validation. Defaults that the API server fills in are filled in here too, because objects from files have
+//! not been through it.
 
 mod attribute;
 mod claim;
@@ -64,8 +64,8 @@ fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result
     Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
-/// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a cluster
-/// has many lists.
+/// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a
+/// cluster has many lists.
 ///
 /// # Errors
 /// Those of an entry.

@@ -1,4 +1,4 @@
-//! Whether a node matches a selector.
+//! Matches nodes with node selectors.
 
 use crate::model::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 

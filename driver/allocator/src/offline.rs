@@ -1,4 +1,4 @@
-//! Allocation of objects in files: what `vgpu allocate` and `vgpu explain` do, but for reading and printing.
+//! Allocation for objects in files: `vgpu allocate` and `vgpu explain` without their input and output.
 //!
 //! ```text
 //!  documents ─► Objects (by kind, checked as far as needed) ─► run: nodes in the policy's order ─► Report
@@ -6,7 +6,7 @@
 //!       a List of the claims that were waiting, with allocations, or with reasons  ◄───────────────┘
 //! ```
 //!
-//! Claims with an allocation count as in use. The others are allocated together, in the order given, to one node.
+//! Claims with an allocation count as in use. The others are allocated together, in the order given, on one node.
 
 mod explain;
 mod objects;

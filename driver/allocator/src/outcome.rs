@@ -1,4 +1,4 @@
-//! From chosen devices to `status.allocation`.
+//! Converts the chosen devices of a claim to `status.allocation`.
 
 use std::sync::Arc;
 

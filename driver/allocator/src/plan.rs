@@ -1,4 +1,4 @@
-//! Claims, checked and made ready for the search.
+//! Checks claims and prepares them for the search.
 
 use crate::capacity;
 use crate::constraint::Tracked;

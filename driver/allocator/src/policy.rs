@@ -1,7 +1,7 @@
-//! Policies: which of the devices that fit is taken.
+//! Policies: the order in which devices that fit are tried.
 //!
-//! A policy only orders; what fits is the search's business. `first-fit` is the order of Kubernetes' own allocator and
-//! so its choice. Devices with binding conditions come last with every policy, as they do in Kubernetes.
+//! A policy decides the order only, the search what fits. `first-fit` is the order of Kubernetes' own allocator, and
+//! therefore chooses the same devices. Devices with binding conditions come last with every policy, as in Kubernetes.
 
 use std::cmp::Reverse;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What one node can use: pools that are whole, and their devices in Kubernetes' order.
+//! The devices that one node can use, from pools that are complete, in Kubernetes' order.
 //!
 //! ```text
 //!  slices of the node, slices of no single node

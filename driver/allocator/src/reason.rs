@@ -1,4 +1,4 @@
-//! Why claims do not fit: one value a device that stands in the way.
+//! Why claims do not fit: one [`Reason`] for each device that is blocked.
 
 use serde::Serialize;
 

@@ -1,18 +1,18 @@
-//! The search: all requests against all devices, until the first whole solution.
+//! The search: tries devices for all requests, until the first complete solution.
 //!
 //! ```text
 //!  claim ─► request ─► alternative ─► 1st device ─► 2nd device ─► ... ─► next request ─► ... ─► solution
-//!                          │              │  what comes after fails: take it back, try the next device
+//!                          │              │  what comes after fails: undo it, try the next device
 //!                          │              ▼
 //!                          └─ no device left: next alternative, or back to the request before
 //! ```
 //!
-//! This is Kubernetes' own order, so its first solution is ours: devices of one request are taken in combinations and
-//! not in permutations, requests and claims in the order given, and a branch that cannot end within 32 devices a claim
-//! is left for the next alternative at once. Only the order in which a request tries devices is the policy's.
+//! This is Kubernetes' own order, so the first solution is the same: devices of one request are tried in combinations,
+//! not in permutations, requests and claims in the order given, and a branch that cannot end within 32 devices for a
+//! claim is abandoned for the next alternative at once. The policy only decides in which order a request tries devices.
 //!
-//! It is a loop over a stack of its own, for a list of a thousand claims must not exhaust the thread's, and it counts
-//! its steps: an attempt that would try everything for ever ends with an error, when its [`Budget`] does.
+//! It is a loop over a stack of its own, so that a list of a thousand claims does not exhaust the thread's stack. It
+//! counts its steps: an attempt that would try everything forever ends with an error when its [`Budget`] is spent.
 
 mod device;
 mod free;

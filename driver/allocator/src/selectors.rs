@@ -1,4 +1,4 @@
-//! Selectors, and a memory of what they said.
+//! Evaluates CEL selectors, and caches the results.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Equal values once: claims of one template have equal specs, and all GPUs of a kind have equal policies.
+//! Stores equal values once: claims of one template have equal specs, and all GPUs of a kind have equal policies.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Write as _};

@@ -1,4 +1,4 @@
-//! Taints and what tolerates them.
+//! Device taints and tolerations.
 
 use crate::model::{DeviceTaintRule, SliceSpec, Taint, Toleration};
 

@@ -1,4 +1,4 @@
-//! What a claim may ask of `dra.vgpu`, as values: names, quantities, capacity requests and `VgpuConfig`.
+//! What a claim may ask of `dra.vgpu`: names, capacity requests and `VgpuConfig`, as plain values.
 //!
 //! ```text
 //!  capacity.requests {memory, cores} ──► request::check ──► Requested {memory, cores}
@@ -10,9 +10,9 @@
 //!  opaque parameters of the claim ──► config::parse ─┘
 //! ```
 //!
-//! The kubelet plugin (at Prepare), the controller (why is it Pending) and `vgpu run` share these rules; the
-//! admission policy in `deploy/helm` states them once more in CEL, and `deploy/admission-cases` holds both to one
-//! set of examples. Nothing here does I/O, knows `kube` or can panic on input: every text may come from a tenant.
+//! The kubelet plugin (at Prepare), the controller (why is a pod Pending) and `vgpu run` share these rules. The
+//! admission policy in `deploy/helm` repeats them in CEL, and `deploy/admission-cases` tests both with one set of
+//! examples. Nothing here does I/O, depends on `kube` or can panic on input: every text may come from a tenant.
 //!
 //! Errors name the field's path and its value, and say what to do.
 

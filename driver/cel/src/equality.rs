@@ -1,4 +1,4 @@
-//! `==`, and the work of a deep comparison.
+//! Equality of values, with the cost of deep comparisons.
 
 use crate::evaluate::Evaluation;
 use crate::value::{Fault, Value, no_such_overload};

@@ -1,4 +1,5 @@
-//! What a checked expression runs as: names resolved to slots, overloads chosen, constants folded, patterns compiled.
+//! The form in which a checked expression runs: names resolved to slots, overloads chosen, constants folded, patterns
+//! compiled.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The types that expressions have before they run, and their unification.
+//! The types that the checker knows, and their unification.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The values of a running expression.
 //!
-//! What comes from the program or the device is borrowed for the evaluation ('v); only what is computed is owned, so
-//! that an ordinary selector allocates nothing.
+//! Values from the expression or the device are borrowed for the evaluation ('v), and only computed values are owned,
+//! so that an ordinary selector allocates nothing.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

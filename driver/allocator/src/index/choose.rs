@@ -1,4 +1,4 @@
-//! Chooses the node: by the free index, or by the nodes' ranks.
+//! Chooses the node: by the free index, or by the rank of all nodes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -100,7 +100,8 @@ impl Index {
             .collect()
     }
 
-    /// Whether the first request could have a device that is not in the free index. A device on which a selector fails might be one.
+    /// Whether the first request could have a device that is not in the free index. A device on which a selector fails
+    /// might be one.
     fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
         self.free_index.strays().any(|device| {
             first_asks(claims).any(|ask| {
@@ -111,8 +112,8 @@ impl Index {
         })
     }
 
-    /// Tries the nodes in the order of their devices in the free index: an earlier alternative of the first request before any
-    /// later one.
+    /// Tries the nodes in the order of their devices in the free index: an earlier alternative of the first request
+    /// before any later one.
     fn by_free_index(&mut self, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
         let Question { claims, budget, .. } = question;
         let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);

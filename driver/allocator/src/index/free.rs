@@ -1,4 +1,4 @@
-//! What the devices of a driver have left, all together: sums that each change of one device brings up to date.
+//! Sums of what is free on all devices of a driver, updated with each change of a device.
 
 use crate::allocated::Usage;
 use crate::capacity::{CORES, MEMORY};
@@ -6,8 +6,8 @@ use crate::model::{Capacity, Device};
 use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
-/// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units of
-/// the device. What is free of a device that somebody has whole is nothing.
+/// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units
+/// of the device. What is free of a device that somebody has whole is nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Free {
     /// Memory of devices that nobody uses.
@@ -103,7 +103,8 @@ mod tests {
     use crate::features::Features;
     use serde_json::json;
 
-    /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of it.
+    /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of
+    /// it.
     fn part(shares: &[(u32, u32)]) -> Free {
         let device: Device = serde_json::from_value(json!({"name": "d", "capacity": {
             "memory": {"value": "80", "requestPolicy": {"validRange": {"min": "8"}}},

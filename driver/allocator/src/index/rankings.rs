@@ -1,12 +1,12 @@
-//! Nodes in a policy's order, for claims like those that were asked about lately: pods of one template ask alike.
+//! Nodes in a policy's order, kept for claims that were asked about lately: pods of one template have equal claims.
 //!
 //! ```text
-//!  event ─► the nodes that it touches are stale, in every shape
+//!  event ─► the nodes that it changes are stale, in every shape
 //!  claims ─► their shape ─► its stale nodes are ranked again ─► nodes, the best first
 //! ```
 //!
-//! A shape that was not asked about lately is forgotten, and begins with all nodes stale. What is ranked wrongly is
-//! tried in the wrong order, but never given twice: the search looks at what is in use itself.
+//! A shape that was not used for long is dropped, and begins again with all nodes stale. A wrong rank means that nodes
+//! are tried in the wrong order, never that a device is allocated twice: the search itself looks at what is in use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Device classes.
+//! DeviceClasses.
 
 use serde::Deserialize;
 

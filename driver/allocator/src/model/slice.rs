@@ -1,4 +1,4 @@
-//! Slices: what drivers offer, and rules that taint it.
+//! ResourceSlices and their devices, and DeviceTaintRules.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

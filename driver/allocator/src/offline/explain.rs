@@ -1,13 +1,13 @@
-//! Why a pod or a claim waits: what `vgpu explain` says, but for reading and printing.
+//! Why a pod or a claim waits: `vgpu explain` without its input and output.
 //!
 //! ```text
-//!  subject ─► its claims: allocated ones say where it must be, the others are asked about, together
+//!  subject ─► its claims: allocated ones limit the nodes, the others are asked about, together
 //!                 │
 //!                 ▼ node by node
 //!  it fits here, or the reasons, and the largest fractions that would fit
 //! ```
 //!
-//! It looks at devices only: what else a node must have for a pod is kube-scheduler's to say.
+//! It looks at devices only; kube-scheduler's own event says what else a node must have for a pod.
 
 use std::fmt;
 

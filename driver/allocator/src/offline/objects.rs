@@ -1,4 +1,4 @@
-//! From documents to objects.
+//! Sorts documents into objects by kind, and checks them.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The answer: a document, and words.
+//! The result of `vgpu allocate`: a List, and sentences.
 
 use serde_json::{Value, json};
 

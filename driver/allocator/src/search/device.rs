@@ -1,4 +1,4 @@
-//! Taking one device, and taking it back.
+//! Tries one device for a request, and undoes it.
 
 use super::state::{InFlight, Pick, Position, Refusal, Search, Undo};
 use crate::capacity::{self, Amounts, Misfit, Shortage};

@@ -1,4 +1,4 @@
-//! What a device has left: by this policies choose.
+//! What is free on a device, by which policies choose.
 
 use super::state::Search;
 use crate::capacity::MEMORY;

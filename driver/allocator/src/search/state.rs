@@ -1,4 +1,4 @@
-//! The state of a search, and what one step of it leaves behind.
+//! The state of a search, and what is needed to undo one step.
 
 use std::rc::Rc;
 
