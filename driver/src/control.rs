@@ -44,11 +44,11 @@ use crate::metrics::Decisions;
 
 /// Changes within this time of each other are decided on together.
 const SETTLE: Duration = Duration::from_millis(10);
-/// Requests that are under way at once.
+/// Requests that are sent in parallel.
 const WRITES: usize = 16;
 const READS: usize = 8;
 
-/// The planner, and all that is under way for it.
+/// The planner, and the requests that are sent for it.
 pub(crate) struct Control {
     client: Client,
     clock: Arc<Clock>,
@@ -69,11 +69,11 @@ pub(crate) enum Done {
         id: WriteId,
         intent: &'static str,
         outcome: Outcome,
-        /// Of an allocation.
+        /// The policy of an allocation.
         policy: Option<AllocationPolicy>,
         took: Duration,
     },
-    /// `None` if it failed: the planner asks again.
+    /// `None` if it failed: the planner requests it again.
     Read(Option<Box<Change>>),
 }
 
@@ -111,7 +111,7 @@ impl Control {
         }
     }
 
-    /// Brings the figures up to date: sums that the planner has at hand.
+    /// Updates the metrics with sums that the planner has ready.
     pub(crate) fn observe(&self) {
         self.metrics.observe(&self.planner, self.clock.now());
     }
@@ -124,7 +124,7 @@ impl Control {
         self.planner.state_mut()
     }
 
-    /// Applies a change of a watch, and reads what it leaves open.
+    /// Applies a change, and sends the reads that it makes necessary.
     pub(crate) fn apply(&mut self, change: Change) {
         for read in self.planner.apply(change, self.clock.now()) {
             self.read(read);
@@ -132,6 +132,7 @@ impl Control {
         self.soon();
     }
 
+    /// Schedules a plan, because something has changed.
     fn soon(&mut self) {
         let (begun, took) = self.planned;
         let rested = begun + took * 2;
@@ -149,7 +150,7 @@ impl Control {
         };
         let term = async {
             if self.fence.term.changed().await.is_err() {
-                // The election is over, and with it the process.
+                // The election has ended, and so will the process.
                 std::future::pending::<()>().await;
             }
         };
@@ -163,7 +164,7 @@ impl Control {
     /// Performs `next` and returns the verdicts to report.
     ///
     /// # Errors
-    /// The clock cannot be trusted any more.
+    /// The machine's clock was set back, so this process must end.
     pub(crate) fn perform(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
         match next {
             Next::Term => {
@@ -206,7 +207,7 @@ impl Control {
         } = self.planner.plan(now);
         self.planned = (begun, begun.elapsed());
         self.metrics.planned(self.planned.1);
-        // What was cut short goes on at once, but for the rest that others have.
+        // A pass whose budget was spent continues at once, except for the pause in which other work is done.
         let rested = begun + self.planned.1 * 2;
         self.plan_at = wake.map(|wake| (begun + wake.since(now)).max(rested));
         for write in writes {

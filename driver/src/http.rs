@@ -10,10 +10,10 @@ use axum::routing::get;
 
 use crate::metrics::Metrics;
 
-/// The main loop turns at least every [`crate::run::HEARTBEAT`]; after so long without it it hangs.
+/// The main loop turns at least every [`crate::run::HEARTBEAT`]; after this time without a turn it hangs.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// What the main loop shows to the outside.
+/// The state of the main loop for the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,

@@ -13,7 +13,7 @@ use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
-/// Registers a metric and gives it back.
+/// Registers a metric and returns it.
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
     metric
@@ -75,7 +75,7 @@ impl Metrics {
         }
     }
 
-    /// After a turn of explaining: its time, and how many pods wait, for how many different things.
+    /// Records a turn of explaining: its time, the number of waiting pods, and the number of shapes.
     pub(crate) fn looked(&self, took: Duration, pods: usize, questions: usize) {
         self.pending_pods.set(count(pods));
         self.questions.set(count(questions));
@@ -90,7 +90,7 @@ impl Metrics {
     }
 }
 
-/// Of controller mode.
+/// The metrics of controller mode.
 #[derive(Debug, Clone)]
 pub(crate) struct Decisions {
     is_leading: Gauge,

@@ -24,7 +24,7 @@ pub(crate) struct SetBack(Duration);
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
-    /// Milliseconds since 1970 at the start, as far as it is known now.
+    /// The process's start in milliseconds since 1970, by the latest reading of the machine's clock.
     origin: Mutex<Option<i64>>,
 }
 
@@ -40,7 +40,10 @@ impl Clock {
         self.read().0
     }
 
-    /// Whether the machine's clock still agrees.
+    /// Compares with the machine's clock.
+    ///
+    /// # Errors
+    /// The machine's clock was set back by more than [`TOLERANCE`].
     pub(crate) fn check(&self) -> Result<(), SetBack> {
         let behind = self.read().1;
         match behind > TOLERANCE {
@@ -58,7 +61,7 @@ impl Clock {
     }
 }
 
-/// The origin from now on, the time, and how far the machine's clock is behind it.
+/// Returns the new origin, the time, and how far the machine's clock is behind it.
 fn read(origin: Option<i64>, elapsed: Duration, machine: Duration) -> (i64, Time, Duration) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     let by_machine = millis(machine).saturating_sub(millis(elapsed));

@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What is to be done about the lease.
+/// What to do with the lease.
 #[derive(Debug, Clone, PartialEq)]
 enum Next {
     Create,
@@ -43,18 +43,18 @@ enum Next {
     Wait,
 }
 
-/// What one replica knows of the lease.
+/// What one replica knows about the lease.
 #[derive(Debug)]
 struct Elector {
-    /// Of this process alone: a container that is started again is another.
+    /// Unique for this process: a restarted container has another one.
     identity: String,
-    /// The version that was seen last, and since when.
+    /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Time)>,
     term: Option<Term>,
 }
 
 impl Elector {
-    /// What to do about the lease as it is.
+    /// Decides what to do with the lease in its current state.
     fn next(&mut self, lease: Option<&Lease>, now: Time) -> Next {
         let Some(lease) = lease else {
             self.seen = None;
@@ -81,7 +81,7 @@ impl Elector {
         }
     }
 
-    /// The lease is written: its term goes on, or a new one begins.
+    /// The lease was written: the term continues, or a new one begins.
     fn won(&mut self, begun: Time, now: Time, epoch: impl FnOnce() -> String) {
         let until = begun.after(DEADLINE);
         let goes_on = self.term.take().filter(|term| now < term.until);
@@ -90,7 +90,7 @@ impl Elector {
                 epoch: goes_on.map_or_else(epoch, |term| term.epoch),
                 until,
             }),
-            // It took so long that it is worth nothing.
+            // The request took longer than the term.
             false => None,
         };
     }
@@ -99,7 +99,7 @@ impl Elector {
         self.term = None;
     }
 
-    /// The lease as this replica holds it.
+    /// The lease object that this replica writes.
     fn lease(&self, old: Option<Lease>, name: &str, next: &Next) -> Lease {
         let now = MicroTime(Timestamp::now());
         let old = old.unwrap_or_default();
@@ -134,7 +134,7 @@ pub(crate) struct Election {
 }
 
 impl Election {
-    /// With the terms of this replica, as they are.
+    /// Also returns the current term of this replica, as a channel.
     pub(crate) fn new(
         client: &Client,
         namespace: &str,
@@ -158,7 +158,7 @@ impl Election {
         (election, receiver)
     }
 
-    /// Until `stop` says so; then the lease is given back.
+    /// Runs until `stop` completes, then gives the lease back.
     pub(crate) async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         loop {

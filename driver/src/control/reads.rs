@@ -34,7 +34,8 @@ pub(crate) enum ReadError {
     Moved(Version, Version),
 }
 
-/// What the planner asked for. `seen`: the claims that it knows; nobody keeps these a second time.
+/// Performs a read of the planner. Claims in `seen` are known already and only named, so they are not held in memory
+/// twice.
 pub(crate) async fn read(client: &Client, clock: &Clock, read: &Read, seen: &Seen) -> Result<Change, ReadError> {
     match read {
         Read::Claims => claims(client, clock, seen).await,
