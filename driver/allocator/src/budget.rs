@@ -45,7 +45,7 @@ impl Budget {
         }
     }
 
-    /// Of what a question may cost if nobody says otherwise, the part of each of so many nodes.
+    /// The part of the default budget for each of `nodes` nodes.
     pub(crate) fn of_each(nodes: usize) -> u64 {
         (MOST_STEPS / nodes.max(1) as u64).max(LEAST)
     }

@@ -90,7 +90,7 @@ pub(crate) fn consumed(
     Ok(Ok(amounts))
 }
 
-/// Whether the device can give the amounts besides what is in use.
+/// Checks that the device has the amounts besides what is in use.
 pub(crate) fn fits<'a>(
     amounts: &Amounts,
     device: &Device,
@@ -215,7 +215,7 @@ fn reader(milli: bool) -> fn(&Quantity) -> Option<i64> {
     }
 }
 
-/// Whether a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
+/// Returns true if a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
 pub(crate) fn in_milli(range: &Range, fractional: bool) -> bool {
     let readable = |bound: &Option<Quantity>| bound.as_ref().is_none_or(|bound| bound.exact_milli().is_some());
     fractional

@@ -100,7 +100,7 @@ impl RequestError {
 }
 
 impl AllocateError {
-    /// Whether the devices of one node are at fault, and not the claims: another node may have an answer.
+    /// Returns true if the devices of one node are at fault, and not the claims: another node may have an answer.
     #[must_use]
     pub fn is_of_devices(&self) -> bool {
         match self {

@@ -24,7 +24,7 @@ pub enum SelectorError {
     },
 }
 
-/// Whether any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
+/// Returns true if any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
 ///
 /// # Errors
 /// The requirement that means nothing.
@@ -45,7 +45,7 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Whether the target includes the node. One that says nothing includes none.
+    /// Returns true if the target includes the node. One that says nothing includes none.
     ///
     /// # Errors
     /// The selector means nothing.

@@ -20,10 +20,10 @@ pub(crate) trait Stock<'a> {
     /// What is left of a capacity of a device; nothing where it has none or is taken.
     fn free(&self, index: usize, name: &str) -> i128;
 
-    /// Whether the device, or a share of it, may still be had.
+    /// Returns true if the device, or a share of it, can still be allocated.
     fn has_room(&self, index: usize) -> bool;
 
-    /// Whether nobody uses the device.
+    /// Returns true if nobody uses the device.
     fn is_unused(&self, index: usize) -> bool;
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Order {
     scope: Scope,
 }
 
-/// Which devices must share the policy's attribute.
+/// The devices that must have the policy's attribute in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Pod,
@@ -42,7 +42,7 @@ enum Scope {
     None,
 }
 
-/// Where a node stands among the nodes: the least is tried first.
+/// A node's rank: the node with the least is tried first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeRank {
     /// An earlier alternative of the first request before any later one.
@@ -120,7 +120,7 @@ impl Order {
         affinity.get_mut(if self.scope == Scope::Pod { 0 } else { claim })
     }
 
-    /// Where the device is, of what the policy looks at.
+    /// The device's value of the attribute that the policy compares.
     fn place(self, candidate: &Candidate) -> Option<&Attribute> {
         lookup(candidate.device(), candidate.driver(), self.attribute()?)
     }
@@ -139,7 +139,7 @@ impl Order {
         Some(order.into_iter().map(|(_, _, index)| index).collect())
     }
 
-    /// Where a node stands without any request.
+    /// The rank of a node without any request.
     pub(crate) fn of_no_request() -> NodeRank {
         NodeRank {
             alternative: 0,
@@ -148,7 +148,7 @@ impl Order {
         }
     }
 
-    /// Where a node stands by this device, the best one for an alternative of the first request.
+    /// The rank of a node by this device, its best one for an alternative of the first request.
     pub(crate) fn of_node<'a>(self, stock: &impl Stock<'a>, alternative: usize, index: usize) -> NodeRank {
         NodeRank {
             alternative,

@@ -117,7 +117,7 @@ impl Candidate {
         self.device().taints.iter().chain(&self.rule_taints)
     }
 
-    /// Whether the device targets the node, where each device says so for itself.
+    /// Returns true if the device targets the node, where each device says so for itself.
     pub(crate) fn includes(&self, node: &Node) -> Result<bool, SelectorError> {
         if self.slice.selects_per_device() {
             device_target(self.device()).includes(node)
@@ -210,7 +210,7 @@ fn targeting<'a>(node: &Node, inventory: &'a Inventory, features: Features) -> R
     Ok(pools)
 }
 
-/// Whether a slice has something for the node.
+/// Returns true if a slice has something for the node.
 pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError> {
     let target = slice.target();
     let error = |device: Option<&Device>, source| ViewError {

@@ -89,7 +89,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         }
     }
 
-    /// Whether there is a solution; [`Self::picks`] holds it then.
+    /// Returns true if there is a solution; [`Self::picks`] holds it then.
     pub(crate) fn run(&mut self) -> Result<bool, AllocateError> {
         let mut signal = Signal::Descend(Position::of_request(0, 0));
         loop {
@@ -267,7 +267,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         Some(self.plans.first()?.requests.first()?.asks.len())
     }
 
-    /// Whether a request could have a device now, all else left as it is.
+    /// Returns true if a request could have a device now, all else left as it is.
     pub(crate) fn would_take(
         &mut self,
         claim: usize,
@@ -301,7 +301,7 @@ impl Position {
         }
     }
 
-    /// Whether its request begins here.
+    /// Returns true if its request begins here.
     fn is_new(&self) -> bool {
         self.alternative.is_none() && self.device == 0
     }

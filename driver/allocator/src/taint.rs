@@ -25,7 +25,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-/// Whether a rule taints a device. A rule without a selector taints none.
+/// Returns true if a rule taints a device. A rule without a selector taints none.
 pub(crate) fn applies(rule: &DeviceTaintRule, slice: &SliceSpec, device: &str) -> bool {
     let open = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
     rule.spec.device_selector.as_ref().is_some_and(|selector| {

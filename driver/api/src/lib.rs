@@ -53,7 +53,7 @@ pub mod class {
     /// Fixed slots, for clusters without consumable capacity. Opt-in.
     pub const VGPU_SLOT: &str = "vgpu-slot";
 
-    /// Whether a DeviceClass is one of ours, by its name alone.
+    /// Returns true if a DeviceClass is one of ours, by its name alone.
     pub fn is_ours(name: &str) -> bool {
         matches!(name, VGPU | GPU | VGPU_MONITOR | VGPU_SLOT)
     }

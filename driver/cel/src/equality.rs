@@ -73,7 +73,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// Whether they are equal for certain.
+    /// Returns true if they are equal for certain.
     pub(crate) fn is_equal(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
         match self.equals(a, b) {
             Err(Fault::Error(_)) => Ok(false),

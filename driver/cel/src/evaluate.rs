@@ -309,7 +309,7 @@ impl<'v> Evaluation<'v> {
     }
 }
 
-/// Whether a map or a list can be asked for it.
+/// Returns true if a map or a list can be asked for it.
 pub(crate) fn can_index(key: &Value<'_>) -> bool {
     matches!(
         key,

@@ -113,7 +113,7 @@ pub fn compile(expression: &str) -> Result<Program, CompileError> {
 }
 
 impl Program {
-    /// Whether the device is one that the selector means.
+    /// Returns true if the device is one that the selector means.
     pub fn matches(&self, device: &Device) -> Result<bool, EvalError> {
         self.matches_with_cost(device).0
     }

@@ -315,7 +315,7 @@ impl<'v> Map<'v> {
         })
     }
 
-    /// Whether the key is there: unlike `find`, this tells an unknown domain.
+    /// Returns true if the key is there: unlike `find`, this tells an unknown domain.
     pub(crate) fn contains(&self, key: &Value<'v>) -> Result<bool, Fault> {
         match (self, key) {
             (Self::Attributes(device), Value::Str(domain)) => {

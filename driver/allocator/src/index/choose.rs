@@ -100,8 +100,8 @@ impl Index {
             .collect()
     }
 
-    /// Whether the first request could have a device that is not in the free index. A device on which a selector fails
-    /// might be one.
+    /// Returns true if the first request could have a device that is not in the free index. A device on which a
+    /// selector fails might be one.
     fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
         self.free_index.strays().any(|device| {
             first_asks(claims).any(|ask| {

@@ -6,24 +6,24 @@ use crate::model::{Capacity, Device};
 use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
-/// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units
-/// of the device. What is free of a device that somebody has whole is nothing.
+/// Sums over devices that belong to one node each, whatever their taints are. Memory is in bytes, cores are in the units
+/// of the device. Of a device that is allocated whole nothing is free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Free {
-    /// Memory of devices that nobody uses.
+    /// Memory of devices that no claim uses.
     pub memory_of_unused: i64,
-    /// What is free on devices that are used.
+    /// Free memory on devices that claims use.
     pub memory_of_used: i64,
-    /// Free memory on devices of which another capacity is used up, cores for example: only a request that takes
-    /// nothing of that can have it.
+    /// Free memory on devices of which another capacity is used up, cores for example: only a request that needs none
+    /// of that can have it.
     pub stranded_memory: i64,
-    /// Free cores on devices of which another capacity is used up: memory, where what is left is less than any request
-    /// can ask for.
+    /// Free cores on devices of which another capacity is used up. Memory counts as used up if less is left than any
+    /// request can ask for.
     pub stranded_cores: i64,
 }
 
 impl Free {
-    /// The part of all free memory that no whole free device has: 0 where all of it, 1 where nothing is in one piece.
+    /// The part of all free memory that is not on whole free devices: 0 if all of it is on such devices, 1 if none is.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.memory_of_used.max(0) as f64 / self.memory_of_unused.saturating_add(self.memory_of_used) as f64 {
@@ -85,7 +85,7 @@ fn whole(quantity: &Quantity) -> i64 {
     whole.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
-/// Whether a request can ask for so little of it, and for something.
+/// Returns true if a request can ask for some of what is left.
 fn can_be_had(capacity: &Capacity, left: &Quantity) -> bool {
     let policy = capacity.request_policy.as_deref();
     let of_range = policy.and_then(|policy| policy.valid_range.as_ref()?.min.as_ref());

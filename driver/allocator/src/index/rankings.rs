@@ -18,13 +18,13 @@ use vgpu_api::config::AllocationPolicy;
 /// Shapes that are kept. One of a thousand nodes takes about 300 KiB.
 const MOST_SHAPES: usize = 16;
 
-/// The shapes, the one that was asked about last at the end.
+/// The shapes, the one that was used last at the end.
 #[derive(Debug, Default)]
 pub(super) struct Rankings {
     shapes: Vec<Shape>,
 }
 
-/// Claims that ask for the same, by one policy.
+/// Equal claims with one policy.
 #[derive(Debug)]
 pub(super) struct Shape {
     policy: AllocationPolicy,
@@ -48,7 +48,7 @@ struct Place {
 }
 
 impl Rankings {
-    /// The shape of these claims; it is put back when it has been used.
+    /// Takes the shape of these claims out; call [`Self::put_back`] after using it.
     pub(super) fn take(&mut self, policy: AllocationPolicy, claims: &[&ResourceClaim]) -> Shape {
         let specs = || claims.iter().map(|claim| &claim.spec);
         let known = self.shapes.iter();
@@ -113,7 +113,7 @@ impl Shape {
         self.stale = Stale::All;
     }
 
-    /// Where the node stands now; `None` takes it out.
+    /// Sets the node's rank; `None` removes the node.
     pub(super) fn set(&mut self, node: &str, rank: Option<NodeRank>) {
         if let Some(old) = self.places.remove(node) {
             self.order.remove(&old);

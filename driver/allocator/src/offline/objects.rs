@@ -18,7 +18,7 @@ pub struct Objects {
     /// As they are: only the one that is asked about is read.
     pods: Vec<Value>,
     ignored: Vec<String>,
-    /// Where each came from, by kind and name.
+    /// The file of each object, by kind and name.
     known: HashMap<(String, String), String>,
 }
 
@@ -96,7 +96,7 @@ impl Objects {
         claims.filter(|claim| claim.status.allocation.is_none())
     }
 
-    /// Whether there is any claim to allocate.
+    /// Returns true if there is any claim to allocate.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
         self.waiting().next().is_some()
@@ -156,7 +156,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Which of two of one name is meant, nobody can tell.
+    /// Refuses a second object of the same kind and name.
     fn note(&mut self, kind: &str, name: String, origin: &str) -> Result<(), InputError> {
         if name.is_empty() {
             return Ok(());

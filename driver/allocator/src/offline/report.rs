@@ -42,7 +42,7 @@ impl Report {
         }
     }
 
-    /// Whether everything was allocated.
+    /// Returns true if everything was allocated.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.fits

@@ -186,7 +186,7 @@ impl<'a> Search<'a, '_, '_> {
         }))
     }
 
-    /// All that the device has too little of for the request.
+    /// Every capacity of which the device has too little for the request.
     pub(crate) fn shortages(
         &self,
         claim: usize,
@@ -264,7 +264,7 @@ impl<'a> Search<'a, '_, '_> {
         })
     }
 
-    /// Whether the device is given in shares. Without the gate nothing is.
+    /// Returns true if the device is given in shares. Without the gate nothing is.
     pub(super) fn is_multiple(&self, device: &Device) -> bool {
         self.features.consumable_capacity && device.allow_multiple_allocations
     }

@@ -40,7 +40,7 @@ pub(crate) struct Search<'a, 'c, 's> {
     /// The furthest request that was reached: the one before it can be had together.
     pub(crate) furthest: (usize, usize),
     pub(super) stack: Vec<Frame>,
-    /// Where to stop as if it were the end.
+    /// The request before which the search stops as if it were complete.
     pub(super) stop_at: Option<(usize, usize)>,
     /// What to ask for in place of what the claims do, to find out what there is.
     pub(crate) instead: Option<CapacityRequirements>,
@@ -62,14 +62,14 @@ pub(crate) struct Pick {
     pub(crate) share: Option<Amounts>,
 }
 
-/// Where the search stands: before this device of this alternative of this request.
+/// A position in the search: before this device of this alternative of this request.
 #[derive(Debug, Clone)]
 pub(super) struct Position {
     pub(super) claim: usize,
     pub(super) request: usize,
     pub(super) alternative: Option<usize>,
     pub(super) device: i64,
-    /// Where to go on in the order of devices.
+    /// The next place in the order of devices.
     pub(super) from: usize,
     /// The order, once the request has begun; `None` is that of the view.
     pub(super) order: Option<Rc<[usize]>>,

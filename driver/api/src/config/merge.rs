@@ -24,8 +24,8 @@ impl Entry {
         Ok(Self { at, config })
     }
 
-    /// Whether an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where an
-    /// alternative of `firstAvailable` was taken). No requests at all means every one.
+    /// Returns true if an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where
+    /// an alternative of `firstAvailable` was taken). No requests at all means every one.
     pub fn applies(requests: &[String], request: &str) -> bool {
         let base = request.split_once('/').map_or(request, |(base, _)| base);
         requests.is_empty() || requests.iter().any(|r| r == request || r == base)

@@ -136,7 +136,7 @@ fn known(at: &str, fields: &Map<String, Value>, known: &'static [&'static str]) 
     }
 }
 
-/// Whether two names differ only in case, hyphens and underscores.
+/// Returns true if two names differ only in case, hyphens and underscores.
 fn same_letters(a: &str, b: &str) -> bool {
     let letters = |s: &str| {
         s.chars()

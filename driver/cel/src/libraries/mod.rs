@@ -43,7 +43,7 @@ fn never<'v>(_: &mut Evaluation<'v>, _: &Call, _: &[Value<'v>]) -> Out<'v> {
     no_such_overload()
 }
 
-/// Whether a call of it with a constant is a constant.
+/// Returns true if a call of it with a constant is a constant.
 pub(crate) fn is_conversion(name: &str) -> bool {
     matches!(
         name,

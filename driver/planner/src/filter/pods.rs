@@ -6,13 +6,13 @@ use super::refusal::{Refusal, Work};
 use crate::cluster::Cluster;
 use crate::model::{Node, Pod, PodTerm};
 
-/// Where the pods are that matter.
+/// The topologies that a pod needs or must avoid because of other pods, by its own terms and theirs.
 pub(super) struct Neighbours<'a> {
-    /// Each term of affinity: topologies that have a pod of its kind, or anywhere for the first of a kind.
+    /// For each affinity term the topologies with a matching pod; `None` allows every one, for the first pod of a kind.
     wanted: Vec<(&'a PodTerm, Option<HashSet<&'a str>>)>,
-    /// Each term of anti-affinity: topologies to stay away from.
+    /// For each anti-affinity term the topologies to avoid.
     shunned: Vec<(&'a PodTerm, HashSet<&'a str>)>,
-    /// By key, topologies that pods there will not share.
+    /// By topology key, the topologies whose pods have anti-affinity to this pod.
     closed: HashMap<&'a str, HashSet<&'a str>>,
 }
 
@@ -97,8 +97,8 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// Whether `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as every
-/// namespace in anti-affinity, and only if it is empty in affinity.
+/// Returns true if `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as
+/// every namespace in anti-affinity, and only if it is empty in affinity.
 fn matches(term: &PodTerm, owner: &Pod, other: &Pod, against: bool) -> bool {
     let by_selector = term
         .namespace_selector

@@ -9,23 +9,25 @@ use super::Version;
 use super::meta::Object;
 use crate::names::{EPOCH, EXTENDED, FINALIZER};
 
-/// A claim, as far as anything is decided by it.
+/// A claim with everything that decisions depend on.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Object<ClaimSpec, Status>")]
 pub struct Claim {
     pub version: Version,
-    /// Somebody deleted it; finalizers keep it.
+    /// It has a deletionTimestamp; finalizers keep it.
     pub is_deleted: bool,
+    /// It has the delete-protection finalizer.
     pub is_protected: bool,
-    /// kube-scheduler made it for an extended resource, and allocates it itself.
+    /// kube-scheduler created it for an extended resource, and allocates it itself.
     pub is_extended: bool,
-    /// Why it cannot be read as a whole, if it cannot: nobody knows what it asks for.
+    /// Why a part of it cannot be decoded. What it asks for is unknown then.
     pub unreadable: Option<String>,
+    /// The mark: see [`crate::term`].
     pub epoch: Option<String>,
-    /// The uid of the pod that it was made for.
+    /// The uid of the pod for which it was created.
     pub owner: Option<String>,
     pub reserved_for: Vec<Consumer>,
-    /// As the allocator knows it, with its allocation.
+    /// The allocator's model of it, with its allocation.
     pub facts: ResourceClaim,
 }
 

@@ -67,7 +67,7 @@ fn member(size: usize, nodes: &[usize]) -> Value {
         "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}})
 }
 
-/// Whether each can have a node of its own, by trying everything.
+/// Returns true if each can have a node of its own, by trying everything.
 fn can_be_matched(wanted: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
     let Some(nodes) = wanted.get(taken.len()) else {
         return true;

@@ -29,7 +29,7 @@ pub(crate) struct Replica {
 
 pub(crate) struct Flying {
     write: Write,
-    /// Whether anybody waits for its outcome still.
+    /// True if anybody waits for its outcome still.
     is_awaited: bool,
     /// It waits in its sender, which is stopped.
     until: i64,
