@@ -4,8 +4,8 @@ use vgpu_allocator::model::DeviceClass;
 use vgpu_api::{DRIVER_NAME, device_type};
 use vgpu_planner::State;
 
-/// Returns true if the class selects our devices: a selector names our driver, as it must, or it would select the devices
-/// of all drivers. A class that cannot be decoded is recognised by its name.
+/// Returns true if the class selects our devices: a selector names our driver, as it must, or it would select the
+/// devices of all drivers. A class that cannot be decoded is recognised by its name.
 pub(crate) fn is_ours(class: &DeviceClass) -> bool {
     selects(class, DRIVER_NAME) || class.unreadable.is_some() && vgpu_api::class::is_ours(&class.metadata.name)
 }

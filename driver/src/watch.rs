@@ -91,8 +91,8 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Converts an event of the watch, if it is a change. An object that cannot be decoded at all is no change: what was
-    /// known of it stays.
+    /// Converts an event of the watch, if it is a change. An object that cannot be decoded at all is no change: what
+    /// was known of it stays.
     pub(crate) fn change<K, T: Watchable>(&mut self, event: Event<Object<K, T>>) -> Option<Change>
     where
         Object<K, T>: Resource,
@@ -125,8 +125,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Kubernetes has DeviceTaintRules since 1.37, and they can be switched off. An API server without them answers 404,
-    /// which counts as no rules. The watch retries with backoff, and finds them once they are served.
+    /// Kubernetes has DeviceTaintRules since 1.37, and they can be switched off. An API server without them answers
+    /// 404, which counts as no rules. The watch retries with backoff, and finds them once they are served.
     pub(crate) fn change(
         &mut self,
         event: Result<Event<decode::Rule>, watcher::Error>,

@@ -8,16 +8,16 @@
 
 use crate::error::AllocateError;
 
-/// What a question may cost if nobody says otherwise: a second or some.
+/// The default budget of a question: about a second.
 const MOST_STEPS: u64 = 3_000_000;
 
-/// One part in so many for a node, where there are as many.
+/// A node may use 1/PARTS of what is left, and more if there are fewer nodes.
 const PARTS: usize = 8;
 
-/// The least that a node may take: more than any search that does not go back.
+/// The least budget of a node: more than any search needs that does not backtrack.
 const LEAST: u64 = 1_000;
 
-/// So much of what CEL calls cost is a step: both take some hundred nanoseconds.
+/// The CEL cost that counts as one step: both take some hundred nanoseconds.
 const COST_OF_STEP: u64 = 4;
 
 /// Steps that may still be taken.

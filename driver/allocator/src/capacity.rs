@@ -29,7 +29,7 @@ pub enum CapacityError {
     Negative { name: String, amount: Quantity },
 }
 
-/// Why a device cannot give what is asked.
+/// Why a device cannot satisfy a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Misfit {
     UnknownName(String),
@@ -51,7 +51,7 @@ pub struct Shortage {
     pub total: Quantity,
 }
 
-/// What the request would consume of the device, or why it cannot even of an unused one.
+/// Returns what the request would consume of the device, or why not even an unused device could satisfy it.
 ///
 /// # Errors
 /// A number with which no device can be judged.
@@ -102,7 +102,7 @@ pub(crate) fn fits<'a>(
     }
 }
 
-/// The capacities of which the device cannot give that much besides what is in use.
+/// Returns the capacities of which the device has too little besides what is in use.
 pub(crate) fn shortages<'a>(
     amounts: &Amounts,
     device: &Device,

@@ -4,7 +4,7 @@ use vgpu_cel::Attribute as Value;
 
 use crate::model::{Attribute, Constraint, Device};
 
-/// One constraint of a claim, and what it has seen of the devices chosen so far.
+/// One constraint of a claim, with the attribute values of the devices chosen so far.
 #[derive(Debug)]
 pub(crate) struct Tracked<'a> {
     requests: &'a [String],

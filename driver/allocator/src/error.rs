@@ -7,7 +7,7 @@ use crate::capacity::CapacityError;
 use crate::model::ResourceClaim;
 use crate::pools::{PoolError, ViewError};
 
-/// The attempt met something with which no answer is right. Each names the object and the field at fault.
+/// A mistake with which no answer would be right. Each names the object and the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     #[error("request {request}: {fault}")]

@@ -64,8 +64,8 @@ fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result
     Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
-/// As [`or_default`], for a list, without spare capacity: most lists have one entry, serde allocates four, and a cluster
-/// has many lists.
+/// As [`or_default`], for a list, without spare capacity: most lists have one entry, serde allocates four, and a
+/// cluster has many lists.
 ///
 /// # Errors
 /// As of an entry.

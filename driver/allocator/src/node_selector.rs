@@ -2,7 +2,7 @@
 
 use crate::model::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
-/// A selector that means nothing.
+/// An invalid selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     #[error(
@@ -27,7 +27,7 @@ pub enum SelectorError {
 /// Returns true if any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
 ///
 /// # Errors
-/// The requirement that means nothing.
+/// The invalid requirement.
 pub fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, SelectorError> {
     let mut matched = false;
     for term in &selector.node_selector_terms {

@@ -43,7 +43,7 @@ pub struct Options {
     pub features: Features,
 }
 
-/// What is wrong with the input, beyond single objects.
+/// Mistakes in the input that are not about a single object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OfflineError {
     #[error("there is no Node in the input; give the Node objects too")]
@@ -77,7 +77,7 @@ impl OfflineError {
     }
 }
 
-/// Everything an attempt reads, of the objects that were given.
+/// The objects in the form that an attempt reads.
 struct Cluster<'o> {
     nodes: Vec<&'o Node>,
     inventory: Inventory,
@@ -94,7 +94,7 @@ impl Classes for ByName<'_> {
     }
 }
 
-/// Allocates what waits among the objects.
+/// Allocates the claims that wait among the objects.
 ///
 /// # Errors
 /// A mistake in the input, with which there is no answer.
@@ -140,8 +140,8 @@ pub fn run(
     Ok(Report::refused(objects, reasons))
 }
 
-/// The nodes in the policy's order, until all claims fit on one. What is wrong with devices of one node is no matter of
-/// another; what is wrong with the claims is the end.
+/// Tries the nodes in the policy's order, until all claims fit on one. An error of one node's devices does not affect
+/// the others; a mistake in the claims ends it.
 fn first_that_fits<'a>(
     attempt: &Attempt<'a>,
     views: &'a [NodeView],

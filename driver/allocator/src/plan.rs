@@ -31,7 +31,7 @@ pub(crate) struct RequestPlan<'a> {
     pub(crate) is_list: bool,
 }
 
-/// What one request, or one of its alternatives, asks for.
+/// A checked request, or one of its alternatives.
 #[derive(Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) request: &'a str,
@@ -45,7 +45,7 @@ pub(crate) struct Ask<'a> {
     matching: Vec<Option<bool>>,
 }
 
-/// What plans are made from.
+/// Everything that the plans depend on.
 pub(crate) struct PlanBuilder<'a, 'c, 's> {
     pub(crate) view: &'a NodeView,
     pub(crate) classes: &'a dyn Classes,

@@ -13,7 +13,7 @@ use crate::constraint::{Asker, Tracked, lookup};
 use crate::model::Attribute;
 use crate::pools::Candidate;
 
-/// What a policy looks at: the devices of a node, by their place among its candidates.
+/// The devices of a node, by their place among its candidates, as a policy compares them.
 pub(crate) trait Stock<'a> {
     fn candidates(&self) -> &'a [Candidate];
 
@@ -27,7 +27,7 @@ pub(crate) trait Stock<'a> {
     fn is_unused(&self, index: usize) -> bool;
 }
 
-/// One order of devices, perhaps with something that they must share.
+/// An order of devices, possibly with an attribute that they must have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
     policy: AllocationPolicy,
@@ -51,7 +51,7 @@ pub(crate) struct NodeRank {
     device: String,
 }
 
-/// The least is tried first; what it says is the policy's.
+/// What devices are sorted by: the least is tried first. Each policy gives the fields its own meaning.
 type Key = (bool, Reverse<i128>, i128, i128, i128);
 
 impl Order {
@@ -195,7 +195,8 @@ impl Order {
         }
     }
 
-    /// Where all must share a place, the smallest place that may do; otherwise the largest, so that few do.
+    /// Sorts by the size of a device's place (the devices with the same attribute value). If all devices must share a
+    /// place, the smallest that suffices comes first; otherwise the largest, so that few places are used.
     fn tightness(self, candidate: &Candidate, groups: &Groups<'_>) -> i128 {
         let Some(place) = self.place(candidate) else {
             return i128::MAX;
@@ -226,5 +227,5 @@ impl Order {
     }
 }
 
-/// Places and how many devices are there: a handful.
+/// The places and their numbers of devices: there are few.
 type Groups<'a> = Vec<(&'a Attribute, i128)>;

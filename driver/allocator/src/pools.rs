@@ -22,7 +22,7 @@ use crate::model::{CounterSet, Device, Node, NodeSelector, Taint};
 use crate::node_selector::SelectorError;
 use crate::taint;
 
-/// Everything that one node can use, as of one state of the inventory.
+/// The pools and devices that one node can use, at one state of the inventory.
 #[derive(Debug)]
 pub struct NodeView {
     pub(crate) node: Arc<Node>,
@@ -52,7 +52,7 @@ pub(crate) enum PoolState {
     Invalid(PoolError),
 }
 
-/// What is wrong with a pool that has all its slices.
+/// Why a complete pool is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     #[error("two devices are named {0:?}; the driver must rename one")]
@@ -69,7 +69,7 @@ pub enum PoolError {
     },
 }
 
-/// A slice that targets nodes by a selector that means nothing.
+/// A slice whose node selector is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("slice {slice:?}{}: {source}", .device.as_ref().map(|device| format!(", device {device:?}")).unwrap_or_default())]
 pub struct ViewError {
@@ -235,7 +235,7 @@ pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError>
     Ok(false)
 }
 
-/// `None` when a newer generation is on its way that has nothing for the node.
+/// `None` if a newer generation is being written that has no device for the node.
 fn pool(
     driver: &str,
     name: &str,

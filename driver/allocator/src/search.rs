@@ -32,7 +32,7 @@ pub(crate) use free::capacity_of;
 use state::{Frame, InFlight, Position};
 pub(crate) use state::{Pick, Refusal, Search};
 
-/// Why a branch ended.
+/// How a branch of the search ended.
 enum Stop {
     /// Too many devices for one claim: another alternative may need fewer.
     Exceeded,

@@ -5,7 +5,7 @@ use std::fmt::{Debug, Write as _};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
-/// All values that somebody holds, by a hash of their debug text: what serde reads has no hash of its own.
+/// All values that are in use, by a hash of their debug text, because the decoded types have no hash of their own.
 #[derive(Debug)]
 pub struct Shared<T> {
     values: HashMap<u64, Vec<Arc<T>>>,

@@ -11,8 +11,8 @@ use crate::time::Time;
 /// One change. An object that is known already is replaced.
 ///
 /// The end of a list (`Pods`, `Claims` and so on) names all objects of the kind: those that it contains, and in `same`
-/// the keys of objects that were sent before (the watch sends each object of a list at once) or are known in that version
-/// already. All others are gone.
+/// the keys of objects that were sent before (the watch sends each object of a list at once) or are known in that
+/// version already. All others are gone.
 ///
 /// `read` is the time at which a consistent read or list was begun: it shows everything that was written before. It is
 /// `None` for what comes from a watch, which may lag.

@@ -29,7 +29,7 @@ pub use refusal::Refusal;
 use refusal::Work;
 use spread::Spreads;
 
-/// One pod against all nodes.
+/// The checks for one pod, on any node.
 pub(crate) struct Filters<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
@@ -51,7 +51,7 @@ impl<'a> Filters<'a> {
         }
     }
 
-    /// The cheap ones first.
+    /// Checks a node, the cheap checks first.
     pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
         self.work.add(1);
         let node = self.cluster.node(name).ok_or(Refusal::Unknown)?;

@@ -478,8 +478,8 @@ impl State {
         self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
-    /// Replaces parts of a claim by equal parts of other claims, which saves memory. `get_mut` succeeds, because a claim
-    /// that was just decoded is not shared yet.
+    /// Replaces parts of a claim by equal parts of other claims, which saves memory. `get_mut` succeeds, because a
+    /// claim that was just decoded is not shared yet.
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.facts.spec);
         let allocation = claim.facts.status.allocation.as_mut().and_then(Arc::get_mut);

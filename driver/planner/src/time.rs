@@ -48,7 +48,7 @@ impl Time {
 #[derive(Debug, Default)]
 pub(crate) struct Latest(Option<Time>);
 
-/// Callers that read the clock side by side may pass their times in the wrong order.
+/// How much earlier a time may be than the last one: concurrent callers may pass their times in the wrong order.
 const OUT_OF_ORDER: Duration = Duration::from_secs(2);
 
 impl Latest {

@@ -27,8 +27,8 @@ impl Decided {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or the
-    /// new one itself, if that namespace is its own and none of its others was said yet.
+    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or
+    /// the new one itself, if that namespace is its own and none of its others was said yet.
     pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
         let mut none_lost = true;
         if self.count >= MAX_DECISIONS {

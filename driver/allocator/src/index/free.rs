@@ -6,8 +6,8 @@ use crate::model::{Capacity, Device};
 use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
-/// Sums over devices that belong to one node each, whatever their taints are. Memory is in bytes, cores are in the units
-/// of the device. Of a device that is allocated whole nothing is free.
+/// Sums over devices that belong to one node each, whatever their taints are. Memory is in bytes, cores are in the
+/// units of the device. Of a device that is allocated whole nothing is free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Free {
     /// Memory of devices that no claim uses.

@@ -129,8 +129,8 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every node, and
-    /// nothing is given twice.
+    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every
+    /// node, and nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
         let mut index = Index::new(Features::default());

@@ -22,7 +22,7 @@ pub struct Objects {
     known: HashMap<(String, String), String>,
 }
 
-/// A claim, and the document that it is written back into.
+/// A claim, and its document, to which the allocation is added.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) claim: ResourceClaim,

@@ -6,7 +6,7 @@ use super::Objects;
 use crate::model::Allocation;
 use crate::reason::Reason;
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
 pub struct Report {
     items: Vec<Value>,

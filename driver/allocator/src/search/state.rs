@@ -75,7 +75,7 @@ pub(super) struct Position {
     pub(super) order: Option<Rc<[usize]>>,
 }
 
-/// What waits for the result of what comes after it.
+/// A decision on the stack, which is undone if what comes after it fails.
 pub(super) enum Frame {
     ClaimEnd,
     Alternatives { position: Position, all_exceeded: bool },
@@ -83,7 +83,7 @@ pub(super) enum Frame {
     AllDevice { undo: Undo },
 }
 
-/// Why a device cannot be had now.
+/// Why a device cannot be taken now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Other claims hold it.

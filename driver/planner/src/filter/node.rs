@@ -5,7 +5,7 @@ use crate::model::{Node, Pod};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
-/// A pod that tolerates the taint which stands for it may go there all the same.
+/// A pod that tolerates the taint `node.kubernetes.io/unschedulable` can run on a cordoned node.
 pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if node.is_unreadable {
         return Err(Refusal::Unreadable);

@@ -24,7 +24,7 @@ impl<'a> Neighbours<'a> {
             let node = cluster.node(node).filter(|_| is_other(other))?;
             Some((other, node))
         };
-        // All pods of the cluster, if this one has a word on where they are; else those that have one on it.
+        // If this pod has terms: all pods of the cluster. Else only those whose anti-affinity may be about it.
         let minds = !pod.affinity.is_empty() || !pod.anti_affinity.is_empty();
         let others: Vec<(&Pod, &Node)> = match minds {
             true => cluster.placed().filter_map(placed).collect(),
@@ -42,7 +42,7 @@ impl<'a> Neighbours<'a> {
             .iter()
             .map(|term| (term, Some(topologies(term, false))))
             .collect();
-        // The first pod of a group that only wants to be with itself goes anywhere.
+        // The first pod of a group that only has affinity to its own group can run anywhere.
         let nowhere = wanted
             .iter()
             .all(|(_, found)| found.as_ref().is_some_and(HashSet::is_empty));

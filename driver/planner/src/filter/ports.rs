@@ -20,7 +20,7 @@ pub(super) fn check(pod: &Pod, key: &str, load: Option<&Load>, cluster: &Cluster
     }
 }
 
-/// An address that is left open is every address.
+/// A host port without an address is on every address.
 fn clashes(one: &HostPort, other: &HostPort) -> bool {
     let open = |ip: &str| matches!(ip, "" | "0.0.0.0" | "::");
     let protocol = |port: &HostPort| match port.protocol.as_str() {
