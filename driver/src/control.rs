@@ -8,7 +8,7 @@
 //!      Lease
 //! ```
 //!
-//! The main loop ([`crate::run`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is made a
+//! The main loop ([`crate::main_loop`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is made a
 //! moment after the first of them, and planning takes at most half of the time. Writes and reads are sent in parallel,
 //! a few at a time. A write that waited for its turn is checked against lease and age when its turn comes.
 //!

@@ -10,7 +10,7 @@ use axum::routing::get;
 
 use crate::metrics::Metrics;
 
-/// The main loop turns at least every [`crate::run::HEARTBEAT`]; after this time without a turn it hangs.
+/// The main loop turns at least every [`crate::main_loop::HEARTBEAT`]; after this time without a turn it hangs.
 const STALLED: Duration = Duration::from_secs(60);
 
 /// The state of the main loop for the probes.

@@ -48,6 +48,7 @@ mod check;
 mod class;
 mod explain;
 mod http;
+mod main_loop;
 mod metrics;
 mod publish;
 mod run;
