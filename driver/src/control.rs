@@ -8,9 +8,9 @@
 //!      Lease
 //! ```
 //!
-//! The main loop ([`crate::main_loop`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is made a
-//! moment after the first of them, and planning takes at most half of the time. Writes and reads are sent in parallel,
-//! a few at a time. A write that waited for its turn is checked against lease and age when its turn comes.
+//! The main loop ([`crate::main_loop`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is
+//! made a moment after the first of them, and planning takes at most half of the time. Writes and reads are sent in
+//! parallel, a few at a time. A write that waited for its turn is checked against lease and age when its turn comes.
 //!
 //! Failure modes: see `docs/controller.md`. Whatever is lost when the process ends, the next leader makes again from
 //! the objects themselves.

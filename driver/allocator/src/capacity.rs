@@ -47,7 +47,7 @@ pub struct Shortage {
     pub name: String,
     pub wanted: Quantity,
     pub free: Quantity,
-    /// What the device has when nobody uses it.
+    /// The capacity of the unused device.
     pub total: Quantity,
 }
 

@@ -173,7 +173,7 @@ impl<'a> PlanBuilder<'a, '_, '_> {
         Ok(ask)
     }
 
-    /// What "all" is. With a pool that is not whole nobody can know.
+    /// The devices that mode All means. They are unknown if a pool is incomplete.
     fn all_devices(&mut self, claim: usize, ask: &mut Ask<'a>) -> Result<Vec<usize>, AllocateError> {
         let view = self.view;
         let mut all = Vec::new();

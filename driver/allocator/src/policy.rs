@@ -23,7 +23,7 @@ pub(crate) trait Stock<'a> {
     /// Returns true if the device, or a share of it, can still be allocated.
     fn has_room(&self, index: usize) -> bool;
 
-    /// Returns true if nobody uses the device.
+    /// Returns true if no claim uses the device.
     fn is_unused(&self, index: usize) -> bool;
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Shared<T> {
     values: HashMap<u64, Vec<Arc<T>>>,
     count: usize,
-    /// How many there may be before those that nobody holds are dropped.
+    /// The number of values from which unused ones are dropped.
     most: usize,
 }
 

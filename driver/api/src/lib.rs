@@ -35,7 +35,7 @@ pub mod allocator_taint {
     pub const KEY: &str = "dra.vgpu/allocator";
     /// vgpu-controller may allocate, once the taint is [`MIN_AGE_SECONDS`] old.
     pub const CONTROLLER: &str = "controller";
-    /// On the way back to kube-scheduler: nobody may.
+    /// On the way back to kube-scheduler: has no allocator.
     pub const RELEASED: &str = "released";
     pub const EFFECT: &str = "NoSchedule";
     /// By then whatever kube-scheduler had decided before is written, or has failed.

@@ -32,7 +32,7 @@ pub fn explain(
 ) -> Result<Explanation, OfflineError> {
     let handover = Handover {
         after: Settings::default().settle,
-        // Whoever asks sees all claims that there are.
+        // The objects contain all claims of this moment.
         listed: Some(now),
         is_listed_now: true,
     };

@@ -211,7 +211,7 @@ impl Election {
             return Ok(());
         }
         if next != Next::Renew {
-            // Whoever held it, and in whatever term: it is not gone on with.
+            // This begins a new term, whoever held the lease before.
             self.elector.lost();
         }
         let lease = self.elector.lease(lease, &self.name, &next);
@@ -226,7 +226,7 @@ impl Election {
                 self.elector.won(begun, self.clock.now(), epoch);
                 Ok(())
             }
-            // Somebody was faster, and the next look says who.
+            // Another replica was faster; the next turn shows which.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 self.elector.lost();
                 Ok(())

@@ -108,7 +108,7 @@ impl Shape {
         self.stale = Stale::Nodes(nodes.iter().cloned().collect());
     }
 
-    /// Everything is stale: nobody knows what has changed.
+    /// Makes all nodes stale, because any may have changed.
     fn forget(&mut self) {
         self.stale = Stale::All;
     }

@@ -66,7 +66,7 @@ const MOST_LISTS: usize = 8;
 const RESOURCE: &str = "resource.k8s.io/v1";
 
 impl Objects {
-    /// Takes in one document: an object, or a List of them. `origin` is where it came from, for messages.
+    /// Adds one document: an object, or a List of them. `origin` is its file, for messages.
     ///
     /// # Errors
     /// The document, object or field that cannot be read.
@@ -85,12 +85,12 @@ impl Objects {
         &self.classes
     }
 
-    /// For whoever sees them otherwise than they are written.
+    /// For callers that rewrite taints.
     pub fn slices_mut(&mut self) -> &mut [ResourceSlice] {
         &mut self.slices
     }
 
-    /// Claims without an allocation, for whoever asks for more in them than is written.
+    /// Claims without an allocation, for callers that add tolerations.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut ResourceClaim> {
         let claims = self.claims.iter_mut().map(|given| &mut given.claim);
         claims.filter(|claim| claim.status.allocation.is_none())

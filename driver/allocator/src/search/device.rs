@@ -200,7 +200,7 @@ impl<'a> Search<'a, '_, '_> {
         Ok(all.unwrap_or_default())
     }
 
-    /// What the request would consume of the device, if nobody used that.
+    /// What the request would consume of the device if it were unused.
     fn would_consume(
         &self,
         claim: usize,
