@@ -1,4 +1,4 @@
-//! The parts that need a cluster, and what they share.
+//! The benchmarks that need a cluster, and what they share.
 
 mod bound;
 pub(crate) mod burst;

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! cluster/node.rs      how long a node, a pod and a Prepare take
-//! cluster/burst.rs     many pods at once on hand-made nodes (fleet.rs): kube-scheduler alone beside vgpu-controller, in
-//!                      turn, timed by one watch (bound.rs)
-//! cluster/memory.rs    what vgpu-controller keeps in memory of a large cluster
-//! cluster/deployed.rs  vgpu-controller as the chart runs it: none or some of it, its memory, its CPU time, its own counts
+//! cluster/burst.rs     many pods at once on hand-made nodes (fleet.rs): kube-scheduler alone and with vgpu-controller,
+//!                      in turn, timed by one watch (bound.rs)
+//! cluster/memory.rs    how much memory vgpu-controller takes for a large cluster
+//! cluster/deployed.rs  vgpu-controller as the chart runs it: its memory, its CPU time, its own metrics
 //! ```
-//! The programs in `bin/` need no cluster, but for `prepare.rs`, which node.rs runs on the node. What the library costs
-//! is measured by run.py with client.c.
+//! The programs in `bin/` need no cluster, except `prepare.rs`, which node.rs runs on the node. run.py with client.c
+//! measures what the library costs.
 //!
-//! Each part has a cluster of its own, which is gone afterwards, however it ends. Nothing is asserted about time:
-//! figures differ by machine. What would make a figure one of something else is an error: a pod that is never bound, or
-//! a claim that was allocated by somebody else.
+//! Each part has a cluster of its own, which is removed afterwards, however it ends. No time is asserted: figures
+//! differ by machine. What would make a figure meaningless is an error: a pod that is never bound, or a claim that
+//! something else allocated.
 #![forbid(unsafe_code)]
 
 mod cluster;

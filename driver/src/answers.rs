@@ -1,20 +1,20 @@
-//! The allocator's answers for all waiting pods, one for all that ask alike.
+//! The allocator's answers for all waiting pods: one answer for all pods with equal claims (a shape).
 //!
 //! ```text
-//!  waiting pods ─► Question::of ─► shapes ─► queue: new ones, and those whose answer is older than the cluster
+//!  waiting pods ─► Question::of ─► shapes ─► queue: new ones, and those whose answer is older than the state
 //!                                                │ first in, first out
 //!                                                ▼
 //!                         node after node: Index::answer ─► Summary ─► Answer, kept until there is a newer one
 //! ```
 //!
-//! In controller mode the state is the one that the planner decides by: what is said is what is decided by.
+//! In controller mode the planner decides by the same state, so what is explained is what is decided by.
 //!
-//! How it fails, and what follows:
-//! - **A thousand nodes and five hundred kinds of pods:** the work is done in turns whose end the caller decides,
-//!   and is taken up where it was left. The nodes of one answer may so be looked at seconds apart.
-//! - **A claim that takes the allocator seconds on every node:** its shape has [`MOST_TURNS`] and then to wait behind
+//! Failure modes:
+//! - **A thousand nodes and five hundred shapes:** the work is done in turns whose length the caller decides, and
+//!   continues where it stopped. So the nodes of one answer may have been looked at seconds apart.
+//! - **A claim that takes the allocator seconds on every node:** its shape gets [`MOST_TURNS`] and then waits behind
 //!   all others; the answer says how many nodes were looked at.
-//! - **A mistake in a claim, a class or a slice:** it is the answer of the shapes that meet it.
+//! - **A mistake in a claim, a class or a slice:** it becomes the answer of the shapes that use it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -29,10 +29,10 @@ use crate::summary::Summary;
 /// Turns after which a shape is answered with what is known.
 pub const MOST_TURNS: u32 = 20;
 
-/// What there is to say of claims.
+/// The answer for one shape.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// They fit on this node: claim by its place, request and device.
+    /// The claims fit on this node: each claim's place, its request and the device.
     Fits {
         node: String,
         devices: Vec<(usize, String, String)>,
@@ -42,22 +42,22 @@ pub enum Answer {
         looked_at: usize,
         nodes: usize,
     },
-    /// No node is where the pod's other claims are, or there is no node.
+    /// No node is within reach of the pod's allocated claims (`held`), or the cluster has no node.
     Nowhere {
         held: bool,
     },
     Mistake(AllocateError),
-    /// Nobody may allocate a claim, by its place.
+    /// Nobody may allocate a claim: its place, and why.
     Nobody(usize, Unallocatable),
 }
 
-/// All answers.
+/// The answers for all shapes, and the queue of shapes to look at.
 #[derive(Debug, Default)]
 pub struct Answers {
     known: HashMap<Shape, Known>,
     queue: VecDeque<Shape>,
-    under_way: Option<Pass>,
-    /// Keys of pods that the planner has given something, which the watches have yet to bring: there is nothing to
+    under_way: Option<Progress>,
+    /// Keys of pods for which the planner has allocated a claim that the watch does not show yet: there is nothing to
     /// explain.
     served: HashSet<String>,
 }
@@ -65,15 +65,15 @@ pub struct Answers {
 #[derive(Debug)]
 struct Known {
     answer: Answer,
-    /// The index's version that it is about.
+    /// The state's version when work on it began.
     version: u64,
 }
 
-/// One shape, as far as its nodes were looked at.
+/// The work on one shape, node by node.
 #[derive(Debug)]
-struct Pass {
+struct Progress {
     shape: Shape,
-    /// What is asked for, or which claim nobody may allocate, and why.
+    /// The claims to ask about, or the place of one that nobody may allocate, and why.
     claims: Result<Vec<ResourceClaim>, (usize, Unallocatable)>,
     nodes: Vec<String>,
     next: usize,
@@ -83,8 +83,8 @@ struct Pass {
 }
 
 impl Answers {
-    /// Takes in who waits now. What nobody asks any more is forgotten.
-    pub fn ask(&mut self, state: &State) {
+    /// Queues the shapes of the pods that wait now, and drops those of which no pod waits any more.
+    pub fn update_queue(&mut self, state: &State) {
         let waiting = state.pods().filter(|pod| pod.is_unschedulable);
         let (served, waiting): (Vec<&Pod>, Vec<&Pod>) = waiting.partition(|pod| is_served(pod, state));
         self.served = served.into_iter().map(Pod::key).collect();
@@ -95,41 +95,42 @@ impl Answers {
             .collect();
         self.known.retain(|shape, _| wanted.contains(shape));
         self.queue.retain(|shape| wanted.contains(shape));
-        self.under_way.take_if(|pass| !wanted.contains(&pass.shape));
+        self.under_way.take_if(|progress| !wanted.contains(&progress.shape));
         let version = state.version();
         let queued: HashSet<&Shape> = self.queue.iter().collect();
-        let is_asked =
-            |shape: &Shape| queued.contains(shape) || self.under_way.as_ref().is_some_and(|pass| pass.shape == *shape);
+        let is_asked = |shape: &Shape| {
+            queued.contains(shape) || self.under_way.as_ref().is_some_and(|progress| progress.shape == *shape)
+        };
         let is_known = |shape: &Shape| self.known.get(shape).is_some_and(|known| known.version == version);
         let wanted = wanted.into_iter();
         let news: Vec<Shape> = wanted.filter(|shape| !is_asked(shape) && !is_known(shape)).collect();
         self.queue.extend(news);
     }
 
-    /// Looks at nodes until `go_on` says no, at one at least. Gives whether nothing is left to do.
-    pub fn work(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> bool {
+    /// Looks at nodes, at least at one, until `may_continue` returns false. Returns true if nothing is left to do.
+    pub fn work(&mut self, state: &mut State, may_continue: &mut dyn FnMut() -> bool) -> bool {
         loop {
             let next = self.under_way.take().or_else(|| {
                 let shape = self.queue.pop_front()?;
-                Some(Pass::new(shape, state))
+                Some(Progress::new(shape, state))
             });
-            let Some(mut pass) = next else {
+            let Some(mut progress) = next else {
                 return true;
             };
-            match pass.go(state, go_on) {
+            match progress.look_at_nodes(state, may_continue) {
                 Some(answer) => {
-                    let version = pass.version;
-                    self.known.insert(pass.shape, Known { answer, version });
+                    let version = progress.version;
+                    self.known.insert(progress.shape, Known { answer, version });
                 }
-                None => self.under_way = Some(pass),
+                None => self.under_way = Some(progress),
             }
-            if !go_on() {
+            if !may_continue() {
                 return self.under_way.is_none() && self.queue.is_empty();
             }
         }
     }
 
-    /// The latest answer to a pod that asks for this.
+    /// The latest answer for a pod of this shape.
     pub fn get(&self, pod: &Pod, shape: &Shape) -> Option<&Answer> {
         if self.served.contains(&pod.key()) {
             return None;
@@ -137,7 +138,7 @@ impl Answers {
         self.known.get(shape).map(|known| &known.answer)
     }
 
-    /// How many kinds of pods are asked about.
+    /// The number of shapes with an answer.
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -147,14 +148,15 @@ impl Answers {
     }
 }
 
+/// Returns true if an allocation for the pod is in flight.
 fn is_served(pod: &Pod, state: &State) -> bool {
     pod.claim_keys().any(|key| {
         let is_waiting = state.claim(&key).is_some_and(|claim| claim.allocation().is_none());
-        is_waiting && state.has_given(&key)
+        is_waiting && state.is_allocated(&key)
     })
 }
 
-impl Pass {
+impl Progress {
     fn new(shape: Shape, state: &State) -> Self {
         let held = shape.held.iter();
         let held: Vec<_> = held
@@ -179,8 +181,8 @@ impl Pass {
         }
     }
 
-    /// The answer, when there is one at the end of this turn.
-    fn go(&mut self, state: &mut State, go_on: &mut dyn FnMut() -> bool) -> Option<Answer> {
+    /// Returns the answer if this turn completes it.
+    fn look_at_nodes(&mut self, state: &mut State, may_continue: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let claims: Vec<&ResourceClaim> = match &self.claims {
             Ok(claims) => claims.iter().collect(),
             Err((claim, why)) => return Some(Answer::Nobody(*claim, why.clone())),
@@ -200,14 +202,14 @@ impl Pass {
                     });
                 }
                 Ok(Some(vgpu_allocator::Answer::Not(why))) => self.summary.add(*why),
-                // It went away since the pass began.
+                // The node was deleted since the work began.
                 Ok(None) => {}
                 Err(error) => return Some(Answer::Mistake(error)),
             }
             if self.summary.is_of_every_node() {
                 break;
             }
-            if self.next < self.nodes.len() && !go_on() {
+            if self.next < self.nodes.len() && !may_continue() {
                 if self.turns < MOST_TURNS {
                     return None;
                 }

@@ -1,5 +1,5 @@
-//! What is wrong with a request on our classes that an allocator does not look at: units, configs, a monitor without
-//! admin access. Prepare would refuse it on the node, long after.
+//! Mistakes in a request on our classes that an allocator does not look for: units, configs, a monitor without admin
+//! access. Without this check Prepare would refuse the claim on the node, long after.
 
 use vgpu_allocator::model::{DeviceClass, Exactly, RequestedConfig};
 use vgpu_api::config::{self, ConfigError, Entry, Grant};
@@ -8,14 +8,14 @@ use vgpu_api::{DRIVER_NAME, device_type as types};
 use vgpu_planner::State;
 
 use crate::class::{device_type, is_ours};
-use crate::question::{Ask, Question, asks};
+use crate::question::{Question, SubRequest, sub_requests};
 
 /// A mistake in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mistake {
-    /// Whether it can never be prepared. If not, it waits for what it lacks.
+    /// True if the claim can never be prepared. False if it waits for what it lacks.
     pub(crate) refused: bool,
-    /// With claim and request in front.
+    /// Begins with claim and request.
     pub(crate) text: String,
 }
 
@@ -31,11 +31,11 @@ enum CheckError {
     MonitorWithoutAdmin,
 }
 
-/// What is wrong with requests of which no alternative is in order.
+/// The mistakes of the pod's requests. A request with one valid alternative has none.
 pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
-    for (key, asked) in question.claims.iter().zip(&question.shape.asked) {
-        let asks: Vec<Ask<'_>> = asks(asked.spec()).collect();
+    for (key, asked) in question.claims.iter().zip(&question.shape.specs) {
+        let asks: Vec<SubRequest<'_>> = sub_requests(asked.spec()).collect();
         let configs = &asked.spec().devices.config;
         for alternatives in asks.chunk_by(|a, b| a.at.0 == b.at.0) {
             let of_one: Option<Vec<Mistake>> = alternatives
@@ -48,8 +48,8 @@ pub(crate) fn mistakes(question: &Question, state: &State) -> Vec<Mistake> {
     mistakes
 }
 
-fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
-    // A class that does not exist is the allocator's to name.
+fn mistake(claim: &str, ask: &SubRequest<'_>, configs: &[RequestedConfig], state: &State) -> Option<Mistake> {
+    // The allocator reports a class that does not exist.
     let class = state.class(&ask.exactly.class).filter(|class| is_ours(class))?;
     let error = check(ask, class, configs, state).err()?;
     Some(Mistake {
@@ -58,7 +58,12 @@ fn mistake(claim: &str, ask: &Ask<'_>, configs: &[RequestedConfig], state: &Stat
     })
 }
 
-fn check(ask: &Ask<'_>, class: &DeviceClass, configs: &[RequestedConfig], state: &State) -> Result<(), CheckError> {
+fn check(
+    ask: &SubRequest<'_>,
+    class: &DeviceClass,
+    configs: &[RequestedConfig],
+    state: &State,
+) -> Result<(), CheckError> {
     let Exactly {
         capacity, admin_access, ..
     } = ask.exactly;
@@ -76,9 +81,9 @@ fn check(ask: &Ask<'_>, class: &DeviceClass, configs: &[RequestedConfig], state:
     Ok(())
 }
 
-/// What Prepare would say to the configs of the class and of the claim.
+/// Checks the configs of the class and of the claim as Prepare would.
 fn check_config(
-    ask: &Ask<'_>,
+    ask: &SubRequest<'_>,
     class: &DeviceClass,
     configs: &[RequestedConfig],
     requested: &Requested,
@@ -89,7 +94,7 @@ fn check_config(
             .iter()
             .enumerate()
             .filter(|(_, config)| Entry::applies(&config.requests, &ask.name()))
-            // Those of other drivers are none of our business.
+            // Other drivers check their own configs.
             .filter_map(|(index, config)| Some((index, config.opaque.as_ref().filter(|of| of.driver == DRIVER_NAME)?)))
             .map(|(index, opaque)| {
                 Entry::parse(format!("{prefix}config[{index}].opaque.parameters"), &opaque.parameters)
@@ -104,11 +109,11 @@ fn check_config(
         &parse(configs, "spec.devices.")?,
     )?;
     let largest = state.published().map(|published| published.largest).max();
-    // Without a GPU there is nothing to hold the config against, and the missing GPU is said instead.
+    // Without a GPU there is nothing to compare the config with, and the missing GPU is reported instead.
     let Some(largest) = largest.filter(|memory| *memory > 0 && device_type(class) == types::GPU) else {
         return Ok(());
     };
-    // What is left out is all of a GPU's memory, and no guaranteed time.
+    // By default a request gets all of a GPU's memory, and no guaranteed time.
     effective.check(&Grant {
         memory: requested.memory.unwrap_or(largest),
         device_memory: largest,

@@ -1,16 +1,16 @@
-//! What a DeviceClass is to us, as far as its text tells.
+//! Recognises our DeviceClasses by their selectors.
 
 use vgpu_allocator::model::DeviceClass;
 use vgpu_api::{DRIVER_NAME, device_type};
 use vgpu_planner::State;
 
-/// Whether the class selects our devices. Whoever derives a class from ours names the driver: a class must, or it would
-/// select everybody's devices. One that cannot be read is told by its name alone.
+/// Returns true if the class selects our devices: a selector names our driver, as it must, or it would select the
+/// devices of all drivers. A class that cannot be decoded is recognised by its name.
 pub(crate) fn is_ours(class: &DeviceClass) -> bool {
     selects(class, DRIVER_NAME) || class.unreadable.is_some() && vgpu_api::class::is_ours(&class.metadata.name)
 }
 
-/// The same of a class by its name, which may not exist.
+/// As [`is_ours`], for the name of a class that may not exist.
 pub(crate) fn is_ours_by_name(class: &str, state: &State) -> bool {
     state
         .class(class)
@@ -24,7 +24,7 @@ pub(crate) fn device_type(class: &DeviceClass) -> &'static str {
     selected.unwrap_or(device_type::GPU)
 }
 
-/// Whether one of its selectors names the value.
+/// Returns true if one of its selectors names the value.
 fn selects(class: &DeviceClass, value: &str) -> bool {
     let expressions = class.spec.selectors.iter().filter_map(|selector| selector.cel.as_ref());
     let quoted = [format!("\"{value}\""), format!("'{value}'")];

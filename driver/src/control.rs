@@ -1,19 +1,19 @@
 //! Controller mode: performs what the planner decides, and reports the outcomes back to it.
 //!
 //! ```text
-//!  watch: changes ──┐                             ┌─► writer: last look, PATCH ─► Outcome ─┐
+//!  watch: changes ──┐                             ┌─► writer: last check, PATCH ─► Outcome ┐
 //!  elect: terms ────┼─► Planner ─► Plan ──────────┼─► reads: lists and slices  ─► Change ──┤
 //!        ▲          │      ▲                      └─► verdicts ─► notices, metrics         │
 //!        │          └──────┴──────────────────────────────────────────────────────────────◄┘
 //!      Lease
 //! ```
 //!
-//! One loop drives it ([`crate::run`]); nothing here blocks it but deciding. Changes come in bursts, so a plan is made
-//! a moment after the first of them, and planning takes at most half of the time. Writes and reads go out side by side,
-//! a few at a time; those that wait for their turn are held against lease and age when it comes.
+//! The main loop ([`crate::main_loop`]) drives it; only planning blocks the loop. Changes come in bursts, so a plan is
+//! made a moment after the first of them, and planning takes at most half of the time. Writes and reads are sent in
+//! parallel, a few at a time. A write that waited for its turn is checked against lease and age when its turn comes.
 //!
-//! How it fails: see `docs/controller.md`. Everything that is lost when the process ends is made again by the next
-//! leader from the objects themselves.
+//! Failure modes: see `docs/controller.md`. Whatever is lost when the process ends, the next leader makes again from
+//! the objects themselves.
 
 pub(crate) mod clock;
 pub(crate) mod elect;
@@ -35,7 +35,7 @@ use tokio::sync::{Semaphore, watch};
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{
-    About, Ask, Change, Intent, Outcome, Plan, Planner, Seen, Settings, State, Term, Verdict, Write, WriteId,
+    About, Change, Intent, Outcome, Plan, Planner, Read, Seen, Settings, State, Term, Verdict, Write, WriteId,
 };
 
 use self::clock::{Clock, SetBack};
@@ -44,11 +44,11 @@ use crate::metrics::Decisions;
 
 /// Changes within this time of each other are decided on together.
 const SETTLE: Duration = Duration::from_millis(10);
-/// Requests that are under way at once.
+/// Requests that are sent in parallel.
 const WRITES: usize = 16;
 const READS: usize = 8;
 
-/// The planner, and all that is under way for it.
+/// The planner, and the requests that are sent for it.
 pub(crate) struct Control {
     client: Client,
     clock: Arc<Clock>,
@@ -69,11 +69,11 @@ pub(crate) enum Done {
         id: WriteId,
         intent: &'static str,
         outcome: Outcome,
-        /// Of an allocation.
+        /// The policy of an allocation.
         policy: Option<AllocationPolicy>,
         took: Duration,
     },
-    /// `None` if it failed: the planner asks again.
+    /// `None` if it failed: the planner requests it again.
     Read(Option<Box<Change>>),
 }
 
@@ -111,7 +111,7 @@ impl Control {
         }
     }
 
-    /// Brings the figures up to date: sums that the planner has at hand.
+    /// Updates the metrics with sums that the planner has ready.
     pub(crate) fn observe(&self) {
         self.metrics.observe(&self.planner, self.clock.now());
     }
@@ -124,14 +124,15 @@ impl Control {
         self.planner.state_mut()
     }
 
-    /// Applies a change of a watch, and reads what it leaves open.
+    /// Applies a change, and sends the reads that it makes necessary.
     pub(crate) fn apply(&mut self, change: Change) {
-        for ask in self.planner.apply(change, self.clock.now()) {
-            self.read(ask);
+        for read in self.planner.apply(change, self.clock.now()) {
+            self.read(read);
         }
         self.soon();
     }
 
+    /// Schedules a plan, because something has changed.
     fn soon(&mut self) {
         let (begun, took) = self.planned;
         let rested = begun + took * 2;
@@ -149,7 +150,7 @@ impl Control {
         };
         let term = async {
             if self.fence.term.changed().await.is_err() {
-                // The election is over, and with it the process.
+                // The election has ended, and so will the process.
                 std::future::pending::<()>().await;
             }
         };
@@ -163,7 +164,7 @@ impl Control {
     /// Performs `next` and returns the verdicts to report.
     ///
     /// # Errors
-    /// The clock cannot be trusted any more.
+    /// The machine's clock was set back, so this process must end.
     pub(crate) fn perform(&mut self, next: Next) -> Result<Vec<(About, Verdict)>, SetBack> {
         match next {
             Next::Term => {
@@ -200,20 +201,20 @@ impl Control {
         let now = self.clock.now();
         let Plan {
             writes,
-            asks,
+            reads,
             verdicts,
             wake,
         } = self.planner.plan(now);
         self.planned = (begun, begun.elapsed());
         self.metrics.planned(self.planned.1);
-        // What was cut short goes on at once, but for the rest that others have.
+        // A pass whose budget was spent continues at once, except for the pause in which other work is done.
         let rested = begun + self.planned.1 * 2;
         self.plan_at = wake.map(|wake| (begun + wake.since(now)).max(rested));
         for write in writes {
             self.write(write);
         }
-        for ask in asks {
-            self.read(ask);
+        for read in reads {
+            self.read(read);
         }
         for (_, verdict) in &verdicts {
             self.metrics.decided(verdict);
@@ -240,15 +241,15 @@ impl Control {
         }));
     }
 
-    fn read(&mut self, ask: Ask) {
+    fn read(&mut self, read: Read) {
         let (client, clock, turns) = (self.client.clone(), self.clock.clone(), self.reads.clone());
-        let seen = match ask {
-            Ask::Claims => self.planner.state().seen(),
-            Ask::Slice(_) => Seen::default(),
+        let seen = match read {
+            Read::Claims => self.planner.state().seen(),
+            Read::Slice(_) => Seen::default(),
         };
         self.under_way.push(Box::pin(async move {
             let _turn = turns.acquire().await;
-            let change = reads::read(&client, &clock, &ask, &seen).await;
+            let change = reads::read(&client, &clock, &read, &seen).await;
             let change = change.inspect_err(|error| tracing::warn!(%error, "a read failed and is asked for again"));
             Done::Read(change.ok().map(Box::new))
         }));

@@ -1,17 +1,17 @@
-//! The API's objects, decoded straight into the one model of them that everything is decided by.
+//! Decodes the API's objects from JSON straight into the model that State, planner and allocator use.
 //!
 //! ```text
 //!  JSON of a list, a watch or an answer ─► Parts: metadata, spec, status ─► Object<Kind, T>, T: Readable
 //! ```
 //!
-//! Of `metadata` only what is used is read: `managedFields` alone would be half of a claim. Group, version and names
-//! are those of k8s-openapi's type of the same kind; a field that nobody reads is skipped and never stored.
+//! Only the used fields of `metadata` are read: `managedFields` alone would be half of a claim. Group, version and
+//! names are those of k8s-openapi's type of the same kind. Unused fields are skipped and never stored.
 //!
-//! How it fails: the API server keeps what this cannot read (parameters nested a thousand deep, quantities beyond any
-//! number), and a list is decoded as a whole. So a part of an object is decoded by itself, and one that cannot be is
-//! left out with a line in the log that says what follows; no other object suffers. Of a claim the status stays as long
-//! as it goes, and without its spec it is never allocated: what it holds must count although its owner wrote parameters
-//! that nobody can read.
+//! Failure modes: the API server stores objects that this cannot decode (parameters nested a thousand deep, quantities
+//! beyond any number), and a list is decoded as a whole. So each part of an object is decoded by itself. A part that
+//! fails is left out, and a line in the log says what follows; no other object is affected. Of a claim as much of the
+//! status is kept as can be decoded, because what it holds must count even if its owner wrote parameters that nobody
+//! can read; without its spec it is never allocated.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -54,11 +54,11 @@ pub struct Parts {
     status: Option<Box<RawValue>>,
 }
 
-/// What can be made of an object of which not every part can be read.
+/// A kind that can be decoded, or salvaged if one of its parts cannot.
 pub trait Readable: Sized {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
 
-    /// What is left without what keeps it from being read, and what follows from that, for the log.
+    /// Returns what can be decoded of the object, and for the log what follows from the missing rest.
     fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str);
 }
 
@@ -132,7 +132,7 @@ impl<K: Resource<DynamicType = ()>, T> Resource for Object<K, T> {
     }
 }
 
-/// What a watch needs of `metadata`.
+/// The fields of `metadata` that a watch needs.
 fn slim(parts: &Parts) -> Result<ObjectMeta, serde_json::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -152,20 +152,21 @@ fn slim(parts: &Parts) -> Result<ObjectMeta, serde_json::Error> {
     })
 }
 
-/// The most that is told of why something cannot be read: the error may have a text of somebody's in it.
+/// The limit for the text of an error, which may quote the object.
 const ERROR_MAX: usize = 200;
 
-/// What is wrong with an object, without the place in a text that its owner never sees.
+/// The error without its line and column, which refer to a JSON text that the object's owner never sees.
 fn in_short(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
 }
 
-/// Of an object without a name or a version nothing is made.
+/// What follows if an object has no readable name or version.
 const NOTHING: &str = "its metadata cannot be read, so what was known of it stays";
 
 impl Parts {
+    /// Decodes the object from its metadata, its spec if `spec`, and this status.
     fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
         let spec = self.spec.as_ref().filter(|_| spec);
         let mut text = format!(r#"{{"metadata":{}"#, self.metadata.get());
@@ -191,7 +192,7 @@ impl Readable for model::Node {
         parts.whole(true, parts.status())
     }
 
-    /// A node that nothing fits on.
+    /// The node without its spec and status, on which nothing fits.
     fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
         match parts.whole::<Self>(false, None) {
             Ok(node) => {
@@ -209,7 +210,7 @@ impl Readable for model::Slice {
         parts.whole(true, None)
     }
 
-    /// A slice without devices.
+    /// The slice without devices.
     fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
         match parts.whole(false, None) {
             Ok(slice) => (Some(slice), "its spec cannot be read, so it counts as without devices"),
@@ -253,7 +254,7 @@ impl Readable for model::Claim {
                     None => "its status cannot be read, so what it holds counts as free; delete the claim and its pods",
                 };
                 let mut claim = Self { unreadable, ..bare };
-                claim.asked.status.allocation = held.allocation.map(Arc::new);
+                claim.facts.status.allocation = held.allocation.map(Arc::new);
                 claim.reserved_for = held.reserved_for;
                 (Some(claim), follows)
             }
@@ -261,7 +262,7 @@ impl Readable for model::Claim {
     }
 }
 
-/// A claim's status without the parameters of its allocation, which come from its spec.
+/// Removes from a claim's status the parameters of its allocation, which are a copy of those in its spec.
 fn without_config(status: &str) -> Option<String> {
     #[derive(Deserialize, serde::Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -288,7 +289,7 @@ fn without_config(status: &str) -> Option<String> {
     serde_json::to_string(&serde_json::from_str::<Status>(status).ok()?).ok()
 }
 
-/// What is left of a claim's status when more than the parameters cannot be read.
+/// The parts of a claim's status that can be decoded one by one.
 #[derive(Default)]
 struct Held {
     allocation: Option<Allocation>,
@@ -296,8 +297,8 @@ struct Held {
 }
 
 impl Held {
-    /// Each device without a share, so it counts as held whole; and without tolerations, by which the allocation would
-    /// count as the controller's, to be taken back by what else the status says.
+    /// Each device is kept without its share, so that it counts as held whole, and without tolerations. With these the
+    /// allocation would count as the controller's, which might then clear it.
     fn of(status: &str) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -355,7 +356,7 @@ impl Readable for model::Pod {
         parts.whole(true, parts.status())
     }
 
-    /// A pod whose needs are not known gets nothing.
+    /// A pod whose needs are unknown gets nothing.
     fn salvage(_: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
         (None, "it cannot be read, so it gets nothing")
     }
@@ -366,7 +367,8 @@ impl Readable for DeviceClass {
         parts.whole(true, None)
     }
 
-    /// A class that selects nothing: it must not select what its selectors would have left out.
+    /// The class with a selector that matches nothing, because it must not select devices that its own selectors
+    /// exclude.
     fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
         let Ok(bare) = parts.whole::<Self>(false, None) else {
             return (None, NOTHING);
@@ -507,7 +509,7 @@ mod tests {
         assert_eq!((&read.meta().managed_fields, &read.meta().annotations), (&None, &None));
         let claim = read.body.unwrap();
         assert_eq!(claim.key(), "ns/c");
-        let request = &claim.asked.spec.devices.requests[0];
+        let request = &claim.facts.spec.devices.requests[0];
         assert_eq!(request.exactly.as_ref().unwrap().class, "vgpu");
         assert_eq!(claim.allocation(), None);
     }
@@ -582,7 +584,7 @@ mod tests {
             claim
                 .unreadable
                 .is_none()
-                .then_some(claim.asked.spec.devices.requests.len())
+                .then_some(claim.facts.spec.devices.requests.len())
         };
         assert_eq!(
             list.items.iter().map(requests).collect::<Vec<_>>(),

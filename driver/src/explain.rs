@@ -1,4 +1,4 @@
-//! Explanations as they go on: the answers, and when to work on them again.
+//! Keeps the explanations of all waiting pods up to date: decides when to work on answers and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -16,59 +16,59 @@ const TURN: Duration = Duration::from_millis(50);
 /// Explaining may use at most 1/SHARE_OF_TIME of the loop's time.
 const SHARE_OF_TIME: u32 = 10;
 
-pub(crate) struct Explainer {
+pub(crate) struct Explanations {
     started: Instant,
     answers: Answers,
-    /// When to work on answers again; None where nothing has changed since they were all given.
-    pub(crate) look_at: Option<Instant>,
+    /// When to work on answers again; `None` if nothing has changed since all were complete.
+    pub(crate) work_at: Option<Instant>,
     /// The state's version when they were worked on last.
     version: u64,
-    /// When they were worked on last, and how long.
-    looked: (Instant, Duration),
-    /// Whether this replica says what they are.
-    speaks: bool,
+    /// When they were worked on last, and for how long.
+    worked: (Instant, Duration),
+    /// True if this replica creates the events: of several, the leader.
+    explains: bool,
 }
 
-impl Explainer {
+impl Explanations {
     pub(crate) fn new(started: Instant) -> Self {
         Self {
             started,
             answers: Answers::default(),
-            look_at: None,
+            work_at: None,
             version: 0,
-            looked: (started, Duration::ZERO),
-            speaks: false,
+            worked: (started, Duration::ZERO),
+            explains: false,
         }
     }
 
     /// Schedules work on the answers, because something has changed.
     pub(crate) fn soon(&mut self) {
-        let rest = self.looked.0 + self.looked.1 * SHARE_OF_TIME;
-        self.look_at.get_or_insert((Instant::now() + SETTLE).max(rest));
+        let rest = self.worked.0 + self.worked.1 * SHARE_OF_TIME;
+        self.work_at.get_or_insert((Instant::now() + SETTLE).max(rest));
     }
 
-    /// Works on answers if it is time, and hands on what they are now. `speaks`: whether this replica is the one to say
-    /// so.
-    pub(crate) fn turn(&mut self, state: &mut State, speaks: bool, notices: &mut Notices, health: &Health) {
-        // More changes it than the watches: what is written, and the time at which a device changes hands.
+    /// Works on answers if it is time, and passes the current texts to `notices`. `explains`: true if this replica
+    /// creates the events.
+    pub(crate) fn turn(&mut self, state: &mut State, explains: bool, notices: &mut Notices, health: &Health) {
+        // Besides the watches, writes change the state, and so does the time at which a device changes its allocator.
         let version = state.version();
         if version != self.version {
             self.version = version;
             self.soon();
         }
-        if speaks != self.speaks {
-            self.speaks = speaks;
-            self.look_at = Some(Instant::now());
+        if explains != self.explains {
+            self.explains = explains;
+            self.work_at = Some(Instant::now());
         }
-        if self.look_at.is_none_or(|at| Instant::now() < at) {
+        if self.work_at.is_none_or(|at| Instant::now() < at) {
             return;
         }
         let begun = Instant::now();
         let mut done = true;
-        if state.is_complete() && speaks {
-            self.answers.ask(state);
-            let go_on = &mut || begun.elapsed() < TURN;
-            done = self.answers.work(state, go_on);
+        if state.is_complete() && explains {
+            self.answers.update_queue(state);
+            let may_continue = &mut || begun.elapsed() < TURN;
+            done = self.answers.work(state, may_continue);
             notices.observe(messages(state, &self.answers), self.started.elapsed());
             health
                 .metrics
@@ -76,7 +76,7 @@ impl Explainer {
         } else {
             notices.observe(Vec::new(), self.started.elapsed());
         }
-        self.looked = (begun, begun.elapsed());
-        self.look_at = (!done).then(|| begun + self.looked.1 * SHARE_OF_TIME);
+        self.worked = (begun, begun.elapsed());
+        self.work_at = (!done).then(|| begun + self.worked.1 * SHARE_OF_TIME);
     }
 }

@@ -6,29 +6,29 @@ use std::time::Duration;
 
 use vgpu_api::config::AllocationPolicy;
 
-/// Allocates GPU fractions, or leaves that to kube-scheduler, and says why pods that ask for them are Pending.
+/// Explains why pods that ask for GPU fractions are Pending, and allocates them or leaves that to kube-scheduler.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vgpu-controller", version)]
 pub struct Flags {
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:9441")]
     pub http_address: String,
-    /// Seconds after which an unchanged reason is said again.
+    /// Seconds after which an unchanged reason is repeated.
     #[arg(long, default_value = "300")]
     pub repeat_after: String,
-    /// Events per second that are written at most, over all pods.
+    /// The limit of events per second, over all pods.
     #[arg(long, default_value = "10")]
     pub events_per_second: String,
-    /// Name under which events are written.
+    /// Name of this replica in events (reportingInstance) and in the Lease.
     #[arg(long, env = "POD_NAME", default_value = "vgpu-controller")]
     pub instance: String,
-    /// Who allocates: kube-scheduler, or this controller the devices that are tainted for it.
+    /// What allocates: kube-scheduler, or this controller for the devices that are tainted for it.
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
-    /// How devices are chosen where neither a claim nor its class says so by a VgpuConfig.
+    /// Allocation policy for claims whose VgpuConfig, and whose class's, names none.
     #[arg(long, default_value = "binpack")]
     pub policy: String,
-    /// How long devices are held for a pod that is not bound: seconds or minutes, for example 30s.
+    /// How long devices are held for a pod that is not bound yet: seconds or minutes, for example 30s.
     #[arg(long, default_value = "30s")]
     pub hold_timeout: String,
     /// Namespace of the Lease by which one replica leads.
@@ -50,7 +50,7 @@ pub enum Allocator {
     Controller,
 }
 
-/// What controller mode is run with.
+/// The settings of controller mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerMode {
     pub policy: AllocationPolicy,
@@ -59,7 +59,7 @@ pub struct ControllerMode {
     pub lease_name: String,
 }
 
-/// Flags that make sense.
+/// The validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub http_address: SocketAddr,

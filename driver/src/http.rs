@@ -1,4 +1,4 @@
-//! /healthz (the loop turns), /readyz (everything was listed once), /metrics.
+//! Serves /healthz (the main loop runs), /readyz (every kind was listed once) and /metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use axum::routing::get;
 
 use crate::metrics::Metrics;
 
-/// The main loop turns at least every [`crate::run::HEARTBEAT`]; after so long without it it hangs.
+/// The main loop turns at least every [`crate::main_loop::HEARTBEAT`]; after this time without a turn it hangs.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// What the main loop shows to the outside.
+/// The state of the main loop for the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,

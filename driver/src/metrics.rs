@@ -1,4 +1,4 @@
-//! What this controller counts about itself.
+//! The controller's metrics.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
-/// Registers a metric and gives it back.
+/// Registers a metric and returns it.
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
     metric
@@ -67,7 +67,7 @@ impl Metrics {
             watch_errors: register(
                 &mut registry,
                 "watch_errors",
-                "Watches that stumbled, by resource",
+                "Errors of watches, which are retried, by resource",
                 Family::default(),
             ),
             decisions: Decisions::new(&mut registry),
@@ -75,7 +75,7 @@ impl Metrics {
         }
     }
 
-    /// After a turn of explaining: its time, and how many pods wait, for how many different things.
+    /// Records a turn of explaining: its time, the number of waiting pods, and the number of shapes.
     pub(crate) fn looked(&self, took: Duration, pods: usize, questions: usize) {
         self.pending_pods.set(count(pods));
         self.questions.set(count(questions));
@@ -90,7 +90,7 @@ impl Metrics {
     }
 }
 
-/// Of controller mode.
+/// The metrics of controller mode.
 #[derive(Debug, Clone)]
 pub(crate) struct Decisions {
     is_leading: Gauge,
@@ -121,7 +121,7 @@ impl Decisions {
             plan_seconds: register(
                 registry,
                 "plan_seconds",
-                "Time that one round of deciding took",
+                "Time that one pass of the planner took",
                 Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
             ),
             write_seconds: register(
@@ -145,7 +145,7 @@ impl Decisions {
             verdicts: register(
                 registry,
                 "verdicts",
-                "What there was to tell of pods and claims, by the event's reason",
+                "Verdicts on pods and claims, by the event's reason",
                 Family::default(),
             ),
             allocations: register(

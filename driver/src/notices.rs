@@ -1,9 +1,9 @@
-//! When to say what: at once when it is new, never twice while it is, again after a while, and never in a flood.
+//! Decides when an event is written: at once if its text is new, again after a while, and never in a flood.
 //!
-//! Time is an argument. A pod's first text is due at once (a verdict that GPUs have room only when it has stood for
-//! [`ROOM_HOLD`]); a changed text not before [`CHANGE_HOLD`] after the last one was said, because in a busy cluster
-//! what is free changes with every pod; the same text after `repeat_after`. What the controller decided is told once
-//! ([`Notices::tell`]). Over all of it a token bucket holds.
+//! Time is an argument. A pod's first text is due at once; that GPUs have room, only after it has been true for
+//! [`ROOM_HOLD`]. A changed text is due no earlier than [`CHANGE_HOLD`] after the last one, because in a busy cluster
+//! what is free changes with every pod. An unchanged text is repeated after `repeat_after`. A decision of the
+//! controller is reported once ([`Notices::add_decision`]). A token bucket limits all of it.
 
 mod decided;
 mod subject;
@@ -15,11 +15,11 @@ use vgpu_planner::About;
 
 use crate::pending::Message;
 use decided::Decided;
-pub use decided::MOST_TOLD;
+pub use decided::MAX_DECISIONS;
 pub use subject::{CHANGE_HOLD, Now, ROOM_HOLD, Topic};
 use subject::{RETRY_AFTER, Said, Subject};
 
-/// What to say, for the `count`th time.
+/// An event to write, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub topic: Topic,
@@ -33,7 +33,7 @@ pub struct Notices {
     per_second: u32,
     tokens: f64,
     refilled: Now,
-    /// Pods that wait.
+    /// The texts of pods that wait.
     explained: HashMap<Topic, Subject>,
     decided: Decided,
 }
@@ -51,7 +51,7 @@ impl Notices {
         }
     }
 
-    /// Takes in what there is to say of all pods now; a pod that is not among them is forgotten.
+    /// Replaces the texts of all pods that wait; a pod that is not among them is dropped.
     pub fn observe(&mut self, messages: Vec<(About, Message)>, now: Now) {
         let mut before = std::mem::take(&mut self.explained);
         for (about, message) in messages {
@@ -73,8 +73,8 @@ impl Notices {
         }
     }
 
-    /// Takes in a decision, to be told once. Returns false if the queue was full and a decision was dropped.
-    pub fn tell(&mut self, topic: Topic, message: Message, now: Now) -> bool {
+    /// Adds a decision, to be reported once. Returns false if the queue was full and a decision was dropped.
+    pub fn add_decision(&mut self, topic: Topic, message: Message, now: Now) -> bool {
         if let Some(known) = self.decided.get_mut(&topic) {
             known.wanted = message;
             return true;
@@ -82,7 +82,7 @@ impl Notices {
         self.decided.insert(topic, Subject::new(message, now))
     }
 
-    /// What is to be said now. It counts as said, until [`Notices::failed`].
+    /// Returns the notices to write now. They count as written unless [`Notices::failed`] is called.
     pub fn due(&mut self, now: Now) -> Vec<Notice> {
         let elapsed = now.saturating_sub(self.refilled).as_secs_f64();
         self.refilled = now;
@@ -93,7 +93,7 @@ impl Notices {
         let mut due: Vec<_> = subjects
             .filter(|(_, subject)| subject.due_at(repeat_after).is_some_and(|at| at <= now))
             .collect();
-        // Who has waited longest goes first; the name makes it definite.
+        // The notice that has waited longest goes first; the topic makes the order definite.
         due.sort_by(|(a, x), (b, y)| (x.due_at(repeat_after), *a).cmp(&(y.due_at(repeat_after), *b)));
         due.truncate(self.tokens as usize);
         self.tokens -= due.len() as f64;
@@ -117,7 +117,7 @@ impl Notices {
             .collect()
     }
 
-    /// A notice could not be delivered, and may be later.
+    /// A notice could not be delivered: it is due again after a while.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
         let subject = match notice.topic.decided {
             Some(_) => self.decided.get_mut(&notice.topic),
@@ -135,16 +135,16 @@ impl Notices {
         }
     }
 
-    /// When [`Notices::due`] will next have something to say.
+    /// When [`Notices::due`] will next return something.
     pub fn next(&self) -> Option<Now> {
         let subjects = self.explained.values().chain(self.decided.values());
         let next = subjects.filter_map(|subject| subject.due_at(self.repeat_after)).min()?;
-        // With an empty bucket there is nothing to say before the next token.
+        // With an empty bucket nothing is due before the next token.
         let missing = (1.0 - self.tokens).max(0.0) / f64::from(self.per_second);
         Some(next.max(self.refilled + Duration::from_secs_f64(missing)))
     }
 
-    /// How many pods wait.
+    /// The number of pods that wait.
     pub fn len(&self) -> usize {
         self.explained.len()
     }
@@ -158,7 +158,7 @@ impl Notices {
 mod tests {
     use vgpu_planner::Object;
 
-    use crate::pending::Kind;
+    use crate::pending::MessageKind;
 
     use super::*;
 
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    fn pod(name: &str, kind: Kind, text: &str) -> (About, Message) {
+    fn pod(name: &str, kind: MessageKind, text: &str) -> (About, Message) {
         let text = text.into();
         (about(name, Object::Pod), Message { kind, text })
     }
@@ -192,7 +192,7 @@ mod tests {
     fn a_shortage_is_said_at_once_and_again_only_after_minutes() {
         let mut notices = notices();
         for now in 0..650 {
-            notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(now));
+            notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(now));
             let due = notices.due(seconds(now));
             match now {
                 0 => assert_eq!(due[0].count, 1),
@@ -208,7 +208,10 @@ mod tests {
         let mut notices = notices();
         let mut said = vec![];
         for now in 0..60 {
-            notices.observe(vec![pod("a", Kind::Waiting, &format!("free {now}"))], seconds(now));
+            notices.observe(
+                vec![pod("a", MessageKind::Waiting, &format!("free {now}"))],
+                seconds(now),
+            );
             said.extend(texts(notices.due(seconds(now))));
         }
         assert_eq!(said, ["free 0", "free 15", "free 30", "free 45"]);
@@ -218,7 +221,10 @@ mod tests {
     fn room_is_said_only_when_it_lasts() {
         let mut notices = notices();
         for now in 0..9 {
-            notices.observe(vec![pod("a", Kind::Room, &format!("gpu {now} has room"))], seconds(now));
+            notices.observe(
+                vec![pod("a", MessageKind::Room, &format!("gpu {now} has room"))],
+                seconds(now),
+            );
             assert_eq!(notices.due(seconds(now)), vec![]);
         }
         assert_eq!(notices.next(), Some(seconds(10)));
@@ -228,7 +234,7 @@ mod tests {
     #[test]
     fn a_pod_that_runs_gets_no_more() {
         let mut notices = notices();
-        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(0));
         notices.observe(vec![], seconds(1));
         assert_eq!((notices.due(seconds(1)), notices.next()), (vec![], None));
         assert!(notices.is_empty());
@@ -237,9 +243,9 @@ mod tests {
     #[test]
     fn a_pod_made_anew_under_its_name_is_another_pod() {
         let mut notices = notices();
-        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(0));
         assert_eq!(notices.due(seconds(0)).len(), 1);
-        let (mut about, message) = pod("a", Kind::Waiting, "full");
+        let (mut about, message) = pod("a", MessageKind::Waiting, "full");
         about.uid = "another".into();
         notices.observe(vec![(about, message)], seconds(1));
         assert_eq!(notices.due(seconds(1)).len(), 1);
@@ -249,7 +255,7 @@ mod tests {
     fn a_flood_is_spread_out_and_nobody_is_forgotten() {
         let mut notices = notices();
         let pods: Vec<_> = (0..100)
-            .map(|i| pod(&format!("p{i:03}"), Kind::Waiting, "full"))
+            .map(|i| pod(&format!("p{i:03}"), MessageKind::Waiting, "full"))
             .collect();
         notices.observe(pods, seconds(0));
         let mut said = vec![];
@@ -266,7 +272,7 @@ mod tests {
     #[test]
     fn what_failed_is_tried_again_soon_with_the_same_count() {
         let mut notices = notices();
-        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
+        notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(0));
         let first = notices.due(seconds(0)).remove(0);
         notices.failed(&first, seconds(0));
         assert_eq!(notices.due(seconds(4)), vec![]);
@@ -287,7 +293,7 @@ mod tests {
 
     fn decision(text: &str) -> Message {
         Message {
-            kind: Kind::Decided("HoldTimeout"),
+            kind: MessageKind::Decided("HoldTimeout"),
             text: text.into(),
         }
     }
@@ -295,8 +301,8 @@ mod tests {
     #[test]
     fn a_decision_is_told_once_and_beside_an_explanation() {
         let mut notices = notices();
-        notices.observe(vec![pod("a", Kind::Waiting, "full")], seconds(0));
-        assert!(notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(0)));
+        notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(0));
+        assert!(notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(0)));
         let mut said = texts(notices.due(seconds(0)));
         said.sort();
         assert_eq!(said, ["full", "too slow"]);
@@ -304,20 +310,20 @@ mod tests {
         assert_eq!(notices.due(seconds(1)), vec![]);
         assert_eq!((notices.next(), notices.is_empty()), (None, true));
         // Another one waits until the first was seen; the same one in between is said already.
-        notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(2));
-        notices.tell(topic("b", Object::Claim), decision("cleared"), seconds(2));
+        notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(2));
+        notices.add_decision(topic("b", Object::Claim), decision("cleared"), seconds(2));
         assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);
-        notices.tell(topic("b", Object::Claim), decision("given"), seconds(3));
+        notices.add_decision(topic("b", Object::Claim), decision("given"), seconds(3));
         assert_eq!(notices.due(seconds(16)), vec![]);
         assert_eq!(texts(notices.due(seconds(17))), ["given"]);
-        notices.tell(topic("a", Object::Pod), decision("too slow"), seconds(60));
+        notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(60));
         assert_eq!(texts(notices.due(seconds(60))), ["too slow"], "it happened again");
     }
 
     #[test]
     fn a_decision_that_could_not_be_told_is_told_later() {
         let mut notices = notices();
-        notices.tell(topic("a", Object::Claim), decision("cleared"), seconds(0));
+        notices.add_decision(topic("a", Object::Claim), decision("cleared"), seconds(0));
         let due = notices.due(seconds(0));
         notices.failed(&due[0], seconds(1));
         assert_eq!(notices.due(seconds(5)), vec![]);
@@ -327,18 +333,18 @@ mod tests {
     #[test]
     fn decisions_without_end_do_not_take_memory_without_end() {
         let mut notices = notices();
-        for number in 0..MOST_TOLD {
-            assert!(notices.tell(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
+        for number in 0..MAX_DECISIONS {
+            assert!(notices.add_decision(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
         }
-        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(0)));
-        assert!(notices.tell(topic("0", Object::Claim), decision("y"), seconds(0)));
+        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(0)));
+        assert!(notices.add_decision(topic("0", Object::Claim), decision("y"), seconds(0)));
     }
 
     #[test]
     fn a_flood_of_one_namespace_silences_no_other() {
         let mut notices = notices();
-        for number in 0..MOST_TOLD {
-            notices.tell(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0));
+        for number in 0..MAX_DECISIONS {
+            notices.add_decision(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0));
         }
         let of_others = |name: &str| {
             let mut topic = topic(name, Object::Pod);
@@ -347,33 +353,33 @@ mod tests {
         };
         assert_eq!(notices.due(seconds(0)).len(), 10);
         assert!(
-            notices.tell(of_others("a"), decision("theirs"), seconds(0)),
+            notices.add_decision(of_others("a"), decision("theirs"), seconds(0)),
             "in the place of one that was said"
         );
         for name in ["b", "c", "d", "e", "f", "g", "h", "i", "j"] {
-            assert!(notices.tell(of_others(name), decision("theirs"), seconds(1)));
+            assert!(notices.add_decision(of_others(name), decision("theirs"), seconds(1)));
         }
         assert!(
-            !notices.tell(of_others("k"), decision("theirs"), seconds(1)),
+            !notices.add_decision(of_others("k"), decision("theirs"), seconds(1)),
             "one of the flood is lost"
         );
-        assert_eq!(notices.decided.values().count(), MOST_TOLD);
+        assert_eq!(notices.decided.values().count(), MAX_DECISIONS);
         let theirs = notices
             .decided
             .iter_mut()
             .filter(|(known, _)| known.about.namespace == "others");
         assert_eq!(theirs.count(), 11);
-        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(1)));
+        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(1)));
         // What the flood has said makes room for what it has not.
         let of_flood = |notice: &&Notice| notice.topic.about.namespace != "others";
         let said = notices.due(seconds(2)).iter().filter(of_flood).count();
         assert!(said > 0, "nothing of the flood was said");
         for number in 0..said {
             let more = topic(&format!("more-{number}"), Object::Claim);
-            assert!(notices.tell(more, decision("x"), seconds(2)), "{number}");
+            assert!(notices.add_decision(more, decision("x"), seconds(2)), "{number}");
         }
-        assert!(!notices.tell(topic("more", Object::Claim), decision("x"), seconds(2)));
-        assert_eq!(notices.decided.values().count(), MOST_TOLD);
+        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(2)));
+        assert_eq!(notices.decided.values().count(), MAX_DECISIONS);
     }
 
     #[test]
@@ -383,8 +389,8 @@ mod tests {
             decided: Some("WriteRefused"),
             ..topic("a", Object::Claim)
         };
-        notices.tell(topic("a", Object::Claim), decision("too slow"), seconds(0));
-        notices.tell(refused, decision("refused"), seconds(0));
+        notices.add_decision(topic("a", Object::Claim), decision("too slow"), seconds(0));
+        notices.add_decision(refused, decision("refused"), seconds(0));
         let mut said = texts(notices.due(seconds(0)));
         said.sort();
         assert_eq!(said, ["refused", "too slow"]);

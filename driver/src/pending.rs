@@ -1,7 +1,8 @@
-//! Why a pod on our classes is Pending, in words that an event can hold.
+//! The text of the event: why a pod on our classes is Pending.
 //!
-//! It is the allocator's answer, so it is about devices: what else a node must have for a pod is kube-scheduler's to
-//! say. What is long is cut in its middle, for the largest fraction and the way to all reasons stand at the end.
+//! The allocator answers about devices only; kube-scheduler's own event says what else a node must have for the pod. A
+//! long text is cut in its middle, because its end has the largest fraction that would fit and the command that lists
+//! all reasons.
 
 use vgpu_allocator::{AllocateError, Largest, ReasonKind, together};
 use vgpu_api::DRIVER_NAME;
@@ -12,35 +13,35 @@ use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
-use crate::text::{self, Asked};
+use crate::text::{self, RequestText};
 
 /// An event's note may be a kilobyte long.
 pub const TEXT_MAX: usize = 1024;
-/// What a selector or a taint of somebody may take of it.
+/// The part of it that one reason may take: a selector or a taint may be long.
 const REASON_MAX: usize = 320;
-/// Results that are named where a pod would fit.
+/// How many devices are named if the pod would fit.
 const MOST_RESULTS: usize = 3;
 
-/// What to tell the owner of a pod or claim.
+/// What an event says to the owner of a pod or claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    pub kind: Kind,
+    pub kind: MessageKind,
     pub text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum MessageKind {
     /// Something is used up, missing or too small.
     Waiting,
-    /// The claim is wrong and will never be prepared.
+    /// The claim is invalid and will never be prepared.
     Refused,
-    /// As far as devices go it could run.
+    /// The pod does not wait for devices: they have room.
     Room,
-    /// What the controller decided, by the event's reason; said once.
+    /// A decision of the controller, with the event's reason; reported once.
     Decided(&'static str),
 }
 
-impl Kind {
+impl MessageKind {
     /// The event's reason.
     pub fn reason(self) -> &'static str {
         match self {
@@ -51,14 +52,14 @@ impl Kind {
     }
 }
 
-/// What to say of every pod that waits for us and that there is an answer for.
+/// Returns the text for every pod that waits for our devices and has an answer.
 pub fn messages(state: &State, answers: &Answers) -> Vec<(About, Message)> {
     let pods = state.pods();
     pods.filter_map(|pod| Some((About::pod(pod), explain(pod, state, answers)?)))
         .collect()
 }
 
-/// Why the pod waits, or `None` if it does not wait for us, or nobody knows yet.
+/// Returns why the pod waits, or `None` if it does not wait for our devices or has no answer yet.
 pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     if !pod.is_unschedulable {
         return None;
@@ -67,15 +68,15 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     let answer = answers.get(pod, &question.shape)?;
     let mistakes = mistakes(&question, state);
     let kind = match answer {
-        _ if mistakes.iter().any(|mistake| mistake.refused) => Kind::Refused,
-        Answer::Fits { .. } if mistakes.is_empty() => Kind::Room,
-        _ => Kind::Waiting,
+        _ if mistakes.iter().any(|mistake| mistake.refused) => MessageKind::Refused,
+        Answer::Fits { .. } if mistakes.is_empty() => MessageKind::Room,
+        _ => MessageKind::Waiting,
     };
     let mut parts: Vec<String> = mistakes.into_iter().map(|mistake| mistake.text).collect();
-    // What is in order is not worth a word beside what is not.
+    // Beside mistakes, that the rest fits is not reported.
     let end = match answer {
         Answer::Fits { node, devices } => {
-            if kind == Kind::Room {
+            if kind == MessageKind::Room {
                 parts.push(fits(&question, node, devices));
             }
             String::new()
@@ -102,7 +103,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
                 state,
                 nodes: *nodes,
             };
-            // A node without devices stops at the first request; others have more to say.
+            // On a node without devices the search stops at the first request; other nodes show more.
             let says_more = summary.sections.iter().any(Section::is_about_devices);
             let sections = summary.sections.iter();
             let sections = sections.filter(|section| !says_more || section.is_about_devices());
@@ -128,7 +129,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
 fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) -> String {
     let named = devices.iter().take(MOST_RESULTS);
     let named: Vec<String> = named
-        .map(|(claim, request, device)| format!("{device} for {}", question.who(*claim, request)))
+        .map(|(claim, request, device)| format!("{device} for {}", question.describe(*claim, request)))
         .collect();
     let more = match devices.len().saturating_sub(MOST_RESULTS) {
         0 => String::new(),
@@ -142,7 +143,7 @@ fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) ->
 
 fn mistake(question: &Question, error: &AllocateError) -> String {
     match error {
-        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.who(*claim, request)),
+        AllocateError::Request { claim, request, fault } => format!("{}: {fault}", question.describe(*claim, request)),
         error => error.in_words(|claim| question.name(claim)),
     }
 }
@@ -158,7 +159,7 @@ fn nowhere(question: &Question, held: bool) -> String {
     }
 }
 
-/// An answer, to be put in words for one pod.
+/// Writes an answer as text for one pod.
 struct Described<'a> {
     question: &'a Question,
     state: &'a State,
@@ -167,18 +168,18 @@ struct Described<'a> {
 
 impl Described<'_> {
     fn section(&self, section: &Section) -> String {
-        let mut text = self.question.who(section.claim, &section.request);
+        let mut text = self.question.describe(section.claim, &section.request);
         let ask = self.question.shape.ask(section.claim, &section.request);
         if let Some(ask) = &ask {
             let class = self.state.class(&ask.class);
-            text.push_str(&format!(": asked for {}", Asked { ask, class }));
+            text.push_str(&format!(": asked for {}", RequestText { ask, class }));
         }
         if !self.question.shape.is_first(section.claim, &section.request) {
             text.push_str(", beside what the pod asks for before it");
         }
         let devices = section.devices();
         let mut groups = section.by_size();
-        // Where there are devices, nodes and pools without are nothing to wait for.
+        // If some nodes have devices of the class, the nodes without any are not what the pod waits for.
         if devices > 0 {
             groups.retain(|group| group.devices > 0 || group.kind != ReasonKind::NodeMismatch);
         }
@@ -233,7 +234,7 @@ impl Described<'_> {
         format!("{count}: {said} ({example}){hint}")
     }
 
-    /// There is no device of the class.
+    /// The text if no device is of the class.
     fn no_device(&self, section: &Section) -> String {
         let published = self.state.published().map(|published| published.devices).sum::<usize>();
         if published == 0 {

@@ -1,7 +1,7 @@
-//! A notice as an event on its pod or claim, in events.k8s.io/v1.
+//! Writes a notice as an Event (events.k8s.io/v1) on its pod or claim.
 //!
-//! An event's name is a digest of object, reason and text: whoever says the same again finds the event there and counts
-//! it up, before and after a restart.
+//! An event's name is a digest of object, reason and text. So the same notice finds its event again and increases its
+//! count, also after a restart.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use kube::{Api, Client};
 use vgpu_planner::Object;
 
 use crate::notices::Notice;
-use crate::pending::Kind;
+use crate::pending::MessageKind;
 
-/// The name under which the events of this program are found.
+/// `reportingController` of the events of this program.
 pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
 /// A name may have 253 characters; the digest and its dot take 17 of them.
 const NAME_MAX: usize = 236;
@@ -27,9 +27,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Said,
-    /// The API server will not have it: the namespace is going, or a right is missing.
+    /// The API server refused it: the namespace is being deleted, or a permission is missing.
     Refused,
-    /// Worth another try.
+    /// A transient failure: to be retried.
     Failed,
 }
 
@@ -102,10 +102,10 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
     }
 }
 
-fn action(kind: Kind) -> &'static str {
+fn action(kind: MessageKind) -> &'static str {
     match kind {
-        Kind::Decided(_) => "Allocate",
-        Kind::Waiting | Kind::Refused | Kind::Room => "Explain",
+        MessageKind::Decided(_) => "Allocate",
+        MessageKind::Waiting | MessageKind::Refused | MessageKind::Room => "Explain",
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
                 decided: None,
             },
             message: Message {
-                kind: Kind::Waiting,
+                kind: MessageKind::Waiting,
                 text: text.into(),
             },
             count: 1,

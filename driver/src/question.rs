@@ -1,13 +1,13 @@
-//! What a waiting pod asks for: its claims that are not allocated, those that are, and extended resources of our
-//! classes, which kube-scheduler makes a claim of only when they fit.
+//! What a waiting pod asks for: its unallocated claims, where its allocated claims are, and extended resources of our
+//! classes, for which kube-scheduler creates a claim only once they fit.
 //!
 //! ```text
 //!  pod ─► Question: the names of its claims
-//!            └────► Shape: all that decides the answer ─► the claims that the allocator is asked about
+//!            └────► Shape: everything that decides the answer ─► the claims that the allocator is asked about
 //! ```
 //!
-//! Pods that ask alike have one shape and share its answer, so an answer names no claim: it says which by its place
-//! among those that were asked about, and [`Question::who`] knows the name.
+//! Pods with equal claims have one shape and share its answer. So an answer names no claim, but its place in the shape;
+//! [`Question::describe`] knows the name.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
@@ -19,42 +19,42 @@ use vgpu_planner::{State, Unallocatable};
 
 use crate::class::{is_ours, is_ours_by_name};
 
-/// What a claim asks for. The state holds equal specs once, so two are equal if they are one.
+/// The spec of a claim. The state stores equal specs once, so two are equal if they are the same object.
 #[derive(Debug, Clone)]
-pub struct Asked(Arc<ClaimSpec>);
+pub struct SpecRef(Arc<ClaimSpec>);
 
-impl Asked {
+impl SpecRef {
     pub fn spec(&self) -> &ClaimSpec {
         &self.0
     }
 }
 
-impl PartialEq for Asked {
+impl PartialEq for SpecRef {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Asked {}
+impl Eq for SpecRef {}
 
-impl Hash for Asked {
+impl Hash for SpecRef {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         Arc::as_ptr(&self.0).hash(hasher);
     }
 }
 
-/// What decides where a pod's devices can be.
+/// Everything that decides where a pod's devices can be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// What its claims ask for.
-    pub asked: Vec<Asked>,
-    /// Class and count.
+    /// The specs of its unallocated claims.
+    pub specs: Vec<SpecRef>,
+    /// Extended resources: class and count.
     extended: Vec<(String, i64)>,
-    /// Its claims that are allocated already: it must be where they are.
+    /// Its allocated claims: the pod must run where their devices are.
     pub held: Vec<String>,
 }
 
-/// One pod's.
+/// What one pod asks for, with the names of its claims.
 #[derive(Debug, Clone)]
 pub struct Question {
     pub shape: Shape,
@@ -65,11 +65,11 @@ pub struct Question {
 }
 
 impl Question {
-    /// What a pod asks for, or `None` if it asks nothing of us.
+    /// Returns what a pod asks for, or `None` if nothing of it is of our classes.
     pub fn of(pod: &Pod, state: &State) -> Option<Self> {
         let mut question = Self {
             shape: Shape {
-                asked: Vec::new(),
+                specs: Vec::new(),
                 extended: Vec::new(),
                 held: Vec::new(),
             },
@@ -77,14 +77,14 @@ impl Question {
             extended: Vec::new(),
         };
         for key in pod.claim_keys() {
-            // A claim that does not exist yet, or not any more, is kube-scheduler's to name.
+            // kube-scheduler's own event names a claim that does not exist.
             let Some(claim) = state.claim(&key) else {
                 continue;
             };
             if claim.allocation().is_some() {
                 question.shape.held.push(key);
             } else {
-                question.shape.asked.push(Asked(claim.asked.spec.clone()));
+                question.shape.specs.push(SpecRef(claim.facts.spec.clone()));
                 question.claims.push(key);
             }
         }
@@ -94,17 +94,17 @@ impl Question {
                 question.extended.push(extended.clone());
             }
         }
-        let ours = |asked: &Asked| asks(asked.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
-        (!question.extended.is_empty() || question.shape.asked.iter().any(ours)).then_some(question)
+        let ours = |spec: &SpecRef| sub_requests(spec.spec()).any(|ask| is_ours_by_name(&ask.exactly.class, state));
+        (!question.extended.is_empty() || question.shape.specs.iter().any(ours)).then_some(question)
     }
 
-    /// The name of a claim by its place; of none that stands for extended resources.
+    /// The name of a claim by its place; empty for the claim that stands for extended resources.
     pub fn name(&self, claim: usize) -> String {
         self.claims.get(claim).cloned().unwrap_or_default()
     }
 
-    /// `claim ns/name, request gpu`, of a claim by its place.
-    pub fn who(&self, claim: usize, request: &str) -> String {
+    /// Returns `claim ns/name, request gpu` for a claim by its place.
+    pub fn describe(&self, claim: usize, request: &str) -> String {
         match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
             Some(key) => format!("claim {key}, request {request}"),
@@ -115,14 +115,14 @@ impl Question {
         }
     }
 
-    /// Whether all of it is claims, which `vgpu explain` finds.
+    /// Returns true if it has no extended resources, of which `vgpu explain` knows nothing.
     pub fn has_claims_only(&self) -> bool {
         self.extended.is_empty()
     }
 }
 
 impl Shape {
-    /// The claims as whoever allocates them asks for them, without their names.
+    /// Returns the claims as the allocator gets them, without their names: see [`State::as_its_allocator`].
     ///
     /// # Errors
     /// Nobody may allocate one of the claims: its place, and why.
@@ -131,19 +131,23 @@ impl Shape {
             spec,
             ..ResourceClaim::default()
         };
-        let asked = self.asked.iter().enumerate();
-        let asked = asked.map(|(place, asked)| state.asked(&claim(asked.0.clone())).map_err(|why| (place, why)));
-        // Extended resources are kube-scheduler's alone to serve.
+        let asked = self.specs.iter().enumerate();
+        let asked = asked.map(|(place, asked)| {
+            state
+                .as_its_allocator(&claim(asked.0.clone()))
+                .map_err(|why| (place, why))
+        });
+        // Only kube-scheduler allocates extended resources.
         let extended =
-            (!self.extended.is_empty()).then(|| Ok(state.asked_by_scheduler(&claim(Arc::new(self.extended_spec())))));
+            (!self.extended.is_empty()).then(|| Ok(state.as_scheduler(&claim(Arc::new(self.extended_spec())))));
         asked.chain(extended).collect()
     }
 
-    /// What a request, or an alternative of one, of a claim by its place asks for.
+    /// Returns a request, or an alternative of one, of a claim by its place.
     pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
-        match self.asked.get(claim) {
+        match self.specs.get(claim) {
             Some(asked) => {
-                let ask = asks(asked.spec()).find(|ask| ask.name() == request)?;
+                let ask = sub_requests(asked.spec()).find(|ask| ask.name() == request)?;
                 Some(Cow::Borrowed(ask.exactly))
             }
             None => {
@@ -153,9 +157,9 @@ impl Shape {
         }
     }
 
-    /// Whether nothing else of the pod has a device before this request.
+    /// Returns true if this is the first request of the pod.
     pub fn is_first(&self, claim: usize, request: &str) -> bool {
-        let first = match self.asked.first() {
+        let first = match self.specs.first() {
             Some(asked) => asked.spec().devices.requests.first().map(|request| &*request.name),
             None => Some("0"),
         };
@@ -187,9 +191,9 @@ fn whole(class: &str, count: i64) -> Exactly {
     }
 }
 
-/// One request that has no alternatives, or an alternative of one.
+/// A request without alternatives, or one alternative of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct SubRequest<'a> {
     pub(crate) request: &'a str,
     pub(crate) alternative: Option<&'a str>,
     /// The path in the claim.
@@ -197,8 +201,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) exactly: &'a Exactly,
 }
 
-impl Ask<'_> {
-    /// As the allocator and results name it.
+impl SubRequest<'_> {
+    /// The name that the allocator and the results use.
     pub(crate) fn name(&self) -> String {
         match self.alternative {
             Some(alternative) => format!("{}/{alternative}", self.request),
@@ -216,17 +220,17 @@ impl Ask<'_> {
     }
 }
 
-/// All that a claim asks for, in its order.
-pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
+/// All requests of a claim and their alternatives, in order.
+pub(crate) fn sub_requests(spec: &ClaimSpec) -> impl Iterator<Item = SubRequest<'_>> {
     spec.devices.requests.iter().enumerate().flat_map(|(index, request)| {
-        let exactly = request.exactly.iter().map(move |exactly| Ask {
+        let exactly = request.exactly.iter().map(move |exactly| SubRequest {
             request: &request.name,
             alternative: None,
             at: (index, None),
             exactly,
         });
         let alternatives = request.first_available.iter().enumerate();
-        let alternatives = alternatives.map(move |(place, alternative)| Ask {
+        let alternatives = alternatives.map(move |(place, alternative)| SubRequest {
             request: &request.name,
             alternative: Some(&alternative.name),
             at: (index, Some(place)),
@@ -236,7 +240,7 @@ pub(crate) fn asks(spec: &ClaimSpec) -> impl Iterator<Item = Ask<'_>> {
     })
 }
 
-/// The class of ours that stands behind an extended resource.
+/// The class of ours that provides an extended resource.
 fn class_of_extended<'a>(resource: &'a str, state: &'a State) -> Option<&'a str> {
     if let Some(class) = resource.strip_prefix("deviceclass.resource.kubernetes.io/") {
         return is_ours_by_name(class, state).then_some(class);

@@ -1,90 +1,22 @@
-//! The edges: watches in, events out, one loop between them.
+//! Starts the controller's parts: metrics server, election, watches and the main loop. Stops them on a signal.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use futures::StreamExt as _;
-use futures::stream::{BoxStream, FuturesUnordered};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vgpu_allocator::Features;
-use vgpu_planner::{About, Change, Mode, Settings, State, Time, Verdict};
+use vgpu_planner::{Mode, Settings, State};
 
+use crate::control::Control;
 use crate::control::clock::Clock;
 use crate::control::elect::Election;
-use crate::control::{Control, Next};
-use crate::explain::Explainer;
 use crate::flags::Config;
 use crate::http::{self, Health};
-use crate::notices::{Notice, Notices, Topic};
-use crate::pending::{Kind, Message, TEXT_MAX};
-use crate::publish::{Delivery, deliver};
-use crate::text;
-use crate::watch::{Watched, watch};
-
-/// The longest time between two turns of the loop.
-pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Events that are under way at once.
-const DELIVERIES: usize = 4;
-
-/// The state, and in controller mode who decides by it.
-enum Allocator {
-    Scheduler(Box<State>),
-    Controller(Box<Control>),
-}
-
-impl Allocator {
-    fn state(&mut self) -> &mut State {
-        match self {
-            Self::Scheduler(state) => state,
-            Self::Controller(control) => control.state(),
-        }
-    }
-
-    /// Whether this replica says why pods wait: of several, the one that decides.
-    fn speaks(&self) -> bool {
-        match self {
-            Self::Scheduler(_) => true,
-            Self::Controller(control) => control.is_leading(),
-        }
-    }
-
-    fn apply(&mut self, change: Change) {
-        match self {
-            Self::Scheduler(state) => {
-                // Only decisions need the time, and what is read for them.
-                state.apply(change, Time::default());
-            }
-            Self::Controller(control) => control.apply(change),
-        }
-    }
-
-    /// Waits for the next thing to do; for ever, where kube-scheduler allocates.
-    async fn next(&mut self) -> Next {
-        match self {
-            Self::Scheduler(_) => std::future::pending().await,
-            Self::Controller(control) => control.next().await,
-        }
-    }
-
-    /// Performs it, and returns the verdicts to report.
-    fn perform(&mut self, next: Next) -> anyhow::Result<Vec<(About, Verdict)>> {
-        match self {
-            Self::Scheduler(_) => Ok(Vec::new()),
-            Self::Controller(control) => Ok(control.perform(next)?),
-        }
-    }
-
-    fn observe(&self) {
-        if let Self::Controller(control) = self {
-            control.observe();
-        }
-    }
-}
+use crate::main_loop::{StateOwner, main_loop};
+use crate::watch::watch;
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
@@ -103,7 +35,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (mut stop, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (over, is_over) = oneshot::channel::<()>();
     let mut watched = Mode::Scheduler;
-    let mut allocator = Allocator::Scheduler(Box::new(State::new(watched, Features::default())));
+    let mut owner = StateOwner::Scheduler(Box::new(State::new(watched, Features::default())));
     let mut election: Option<JoinHandle<()>> = None;
     if let Some(mode) = &config.controller {
         let clock = Arc::new(Clock::start());
@@ -121,12 +53,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             settle: settings.settle,
         };
         let control = Control::new(client.clone(), clock, term, settings, decisions);
-        allocator = Allocator::Controller(Box::new(control));
+        owner = StateOwner::Controller(Box::new(control));
     }
     let changes = watch(&client, watched);
     let ended = tokio::select! {
-        ended = turn(&client, &config, &health, changes, allocator) => ended,
-        Err(error) = ended(&mut election) => Err(error),
+        ended = main_loop(&client, &config, &health, changes, owner) => ended,
+        Err(error) = election_ended(&mut election) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
             tracing::info!("stopped by SIGTERM");
@@ -137,107 +69,16 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             Ok(())
         }
     };
-    // What was under way is dropped by now, so whoever leads next has nothing of this replica to wait for.
+    // All requests of this replica are dropped by now, so the next leader need not wait for any of them.
     drop(over);
-    self::ended(&mut election).await?;
+    election_ended(&mut election).await?;
     ended
 }
 
-/// Waits until the election is over; returns at once without one.
-async fn ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
+/// Waits until the election has ended; returns at once without one.
+async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result<()> {
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
         _ => Ok(()),
     }
-}
-
-async fn turn(
-    client: &Client,
-    config: &Config,
-    health: &Health,
-    mut changes: BoxStream<'static, Watched>,
-    mut allocator: Allocator,
-) -> anyhow::Result<()> {
-    let start = Instant::now();
-    let mut explainer = Explainer::new(start);
-    let mut notices = Notices::new(config.repeat_after, config.events_per_second);
-    let mut queue: VecDeque<Notice> = VecDeque::new();
-    let mut deliveries = FuturesUnordered::new();
-    loop {
-        let speak_at = notices.next().filter(|_| queue.is_empty()).map(|due| start + due);
-        let wake = [explainer.look_at, speak_at]
-            .into_iter()
-            .flatten()
-            .fold(Instant::now() + HEARTBEAT, Instant::min);
-        let mut decided = Vec::new();
-        tokio::select! {
-            change = changes.next() => match change {
-                Some(Ok(change)) => {
-                    allocator.apply(change);
-                    explainer.soon();
-                }
-                Some(Err((kind, error))) => {
-                    health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
-                    tracing::warn!(%error, "the watch of {kind} stumbled and is tried again");
-                }
-                // The streams of kube's watcher do not end.
-                None => return Ok(()),
-            },
-            next = allocator.next() => decided = allocator.perform(next)?,
-            Some((notice, delivery)) = deliveries.next(), if !deliveries.is_empty() => {
-                let outcome = match delivery {
-                    Delivery::Said => "said",
-                    Delivery::Refused => "refused",
-                    Delivery::Failed => "failed",
-                };
-                health.metrics.events.get_or_create(&[("outcome", outcome)]).inc();
-                if delivery == Delivery::Failed {
-                    notices.failed(&notice, start.elapsed());
-                }
-            }
-            () = tokio::time::sleep_until(wake.into()) => {}
-        }
-        health.beat(allocator.state().is_complete());
-        allocator.observe();
-        for (about, verdict) in decided {
-            tracing::debug!(object = %about.key(), reason = verdict.reason(), "{verdict}");
-            let (topic, message) = told(about, &verdict);
-            if !notices.tell(topic, message, start.elapsed()) {
-                health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
-            }
-        }
-        let speaks = allocator.speaks();
-        explainer.turn(allocator.state(), speaks, &mut notices, health);
-        if queue.is_empty() {
-            queue.extend(notices.due(start.elapsed()));
-        }
-        while deliveries.len() < DELIVERIES {
-            let Some(notice) = queue.pop_front() else { break };
-            // It may have been bound or deleted while its notice waited here.
-            let Topic { about, decided } = &notice.topic;
-            let pod = allocator.state().pod(&about.key());
-            let waits = pod.is_some_and(|pod| pod.uid == about.uid && pod.node.is_none() && !pod.is_finished);
-            if waits || decided.is_some() {
-                tracing::info!(object = %about.key(), "{}", notice.message.text);
-                deliveries.push(async move {
-                    let delivery = deliver(client, &config.instance, &notice).await;
-                    (notice, delivery)
-                });
-            }
-        }
-    }
-}
-
-/// A decision as a notice.
-fn told(about: About, verdict: &Verdict) -> (Topic, Message) {
-    let reason = verdict.reason();
-    let topic = Topic {
-        about,
-        decided: Some(reason),
-    };
-    let message = Message {
-        kind: Kind::Decided(reason),
-        text: text::cut(&verdict.to_string(), TEXT_MAX),
-    };
-    (topic, message)
 }

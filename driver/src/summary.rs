@@ -1,10 +1,10 @@
-//! Many nodes' reasons as a few: added up by request, kind and what is short.
+//! Sums up the reasons of many nodes: by request, kind of reason, and what is short.
 //!
 //! ```text
 //!  Why of a node ─► add ─► Section: one request ─► Group: reasons of a kind, how many devices, the closest one
 //! ```
 //!
-//! What the allocator says of devices of other classes is counted apart: it is true of most devices of a node.
+//! Devices of other classes are counted apart, because most devices of a node are.
 
 use std::cmp::Reverse;
 
@@ -12,32 +12,32 @@ use vgpu_allocator::{Fitting, Largest, Reason, ReasonKind, Why};
 use vgpu_api::capacity;
 use vgpu_quantity::Quantity;
 
-/// Groups of one request: taints and selectors are others' texts, and may be as many as there are devices.
+/// The limit of groups of one request: without one, each device's own taint text would make a group.
 const MOST_GROUPS: usize = 32;
 
 /// Why claims fit on none of the nodes that were added.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summary {
     pub sections: Vec<Section>,
-    /// What would fit.
+    /// The largest fractions that would fit.
     pub largest: Largest,
 }
 
-/// Why one request, or one alternative of it, cannot be had beside those before it.
+/// Why one request, or one alternative of it, does not fit beside those before it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Section {
     /// Its place among the claims that were asked about.
     pub claim: usize,
     pub request: String,
     pub groups: Vec<Group>,
-    /// Reasons that found no place in a group.
+    /// Reasons beyond [`MOST_GROUPS`].
     pub others: usize,
-    /// Devices of other classes, and what is said of one.
+    /// Devices of other classes, and the reason of one of them.
     pub of_other_classes: usize,
     pub other_class: Option<Reason>,
-    /// Nodes that no slice is for.
+    /// Nodes without any slice.
     pub nodes_without: usize,
-    /// Devices that would do one by one.
+    /// Devices that fit alone, if several are wanted.
     pub fitting: usize,
     /// The node that has most of these.
     pub best: Option<Fitting>,
@@ -50,14 +50,14 @@ pub struct Group {
     /// What the reasons have in common.
     about: String,
     pub devices: usize,
-    /// Reasons that are about no device.
+    /// Reasons about a whole node.
     pub nodes: usize,
-    /// With `Capacity`, the one of the device with most left.
+    /// One of the reasons; of kind `Capacity`, that of the device with most left.
     pub closest: Reason,
 }
 
 impl Summary {
-    /// Takes in what stands in the way on another node.
+    /// Adds the reasons of another node.
     pub fn add(&mut self, why: Why) {
         let mut without = None;
         for reason in why.reasons {
@@ -78,13 +78,13 @@ impl Summary {
         self.largest.merge(why.largest);
     }
 
-    /// Whether it is the same on every node.
+    /// Returns true if every node has the same reason, so no other node need be asked: the class does not exist.
     pub fn is_of_every_node(&self) -> bool {
         let mut groups = self.sections.iter().flat_map(|section| &section.groups);
         groups.any(|group| group.kind == ReasonKind::UnknownClass)
     }
 
-    /// The place of the section, from now on.
+    /// Finds or adds the section of a request, and returns its index.
     fn section(&mut self, claim: usize, request: &str) -> usize {
         let known = self.sections.iter();
         let mut known = known.map(|section| section.claim == claim && section.request == request);
@@ -110,12 +110,12 @@ impl Summary {
 }
 
 impl Section {
-    /// Devices of the class that is asked for.
+    /// The number of devices of the requested class.
     pub fn devices(&self) -> usize {
         self.fitting + self.others + self.groups.iter().map(|group| group.devices).sum::<usize>()
     }
 
-    /// Whether there is more to say than that nobody has a device of the class.
+    /// Returns true if some node has a device of the class.
     pub fn is_about_devices(&self) -> bool {
         self.fitting > 0 || !self.groups.is_empty()
     }
@@ -188,7 +188,7 @@ fn about(reason: &Reason) -> String {
     }
 }
 
-/// How close a device comes to what is wanted: by what is left of memory, then of cores, then of the rest.
+/// How close a device comes to the request: by the memory left, then the cores, then the rest.
 fn closeness(reason: &Reason) -> Option<(i128, i128, i128)> {
     let left = |wanted: &dyn Fn(&str) -> bool| {
         let short = reason.shortages.iter().filter(|short| wanted(&short.name));

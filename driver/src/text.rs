@@ -1,4 +1,4 @@
-//! What is asked for, in words, and texts that end in time.
+//! Writes a request as words, and cuts texts to a length.
 
 use vgpu_allocator::model::{DeviceClass, Exactly, Mode};
 use vgpu_api::{capacity, class, device_type as types};
@@ -6,13 +6,13 @@ use vgpu_quantity::Quantity;
 
 use crate::class::{device_type, is_ours};
 
-/// What a request asks for; the class where there is one.
-pub(crate) struct Asked<'a> {
+/// What a request asks for, as words. `class` is `None` if it does not exist.
+pub(crate) struct RequestText<'a> {
     pub(crate) ask: &'a Exactly,
     pub(crate) class: Option<&'a DeviceClass>,
 }
 
-impl std::fmt::Display for Asked<'_> {
+impl std::fmt::Display for RequestText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { ask, class } = self;
         match &ask.mode {
@@ -43,13 +43,13 @@ impl std::fmt::Display for Asked<'_> {
     }
 }
 
-/// At most so many bytes; what is left out shows.
+/// Cuts a text to `most` bytes; `...` shows that something was cut off.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     cut_before(text, "", most)
 }
 
-/// Both texts in at most so many bytes: of the first only as much as there is room for, of the second likewise when
-/// it is longer than that alone.
+/// Joins both texts in at most `most` bytes: cuts the end of the first, and the end of the second only if that is too
+/// long by itself.
 pub(crate) fn cut_before(text: &str, end: &str, most: usize) -> String {
     const LEFT_OUT: &str = "...";
     if text.len() + end.len() <= most {
@@ -60,7 +60,7 @@ pub(crate) fn cut_before(text: &str, end: &str, most: usize) -> String {
     format!("{text}{LEFT_OUT}{end}")
 }
 
-/// As much of a text as so many bytes hold.
+/// The longest beginning of a text that has at most `most` bytes.
 fn beginning(text: &str, most: usize) -> &str {
     let most = most.min(text.len());
     let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));

@@ -1,12 +1,12 @@
-//! The watches, as one stream of changes.
+//! The watches of all kinds, as one stream of changes.
 //!
 //! ```text
-//!  watcher::Event of a kind ─► List: an object at once; at a list's end, what it named ─► Change
+//!  watcher::Event of a kind ─► List: each object at once; at the end of a list, the names in it ─► Change
 //! ```
 //!
-//! What a list brings is newer than what is known, so it is handed on object by object and no second copy of a kind is
-//! ever held; a list that breaks off is begun anew by the watch. A watch does not say as of which version it listed: the
-//! newest version in the list stands for that.
+//! Objects of a list are newer than what is known, so each is passed on at once and no kind is ever held twice in
+//! memory. If a list breaks off, the watch starts it again. kube's watcher does not report the version of a list, so
+//! the newest version in it is used instead.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -24,12 +24,12 @@ use crate::decode::{self, Object, Readable};
 
 const RULES: &str = "devicetaintrules";
 
-/// A change, or why a watch of a kind stumbled; it goes on by itself, with backoff.
+/// A change, or the error of the watch of a kind, which retries by itself with backoff.
 pub(crate) type Watched = Result<Change, (&'static str, watcher::Error)>;
 
-/// Watches what kube-scheduler reads of devices: all slices and classes, because a claim may ask for devices of other
-/// drivers beside ours, and what their claims hold. Of pods only those that wait, or where the controller decides, all
-/// that are not over.
+/// Watches what kube-scheduler reads about devices: all slices, classes and claims, because a claim may ask for devices
+/// of other drivers beside ours. In scheduler mode only pods that wait are watched, in controller mode all that are not
+/// finished.
 pub(crate) fn watch(client: &Client, mode: Mode) -> BoxStream<'static, Watched> {
     let pods = watcher::Config::default().fields(match mode {
         Mode::Scheduler => "spec.nodeName=,status.phase=Pending",
@@ -70,20 +70,20 @@ fn follow_rules(api: Api<decode::Rule>) -> BoxStream<'static, Watched> {
         .boxed()
 }
 
-/// A kind whose objects come one by one.
+/// A kind whose objects become changes one by one.
 pub(crate) trait Watchable: Readable {
     const PLURAL: &'static str;
 
     fn changed(self) -> Change;
 
-    /// `None` if it cannot be told of which version that is.
+    /// The object was deleted. `None` if the deletion's version is needed and missing.
     fn gone(key: String, version: Option<Version>) -> Option<Change>;
 
-    /// A list has ended: what it named, and the newest version in it.
+    /// A list is complete: the keys of all its objects, and the newest version in it.
     fn listed(same: Vec<String>, version: Version) -> Change;
 }
 
-/// A list of a kind that is under way.
+/// The part of a list that was received so far.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     keys: Vec<String>,
@@ -91,7 +91,8 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// What follows from a step of the watch, if anything yet. What cannot be read at all stays as it was known.
+    /// Converts an event of the watch, if it is a change. An object that cannot be decoded at all is no change: what
+    /// was known of it stays.
     pub(crate) fn change<K, T: Watchable>(&mut self, event: Event<Object<K, T>>) -> Option<Change>
     where
         Object<K, T>: Resource,
@@ -116,7 +117,7 @@ impl List {
     }
 }
 
-/// All rules: few, and the index takes them at once.
+/// All DeviceTaintRules: there are few, and every change has all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     known: BTreeMap<String, DeviceTaintRule>,
@@ -124,8 +125,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// DeviceTaintRules are of Kubernetes 1.37, and can be switched off there: an API server without them has none. The
-    /// watch asks again with its backoff, and finds them when they come.
+    /// Kubernetes has DeviceTaintRules since 1.37, and they can be switched off. An API server without them answers
+    /// 404, which counts as no rules. The watch retries with backoff, and finds them once they are served.
     pub(crate) fn change(
         &mut self,
         event: Result<Event<decode::Rule>, watcher::Error>,
@@ -153,7 +154,7 @@ impl Rules {
     }
 }
 
-/// `namespace/name`, or the name of what has no namespace.
+/// `namespace/name`, or the name of an object without a namespace.
 fn key(object: &impl Resource) -> String {
     let meta = object.meta();
     let name = meta.name.as_deref().unwrap_or_default();
@@ -259,7 +260,7 @@ impl Watchable for Claim {
             claims: Vec::new(),
             same,
             version,
-            asked: None,
+            read: None,
         }
     }
 }
@@ -295,7 +296,7 @@ mod tests {
             claims,
             same,
             version,
-            asked,
+            read,
         }) = list.change::<Kind, Claim>(Event::InitDone)
         else {
             panic!("no list");
@@ -305,7 +306,7 @@ mod tests {
             ["ns/a", "ns/b", "ns/c"],
             "what cannot be read stays as it was known"
         );
-        assert_eq!((claims.len(), version, asked), (0, Version(9), None));
+        assert_eq!((claims.len(), version, read), (0, Version(9), None));
         let change = list.change(Event::Apply(claim("a", 10)));
         assert!(matches!(change, Some(Change::Claim(_))));
         let Some(Change::ClaimGone { key, version }) = list.change(Event::Delete(claim("a", 11))) else {

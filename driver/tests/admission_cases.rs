@@ -1,7 +1,7 @@
-//! `driver/api` answers the cases of `deploy/admission-cases` as the admission policy does.
+//! `driver/api` accepts and refuses the cases of `deploy/admission-cases` as the admission policy does.
 //!
-//! The end-to-end tests replay the same files against a real API server. What is in the policy alone (tolerations,
-//! administrative access) is skipped here by the file's name, and only there.
+//! The end-to-end tests send the same files to a real API server. Files about rules that only the policy has
+//! (tolerations, admin access) are skipped here by their names.
 
 use std::path::{Path, PathBuf};
 

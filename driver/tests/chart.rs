@@ -1,6 +1,6 @@
-//! The Helm chart as helm renders it: what its schema refuses, and what it gives the two programs.
+//! The Helm chart as helm renders it: values that its schema refuses, and the flags that it passes to the two programs.
 //!
-//! helm is what the end-to-end tests built (`make demo`, `make test`), or one on PATH.
+//! Uses the helm that the end-to-end tests built (`make demo`, `make test`), or the one on PATH.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

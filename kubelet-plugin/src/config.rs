@@ -3,7 +3,7 @@
 //! Every path of docs/architecture.md is derived from a flag whose default gives that path, so that a test
 //! can run the whole plugin in its own folder.
 
-use crate::publish::allocator::Allocator;
+use crate::publish::taints::Allocator;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

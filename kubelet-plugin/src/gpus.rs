@@ -36,7 +36,9 @@ pub struct ScanOutputs {
 /// Why a scan returned no GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ScanFailure {
+    /// The node has no NVML library.
     NoDriver(String),
+    /// There is a driver, but no GPU could be listed.
     Silent(String),
 }
 
@@ -53,9 +55,10 @@ impl ScanFailure {
 /// State kept between scans.
 #[derive(Default)]
 struct Known {
-    /// The published GPUs, or those to publish with the first successful scan.
+    /// The published GPUs. Before the first successful scan: the GPUs on which the checkpoint has shares.
     gpus: Vec<Gpu>,
     published: bool,
+    /// The reasons that were logged already, one for each GPU that could not be read.
     left_out: Vec<String>,
 }
 
@@ -84,27 +87,14 @@ pub async fn run<G: Gpus>(gpus: G, config: Config, outputs: ScanOutputs) {
     }
 }
 
+/// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
 fn apply(known: &mut Known, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
     match &seen {
         Ok(seen) => {
             if outputs.readiness.set(PART, Ok(())) {
                 tracing::info!(count = seen.gpus.len(), "the driver lists GPUs");
             }
-            for reason in seen.left_out.iter().filter(|reason| !known.left_out.contains(reason)) {
-                tracing::warn!("a GPU is left out: {reason}");
-            }
-            known.left_out.clone_from(&seen.left_out);
-            let merged = merge(&known.gpus, &seen.gpus);
-            if merged != known.gpus || !known.published {
-                known.gpus = merged;
-                known.published = true;
-                let inventory = Inventory::new(known.gpus.clone());
-                outputs.metrics.gpus.set(known.gpus.len() as i64);
-                outputs
-                    .wanted
-                    .send_replace(Wanted::Slices(slices(&inventory, config.shares)));
-                outputs.node.lock().set_inventory(Ok(inventory));
-            }
+            publish(known, seen, config, outputs);
         }
         Err(ScanFailure::NoDriver(reason)) if known.gpus.is_empty() => {
             if outputs.readiness.idle(PART, reason.clone()) {
@@ -129,6 +119,30 @@ fn apply(known: &mut Known, seen: Result<List, ScanFailure>, config: &Config, ou
     if let (false, Err(reason)) = (known.published, &seen) {
         outputs.node.lock().set_inventory(Err(reason.clone()));
     }
+    report_health(known, seen, config, outputs);
+}
+
+/// Publishes what a scan has changed, and gives the GPUs to the node, which prepares claims on them.
+fn publish(known: &mut Known, seen: &List, config: &Config, outputs: &ScanOutputs) {
+    for reason in seen.left_out.iter().filter(|reason| !known.left_out.contains(reason)) {
+        tracing::warn!("a GPU is left out: {reason}");
+    }
+    known.left_out.clone_from(&seen.left_out);
+    let merged = merge(&known.gpus, &seen.gpus);
+    if merged == known.gpus && known.published {
+        return;
+    }
+    known.gpus = merged;
+    known.published = true;
+    let inventory = Inventory::new(known.gpus.clone());
+    outputs.metrics.gpus.set(known.gpus.len() as i64);
+    let devices = slices(&inventory, config.shares);
+    outputs.wanted.send_replace(Wanted::Slices(devices));
+    outputs.node.lock().set_inventory(Ok(inventory));
+}
+
+/// Reports the health of every published GPU to kubelet; one that the scan did not find is unhealthy.
+fn report_health(known: &Known, seen: Result<List, String>, config: &Config, outputs: &ScanOutputs) {
     let uuids = seen.map(|seen| seen.gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>());
     let inventory = Inventory::new(known.gpus.clone());
     let report = Report::new(config.pool(), &inventory, uuids.as_deref().map_err(Clone::clone));

@@ -2,19 +2,21 @@
 //! container runtime, and serves what containers use as metrics.
 //!
 //! ```text
-//!            NVML (driver root)                               API server
-//!                 │ inventory                        ▲ publish      │ api: GET claim
-//!                 ▼                                  │              ▼
-//!               slice ── devices ────────────────────┘      claim ── shares
-//!                                                                     │
+//!  NVML (driver root)                                                API server
+//!       │ inventory: list the GPUs                    ▲ api: create, replace   │ api: GET claim
+//!       ▼                                             │                        ▼
+//!     gpus: every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
+//!       │                                                                │
+//!       └──► health, node (which GPUs there are)                         │
+//!                       ▼                                                ▼
 //!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
-//!     └──health──                     └── usage (ledgers) ──► metrics, http; events on pods
+//!     └──health──                     └── usage (ledgers) ──► metrics, http; background: events on pods
 //! ```
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`. Synchronous: `node` and the modules it
 //! calls.
-//! Asynchronous: `api`, `publish`, `server`, `registration`, `run`.
+//! Asynchronous: `api`, `background`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -18,7 +18,7 @@ use crate::inventory::nvml::NvmlGpus;
 use crate::library::Library;
 use crate::metrics::Metrics;
 use crate::node::{Node, SharedNode};
-use crate::publish::allocator::Taints;
+use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, Socket};

@@ -19,7 +19,7 @@ pub const MAX_DEVICES: usize = 64;
 /// Kubernetes' limit for a string attribute and for a version.
 const MAX_VALUE: usize = 64;
 
-/// The devices, divided into slices. The scheduler allocates devices in this order: GPUs by index, each
+/// Returns the devices of each slice. The scheduler allocates devices in this order: GPUs by index, each
 /// followed by its monitor.
 #[must_use]
 pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {

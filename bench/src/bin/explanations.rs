@@ -1,7 +1,7 @@
 //! What explanations cost in a large cluster: a part of `bench/run.sh controller`.
 //!
-//! 1,000 nodes with 8 GPUs, each GPU full: four claims hold a quarter. 500 pods wait, all for the same, or for ten or
-//! fifty different things. Nothing is asserted: figures differ by machine.
+//! 1,000 nodes with 8 GPUs, each GPU full: four claims hold a quarter each. 500 pods wait, all with equal claims, or
+//! with ten or fifty different ones. Nothing is asserted: figures differ by machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ fn report(what: &str, state: &mut State, answers: &mut Answers) {
     let (mut turns, mut longest) = (0, Duration::ZERO);
     let said = loop {
         let turn = Instant::now();
-        answers.ask(state);
+        answers.update_queue(state);
         let done = answers.work(state, &mut || turn.elapsed() < TURN);
         let said = messages(state, answers);
         longest = longest.max(turn.elapsed());

@@ -1,4 +1,4 @@
-//! How long selectors take: `cargo run --release -p vgpu-bench --bin bench-selectors`.
+//! How long the evaluation of selectors takes: `cargo run --release -p vgpu-bench --bin bench-selectors`.
 
 use std::hint::black_box;
 use std::time::Instant;

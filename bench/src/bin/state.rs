@@ -1,8 +1,8 @@
-//! What the controller's state keeps in memory of a large cluster, without a cluster:
+//! How much memory the controller's state of a large cluster takes, without a cluster:
 //! `cargo run --release -p vgpu-bench --bin bench-state -- scheduler` or `controller`.
 //!
-//! The objects of `vgpu-bench memory` (1,000 nodes with 8 GPUs, 10,000 pods with a quarter of one), decoded and applied
-//! as the watches do it. Printed is by how much that raised the resident memory, object kind by object kind.
+//! The objects of `vgpu-bench memory` (1,000 nodes with 8 GPUs, 10,000 pods with a quarter of one) are decoded and
+//! applied as the watches do it. Prints how much each kind of object raises the resident memory.
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;

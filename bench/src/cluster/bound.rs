@@ -1,9 +1,9 @@
-//! When pods are bound, as one watch of the API server tells it.
+//! When pods are bound, as one watch of the API server shows it.
 //!
 //! ```text
 //!  kubectl get --raw ...?watch=true ─► a line an event, with the time at which it came ─► Bound
 //! ```
-//! The clock of one process says both when the first pod was there and when the last was bound.
+//! The clock of one process measures both when the first pod was there and when the last was bound.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};

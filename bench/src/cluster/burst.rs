@@ -1,13 +1,13 @@
-//! Many pods at once on hand-made nodes, each with a claim on a quarter of a GPU: kube-scheduler alone, and with
+//! Many pods at once on hand-made nodes, each with a claim for a quarter of a GPU: kube-scheduler alone, and with
 //! vgpu-controller.
 //!
 //! ```text
-//!  once a cluster: nodes ─► they count as unreachable ─► nobody writes to them
-//!  once a way:     GPUs published, with the taint or without ─► two replicas of vgpu-controller, or none
-//!  once a run:     watch ─► one pod to warm up, and away with it ─► rest ─► all pods ─► the last is bound ─► away
+//!  once a cluster: nodes ─► they count as unreachable ─► nothing writes to them any more
+//!  once a variant: GPUs published, with the taint or without ─► two replicas of vgpu-controller, or none
+//!  once a run:     watch ─► one pod to warm up, deleted again ─► pause ─► all pods ─► the last is bound ─► deleted
 //! ```
-//! The ways take turns, each turn beginning with the one that ended the last, so that a machine that changes its pace
-//! meets both alike. kube-scheduler and kube-controller-manager have their default flags.
+//! The two variants take turns, and each turn begins with the variant that ended the last, so that a machine whose
+//! speed changes affects both alike. kube-scheduler and kube-controller-manager have their default flags.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! vgpu-controller as the chart runs it, and what its processes and those of Kubernetes use.
+//! Runs vgpu-controller as the chart does, and measures what its processes and those of Kubernetes use.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Many hand-made nodes with GPUs. Nobody keeps them ready, so after a minute they count as unreachable, which pods that
-//! tolerate every taint do not mind. The writes of that time are over before anything is measured.
+//! Many hand-made nodes with GPUs. No kubelet keeps them ready, so after a minute they count as unreachable, which pods
+//! that tolerate every taint ignore. Measurements begin after the writes of that minute.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
-//! What vgpu-controller keeps in memory of a large cluster: hand-made nodes with GPUs, and pods that hold shares of
+//! How much memory vgpu-controller takes for a large cluster: hand-made nodes with GPUs, and pods that hold shares of
 //! these.
 //!
-//! All of it is written by this program: pods with their node, claims with their allocation, as kube-scheduler and
-//! vgpu-controller would have left them. Each mode's controller is looked at when it has seen all of that come, where
-//! it is the one that ran meanwhile, and when it was started anew and has listed it.
+//! This program writes all objects: pods with their node, claims with their allocation, as kube-scheduler and
+//! vgpu-controller would have left them. Each mode's controller is measured twice: when it has received all of that by
+//! its watches, if it was the one that ran meanwhile, and when it was started again and has listed it.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,40 +1,40 @@
-//! One attempt: claims, one node, an answer.
+//! One attempt to allocate claims together on one node.
 
+use crate::allocated::AllocatedDevices;
 use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::features::Features;
-use crate::ledger::Ledger;
 use crate::model::{Allocation, ResourceClaim};
 use crate::outcome::Outcome;
-use crate::plan::{Classes, Planner};
+use crate::plan::{Classes, PlanBuilder};
 use crate::policy::{NodeRank, Order};
 use crate::pools::{NodeView, PoolState};
 use crate::search::Search;
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
-/// Whether a device is where a node's allocation begins.
+/// The result of an attempt that begins with a certain device.
 pub(crate) enum Start {
     Here(Option<Vec<Allocation>>),
     Elsewhere,
 }
 
-/// What is to be allocated together, and what is known besides the node.
+/// Claims to allocate together, and everything that this depends on except the node.
 #[derive(Clone, Copy)]
 pub struct Attempt<'a> {
     pub claims: &'a [&'a ResourceClaim],
     pub classes: &'a dyn Classes,
     /// What is in use.
-    pub ledger: &'a Ledger,
+    pub allocated: &'a AllocatedDevices,
     pub features: Features,
     pub policy: AllocationPolicy,
 }
 
 impl<'a> Attempt<'a> {
-    /// One allocation a claim, in their order, or `None` when they do not fit on the node together.
+    /// Returns one allocation for each claim, in their order, or `None` if they do not fit on the node together.
     ///
     /// # Errors
-    /// Something is wrong with the claims, their classes or the slices, so that there is no right answer.
+    /// A mistake in the claims, their classes or the slices, with which no answer would be right.
     pub fn on_node(
         &self,
         view: &'a NodeView,
@@ -47,7 +47,7 @@ impl<'a> Attempt<'a> {
                 return Ok(Some(found));
             }
         }
-        // Not a reason to refuse anything that fits, but one for which nothing does.
+        // An invalid pool does not matter if the claims fit, but explains why they do not.
         let invalid = view.pools.iter().find_map(|pool| match &pool.state {
             PoolState::Invalid(error) => Some((pool.path(), Box::new(error.clone()))),
             PoolState::Usable | PoolState::Incomplete => None,
@@ -70,7 +70,7 @@ impl<'a> Attempt<'a> {
         Ok(search.run()?.then(|| self.outcome(&search, share_id)))
     }
 
-    /// Where the node stands among others, by its best device for the first request; `None` if it has none.
+    /// Returns the node's rank, by its best device for the first request; `None` if it has none.
     pub(crate) fn rank(
         &self,
         view: &'a NodeView,
@@ -95,7 +95,8 @@ impl<'a> Attempt<'a> {
         Ok(None)
     }
 
-    /// Allocations if the first request's alternative can have this device, which must be the node's best one for it.
+    /// Returns allocations if the alternative of the first request can have this device, which must be the node's best
+    /// one for it.
     pub(crate) fn on_device(
         &self,
         view: &'a NodeView,
@@ -126,7 +127,7 @@ impl<'a> Attempt<'a> {
         order: Order,
     ) -> Result<Search<'a, 'c, 's>, AllocateError> {
         let before = cache.cost();
-        let plans = Planner {
+        let plans = PlanBuilder {
             view,
             classes: self.classes,
             features: self.features,
@@ -137,7 +138,7 @@ impl<'a> Attempt<'a> {
         Ok(Search::new(
             view,
             plans?,
-            self.ledger,
+            self.allocated,
             self.features,
             (cache, budget),
             order,

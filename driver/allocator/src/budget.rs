@@ -1,23 +1,23 @@
-//! What a question may cost, over all nodes that it is asked of.
+//! Limits the steps of a search, over all nodes together.
 //!
-//! Backtracking over devices that fit one by one but not together takes time without end, and who may create claims may
-//! make one that does so on every node. So all attempts of one question draw from one budget: a step is a device that is
-//! looked at, and selectors cost by what CEL says of them. A node may take a part of what is left, so that the first one
-//! which has no answer does not keep the rest from being asked. When nothing is left there is no answer at all, and
-//! whoever asked decides when to ask again, and with how much.
+//! Backtracking over devices that fit one by one but not together takes endless time, and everyone who may create
+//! claims can write one that does so on every node. So all attempts of one question draw from one budget: one step for
+//! each device that is looked at, and for selectors the cost that CEL counts. A node may use a part of what is left, so
+//! that the first one without an answer does not keep the others from being asked. When the budget is spent there is no
+//! answer at all; the caller decides when to ask again, and with how much.
 
 use crate::error::AllocateError;
 
-/// What a question may cost if nobody says otherwise: a second or some.
+/// The default budget of a question: about a second.
 const MOST_STEPS: u64 = 3_000_000;
 
-/// One part in so many for a node, where there are as many.
+/// A node may use 1/PARTS of what is left, and more if there are fewer nodes.
 const PARTS: usize = 8;
 
-/// The least that a node may take: more than any search that does not go back.
+/// The least budget of a node: more than any search needs that does not backtrack.
 const LEAST: u64 = 1_000;
 
-/// So much of what CEL calls cost is a step: both take some hundred nanoseconds.
+/// The CEL cost that counts as one step: both take some hundred nanoseconds.
 const COST_OF_STEP: u64 = 4;
 
 /// Steps that may still be taken.
@@ -45,7 +45,7 @@ impl Budget {
         }
     }
 
-    /// Of what a question may cost if nobody says otherwise, the part of each of so many nodes.
+    /// The part of the default budget for each of `nodes` nodes.
     pub(crate) fn of_each(nodes: usize) -> u64 {
         (MOST_STEPS / nodes.max(1) as u64).max(LEAST)
     }

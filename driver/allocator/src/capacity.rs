@@ -1,8 +1,8 @@
-//! What a request consumes of a device's capacity, and whether the device can.
+//! What a request consumes of a device's capacity, and whether the device has that much.
 //!
-//! Every capacity of a device is consumed: what a request does not mention by its policy's default, or whole. What is
-//! asked for is rounded up as the policy says. A number that the policy's arithmetic cannot hold ends the attempt
-//! instead of skipping the device, as in Kubernetes: other devices would only be tried in vain, one by one.
+//! A request consumes every capacity of the device: one that it does not name by the policy's default, or whole.
+//! Amounts are rounded up as the policy says. A number beyond the policy's arithmetic ends the attempt, as in
+//! Kubernetes, because other devices would only be tried in vain.
 
 use litemap::LiteMap;
 
@@ -29,7 +29,7 @@ pub enum CapacityError {
     Negative { name: String, amount: Quantity },
 }
 
-/// Why a device cannot give what is asked.
+/// Why a device cannot satisfy a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Misfit {
     UnknownName(String),
@@ -47,11 +47,11 @@ pub struct Shortage {
     pub name: String,
     pub wanted: Quantity,
     pub free: Quantity,
-    /// What the device has when nobody uses it.
+    /// The capacity of the unused device.
     pub total: Quantity,
 }
 
-/// What the request would consume of the device, or why it cannot even of an unused one.
+/// Returns what the request would consume of the device, or why not even an unused device could satisfy it.
 ///
 /// # Errors
 /// A number with which no device can be judged.
@@ -90,7 +90,7 @@ pub(crate) fn consumed(
     Ok(Ok(amounts))
 }
 
-/// Whether the device can give the amounts besides what is in use.
+/// Checks that the device has the amounts besides what is in use.
 pub(crate) fn fits<'a>(
     amounts: &Amounts,
     device: &Device,
@@ -102,7 +102,7 @@ pub(crate) fn fits<'a>(
     }
 }
 
-/// The capacities of which the device cannot give that much besides what is in use.
+/// Returns the capacities of which the device has too little besides what is in use.
 pub(crate) fn shortages<'a>(
     amounts: &Amounts,
     device: &Device,
@@ -215,7 +215,7 @@ fn reader(milli: bool) -> fn(&Quantity) -> Option<i64> {
     }
 }
 
-/// Whether a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
+/// Returns true if a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
 pub(crate) fn in_milli(range: &Range, fractional: bool) -> bool {
     let readable = |bound: &Option<Quantity>| bound.as_ref().is_none_or(|bound| bound.exact_milli().is_some());
     fractional

@@ -1,10 +1,10 @@
-//! `matchAttribute` and `distinctAttribute`: what the devices of one claim must share, or must not.
+//! `matchAttribute` and `distinctAttribute`: attributes that the devices of one claim must have in common, or must not.
 
 use vgpu_cel::Attribute as Value;
 
 use crate::model::{Attribute, Constraint, Device};
 
-/// One constraint of a claim, and what it has seen of the devices chosen so far.
+/// One constraint of a claim, with the attribute values of the devices chosen so far.
 #[derive(Debug)]
 pub(crate) struct Tracked<'a> {
     requests: &'a [String],
@@ -20,7 +20,7 @@ enum Kind {
     Distinct,
 }
 
-/// Who asks: a request, or one of its alternatives.
+/// The request to which a constraint applies, or one of its alternatives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asker<'a> {
     pub(crate) request: &'a str,
@@ -103,7 +103,7 @@ pub(crate) fn lookup<'a>(device: &'a Device, driver: &str, name: &str) -> Option
     })
 }
 
-/// Whether two values are the same; `None` when the second is of a kind that is not compared.
+/// Returns true if two values are the same; `None` when the second is of a kind that is not compared.
 fn same(seen: &Attribute, value: &Attribute) -> Option<bool> {
     match value {
         Attribute::Known(Value::Bool(_) | Value::Int(_) | Value::String(_) | Value::Version(_)) => Some(seen == value),

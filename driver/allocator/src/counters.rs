@@ -1,4 +1,4 @@
-//! Shared counters: what partitions of one physical device draw from together.
+//! Shared counters, which partitions of one physical device consume together.
 
 use std::collections::BTreeMap;
 

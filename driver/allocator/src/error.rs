@@ -1,13 +1,13 @@
-//! Why an attempt ended without an answer.
+//! Errors that end an attempt without an answer.
 //!
-//! An error says which claim it is about by its place among those that were asked about. Whoever asked knows their names:
-//! see [`AllocateError::in_words`].
+//! An error names its claim by its place among the claims of the attempt. The caller knows their names: see
+//! [`AllocateError::in_words`].
 
 use crate::capacity::CapacityError;
 use crate::model::ResourceClaim;
 use crate::pools::{PoolError, ViewError};
 
-/// The attempt met something with which no answer is right. Each names the object and the field at fault.
+/// A mistake with which no answer would be right. Each names the object and the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     #[error("request {request}: {fault}")]
@@ -100,7 +100,7 @@ impl RequestError {
 }
 
 impl AllocateError {
-    /// Whether the devices of one node are at fault, and not the claims: another node may have an answer.
+    /// Returns true if the devices of one node are at fault, and not the claims: another node may have an answer.
     #[must_use]
     pub fn is_of_devices(&self) -> bool {
         match self {

@@ -3,12 +3,13 @@
 //! ```text
 //!  attempt fails ─► the furthest request that the search reached: everything before it fits together
 //!      │
-//!      ▼ stand before that request, with everything before it chosen
-//!  each device of the node ─► the first thing that keeps the request from it, and who holds the rest
+//!      ▼ repeat the search up to that request, with everything before it chosen
+//!  each device of the node ─► the first reason that it cannot be had for the request, and who holds the rest
 //!      └──────────────────► the request again, with all the memory that is left, and with all the cores
 //! ```
 //!
-//! Both answers are the search's own: a device is tried as an allocation would try it, so what is said to fit does.
+//! Both answers come from the search itself, which tries a device as an allocation would. So what is said to fit does
+//! fit.
 
 use serde::Serialize;
 
@@ -27,10 +28,10 @@ use vgpu_quantity::Quantity;
 /// A reason's kind, field and message.
 type Said = (ReasonKind, String, String);
 
-/// What there is to say about claims on a node.
+/// The answer for claims on one node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// One allocation a claim, without share ids.
+    /// One allocation for each claim, without share IDs.
     Fits(Vec<Allocation>),
     Not(Box<Why>),
 }
@@ -38,15 +39,15 @@ pub enum Answer {
 /// Why claims do not fit on a node, and what would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Why {
-    /// What stands in the way of the first request that does not fit beside those before it.
+    /// Why the first request that does not fit beside those before it cannot have each device.
     pub reasons: Vec<Reason>,
-    /// What that request could have.
+    /// The largest fractions that this request could have.
     pub largest: Largest,
-    /// How many devices would do, where some do and more are wanted.
+    /// How many devices fit alone, if more are wanted.
     pub fitting: Vec<Fitting>,
 }
 
-/// Devices that a request, or an alternative of one, could have one by one.
+/// How many devices a request, or an alternative of one, could have one by one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fitting {
     /// Its place among the claims that were asked about.
@@ -57,22 +58,22 @@ pub struct Fitting {
     pub wanted: i64,
 }
 
-/// The largest fractions of one device that a request could have: of the devices that pass its selectors, taints and
-/// constraints, everything but the one amount as it asks.
+/// The largest fractions of one device that a request could have, of the devices that pass its selectors, taints and
+/// constraints. Only one amount differs from the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Largest<C = usize> {
-    /// Most memory, at the cores that are asked for.
+    /// Most memory, with the requested cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Room<C>>,
-    /// Most cores, at the memory that is asked for.
+    /// Most cores, with the requested memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<Room<C>>,
-    /// It wants several devices, of which nothing is told.
+    /// True if the request wants several devices: then nothing is proposed.
     #[serde(skip)]
     pub is_of_several: bool,
 }
 
-/// What one device could give.
+/// The amount that one device could give to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Room<C = usize> {
     /// As in [`Reason`].
@@ -119,10 +120,10 @@ fn keep_larger(known: &mut Option<Room>, other: Option<Room>) {
 }
 
 impl<'a> Attempt<'a> {
-    /// Whether the claims fit on the node, and if not, why, as far as can be said within so many steps.
+    /// Returns how the claims fit on the node, or why they do not, as far as `steps` suffice.
     ///
     /// # Errors
-    /// A mistake in the claims themselves, which is no matter of this node.
+    /// A mistake in the claims themselves, which is the same on every node.
     pub fn answer(
         &self,
         view: &'a NodeView,
@@ -149,11 +150,11 @@ impl<'a> Attempt<'a> {
         steps: u64,
         cache: &mut SelectorCache<'_>,
     ) -> Result<Answer, AllocateError> {
-        // The last order is without the policy's wishes, which refuse nothing.
+        // The last order has no preferences of the policy that could refuse a device.
         let Some(order) = Order::of_policy(self.policy).pop() else {
             return Ok(Answer::Not(Box::default()));
         };
-        // One for the search, one for the way back to where it ended.
+        // One for the search, one for repeating it up to the request where it ended.
         let mut budgets = [Budget::new(steps), Budget::new(steps)];
         let [first, second] = &mut budgets;
         let mut search = self.search(view, (&mut *cache, first), order)?;
@@ -162,7 +163,7 @@ impl<'a> Attempt<'a> {
             Ok(true) => return Ok(Answer::Fits(self.outcome(&search, &mut String::new))),
             Ok(false) => {}
             Err(error @ AllocateError::Exhausted { .. }) => unanswered = error.reason(view.node(), self.claims),
-            // It may come before or after the request that is to be explained.
+            // The error may be at a request before or after the one to explain.
             Err(error) if error.is_of_devices() => {}
             Err(error) => return Err(error),
         }
@@ -183,7 +184,7 @@ impl<'a> Attempt<'a> {
                 alternative,
             };
             explainer.explain(&mut why)?;
-            // Not all of several devices may have as much as the one that has most: it is not what would fit.
+            // If several devices are wanted, what the best one could give is not what would fit.
             if explainer.search.ask(claim, request, alternative).count == 1 {
                 why.largest.merge(explainer.largest()?);
             } else {
@@ -194,7 +195,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// One request, or alternative, before which the search stands.
+/// Explains one request, or alternative, that the search has reached.
 struct Explainer<'e, 'a, 'c, 's> {
     search: &'e mut Search<'a, 'c, 's>,
     claim: usize,
@@ -233,7 +234,7 @@ impl Explainer<'_, '_, '_, '_> {
                         Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
                         _ => Vec::new(),
                     };
-                    // Where it is said who holds the device.
+                    // Only these texts name the claims that hold the device.
                     let together = match &refusal {
                         Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => self.with_it(index),
                         _ => Vec::new(),
@@ -289,7 +290,7 @@ impl Explainer<'_, '_, '_, '_> {
         Ok(largest)
     }
 
-    /// The most of a capacity that the request could have of a device.
+    /// The largest amount of a capacity that the request could have of a device.
     fn room(&mut self, index: usize, name: &str) -> Result<Option<Room>, AllocateError> {
         let Some((name, amount)) = self.search.room(index, name) else {
             return Ok(None);
@@ -426,14 +427,14 @@ impl Explainer<'_, '_, '_, '_> {
         Ok((ReasonKind::Selector, field, message))
     }
 
-    /// Who holds a device, in words.
+    /// The claims that hold a device, as the end of a message.
     fn holders(&self, index: usize) -> String {
         let usage = self.search.usage(index).into_iter();
         let holders = usage.flat_map(|usage| usage.holders()).map(|holder| holder.to_string());
         few(", held by ", holders.collect())
     }
 
-    /// The claims asked about that would have a device.
+    /// The places of the claims of this attempt that would use a device.
     fn with_it(&self, index: usize) -> Vec<usize> {
         let picks = self.search.picks.iter().enumerate();
         let with_it = picks.filter(|(_, picks)| picks.iter().any(|pick| pick.candidate == index));

@@ -1,4 +1,4 @@
-//! Kubernetes' feature gates that allocation knows, as switches.
+//! Kubernetes' feature gates that change how devices are allocated.
 
 /// One switch a gate. The default is what is on in Kubernetes 1.37.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

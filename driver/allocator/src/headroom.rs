@@ -1,4 +1,4 @@
-//! The most that a device could still give of one capacity.
+//! The largest request that a device can still satisfy of one capacity.
 
 use crate::capacity::in_milli;
 use crate::model::{Capacity, Range, RequestPolicy};
@@ -6,7 +6,7 @@ use vgpu_quantity::Quantity;
 
 /// The largest request that the policy leaves as it is and that `free` holds; `None` if there is none.
 ///
-/// Whether the device gives it is the search's to say: this only proposes an amount.
+/// This only proposes an amount; the search decides if the device can give it.
 pub(crate) fn largest(capacity: &Capacity, free: &Quantity, fractional: bool) -> Option<Quantity> {
     if free.is_negative() {
         return None;

@@ -1,17 +1,17 @@
-//! The cluster as a whole, kept up to date change by change, so that one claim is allocated without a look at every
-//! device.
+//! The whole cluster, updated change by change, so that a claim is allocated without looking at every device.
 //!
 //! ```text
-//!  set_*, remove_* ─► inventory, ledger, classes ─► free index: devices by memory left, cores left, name, node
-//!                                                      │ from the memory that is asked for on
-//!                                                      ▼
+//!  set_*, remove_* ─► inventory, allocated, classes ─► free index: devices by memory left, cores left, name, node
+//!                                                         │ from the requested memory on
+//!                                                         ▼
 //!  claims ─► allocate ─► a device that the first request can have ─► its node's view ─► search ─► allocations
 //! ```
 //!
-//! The free index is `binpack`'s order of devices and nodes at once: the first node on which everything fits is the one
-//! that a comparison of all nodes would choose. Other policies, and first requests for all devices, with admin access, or
-//! that match a device of no single node, are answered by that comparison, which is kept for claims that ask alike: only
-//! nodes that events have touched are compared again. Nothing is written: the caller writes the allocation, and its event comes back as any other's.
+//! The free index has the order in which `binpack` takes devices and nodes, so the first node on which everything fits
+//! is the one that a comparison of all nodes would choose. That comparison answers all others: other policies, and
+//! first requests for all devices, with admin access, or that match a device of no single node. Its result is kept for
+//! equal claims, and only nodes that have changed are compared again. Nothing is written: the caller writes the
+//! allocation, and its event comes back like any other.
 
 mod answer;
 mod choose;
@@ -23,10 +23,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::allocate::Attempt;
+use crate::allocated::AllocatedDevices;
 use crate::error::AllocateError;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice, SliceHandle};
-use crate::ledger::Ledger;
 use crate::model::{
     Allocation, Device, DeviceClass, DeviceResult, DeviceTaintRule, Metadata, Node, RequestPolicy, ResourceClaim,
     ResourceSlice,
@@ -39,15 +39,15 @@ use free_index::FreeIndex;
 use rankings::Rankings;
 use vgpu_api::config::AllocationPolicy;
 
-/// Claims and where they fit.
+/// A node for claims, and their allocations there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     pub node: String,
-    /// One a claim.
+    /// One for each claim, in their order.
     pub allocations: Vec<Allocation>,
 }
 
-/// The state of the cluster, as far as allocation goes.
+/// The state of the cluster that allocation depends on.
 #[derive(Debug)]
 pub struct Index {
     features: Features,
@@ -55,14 +55,14 @@ pub struct Index {
     inventory: Inventory,
     slices: HashMap<String, SliceHandle>,
     classes: ByName,
-    ledger: Ledger,
-    /// What each claim holds.
+    allocated: AllocatedDevices,
+    /// The allocation of each claim that has one.
     claims: HashMap<Arc<str>, Arc<Allocation>>,
     free_index: FreeIndex,
     rankings: Rankings,
-    /// Views that were needed and still hold.
+    /// The cached views of nodes.
     views: HashMap<String, Arc<NodeView>>,
-    /// The request policies of all devices.
+    /// The request policies of all devices; equal ones are stored once.
     policies: Shared<RequestPolicy>,
     version: u64,
 }
@@ -85,7 +85,7 @@ impl Index {
             inventory: Inventory::default(),
             slices: HashMap::new(),
             classes: ByName::default(),
-            ledger: Ledger::default(),
+            allocated: AllocatedDevices::default(),
             claims: HashMap::new(),
             free_index: FreeIndex::default(),
             rankings: Rankings::default(),
@@ -95,7 +95,7 @@ impl Index {
         }
     }
 
-    /// Inserts or replaces a node. A heartbeat changes nothing that is looked at here.
+    /// Inserts or replaces a node. A heartbeat changes nothing that is stored here.
     pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
         let node = node.into();
         if self.nodes.get(&node.metadata.name) != Some(&node) {
@@ -111,7 +111,7 @@ impl Index {
         self.nodes.remove(name);
     }
 
-    /// Inserts or replaces a slice. A watch that starts over brings slices that are known already.
+    /// Inserts or replaces a slice. One that has not changed is ignored: a watch that starts again sends all slices.
     pub fn set_slice(&mut self, mut slice: ResourceSlice) {
         if self
             .known_slice(&slice.metadata.name)
@@ -131,7 +131,7 @@ impl Index {
         }
         let slice = Arc::new(Slice::new(slice));
         self.forget_views(&slice);
-        self.free_index.insert(&slice, &self.ledger);
+        self.free_index.insert(&slice, &self.allocated);
         self.slices
             .insert(slice.name.clone(), self.inventory.insert(slice.clone()));
     }
@@ -174,13 +174,13 @@ impl Index {
         self.touch_all();
     }
 
-    /// Counts what a claim holds, by its key `namespace/name`, in place of what it held before.
+    /// Replaces the allocation of a claim, by its key `namespace/name`.
     pub fn set_claim(&mut self, key: &str, allocation: Option<&Arc<Allocation>>) {
-        // Most of what happens to a claim leaves what it holds: reservations, the status of its devices.
+        // Most changes of a claim leave its devices unchanged: reservations, the status of its devices.
         let held = self.claims.get_mut(key);
         if held.as_ref().map(|held| &held.devices.results) == allocation.map(|new| &new.devices.results) {
             if let (Some(held), Some(new)) = (held, allocation) {
-                *held = new.clone(); // so that there is one of it
+                *held = new.clone(); // so that the caller and the index share one
             }
             return;
         }
@@ -189,8 +189,8 @@ impl Index {
             let key: Arc<str> = key.into();
             let results = &allocation.devices.results;
             self.version += 1;
-            self.ledger.add(&key, results, self.features);
-            self.free_index.update(results, &self.ledger);
+            self.allocated.add(&key, results, self.features);
+            self.free_index.update(results, &self.allocated);
             self.touch_users(results);
             self.claims.insert(key, allocation.clone());
         }
@@ -201,25 +201,25 @@ impl Index {
         self.release(key);
     }
 
-    /// Grows with every event that may change an answer.
+    /// Increases with every event that may change an answer.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// What the driver's devices have left together.
+    /// The sum of what is free on the driver's devices.
     #[must_use]
     pub fn free(&self, driver: &str) -> Free {
         self.free_index.free(driver)
     }
 
-    /// The devices of a slice, as [`Self::set_slice`] was given them; none of a slice that is not known.
+    /// The devices of a slice, as passed to [`Self::set_slice`]; none of an unknown slice.
     #[must_use]
     pub fn devices_of_slice(&self, name: &str) -> &[Device] {
         self.known_slice(name).map_or(&[], |slice| &slice.spec.devices)
     }
 
-    /// A slice, as [`Self::set_slice`] was given it.
+    /// A slice, as passed to [`Self::set_slice`].
     #[must_use]
     pub fn slice(&self, name: &str) -> Option<ResourceSlice> {
         let slice = self.known_slice(name)?;
@@ -255,13 +255,13 @@ impl Index {
         Attempt {
             claims,
             classes: &self.classes,
-            ledger: &self.ledger,
+            allocated: &self.allocated,
             features: self.features,
             policy,
         }
     }
 
-    /// What a node can use; `None` for a node that is not known.
+    /// Returns the devices that a node can use, cached; `None` for an unknown node.
     fn view(&mut self, name: &str) -> Result<Option<Arc<NodeView>>, AllocateError> {
         if let Some(view) = self.views.get(name) {
             return Ok(Some(view.clone()));
@@ -274,7 +274,7 @@ impl Index {
         Ok(Some(view))
     }
 
-    /// Forgets what a slice is a part of: its node, and every node that has a slice of the same pool.
+    /// Drops the views that may contain the slice: of its node, and of every node that has a slice of the same pool.
     fn forget_views(&mut self, slice: &Slice) {
         let own = slice.spec.node_name.clone().filter(|node| !node.is_empty());
         match (own, self.nodes_of_pool(&slice.spec.driver, &slice.spec.pool.name)) {
@@ -286,7 +286,7 @@ impl Index {
         }
     }
 
-    /// Whoever has devices of the same pools stands elsewhere now: counters are the pool's.
+    /// Marks the ranks of all nodes with devices of these pools as stale, because shared counters belong to the pool.
     fn touch_users(&mut self, results: &[DeviceResult]) {
         for result in results {
             match self.nodes_of_pool(&result.driver, &result.pool) {
@@ -296,7 +296,7 @@ impl Index {
         }
     }
 
-    /// The nodes that have a slice of the pool; `None` if that may be any.
+    /// The nodes that have a slice of the pool; `None` if it may be any node.
     fn nodes_of_pool(&self, driver: &str, pool: &str) -> Option<Vec<String>> {
         let slices = self.inventory.of_pool(driver, pool);
         let nodes = slices.map(|slice| slice.spec.node_name.clone().filter(|node| !node.is_empty()));
@@ -317,8 +317,8 @@ impl Index {
         if let Some((key, allocation)) = self.claims.remove_entry(key) {
             let results = &allocation.devices.results;
             self.version += 1;
-            self.ledger.remove(&key, results, self.features);
-            self.free_index.update(results, &self.ledger);
+            self.allocated.remove(&key, results, self.features);
+            self.free_index.update(results, &self.allocated);
             self.touch_users(results);
         }
     }

@@ -1,4 +1,4 @@
-//! The slices that drivers published, findable by node and by pool.
+//! The published slices, by node and by pool.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::model::{Device, DeviceTaintRule, ResourceSlice, SliceSpec};
 use crate::node_selector::Target;
 
-/// A slice as it was published. Each version of it is a value of its own.
+/// One version of a published slice.
 #[derive(Debug)]
 pub struct Slice {
     pub(crate) name: String,
@@ -16,23 +16,25 @@ pub struct Slice {
     first_serial: u64,
 }
 
-/// Which slice of an [`Inventory`].
+/// A slice of an [`Inventory`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SliceHandle(usize);
 
-/// Slices, with the ways in which an attempt looks for them.
+/// The slices, with their indices by node and by pool.
 #[derive(Debug, Default)]
 pub struct Inventory {
     slices: Vec<Option<Arc<Slice>>>,
+    /// Unused places of `slices`.
     free: Vec<usize>,
     on_node: HashMap<String, Vec<usize>>,
-    /// Slices that are not of one node.
+    /// Slices that do not belong to one node.
     shared: Vec<usize>,
     pools: HashMap<String, HashMap<String, Vec<usize>>>,
     pub(crate) rules: Vec<DeviceTaintRule>,
 }
 
-/// Devices are numbered for as long as the process lives, so that a cached result never meets another device.
+/// Every device of every version of a slice has its own number while the process runs, so that a cached result is never
+/// used for another device.
 static SERIALS: AtomicU64 = AtomicU64::new(0);
 
 impl Slice {
@@ -89,7 +91,7 @@ impl Inventory {
         SliceHandle(at)
     }
 
-    /// Takes a slice out; `None` when it is out already.
+    /// Removes a slice and returns it; `None` if it was removed already.
     pub fn remove(&mut self, handle: SliceHandle) -> Option<Arc<Slice>> {
         let slice = self.slices.get_mut(handle.0)?.take()?;
         self.list_of_node(&slice).retain(|at| *at != handle.0);
@@ -103,7 +105,7 @@ impl Inventory {
         self.slices.get(handle.0)?.as_ref()
     }
 
-    /// Rules that taint devices beside what slices say.
+    /// Replaces the rules, which taint devices besides the taints in slices.
     pub fn set_rules(&mut self, rules: Vec<DeviceTaintRule>) {
         self.rules = rules;
     }
@@ -123,7 +125,7 @@ impl Inventory {
         self.slices.iter().flatten()
     }
 
-    /// Nodes come and go.
+    /// Removes empty lists, because nodes come and go.
     fn drop_empty(&mut self, slice: &Slice) {
         if let Some(node) = slice.spec.node_name.as_deref()
             && self.on_node.get(node).is_some_and(Vec::is_empty)

@@ -1,34 +1,35 @@
 //! Structured allocation of devices to claims, with the semantics of Kubernetes' own allocator. Pure: no I/O, no kube.
 //!
 //! ```text
-//!  ResourceSlice ─► Inventory ─┐
-//!  DeviceTaintRule ─────────────┼─► NodeView (pools that are whole, devices in order)
-//!  Node ────────────────────────┘        │
-//!  allocated claims ─► Ledger (in use) ──┤
-//!  DeviceClass ─────────────► Classes ───┤
-//!  CEL, another crate ─► SelectorCache ──┤
-//!  claims ─► plan (checked) ─────────────┴─► search ◄── Policy: the order of devices
-//!                                              │
-//!                        Allocation a claim ◄──┴──► Reasons, when nothing fits
+//!  ResourceSlice ─► Inventory ────────────┐
+//!  DeviceTaintRule ───────────────────────┼─► NodeView (complete pools, devices in order)
+//!  Node ──────────────────────────────────┘        │
+//!  allocated claims ─► AllocatedDevices ───────────┤
+//!  DeviceClass ─► Classes ─────────────────────────┤
+//!  CEL, another crate ─► SelectorCache ────────────┤
+//!  claims ─► plan (checked) ───────────────────────┴─► search ◄── Policy: the order of devices
+//!                                                         │
+//!                             Allocation of each claim ◄──┴──► Reasons, if nothing fits
 //! ```
 //!
-//! Three ways in: [`Attempt`] asks about one node, [`offline`] about objects in files, [`Index`] about a cluster whose
-//! events it is told. All run the same search.
+//! There are three entry points, and all run the same search: [`Attempt`] for one node, [`offline`] for objects in
+//! files, and [`Index`] for a cluster, which is updated with every event.
 //!
-//! How it fails, and what follows:
-//! - **Objects that the API server would refuse** (no such mode, numbers beyond any device, two objects of one name):
-//!   an error that names claim, request and field, or a device that is passed over; never a panic.
-//! - **Slices that contradict each other** (incomplete, two generations, twice a name): the pool gives nothing, and
-//!   [`Reason`]s name it.
-//! - **Selectors that do not compile or meet a missing key**: an error of that attempt on that node; other claims and,
-//!   in [`offline`] and [`Index`], other nodes are not touched by it.
-//! - **A search without end**: all nodes of one question share one [`Budget`], and the question gives up with an error; its
-//!   depth is not the thread's stack.
-//! - **A lost or doubled event**: an object that comes again replaces what was known of it; a claim that is taken off
-//!   twice is taken off once.
+//! Failure modes:
+//! - **Objects that the API server would refuse** (an unknown mode, numbers beyond any device, two objects of one
+//!   name): an error that names claim, request and field, or a device that is skipped; never a panic.
+//! - **Slices that contradict each other** (incomplete, two generations, a name twice): no device of the pool is used,
+//!   and [`Reason`]s name the pool.
+//! - **Selectors that do not compile or use a missing key**: an error of that attempt on that node. Other claims are
+//!   not affected, nor in [`offline`] and [`Index`] other nodes.
+//! - **An endless search**: all nodes of one question share one [`Budget`], and the question ends with an error when it
+//!   is spent. The search does not use the thread's stack.
+//! - **A lost or repeated event**: an object that comes again replaces the known one; removing a claim twice changes
+//!   nothing.
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod allocated;
 mod budget;
 mod capacity;
 mod constraint;
@@ -39,7 +40,6 @@ mod features;
 mod headroom;
 mod index;
 mod inventory;
-mod ledger;
 pub mod model;
 pub mod node_selector;
 pub mod offline;
@@ -54,6 +54,7 @@ mod shared;
 mod taint;
 
 pub use allocate::Attempt;
+pub use allocated::{AllocatedDevices, Usage};
 pub use budget::Budget;
 pub use capacity::{CapacityError, Shortage};
 pub use error::{AllocateError, RequestError};
@@ -61,7 +62,6 @@ pub use explain::{Answer, Fitting, Largest, Room, Why};
 pub use features::{FeatureError, Features};
 pub use index::{Free, Index, Placement};
 pub use inventory::{Inventory, Slice, SliceHandle};
-pub use ledger::{Ledger, Usage};
 pub use plan::Classes;
 pub use pools::{NodeView, PoolError, ViewError};
 pub use reason::{Reason, ReasonKind, together};

@@ -1,8 +1,8 @@
-//! The objects of `resource.k8s.io/v1` that allocation reads and writes, as far as it does.
+//! The objects of `resource.k8s.io/v1` that allocation reads and writes, with the fields that it needs.
 //!
-//! Nothing is validated beyond its shape: the API server did that, or did not, and allocation has to cope either way.
-//! What the API server fills in for a field that was left out is filled in here too, because offline files have not
-//! been through it.
+//! Only their shape is validated, and allocation accepts any content, because not every object has passed the API
+//! server's validation. Defaults that the API server fills in are filled in here too, because objects from files have
+//! not been through it.
 
 mod attribute;
 mod claim;
@@ -47,10 +47,10 @@ pub struct Metadata {
     pub labels: LiteMap<String, String>,
 }
 
-/// `null` is what Go writes for an empty list or map.
+/// Decodes a field whose `null` means its default: Go writes an empty list or map so.
 ///
 /// # Errors
-/// Those of the field's own type.
+/// As of the field's own type.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
@@ -64,11 +64,11 @@ fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result
     Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
-/// The same of a list, which keeps no room for more: most lists have one entry, serde makes room for four, and a cluster
-/// has many lists.
+/// As [`or_default`], for a list, without spare capacity: most lists have one entry, serde allocates four, and a
+/// cluster has many lists.
 ///
 /// # Errors
-/// Those of an entry.
+/// As of an entry.
 pub fn fitted<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Vec<T>, D::Error> {
     let mut list: Vec<T> = or_default(d)?;
     list.shrink_to_fit();

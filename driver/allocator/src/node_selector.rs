@@ -1,8 +1,8 @@
-//! Whether a node matches a selector.
+//! Matches nodes with node selectors.
 
 use crate::model::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
-/// A selector that means nothing.
+/// An invalid selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     #[error(
@@ -24,10 +24,10 @@ pub enum SelectorError {
     },
 }
 
-/// Whether any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
+/// Returns true if any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
 ///
 /// # Errors
-/// The requirement that means nothing.
+/// The invalid requirement.
 pub fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, SelectorError> {
     let mut matched = false;
     for term in &selector.node_selector_terms {
@@ -45,7 +45,7 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Whether the target includes the node. One that says nothing includes none.
+    /// Returns true if the target includes the node. One that says nothing includes none.
     ///
     /// # Errors
     /// The selector means nothing.

@@ -1,4 +1,4 @@
-//! Allocation of objects in files: what `vgpu allocate` and `vgpu explain` do, but for reading and printing.
+//! Allocation for objects in files: `vgpu allocate` and `vgpu explain` without their input and output.
 //!
 //! ```text
 //!  documents ─► Objects (by kind, checked as far as needed) ─► run: nodes in the policy's order ─► Report
@@ -6,7 +6,7 @@
 //!       a List of the claims that were waiting, with allocations, or with reasons  ◄───────────────┘
 //! ```
 //!
-//! Claims with an allocation count as in use. The others are allocated together, in the order given, to one node.
+//! Claims with an allocation count as in use. The others are allocated together, in the order given, on one node.
 
 mod explain;
 mod objects;
@@ -16,12 +16,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::allocate::Attempt;
+use crate::allocated::AllocatedDevices;
 use crate::budget::Budget;
 use crate::error::AllocateError;
 use crate::explain::Answer;
 use crate::features::Features;
 use crate::inventory::{Inventory, Slice};
-use crate::ledger::Ledger;
 use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
 use crate::plan::Classes;
 use crate::policy::Order;
@@ -43,7 +43,7 @@ pub struct Options {
     pub features: Features,
 }
 
-/// What is wrong with the input, beyond single objects.
+/// Mistakes in the input that are not about a single object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OfflineError {
     #[error("there is no Node in the input; give the Node objects too")]
@@ -77,12 +77,12 @@ impl OfflineError {
     }
 }
 
-/// Everything an attempt reads, of the objects that were given.
+/// The objects in the form that an attempt reads.
 struct Cluster<'o> {
     nodes: Vec<&'o Node>,
     inventory: Inventory,
     classes: ByName<'o>,
-    ledger: Ledger,
+    allocated: AllocatedDevices,
     features: Features,
 }
 
@@ -94,7 +94,7 @@ impl Classes for ByName<'_> {
     }
 }
 
-/// Allocates what waits among the objects.
+/// Allocates the claims that wait among the objects.
 ///
 /// # Errors
 /// A mistake in the input, with which there is no answer.
@@ -114,7 +114,7 @@ pub fn run(
     let attempt = Attempt {
         claims: &waiting,
         classes: &cluster.classes,
-        ledger: &cluster.ledger,
+        allocated: &cluster.allocated,
         features: options.features,
         policy: options.policy,
     };
@@ -140,8 +140,8 @@ pub fn run(
     Ok(Report::refused(objects, reasons))
 }
 
-/// The nodes in the policy's order, until all claims fit on one. What is wrong with devices of one node is no matter of
-/// another; what is wrong with the claims is the end.
+/// Tries the nodes in the policy's order, until all claims fit on one. An error of one node's devices does not affect
+/// the others; a mistake in the claims ends it.
 fn first_that_fits<'a>(
     attempt: &Attempt<'a>,
     views: &'a [NodeView],
@@ -207,17 +207,17 @@ impl<'o> Cluster<'o> {
         for class in &objects.classes {
             classes.entry(class.metadata.name.as_str()).or_insert(class);
         }
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         for given in &objects.claims {
             if let Some(allocation) = &given.claim.status.allocation {
-                ledger.add(&given.claim.key().into(), &allocation.devices.results, options.features);
+                allocated.add(&given.claim.key().into(), &allocation.devices.results, options.features);
             }
         }
         Ok(Self {
             nodes,
             inventory,
             classes: ByName(classes),
-            ledger,
+            allocated,
             features: options.features,
         })
     }

@@ -1,4 +1,4 @@
-//! From chosen devices to `status.allocation`.
+//! Converts the chosen devices of a claim to `status.allocation`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::plan::ClaimPlan;
 use crate::pools::{Candidate, NodeView};
 use crate::search::Pick;
 
-/// What one claim was given.
+/// The devices that the search chose for one claim.
 pub(crate) struct Outcome<'a> {
     pub(crate) view: &'a NodeView,
     pub(crate) plan: &'a ClaimPlan<'a>,

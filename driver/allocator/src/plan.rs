@@ -1,4 +1,4 @@
-//! Claims, checked and made ready for the search.
+//! Checks claims and prepares them for the search.
 
 use crate::capacity;
 use crate::constraint::Tracked;
@@ -31,7 +31,7 @@ pub(crate) struct RequestPlan<'a> {
     pub(crate) is_list: bool,
 }
 
-/// What one request, or one of its alternatives, asks for.
+/// A checked request, or one of its alternatives.
 #[derive(Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) request: &'a str,
@@ -41,19 +41,19 @@ pub(crate) struct Ask<'a> {
     pub(crate) count: i64,
     /// With mode All: the devices, by their place in the view.
     pub(crate) all: Option<Vec<usize>>,
-    /// Whether a device matches, as far as it was looked at.
+    /// For each device that was looked at, if it matches.
     matching: Vec<Option<bool>>,
 }
 
-/// What plans are made from.
-pub(crate) struct Planner<'a, 'c, 's> {
+/// Everything that the plans depend on.
+pub(crate) struct PlanBuilder<'a, 'c, 's> {
     pub(crate) view: &'a NodeView,
     pub(crate) classes: &'a dyn Classes,
     pub(crate) features: Features,
     pub(crate) cache: &'c mut SelectorCache<'s>,
 }
 
-impl<'a> Planner<'a, '_, '_> {
+impl<'a> PlanBuilder<'a, '_, '_> {
     /// Checks the claims, and finds the devices of those that ask for all.
     pub(crate) fn plan(&mut self, claims: &[&'a ResourceClaim]) -> Result<Vec<ClaimPlan<'a>>, AllocateError> {
         let claims = claims.iter().enumerate();
@@ -173,7 +173,7 @@ impl<'a> Planner<'a, '_, '_> {
         Ok(ask)
     }
 
-    /// What "all" is. With a pool that is not whole nobody can know.
+    /// The devices that mode All means. They are unknown if a pool is incomplete.
     fn all_devices(&mut self, claim: usize, ask: &mut Ask<'a>) -> Result<Vec<usize>, AllocateError> {
         let view = self.view;
         let mut all = Vec::new();
@@ -207,7 +207,7 @@ impl<'a> Planner<'a, '_, '_> {
         Ok(all)
     }
 
-    /// Whether the device, with nothing of it in use, could give what is asked.
+    /// Returns true if the device could satisfy the request if nothing of it were in use.
     fn could_give(&self, claim: usize, ask: &Ask<'_>, candidate: &Candidate) -> Result<bool, AllocateError> {
         let device = candidate.device();
         let consumed = capacity::consumed(ask.exactly.capacity.as_ref(), device, self.features.fractional_range)
@@ -241,7 +241,7 @@ impl Ask<'_> {
         fault.at(claim, self.full_name())
     }
 
-    /// Whether the device is of the kind that is asked for: class, selectors, node. Each device is looked at once.
+    /// Returns true if class, selectors and node of the request match the device. Each device is looked at once.
     pub(crate) fn matches(
         &mut self,
         index: usize,
@@ -312,7 +312,7 @@ impl Ask<'_> {
     }
 }
 
-/// Whether the device can only be used with gates that are off.
+/// Returns true if the device can only be used with gates that are off.
 pub(crate) fn needs_gate(candidate: &Candidate, features: Features) -> bool {
     let conditions = &candidate.device().binding_conditions;
     !features.binds_with_conditions() && conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())

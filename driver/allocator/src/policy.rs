@@ -1,7 +1,7 @@
-//! Policies: which of the devices that fit is taken.
+//! Policies: the order in which devices that fit are tried.
 //!
-//! A policy only orders; what fits is the search's business. `first-fit` is the order of Kubernetes' own allocator and
-//! so its choice. Devices with binding conditions come last with every policy, as they do in Kubernetes.
+//! A policy decides the order only, the search what fits. `first-fit` is the order of Kubernetes' own allocator, and
+//! therefore chooses the same devices. Devices with binding conditions come last with every policy, as in Kubernetes.
 
 use std::cmp::Reverse;
 use std::rc::Rc;
@@ -13,28 +13,28 @@ use crate::constraint::{Asker, Tracked, lookup};
 use crate::model::Attribute;
 use crate::pools::Candidate;
 
-/// What a policy looks at: the devices of a node, by their place among its candidates.
+/// The devices of a node, by their place among its candidates, as a policy compares them.
 pub(crate) trait Stock<'a> {
     fn candidates(&self) -> &'a [Candidate];
 
     /// What is left of a capacity of a device; nothing where it has none or is taken.
     fn free(&self, index: usize, name: &str) -> i128;
 
-    /// Whether the device, or a share of it, may still be had.
+    /// Returns true if the device, or a share of it, can still be allocated.
     fn has_room(&self, index: usize) -> bool;
 
-    /// Whether nobody uses the device.
+    /// Returns true if no claim uses the device.
     fn is_unused(&self, index: usize) -> bool;
 }
 
-/// One order of devices, perhaps with something that they must share.
+/// An order of devices, possibly with an attribute that they must have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
     policy: AllocationPolicy,
     scope: Scope,
 }
 
-/// Which devices must share the policy's attribute.
+/// The devices that must have the policy's attribute in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Pod,
@@ -42,7 +42,7 @@ enum Scope {
     None,
 }
 
-/// Where a node stands among the nodes: the least is tried first.
+/// A node's rank: the node with the least is tried first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeRank {
     /// An earlier alternative of the first request before any later one.
@@ -51,7 +51,7 @@ pub(crate) struct NodeRank {
     device: String,
 }
 
-/// The least is tried first; what it says is the policy's.
+/// What devices are sorted by: the least is tried first. Each policy gives the fields its own meaning.
 type Key = (bool, Reverse<i128>, i128, i128, i128);
 
 impl Order {
@@ -120,7 +120,7 @@ impl Order {
         affinity.get_mut(if self.scope == Scope::Pod { 0 } else { claim })
     }
 
-    /// Where the device is, of what the policy looks at.
+    /// The device's value of the attribute that the policy compares.
     fn place(self, candidate: &Candidate) -> Option<&Attribute> {
         lookup(candidate.device(), candidate.driver(), self.attribute()?)
     }
@@ -139,7 +139,7 @@ impl Order {
         Some(order.into_iter().map(|(_, _, index)| index).collect())
     }
 
-    /// Where a node stands without any request.
+    /// The rank of a node without any request.
     pub(crate) fn of_no_request() -> NodeRank {
         NodeRank {
             alternative: 0,
@@ -148,7 +148,7 @@ impl Order {
         }
     }
 
-    /// Where a node stands by this device, the best one for an alternative of the first request.
+    /// The rank of a node by this device, its best one for an alternative of the first request.
     pub(crate) fn of_node<'a>(self, stock: &impl Stock<'a>, alternative: usize, index: usize) -> NodeRank {
         NodeRank {
             alternative,
@@ -195,7 +195,8 @@ impl Order {
         }
     }
 
-    /// Where all must share a place, the smallest place that may do; otherwise the largest, so that few do.
+    /// Sorts by the size of a device's place (the devices with the same attribute value). If all devices must share a
+    /// place, the smallest that suffices comes first; otherwise the largest, so that few places are used.
     fn tightness(self, candidate: &Candidate, groups: &Groups<'_>) -> i128 {
         let Some(place) = self.place(candidate) else {
             return i128::MAX;
@@ -226,5 +227,5 @@ impl Order {
     }
 }
 
-/// Places and how many devices are there: a handful.
+/// The places and their numbers of devices: there are few.
 type Groups<'a> = Vec<(&'a Attribute, i128)>;

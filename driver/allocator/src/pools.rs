@@ -1,4 +1,4 @@
-//! What one node can use: pools that are whole, and their devices in Kubernetes' order.
+//! The devices that one node can use, from pools that are complete, in Kubernetes' order.
 //!
 //! ```text
 //!  slices of the node, slices of no single node
@@ -22,7 +22,7 @@ use crate::model::{CounterSet, Device, Node, NodeSelector, Taint};
 use crate::node_selector::SelectorError;
 use crate::taint;
 
-/// Everything that one node can use, as of one state of the inventory.
+/// The pools and devices that one node can use, at one state of the inventory.
 #[derive(Debug)]
 pub struct NodeView {
     pub(crate) node: Arc<Node>,
@@ -52,7 +52,7 @@ pub(crate) enum PoolState {
     Invalid(PoolError),
 }
 
-/// What is wrong with a pool that has all its slices.
+/// Why a complete pool is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     #[error("two devices are named {0:?}; the driver must rename one")]
@@ -69,7 +69,7 @@ pub enum PoolError {
     },
 }
 
-/// A slice that targets nodes by a selector that means nothing.
+/// A slice whose node selector is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("slice {slice:?}{}: {source}", .device.as_ref().map(|device| format!(", device {device:?}")).unwrap_or_default())]
 pub struct ViewError {
@@ -117,7 +117,7 @@ impl Candidate {
         self.device().taints.iter().chain(&self.rule_taints)
     }
 
-    /// Whether the device targets the node, where each device says so for itself.
+    /// Returns true if the device targets the node, where each device says so for itself.
     pub(crate) fn includes(&self, node: &Node) -> Result<bool, SelectorError> {
         if self.slice.selects_per_device() {
             device_target(self.device()).includes(node)
@@ -210,7 +210,7 @@ fn targeting<'a>(node: &Node, inventory: &'a Inventory, features: Features) -> R
     Ok(pools)
 }
 
-/// Whether a slice has something for the node.
+/// Returns true if a slice has something for the node.
 pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError> {
     let target = slice.target();
     let error = |device: Option<&Device>, source| ViewError {
@@ -235,7 +235,7 @@ pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError>
     Ok(false)
 }
 
-/// `None` when a newer generation is on its way that has nothing for the node.
+/// `None` if a newer generation is being written that has no device for the node.
 fn pool(
     driver: &str,
     name: &str,

@@ -1,4 +1,4 @@
-//! Why claims do not fit: one value a device that stands in the way.
+//! Why claims do not fit: one [`Reason`] for each device that is blocked.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::capacity::Shortage;
 use crate::error::{AllocateError, RequestError};
 use crate::model::ResourceClaim;
 
-/// What stood in the way.
+/// Why a device, a pool or a node cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum ReasonKind {
     /// A selector of the claim or its class does not match the device.
@@ -14,7 +14,7 @@ pub enum ReasonKind {
     /// A selector does not compile, or fails on the device.
     #[serde(rename = "CELError")]
     CelError,
-    /// The device has not that much left, or cannot give that much.
+    /// The device has not that much left, or its policy does not allow the amount.
     Capacity,
     /// A shared counter of the pool does not suffice.
     Counter,
@@ -32,8 +32,8 @@ pub enum ReasonKind {
     UnknownClass,
 }
 
-/// One reason. What does not apply is empty. The claim is its place among those that were asked about, until whoever
-/// asked puts its name there.
+/// One reason. Fields that do not apply are empty. The claim is its place among the claims of the attempt (`usize`),
+/// until the caller replaces it by the name (`String`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reason<C = usize> {
     pub claim: C,
@@ -48,7 +48,7 @@ pub struct Reason<C = usize> {
     /// With `Capacity`, the numbers of the message.
     #[serde(skip)]
     pub shortages: Vec<Shortage>,
-    /// Those of the claims asked about that would have the device.
+    /// The claims of the attempt that would use the device themselves.
     #[serde(skip)]
     pub together: Vec<C>,
 }
@@ -72,7 +72,7 @@ impl ReasonKind {
 }
 
 impl Reason {
-    /// Where nothing more is known than that the claims do not fit.
+    /// The reason if nothing more is known than that the claims do not fit.
     pub(crate) fn of_all(node: &str) -> Self {
         Self {
             claim: 0,
@@ -106,13 +106,13 @@ impl Reason {
     }
 }
 
-/// Claims that would have a device, as the end of a message.
+/// The claims that would use a device, as the end of a message.
 #[must_use]
 pub fn together(claims: Vec<String>) -> String {
     few(", and asked for together with ", claims)
 }
 
-/// The first few of some claims, after `start`; nothing, if there are none.
+/// Names the first few claims, after `start`; empty without claims.
 pub(crate) fn few(start: &str, mut claims: Vec<String>) -> String {
     const NAMED: usize = 3;
     claims.sort_unstable();
@@ -127,7 +127,7 @@ pub(crate) fn few(start: &str, mut claims: Vec<String>) -> String {
 }
 
 impl<C> Reason<C> {
-    /// Whether the device is none of the class, which is true of most devices beside those that are asked for.
+    /// Returns true if the device is not of the requested class, as most devices of a cluster.
     #[must_use]
     pub fn is_of_another_class(&self) -> bool {
         self.reason == ReasonKind::Selector && self.field.starts_with(CLASS_SELECTORS)
@@ -154,8 +154,8 @@ impl std::fmt::Display for Reason<String> {
 }
 
 impl AllocateError {
-    /// The reason that an error amounts to, on a node; `None` for a mistake in the claims themselves, which no node
-    /// can help.
+    /// Converts an error to a reason on a node; `None` for a mistake in the claims themselves, which is the same on
+    /// every node.
     pub(crate) fn reason(&self, node: &str, claims: &[&ResourceClaim]) -> Option<Reason> {
         let (claim, request, fault) = match self {
             Self::Exhausted { .. } => {
@@ -221,7 +221,7 @@ impl AllocateError {
     }
 }
 
-/// Where a request, or an alternative of one, stands in its claim.
+/// The path of a request, or an alternative of one, in its claim.
 pub(crate) fn field_of(claim: &ResourceClaim, request: &str) -> String {
     let requests = &claim.spec.devices.requests;
     for (index, known) in requests.iter().enumerate() {

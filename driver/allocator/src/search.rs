@@ -1,28 +1,28 @@
-//! The search: all requests against all devices, until the first whole solution.
+//! The search: tries devices for all requests, until the first complete solution.
 //!
 //! ```text
 //!  claim ─► request ─► alternative ─► 1st device ─► 2nd device ─► ... ─► next request ─► ... ─► solution
-//!                          │              │  what comes after fails: take it back, try the next device
+//!                          │              │  what comes after fails: undo it, try the next device
 //!                          │              ▼
 //!                          └─ no device left: next alternative, or back to the request before
 //! ```
 //!
-//! This is Kubernetes' own order, so its first solution is ours: devices of one request are taken in combinations and
-//! not in permutations, requests and claims in the order given, and a branch that cannot end within 32 devices a claim
-//! is left for the next alternative at once. Only the order in which a request tries devices is the policy's.
+//! This is Kubernetes' own order, so the first solution is the same: devices of one request are tried in combinations,
+//! not in permutations, requests and claims in the order given, and a branch that cannot end within 32 devices for a
+//! claim is abandoned for the next alternative at once. The policy only decides in which order a request tries devices.
 //!
-//! It is a loop over a stack of its own, for a list of a thousand claims must not exhaust the thread's, and it counts
-//! its steps: an attempt that would try everything for ever ends with an error, when its [`Budget`] does.
+//! It is a loop over a stack of its own, so that a list of a thousand claims does not exhaust the thread's stack. It
+//! counts its steps: an attempt that would try everything forever ends with an error when its [`Budget`] is spent.
 
 mod device;
 mod free;
 mod state;
 
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::budget::Budget;
 use crate::constraint::Tracked;
 use crate::error::AllocateError;
 use crate::features::Features;
-use crate::ledger::{Ledger, Usage};
 use crate::plan::{ClaimPlan, MOST_DEVICES};
 use crate::policy::Order;
 use crate::pools::NodeView;
@@ -32,7 +32,7 @@ pub(crate) use free::capacity_of;
 use state::{Frame, InFlight, Position};
 pub(crate) use state::{Pick, Refusal, Search};
 
-/// Why a branch ended.
+/// How a branch of the search ended.
 enum Stop {
     /// Too many devices for one claim: another alternative may need fewer.
     Exceeded,
@@ -48,13 +48,13 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
     pub(crate) fn new(
         view: &'a NodeView,
         plans: Vec<ClaimPlan<'a>>,
-        ledger: &'a Ledger,
+        allocated: &'a AllocatedDevices,
         features: Features,
         (cache, budget): (&'c mut SelectorCache<'s>, &'c mut Budget),
         order: Order,
     ) -> Self {
         let usage = view.candidates.iter().map(|candidate| {
-            ledger.usage(
+            allocated.usage(
                 candidate.driver(),
                 &candidate.slice.spec.pool.name,
                 &candidate.device().name,
@@ -84,12 +84,12 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
             plans,
             cache,
             budget,
-            ledger,
+            allocated,
             order,
         }
     }
 
-    /// Whether there is a solution; [`Self::picks`] holds it then.
+    /// Returns true if there is a solution; [`Self::picks`] holds it then.
     pub(crate) fn run(&mut self) -> Result<bool, AllocateError> {
         let mut signal = Signal::Descend(Position::of_request(0, 0));
         loop {
@@ -267,7 +267,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         Some(self.plans.first()?.requests.first()?.asks.len())
     }
 
-    /// Whether a request could have a device now, all else left as it is.
+    /// Returns true if a request could have a device now, all else left as it is.
     pub(crate) fn would_take(
         &mut self,
         claim: usize,
@@ -301,7 +301,7 @@ impl Position {
         }
     }
 
-    /// Whether its request begins here.
+    /// Returns true if its request begins here.
     fn is_new(&self) -> bool {
         self.alternative.is_none() && self.device == 0
     }

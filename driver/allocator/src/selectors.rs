@@ -1,4 +1,4 @@
-//! Selectors, and a memory of what they said.
+//! Evaluates CEL selectors, and caches the results.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use crate::pools::Candidate;
 
 /// Evaluates selectors.
 pub trait Selectors {
-    /// Whether the device matches.
+    /// Returns true if the device matches.
     ///
     /// # Errors
     /// The expression does not compile, or fails on this device.
@@ -29,7 +29,7 @@ pub struct Cel {
     cost: Cell<u64>,
 }
 
-/// Who may create claims may write as many expressions as they like.
+/// The cache is limited, because everyone who may create claims can write any number of expressions.
 const MOST_PROGRAMS: usize = 10_000;
 
 impl Selectors for Cel {

@@ -1,16 +1,16 @@
-//! Equal values once: claims of one template have equal specs, and all GPUs of a kind have equal policies.
+//! Stores equal values once: claims of one template have equal specs, and all GPUs of a kind have equal policies.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Write as _};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
-/// All values that somebody holds, by a hash of their debug text: what serde reads has no hash of its own.
+/// All values that are in use, by a hash of their debug text, because the decoded types have no hash of their own.
 #[derive(Debug)]
 pub struct Shared<T> {
     values: HashMap<u64, Vec<Arc<T>>>,
     count: usize,
-    /// How many there may be before those that nobody holds are dropped.
+    /// The number of values from which unused ones are dropped.
     most: usize,
 }
 

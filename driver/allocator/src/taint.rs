@@ -1,8 +1,9 @@
-//! Taints and what tolerates them.
+//! Device taints and tolerations.
 
 use crate::model::{DeviceTaintRule, SliceSpec, Taint, Toleration};
 
-/// The first taint that keeps a request with these tolerations away. Effects other than these two keep nobody away.
+/// Returns the first taint that excludes a request with these tolerations. Only the effects NoSchedule and NoExecute
+/// exclude.
 pub(crate) fn untolerated<'a>(
     taints: impl IntoIterator<Item = &'a Taint>,
     tolerations: &[Toleration],
@@ -13,7 +14,7 @@ pub(crate) fn untolerated<'a>(
     })
 }
 
-/// Empty fields of a toleration match anything, but for the value, which only `Exists` leaves open.
+/// Empty fields of a toleration match anything, except the value, which only `Exists` ignores.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let open = |ours: &str, theirs: &str| ours.is_empty() || ours == theirs;
     open(&toleration.effect, &taint.effect)
@@ -25,7 +26,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-/// Whether a rule taints a device. A rule without a selector taints none.
+/// Returns true if a rule taints a device. A rule without a selector taints none.
 pub(crate) fn applies(rule: &DeviceTaintRule, slice: &SliceSpec, device: &str) -> bool {
     let open = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
     rule.spec.device_selector.as_ref().is_some_and(|selector| {

@@ -1,4 +1,5 @@
-//! Random clusters and claims: our answers beside those of Kubernetes' own allocator, which is built from its Go module.
+//! Random clusters and claims: our answers beside those of Kubernetes' own allocator, which is built from its Go
+//! module.
 //!
 //! A disagreement is made as small as it goes and printed; put it under `testdata/differential`, where
 //! `kept_cases_agree` holds it for good. `VGPU_DIFFERENTIAL_SECONDS` makes it run longer, `VGPU_DIFFERENTIAL_SEED`

@@ -1,4 +1,4 @@
-//! What a claim may ask of `dra.vgpu`, as values: names, quantities, capacity requests and `VgpuConfig`.
+//! What a claim may ask of `dra.vgpu`: names, capacity requests and `VgpuConfig`, as plain values.
 //!
 //! ```text
 //!  capacity.requests {memory, cores} ──► request::check ──► Requested {memory, cores}
@@ -10,9 +10,9 @@
 //!  opaque parameters of the claim ──► config::parse ─┘
 //! ```
 //!
-//! The kubelet plugin (at Prepare), the controller (why is it Pending) and `vgpu run` share these rules; the
-//! admission policy in `deploy/helm` states them once more in CEL, and `deploy/admission-cases` holds both to one
-//! set of examples. Nothing here does I/O, knows `kube` or can panic on input: every text may come from a tenant.
+//! The kubelet plugin (at Prepare), the controller (why is a pod Pending) and `vgpu run` share these rules. The
+//! admission policy in `deploy/helm` repeats them in CEL, and `deploy/admission-cases` tests both with one set of
+//! examples. Nothing here does I/O, depends on `kube` or can panic on input: every text may come from a tenant.
 //!
 //! Errors name the field's path and its value, and say what to do.
 
@@ -35,7 +35,7 @@ pub mod allocator_taint {
     pub const KEY: &str = "dra.vgpu/allocator";
     /// vgpu-controller may allocate, once the taint is [`MIN_AGE_SECONDS`] old.
     pub const CONTROLLER: &str = "controller";
-    /// On the way back to kube-scheduler: nobody may.
+    /// On the way back to kube-scheduler: has no allocator.
     pub const RELEASED: &str = "released";
     pub const EFFECT: &str = "NoSchedule";
     /// By then whatever kube-scheduler had decided before is written, or has failed.
@@ -53,7 +53,7 @@ pub mod class {
     /// Fixed slots, for clusters without consumable capacity. Opt-in.
     pub const VGPU_SLOT: &str = "vgpu-slot";
 
-    /// Whether a DeviceClass is one of ours, by its name alone.
+    /// Returns true if a DeviceClass is one of ours, by its name alone.
     pub fn is_ours(name: &str) -> bool {
         matches!(name, VGPU | GPU | VGPU_MONITOR | VGPU_SLOT)
     }

@@ -1,7 +1,7 @@
-//! What a request may ask of a GPU's capacity.
+//! The rules for a request of a GPU's capacity.
 //!
-//! Kubernetes takes any key and any unit: `memory: 20` silently becomes the smallest share, `cores: 250m` becomes one
-//! percent, and an unknown key finds no device and says nothing. Each of these is an error here.
+//! Kubernetes accepts any key and any unit: `memory: 20` silently becomes the smallest share, `cores: 250m` becomes one
+//! percent, and an unknown key finds no device without an error. Each of these is an error here.
 
 use vgpu_quantity::{WholeError, format_bytes, whole};
 

@@ -1,4 +1,4 @@
-//! Calls: which function, which overload, and what runs for it.
+//! Calls: which function and overload a call means, and the code that runs for it.
 
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, EntryExpr, Expr, LiteralValue};

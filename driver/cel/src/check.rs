@@ -1,5 +1,5 @@
-//! From a parsed expression to one that can run: names, types and overloads are settled here, so that a selector that
-//! cannot work is an error even where its evaluation would never come that far.
+//! Checks a parsed expression: resolves names, types and overloads, so that a selector that cannot work is an error
+//! even if its evaluation would never get that far.
 //!
 //! The rules are those of cel-go's checker: unification with `dyn`, all overloads that match are taken, and the type of
 //! several is `dyn` unless they agree.

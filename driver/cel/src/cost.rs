@@ -1,7 +1,7 @@
-//! What a call costs: cel-go's model, with Kubernetes' prices for its own functions.
+//! The cost of a call: cel-go's model, with Kubernetes' prices for its own functions.
 //!
-//! A price depends on the function and on the overload that the types leave; where they leave several, cel-go knows
-//! none, and charges 1.
+//! A price depends on the function and on the overload that the types determine. If several overloads remain, cel-go
+//! does not know the price and charges 1.
 
 use crate::value::Value;
 

@@ -1,8 +1,8 @@
-//! Every function that an expression may call: its overloads with their types, as Kubernetes 1.37 declares them for
+//! All functions that an expression may call: their overloads with types, as Kubernetes 1.37 declares them for
 //! expressions that are already stored.
 //!
-//! A line is `function overload signature`; a signature is `receiver.(arguments) result` or `(arguments) result`.
-//! The overload's name matters to the cost, and where it is one of several with the same arguments.
+//! A line is `function overload signature`; a signature is `receiver.(arguments) result` or `(arguments) result`. The
+//! overload's name matters for the cost, and to tell apart overloads with the same arguments.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! What a selector looks at.
+//! The device that a selector is evaluated on.
 
 use std::collections::BTreeMap;
 

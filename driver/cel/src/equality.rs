@@ -1,4 +1,4 @@
-//! `==`, and the work of a deep comparison.
+//! Equality of values, with the cost of deep comparisons.
 
 use crate::evaluate::Evaluation;
 use crate::value::{Fault, Value, no_such_overload};
@@ -73,7 +73,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// Whether they are equal for certain.
+    /// Returns true if they are equal for certain.
     pub(crate) fn is_equal(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
         match self.equals(a, b) {
             Err(Fault::Error(_)) => Ok(false),

@@ -1,12 +1,13 @@
-//! Runs a checked expression and counts its cost as it goes.
+//! Evaluates a checked expression and counts its cost on the way.
 //!
 //! ```text
-//! Node ─► value, or a fault: an error (which `||` and `&&` may get over) or a stop (which nothing does)
-//!           cost + 1 a variable, selection or call, more for what goes over texts and lists; stops above 1,000,000
+//! Node ─► value, or a fault: an error (which `||` and `&&` may absorb) or a stop (which nothing absorbs)
+//!           cost + 1 a variable, selection or call, more for work on texts and lists; stops above 1,000,000
 //! ```
 //!
-//! Beside the cost, which must be Kubernetes', a budget of work bounds what the cost model does not see (copies of
-//! lists, deep comparisons, patterns that are only known at run time), so that no selector takes seconds or gigabytes.
+//! The cost must be equal to Kubernetes'. Besides it, a budget of work limits what the cost model does not count
+//! (copies of lists, deep comparisons, patterns that are only known at run time), so that no selector takes seconds or
+//! gigabytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -308,7 +309,7 @@ impl<'v> Evaluation<'v> {
     }
 }
 
-/// Whether a map or a list can be asked for it.
+/// Returns true if a map or a list can be asked for it.
 pub(crate) fn can_index(key: &Value<'_>) -> bool {
     matches!(
         key,

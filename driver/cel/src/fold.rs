@@ -1,7 +1,7 @@
-//! The macros' loops, with the cost of the comprehensions that cel-go expands them to.
+//! The loops of macros, with the cost of the comprehensions to which cel-go expands them.
 //!
-//! In those, an accumulator is read and written by expressions that are charged like any other. What each form costs is
-//! said where it is paid; `@result` is the accumulator, and reading it costs 1.
+//! In a comprehension, expressions read and write an accumulator (`@result`) and are charged like any other; reading it
+//! costs 1. Comments say what each form costs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// all: `@not_strictly_false(@result)` (2), then `@result && body` (1). exists: `@not_strictly_false(!@result)` (3),
-    /// then `@result || body` (1). At the end `@result` (1).
+    /// all: `@not_strictly_false(@result)` (2), then `@result && body` (1). exists: `@not_strictly_false(!@result)`
+    /// (3), then `@result || body` (1). At the end `@result` (1).
     fn quantify(&mut self, fold: &'v Fold, items: Vec<(Value<'v>, Value<'v>)>, exists: bool) -> Out<'v> {
         let mut result: Result<bool, Fault> = Ok(!exists);
         for item in items {

@@ -7,21 +7,23 @@
 //!                                  CompileError      Device ─────┘                   EvalError
 //! ```
 //!
-//! **What is ours and what is not.** The crate `cel` parses, and keeps to cel-go's grammar. It has no type checker, no
-//! cost and none of Kubernetes' libraries, and its evaluator has no place where a cost could be counted as it goes: it
-//! cannot be interrupted, and cel-go's cost depends on the overload that a *checker* chose and on how selections were
-//! merged. So the checker (`check`, `types`, `declarations`), the evaluator (`evaluate`, `fold`, `cost`) and the
-//! libraries are ours, over that syntax.
+//! **What this crate adds.** The crate `cel` parses with cel-go's grammar. It has no type checker, no cost and none of
+//! Kubernetes' libraries. A cost cannot be added to its evaluator: that cannot be interrupted, and cel-go's cost
+//! depends on the overload that a *checker* chose and on how selections were merged. So the checker (`check`, `types`,
+//! `declarations`), the evaluator (`evaluate`, `fold`, `cost`) and the libraries are in this crate, on top of that
+//! syntax.
 //!
-//! **The environment** is the one in which Kubernetes 1.37 evaluates expressions that are already stored, which is what
-//! an allocator does: every library, and attributes of unknown type that may be lists, whatever the feature gates say.
-//! The estimate by which the API server refuses some new selectors is admission's business and not made here.
+//! **The environment** is the one in which Kubernetes 1.37 evaluates expressions that are already stored, as an
+//! allocator does: it has every library, and attributes of unknown type that may be lists, whatever the feature gates
+//! say. The cost estimate by which the API server refuses some new selectors belongs to admission, and is not made
+//! here.
 //!
-//! **How it fails.** An expression is hostile text by whoever may create a claim. Parsing runs on a stack of its own and
-//! is bounded in depth; types are bounded in steps; evaluation by Kubernetes' cost limit, and by a budget for what the
-//! cost does not see. Nothing here panics, blocks or allocates without bound; a limit is an error like others.
+//! **Failure modes.** An expression is hostile text, written by everyone who may create a claim. Parsing runs on a
+//! stack of its own and is limited in depth; types are limited in steps; evaluation by Kubernetes' cost limit, and by a
+//! budget for what the cost does not count. Nothing here panics, blocks or allocates without a limit; reaching a limit
+//! is an error like any other.
 //!
-//! **What is not there**, and is an error when an expression is compiled or run: protobuf messages
+//! **Not supported**, and an error when an expression is compiled or run: protobuf messages
 //! (`google.protobuf.Int64Value{...}`), time zones by region, hexadecimal floating-point texts.
 #![forbid(unsafe_code)]
 
@@ -111,7 +113,7 @@ pub fn compile(expression: &str) -> Result<Program, CompileError> {
 }
 
 impl Program {
-    /// Whether the device is one that the selector means.
+    /// Returns true if the device is one that the selector means.
     pub fn matches(&self, device: &Device) -> Result<bool, EvalError> {
         self.matches_with_cost(device).0
     }

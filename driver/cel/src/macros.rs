@@ -1,7 +1,7 @@
-//! The macros: calls whose arguments are not all values, but names and expressions over them.
+//! Macros: calls whose arguments are names and expressions, not only values.
 //!
-//! They run as loops of their own and not as the general comprehension that cel-go expands them to; their cost is
-//! counted as if they were (`evaluate::fold`).
+//! They run as loops of their own, not as the general comprehensions to which cel-go expands them. Their cost is
+//! counted as if they were comprehensions (`fold`).
 
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, Expr};

@@ -1,4 +1,5 @@
-//! What a checked expression runs as: names resolved to slots, overloads chosen, constants folded, patterns compiled.
+//! The form in which a checked expression runs: names resolved to slots, overloads chosen, constants folded, patterns
+//! compiled.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ pub(crate) struct Call {
     pub(crate) price: Price,
     /// The receiver first.
     pub(crate) args: Vec<Node>,
-    /// Whether the first error among them ends the call; else, as with operators, all are evaluated first.
+    /// True if the first error among them ends the call; else, as with operators, all are evaluated first.
     pub(crate) sequential: bool,
     /// A constant pattern among them.
     pub(crate) pattern: Option<Pattern>,
@@ -129,7 +130,7 @@ pub(crate) struct SortBy {
     pub(crate) target: Node,
     pub(crate) slot: usize,
     pub(crate) key: Node,
-    /// Whether the checker knows the type of the keys, which decides the cost.
+    /// True if the checker knows the type of the keys, which decides the cost.
     pub(crate) typed: bool,
 }
 

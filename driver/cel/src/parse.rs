@@ -1,4 +1,4 @@
-//! From text to syntax, by the crate `cel`, with bounds on what a hostile text can cost.
+//! Parses text by the crate `cel`, with limits on what hostile text can cost.
 
 use cel::IdedExpr;
 use cel::common::ast::{EntryExpr, Expr};

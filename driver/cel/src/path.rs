@@ -1,4 +1,4 @@
-//! Variables and what is selected from them.
+//! Variables, and the fields and elements selected from them.
 
 use crate::evaluate::{Evaluation, Slot, can_index};
 use crate::node::{Path, Root, Step, StepKey};

@@ -1,4 +1,4 @@
-//! The types that expressions have before they run, and their unification.
+//! The types that the checker knows, and their unification.
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl Unifier {
         first
     }
 
-    /// Whether the expression is too complex to say anything of its types.
+    /// Returns true if the expression is too complex to say anything of its types.
     pub(crate) fn exhausted(&self) -> bool {
         self.steps > STEPS
     }
@@ -128,7 +128,7 @@ impl Unifier {
         !self.exhausted()
     }
 
-    /// Whether every type of one list goes where that of the other is wanted. Nothing is bound where not.
+    /// Returns true if every type of one list goes where that of the other is wanted. Nothing is bound where not.
     pub(crate) fn assignable_all<'a>(&mut self, pairs: impl Iterator<Item = (&'a Type, &'a Type)>) -> bool {
         let start = self.trail.len();
         for (from, to) in pairs {
@@ -255,7 +255,7 @@ impl Unifier {
     }
 }
 
-/// Whether the first of two types that go together is at least as general.
+/// Returns true if the first of two types that go together is at least as general.
 fn less_specific(a: &Type, b: &Type) -> bool {
     match (a, b) {
         (Type::Dyn | Type::Param(_), _) => true,

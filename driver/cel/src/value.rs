@@ -1,7 +1,7 @@
 //! The values of a running expression.
 //!
-//! What comes from the program or the device is borrowed for the evaluation ('v); only what is computed is owned, so
-//! that an ordinary selector allocates nothing.
+//! Values from the expression or the device are borrowed for the evaluation ('v), and only computed values are owned,
+//! so that an ordinary selector allocates nothing.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -315,7 +315,7 @@ impl<'v> Map<'v> {
         })
     }
 
-    /// Whether the key is there: unlike `find`, this tells an unknown domain.
+    /// Returns true if the key is there: unlike `find`, this tells an unknown domain.
     pub(crate) fn contains(&self, key: &Value<'v>) -> Result<bool, Fault> {
         match (self, key) {
             (Self::Attributes(device), Value::Str(domain)) => {

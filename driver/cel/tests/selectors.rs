@@ -1,4 +1,4 @@
-//! Selectors as people write them, and what becomes of them.
+//! Selectors as users write them, and their results.
 
 use vgpu_cel::{Attribute, Device, EvalError, Quantity, compile};
 

@@ -1,17 +1,18 @@
-//! Allocations that the controller writes, and how they are told from others.
+//! Recognises the allocations and holds that the controller wrote.
 //!
-//! A device of the controller's is tainted, so a claim that it allocates is asked about with one more toleration: that
-//! taint and no other. The toleration stays in the result, where nobody else writes it: it says whose allocation it is.
+//! The controller's devices are tainted, so the controller adds one toleration to the claims that it allocates: exactly
+//! of that taint. The toleration stays in the allocation's results, where nobody else writes it, and so marks the
+//! allocation as the controller's.
 
 use std::sync::Arc;
 
 use vgpu_allocator::model::{Allocation, Exactly, Request, ResourceClaim, Toleration};
 
-use crate::devices::SCHEDULER;
+use crate::device_taints::SCHEDULER;
 use crate::model::{Claim, Consumer, Pod};
 use crate::names::{CONTROLLER, DRIVER, HOLD_GROUP, HOLD_RESOURCE, TAINT_EFFECT, TAINT_KEY};
 
-/// The API server takes so many of a result.
+/// The API server's limit for the tolerations of a result.
 pub(crate) const MOST_TOLERATIONS: usize = 16;
 
 fn toleration(value: &str) -> Toleration {
@@ -24,12 +25,12 @@ fn toleration(value: &str) -> Toleration {
     }
 }
 
-/// The claim as the controller asks for it.
+/// Returns the claim with the controller's toleration.
 pub(crate) fn as_controller(claim: &ResourceClaim) -> ResourceClaim {
     tolerating(claim, CONTROLLER)
 }
 
-/// The claim as kube-scheduler will ask for it, so far as can be known.
+/// Returns the claim with kube-scheduler's toleration, which only the allocator crate knows.
 pub(crate) fn as_scheduler(claim: &ResourceClaim) -> ResourceClaim {
     tolerating(claim, SCHEDULER)
 }
@@ -46,12 +47,12 @@ fn tolerating(claim: &ResourceClaim, value: &str) -> ResourceClaim {
     claim
 }
 
-/// What a claim's requests ask for, alternatives too.
+/// All requests of a claim, including alternatives.
 pub(crate) fn asks(claim: &ResourceClaim) -> impl Iterator<Item = &Exactly> {
     claim.spec.devices.requests.iter().flat_map(Request::asks)
 }
 
-/// Whether the controller wrote it.
+/// Returns true if the controller wrote the allocation.
 pub(crate) fn is_ours(allocation: &Allocation) -> bool {
     let results = &allocation.devices.results;
     let ours = toleration(CONTROLLER);
@@ -61,7 +62,7 @@ pub(crate) fn is_ours(allocation: &Allocation) -> bool {
             .all(|result| result.driver == DRIVER && result.tolerations.contains(&ours))
 }
 
-/// The node of an allocation that is pinned to one.
+/// The node of an allocation whose node selector names exactly one.
 pub(crate) fn node_of(allocation: &Allocation) -> Option<&str> {
     let [term] = &allocation.node_selector.as_ref()?.node_selector_terms[..] else {
         return None;
@@ -75,7 +76,8 @@ pub(crate) fn node_of(allocation: &Allocation) -> Option<&str> {
     }
 }
 
-/// What keeps kube-scheduler from taking the allocation away. The pod is read back from its name; its uid is nobody's.
+/// The entry in `reservedFor` that keeps kube-scheduler from deallocating the claim. Its name is that of the pod; no
+/// pod has its uid.
 pub(crate) fn hold(claim: &Claim, pod: &Pod) -> Consumer {
     Consumer {
         api_group: HOLD_GROUP.to_owned(),
@@ -89,7 +91,7 @@ pub(crate) fn is_hold(consumer: &Consumer) -> bool {
     consumer.api_group == HOLD_GROUP && consumer.resource == HOLD_RESOURCE
 }
 
-/// The hold of a claim: the one that a controller wrote, before any that somebody else added.
+/// The hold of a claim: the one that a controller wrote, else any that somebody else added.
 pub(crate) fn hold_of(claim: &Claim) -> Option<&Consumer> {
     let holds = || claim.reserved_for.iter().filter(|consumer| is_hold(consumer));
     let is_own = |hold: &&Consumer| hold.uid.strip_prefix("hold-") == Some(claim.uid());

@@ -1,10 +1,11 @@
-//! `vgpu explain`: claims and devices as their allocator sees them.
+//! `vgpu explain` on the controller's rules: claims and devices as their allocator sees them.
 //!
 //! ```text
-//!  objects ─► the controller's rules: who allocates each device and each claim ─► vgpu_allocator::offline
+//!  objects ─► who allocates each device and each claim: rewritten taints and tolerations ─► vgpu_allocator::offline
 //! ```
 //!
-//! Where no device has the taint of `docs/controller.md`, the allocator is kube-scheduler, and nothing is changed.
+//! Without a taint of `docs/controller.md` on any device, kube-scheduler is the allocator, and nothing is rewritten
+//! that changes the answer.
 
 use std::collections::HashMap;
 
@@ -12,12 +13,13 @@ use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options,
 use vgpu_allocator::{Index, SelectorCache};
 
 use crate::device_ownership::{DeviceOwnership, Sighting};
-use crate::devices::{Settling, take_over};
+use crate::device_taints::{Handover, rewrite_taints};
 use crate::model::{Slice, Version};
 use crate::planner::Settings;
 use crate::time::Time;
 
-/// Why the subject waits: as [`offline::explain`], with devices and claims as whoever allocates them sees them at that time.
+/// Why the subject waits: as [`offline::explain`], with devices and claims as whoever allocates them sees them at that
+/// time.
 ///
 /// # Errors
 /// As [`offline::explain`].
@@ -28,14 +30,14 @@ pub fn explain(
     cache: &mut SelectorCache<'_>,
     now: Time,
 ) -> Result<Explanation, OfflineError> {
-    let settling = Settling {
+    let handover = Handover {
         after: Settings::default().settle,
-        // Whoever asks sees all claims that there are.
+        // The objects contain all claims of this moment.
         listed: Some(now),
         is_listed_now: true,
     };
     let mut index = Index::new(options.features);
-    let mut ownership = DeviceOwnership::divided(settling.after);
+    let mut ownership = DeviceOwnership::divided(handover.after);
     ownership.set_listed(now, &mut index, cache);
     for class in objects.classes() {
         ownership.set_class(class.clone(), &mut index, cache);
@@ -48,11 +50,11 @@ pub fn explain(
             facts: facts.clone(),
         };
         ownership.set_slice(slice, seen, &mut index, cache);
-        take_over(facts, settling);
+        rewrite_taints(facts, handover);
     }
     let mut refused = HashMap::new();
     for claim in objects.waiting_mut() {
-        match ownership.asked(claim) {
+        match ownership.as_its_allocator(claim) {
             Ok(asked) => *claim = asked,
             Err(why) => {
                 refused.insert(claim.key(), why.verdict(claim.key()).to_string());

@@ -1,4 +1,4 @@
-//! What a planner is told.
+//! The input of the state: one [`Change`] for everything that a watch, a list or the lease reports.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,12 @@ use crate::time::Time;
 
 /// One change. An object that is known already is replaced.
 ///
-/// A list names all objects of its kind: those that it brings, and by their keys in `same` those that came before it did
-/// (the watch hands each object of a list on at once) or are known in that version already. Any other is gone.
+/// The end of a list (`Pods`, `Claims` and so on) names all objects of the kind: those that it contains, and in `same`
+/// the keys of objects that were sent before (the watch sends each object of a list at once) or are known in that
+/// version already. All others are gone.
+///
+/// `read` is the time at which a consistent read or list was begun: it shows everything that was written before. It is
+/// `None` for what comes from a watch, which may lag.
 #[derive(Debug, Clone)]
 pub enum Change {
     Pod(Pod),
@@ -37,15 +41,13 @@ pub enum Change {
         key: String,
         version: Version,
     },
-    /// All claims, as of `version`. `asked` is when a consistent list of them was begun: what was written before is in
-    /// it. A list from a cache has none.
+    /// All claims, as of `version`.
     Claims {
         claims: Vec<Claim>,
         same: Vec<String>,
         version: Version,
-        asked: Option<Time>,
+        read: Option<Time>,
     },
-    /// `read`: when a consistent read of it was begun; none for what a watch brings.
     Slice {
         slice: Slice,
         read: Option<Time>,
@@ -69,22 +71,23 @@ pub enum Change {
         classes: Vec<DeviceClass>,
         same: Vec<String>,
     },
-    /// All of them.
+    /// All DeviceTaintRules.
     Rules(Vec<DeviceTaintRule>),
-    /// The lease, as it is held now; `None` when it is not. A renewal has the same epoch and another end.
+    /// The term in which this replica holds the lease, or `None`. A renewal has the same epoch and a later end.
     Lease(Option<Term>),
 }
 
-/// What says that a slice is gone.
+/// How it is known that a slice is gone.
 #[derive(Debug, Clone, Copy)]
 pub enum Last {
     /// A watch or list, as of that version.
     Version(Version),
-    /// A consistent read that was begun then, and did not find it.
+    /// A consistent read, begun at that time, did not find it.
     Read(Time),
 }
 
-/// The claims that a planner knew when a list was asked for, by key: what is listed in the same version is the same.
+/// The claims that a planner knew when it requested a list, by key. Those that are listed in the same version have not
+/// changed, and are not copied.
 #[derive(Debug, Clone, Default)]
 pub struct Seen(pub(crate) HashMap<String, Version>);
 
@@ -95,11 +98,11 @@ impl Seen {
     }
 }
 
-/// What a planner asks for besides writes; answered by a [`Change`].
+/// A consistent read that a planner requests. Its answer is a [`Change`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Ask {
-    /// A consistent list of all claims: [`Change::Claims`].
+pub enum Read {
+    /// A list of all claims: [`Change::Claims`].
     Claims,
-    /// A consistent read of one slice: [`Change::Slice`] or [`Change::SliceGone`].
+    /// One slice: [`Change::Slice`] or [`Change::SliceGone`].
     Slice(String),
 }

@@ -1,7 +1,8 @@
-//! Claims, and writes to them that are under way.
+//! Claims, and the writes to them that are in flight.
 //!
-//! An allocation that was sent counts as in use until a newer version of its claim is seen, whatever is said of the
-//! write meanwhile: a write without an answer may land yet. Only a newer version makes sure that it does not.
+//! The devices of an allocation that was sent count as in use until a newer version of the claim is seen, whatever
+//! became of the write meanwhile: a write without an answer may still land. A newer version shows whether it did, and
+//! after it an older write can land no more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,59 +15,61 @@ use crate::model::{Claim, Consumer, Version};
 use crate::time::Time;
 use crate::write::{Intent, Write, WriteId};
 
-/// How long a write may go without a word before it counts as lost.
+/// How long the outcome of a write may be missing before the write counts as lost.
 const LOST: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// Boxed: a map keeps room for about twice of what it has.
+    /// Boxed, because a map allocates about twice the entries that it has.
     known: BTreeMap<String, Box<Known>>,
-    /// Which claim a write was for, until it is reported on.
+    /// The claim of each write whose outcome was not reported yet.
     written: HashMap<WriteId, String>,
-    /// The newest version that a list or watch brought: what is older and not known is gone.
+    /// The newest version that a list or watch has shown: an older claim that is not known was deleted.
     seen: Version,
 }
 
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) claim: Claim,
-    /// Boxed: few claims have one.
-    pub(crate) flight: Option<Box<Flight>>,
-    /// Since when this process knows of the hold, or of the allocation that nobody uses.
+    /// The last write, until its outcome is settled. Boxed, because few claims have one.
+    pub(crate) in_flight: Option<Box<InFlight>>,
+    /// Since when this process knows of the hold, or of the allocation that no pod uses.
     pub(crate) since: Time,
     failures: u32,
-    /// When a mark was refused last, or had no answer.
+    /// When a mark was last refused or had no answer.
     unmarked: Option<Time>,
-    /// Nothing is written before.
-    pub(crate) quiet_until: Option<Time>,
-    /// What became of its hold was told. That is done once, however often the write is decided that it takes.
-    pub(crate) is_told: bool,
+    /// Nothing is written before, because writes have failed.
+    pub(crate) paused_until: Option<Time>,
+    /// True if the end of its hold was reported. That is done once, even if the write that ends it is repeated.
+    pub(crate) is_reported: bool,
 }
 
-/// A write under way.
+/// A write that was sent, or is about to be.
 #[derive(Debug, Clone)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     id: WriteId,
+    /// The version of the claim on which it lands, or not at all.
     version: Version,
+    /// The allocation that the claim may have by this write, or by an earlier one that is in doubt.
     given: Option<(Arc<Allocation>, Consumer)>,
     is_mark: bool,
-    /// It is a mark that settles an earlier write.
+    /// True if an earlier write was in doubt: this one is a mark that settles it.
     was_doubtful: bool,
-    pub(crate) state: FlightState,
+    pub(crate) state: WriteState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FlightState {
+pub(crate) enum WriteState {
     Sent {
         at: Time,
     },
-    /// The claim has a newer version, which a watch or list will bring.
-    Moved {
+    /// 409: the claim has a newer version, which a watch or list will show.
+    Conflict {
         at: Time,
     },
-    /// It may have landed or not. A mark settles it.
+    /// It may have landed or not. A mark will show: it gives the claim a newer version.
     Doubtful,
 }
 
@@ -79,13 +82,13 @@ impl Claims {
         self.known.iter().map(|(key, known)| (key, known.as_ref()))
     }
 
-    /// Takes in what a list or watch says; whether it is news.
+    /// Applies a claim from a list or watch. Returns true if it is new.
     pub(crate) fn observe(&mut self, claim: Claim, now: Time) -> bool {
         self.seen = self.seen.max(claim.version);
         self.accept(claim, now)
     }
 
-    /// Takes in what a write was answered; whether it is news.
+    /// Applies the claim with which a write was answered. Returns true if it is new.
     pub(crate) fn answer(&mut self, claim: Claim, now: Time) -> bool {
         let is_gone = claim.version <= self.seen && !self.known.contains_key(&claim.key());
         !is_gone && self.accept(claim, now)
@@ -104,14 +107,14 @@ impl Claims {
             **known = Known::new(claim, now);
             return true;
         }
-        // Moved on: whatever was decided on an older version has landed in this one, or never will.
-        let flown = known.flight.take_if(|flight| flight.version < claim.version);
+        // A write to an older version has landed in this one, or never will.
+        let flown = known.in_flight.take_if(|flight| flight.version < claim.version);
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
             known.since = now;
-            known.is_told = false;
+            known.is_reported = false;
         }
-        // A mark that settles what was refused is no success: the same may be refused again.
+        // A mark that settles a refused write is no success: the same write may be refused again.
         let is_marked = claim.epoch != known.claim.epoch && flown.is_some_and(|flight| !flight.was_doubtful);
         if !same || is_marked {
             known.failures = 0;
@@ -121,14 +124,14 @@ impl Claims {
         true
     }
 
-    /// Whether it was known.
+    /// Removes a claim that was deleted in `version`. Returns true if it was known and not newer.
     pub(crate) fn remove(&mut self, key: &str, version: Version) -> bool {
         self.seen = self.seen.max(version);
         let is_older = self.known.get(key).is_some_and(|known| known.claim.version <= version);
         is_older && self.known.remove(key).is_some()
     }
 
-    /// Claims that a list of that version should have had.
+    /// The known claims that a list of that version would have if they still existed.
     pub(crate) fn missing<'a>(
         &'a self,
         listed: &'a std::collections::HashSet<String>,
@@ -141,121 +144,122 @@ impl Claims {
         older.map(|(key, _)| key.clone())
     }
 
-    /// Counts a write as under way. What an earlier one gave without an answer stays given.
-    pub(crate) fn fly(&mut self, key: &str, write: &Write) {
+    /// Counts a write as in flight. An allocation of an earlier write that is in doubt still counts.
+    pub(crate) fn set_in_flight(&mut self, key: &str, write: &Write) {
         if let Some(known) = self.known.get_mut(key) {
             self.written.insert(write.id, key.to_owned());
-            let before = known.flight.take();
+            let before = known.in_flight.take();
             let was_doubtful = before.is_some();
             let given = match &write.intent {
                 Intent::Allocate { allocation, hold, .. } => Some((allocation.clone(), hold.clone())),
                 _ => before.and_then(|flight| flight.given),
             };
-            known.flight = Some(Box::new(Flight {
+            known.in_flight = Some(Box::new(InFlight {
                 id: write.id,
                 version: write.version,
                 given,
                 is_mark: matches!(write.intent, Intent::Mark { .. }),
                 was_doubtful,
-                state: FlightState::Sent { at: write.decided },
+                state: WriteState::Sent { at: write.decided },
             }));
         }
     }
 
-    /// The write is not sent after all.
-    pub(crate) fn ground(&mut self, key: &str) {
-        let flight = self.known.get_mut(key).and_then(|known| known.flight.take());
+    /// Cancels a write that was not handed out yet.
+    pub(crate) fn cancel(&mut self, key: &str) {
+        let flight = self.known.get_mut(key).and_then(|known| known.in_flight.take());
         if let Some(flight) = flight {
             self.written.remove(&flight.id);
         }
     }
 
-    /// The claim that waits for this write's outcome. That comes once.
-    pub(crate) fn of_write(&mut self, id: WriteId) -> Option<String> {
+    /// Returns the claim that waits for the outcome of this write, if it still does.
+    pub(crate) fn take_write(&mut self, id: WriteId) -> Option<String> {
         let key = self.written.remove(&id)?;
-        let flight = self.known.get(&key)?.flight.as_ref()?;
+        let flight = self.known.get(&key)?.in_flight.as_ref()?;
         (flight.id == id).then_some(key)
     }
 
-    pub(crate) fn set_state(&mut self, key: &str, state: FlightState, now: Time) {
+    pub(crate) fn set_state(&mut self, key: &str, state: WriteState, now: Time) {
         let Some(known) = self.known.get_mut(key) else {
             return;
         };
-        if let Some(flight) = &mut known.flight {
+        if let Some(flight) = &mut known.in_flight {
             flight.state = state;
         }
-        if state == FlightState::Doubtful {
+        if state == WriteState::Doubtful {
             known.pause(now);
-            if known.flight.as_ref().is_some_and(|flight| flight.is_mark) {
+            if known.in_flight.as_ref().is_some_and(|flight| flight.is_mark) {
                 known.unmarked = Some(now);
             }
-            // What gives nothing needs no mark: whatever is decided next lands on the same version, or not at all.
-            known.flight.take_if(|flight| flight.given.is_none());
+            // A write without an allocation needs no mark: the next write lands on the same version, or not at all.
+            known.in_flight.take_if(|flight| flight.given.is_none());
         }
     }
 
-    /// Writes that found a newer version which a list from after that does not have: something else refuses them.
-    pub(crate) fn not_moved(&self, asked: Time) -> Vec<String> {
-        let not_moved = self.known.iter().filter(|(_, known)| {
-            known.flight.as_ref().is_some_and(|flight| {
-                matches!(flight.state, FlightState::Moved { at } if at <= asked)
+    /// Claims whose write failed with 409, although a list that was begun later shows no newer version: something else
+    /// refuses the write.
+    pub(crate) fn false_conflicts(&self, read: Time) -> Vec<String> {
+        let unchanged = self.known.iter().filter(|(_, known)| {
+            known.in_flight.as_ref().is_some_and(|flight| {
+                matches!(flight.state, WriteState::Conflict { at } if at <= read)
                     && flight.version == known.claim.version
             })
         });
-        not_moved.map(|(key, _)| key.clone()).collect()
+        unchanged.map(|(key, _)| key.clone()).collect()
     }
 
-    /// The write was not sent. What an earlier one left in doubt still is.
+    /// The write was handed out and not sent. An earlier one that was in doubt still is.
     pub(crate) fn drop_write(&mut self, key: &str) {
         if let Some(known) = self.known.get_mut(key) {
-            known.flight = known.flight.take().filter(|flight| flight.was_doubtful);
-            if let Some(flight) = &mut known.flight {
-                flight.state = FlightState::Doubtful;
+            known.in_flight = known.in_flight.take().filter(|flight| flight.was_doubtful);
+            if let Some(flight) = &mut known.in_flight {
+                flight.state = WriteState::Doubtful;
             }
         }
     }
 
-    /// The clock was set back: nothing was noted later than now.
+    /// The clock was set back: limits all recorded times to the present.
     pub(crate) fn set_back(&mut self, now: Time) {
         for known in self.known.values_mut() {
             known.since = known.since.min(now);
-            known.quiet_until = None;
+            known.paused_until = None;
             known.unmarked = known.unmarked.map(|at| at.min(now));
-            if let Some(flight) = &mut known.flight
-                && let FlightState::Sent { at } | FlightState::Moved { at } = &mut flight.state
+            if let Some(flight) = &mut known.in_flight
+                && let WriteState::Sent { at } | WriteState::Conflict { at } = &mut flight.state
             {
                 *at = now.min(*at);
             }
         }
     }
 
-    /// Of writes that failed in an earlier term nothing follows for this one, as nothing would in a new process.
+    /// Forgets failed writes when a term begins, as a new process would.
     pub(crate) fn end_pauses(&mut self) {
         for known in self.known.values_mut() {
             known.failures = 0;
-            known.quiet_until = None;
+            known.paused_until = None;
         }
     }
 
-    pub(crate) fn set_told(&mut self, key: &str) {
+    pub(crate) fn set_reported(&mut self, key: &str) {
         if let Some(known) = self.known.get_mut(key) {
-            known.is_told = true;
+            known.is_reported = true;
         }
     }
 
-    /// Gives up on writes that nobody reports on; when the next one is due.
-    pub(crate) fn lose(&mut self, now: Time) -> Option<Time> {
+    /// Writes whose outcome is missing for too long are in doubt. Returns when the next one will be.
+    pub(crate) fn expire_writes(&mut self, now: Time) -> Option<Time> {
         let mut next = None;
         for known in self.known.values_mut() {
-            let Some(flight) = &mut known.flight else {
+            let Some(flight) = &mut known.in_flight else {
                 continue;
             };
             match flight.state {
-                FlightState::Sent { at } if now.since(at) >= LOST => flight.state = FlightState::Doubtful,
-                FlightState::Sent { at } => {
+                WriteState::Sent { at } if now.since(at) >= LOST => flight.state = WriteState::Doubtful,
+                WriteState::Sent { at } => {
                     next = Some(next.map_or(at.after(LOST), |next: Time| next.min(at.after(LOST))))
                 }
-                FlightState::Moved { .. } | FlightState::Doubtful => {}
+                WriteState::Conflict { .. } | WriteState::Doubtful => {}
             }
         }
         next
@@ -266,44 +270,44 @@ impl Known {
     fn new(claim: Claim, now: Time) -> Self {
         Self {
             claim,
-            flight: None,
+            in_flight: None,
             since: now,
             failures: 0,
             unmarked: None,
-            quiet_until: None,
-            is_told: false,
+            paused_until: None,
+            is_reported: false,
         }
     }
 
     fn pause(&mut self, now: Time) {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
-        self.quiet_until = Some(now.after(pause.min(LONGEST_PAUSE)));
+        self.paused_until = Some(now.after(pause.min(LONGEST_PAUSE)));
     }
 
-    /// Whether a mark was tried since then, and was refused or had no answer.
-    pub(crate) fn takes_no_mark(&self, since: Time) -> bool {
+    /// Returns true if a mark was sent since then, and was refused or had no answer.
+    pub(crate) fn mark_failed_since(&self, since: Time) -> bool {
         self.unmarked.is_some_and(|at| at >= since)
     }
 
-    pub(crate) fn is_quiet(&self, now: Time) -> bool {
-        self.quiet_until.is_some_and(|until| now < until)
+    pub(crate) fn is_paused(&self, now: Time) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
     }
 
-    /// What the claim has, or may have by a write under way.
+    /// The claim's allocation, or the one that it may have by a write in flight.
     pub(crate) fn allocation(&self) -> Option<&Arc<Allocation>> {
-        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        let given = self.in_flight.as_ref().and_then(|flight| flight.given.as_ref());
         self.claim
-            .asked
+            .facts
             .status
             .allocation
             .as_ref()
             .or(given.map(|(allocation, _)| allocation))
     }
 
-    /// The hold that it has, or may have.
+    /// The claim's hold, or the one that it may have by a write in flight.
     pub(crate) fn hold(&self) -> Option<&Consumer> {
-        let given = self.flight.as_ref().and_then(|flight| flight.given.as_ref());
+        let given = self.in_flight.as_ref().and_then(|flight| flight.given.as_ref());
         hold_of(&self.claim).or(given.map(|(_, hold)| hold))
     }
 }
@@ -329,17 +333,17 @@ mod tests {
     fn a_write_is_known_by_its_id_until_it_is_reported_on() {
         let mut claims = Claims::default();
         let mut claim = Claim::default();
-        claim.asked.metadata.namespace = "ns".into();
-        claim.asked.metadata.name = "c".into();
+        claim.facts.metadata.namespace = "ns".into();
+        claim.facts.metadata.name = "c".into();
         claim.version = Version(1);
         claims.observe(claim, Time::default());
-        claims.fly("ns/c", &write(1));
-        assert_eq!(claims.of_write(WriteId(1)).as_deref(), Some("ns/c"));
-        claims.fly("ns/c", &write(2));
-        claims.fly("ns/c", &write(3));
-        assert_eq!(claims.of_write(WriteId(2)), None, "another is under way");
-        claims.ground("ns/c");
-        assert_eq!(claims.of_write(WriteId(3)), None, "it was not sent");
+        claims.set_in_flight("ns/c", &write(1));
+        assert_eq!(claims.take_write(WriteId(1)).as_deref(), Some("ns/c"));
+        claims.set_in_flight("ns/c", &write(2));
+        claims.set_in_flight("ns/c", &write(3));
+        assert_eq!(claims.take_write(WriteId(2)), None, "another is under way");
+        claims.cancel("ns/c");
+        assert_eq!(claims.take_write(WriteId(3)), None, "it was not sent");
         assert!(claims.written.is_empty(), "nothing is left over");
     }
 }

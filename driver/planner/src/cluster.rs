@@ -1,4 +1,5 @@
-//! Nodes and pods, and who sits where: pods that are bound, and pods that a hold has a place for.
+//! Nodes, and which pods count on them: bound pods, and pods for which a hold keeps devices on the node. As in
+//! kube-scheduler, the latter are assumed to be there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,17 +9,17 @@ use crate::model::{Node, Pod, Requests};
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<String, Node>,
-    /// Boxed: a map keeps room for about twice of what it has.
+    /// Boxed, because a map allocates about twice the entries that it has.
     pods: BTreeMap<String, Box<Pod>>,
-    /// Of nodes that are not known too: they may come later.
+    /// By node, also of nodes that are not known: they may come later.
     loads: HashMap<String, Load>,
-    /// Where holds have a place for pods that are not bound.
-    seats: HashMap<String, String>,
-    /// Pods that sit somewhere and have required anti-affinity.
+    /// The nodes of pods that are not bound and have a hold there.
+    assumed: HashMap<String, String>,
+    /// Pods on nodes that have required anti-affinity.
     repelling: BTreeSet<String>,
 }
 
-/// What sits on a node.
+/// The pods of a node, bound or assumed, and the sum of their requests.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub(crate) used: Requests,
@@ -49,23 +50,23 @@ impl Cluster {
         self.loads.get(node)
     }
 
-    /// The pods that sit on nodes, and where.
-    pub(crate) fn seated(&self) -> impl Iterator<Item = (&Pod, &str)> {
+    /// The pods that are bound to a node or assumed on one, and the node.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (&Pod, &str)> {
         self.pods
             .iter()
-            .filter_map(|(key, pod)| Some((pod.as_ref(), self.seat_of(key, pod)?)))
+            .filter_map(|(key, pod)| Some((pod.as_ref(), self.node_of(key, pod)?)))
     }
 
-    /// Those of them that have required anti-affinity themselves: few, in most clusters.
+    /// Those of [`Self::placed`] that have required anti-affinity: few, in most clusters.
     pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let repelling = self.repelling.iter();
         repelling.filter_map(|key| {
             let pod = self.pod(key)?;
-            Some((pod, self.seat_of(key, pod)?))
+            Some((pod, self.node_of(key, pod)?))
         })
     }
 
-    /// Whether it is something new: heartbeats are not.
+    /// Inserts or replaces a node. Returns true if it has changed; a heartbeat is no change.
     pub(crate) fn set_node(&mut self, node: Node) -> bool {
         let is_new = self.nodes.get(node.name()) != Some(&node);
         if is_new {
@@ -78,7 +79,8 @@ impl Cluster {
         self.nodes.remove(name);
     }
 
-    /// Whether it is something new. What kube-scheduler says of a pod is kept, but is no news for whoever decides.
+    /// Inserts or replaces a pod. Returns true if it has changed. kube-scheduler's Unschedulable condition is stored,
+    /// but is no change, because no decision depends on it.
     pub(crate) fn set_pod(&mut self, pod: Pod) -> bool {
         let key = pod.key();
         if let Some(known) = self.pods.get_mut(&key) {
@@ -96,30 +98,30 @@ impl Cluster {
     pub(crate) fn remove_pod(&mut self, key: &str) {
         self.uncount(key);
         self.pods.remove(key);
-        self.seats.remove(key);
+        self.assumed.remove(key);
     }
 
-    /// Gives a pod that is not bound a place, or takes it away.
-    pub(crate) fn seat(&mut self, key: &str, node: Option<&str>) {
-        if self.seats.get(key).map(String::as_str) == node {
+    /// Assumes a pod that is not bound on a node, or ends that.
+    pub(crate) fn assume(&mut self, key: &str, node: Option<&str>) {
+        if self.assumed.get(key).map(String::as_str) == node {
             return;
         }
         self.uncount(key);
         match node {
-            Some(node) => self.seats.insert(key.to_owned(), node.to_owned()),
-            None => self.seats.remove(key),
+            Some(node) => self.assumed.insert(key.to_owned(), node.to_owned()),
+            None => self.assumed.remove(key),
         };
         self.count(key);
     }
 
-    /// Where a pod sits, by its key.
-    fn seat_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
-        let node = pod.node.as_ref().or_else(|| self.seats.get(key));
+    /// The node to which a pod is bound or on which it is assumed.
+    fn node_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
+        let node = pod.node.as_ref().or_else(|| self.assumed.get(key));
         node.filter(|_| !pod.is_finished).map(String::as_str)
     }
 
     fn count(&mut self, key: &str) {
-        let Some((pod, node)) = self.seated_pod(key) else {
+        let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
         let (requests, repels, node) = (pod.requests.clone(), !pod.anti_affinity.is_empty(), node.to_owned());
@@ -131,9 +133,9 @@ impl Cluster {
         }
     }
 
-    /// Takes back what [`Self::count`] did, as long as neither the pod nor its seat has changed since.
+    /// Undoes [`Self::count`]. Call it before the pod or its node changes.
     fn uncount(&mut self, key: &str) {
-        let Some((pod, node)) = self.seated_pod(key) else {
+        let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
         let (requests, node) = (pod.requests.clone(), node.to_owned());
@@ -147,9 +149,9 @@ impl Cluster {
         }
     }
 
-    fn seated_pod(&self, key: &str) -> Option<(&Pod, &str)> {
+    fn placed_pod(&self, key: &str) -> Option<(&Pod, &str)> {
         let pod = self.pod(key)?;
-        Some((pod, self.seat_of(key, pod)?))
+        Some((pod, self.node_of(key, pod)?))
     }
 }
 
@@ -178,20 +180,20 @@ mod tests {
         let mut cluster = Cluster::default();
         cluster.set_pod(pod("a", None, "1"));
         assert!(cluster.load("n").is_none());
-        cluster.seat("ns/a", Some("n"));
+        cluster.assume("ns/a", Some("n"));
         cluster.set_pod(pod("b", Some("n"), "500m"));
         assert_eq!(cpu(&cluster, "n"), "1500m");
         assert!(!cluster.set_pod(pod("b", Some("n"), "500m")));
         cluster.set_pod(pod("a", Some("m"), "2"));
         assert_eq!((cpu(&cluster, "n"), cpu(&cluster, "m")), ("500m".into(), "2".into()));
-        cluster.seat("ns/a", None);
+        cluster.assume("ns/a", None);
         assert_eq!(cpu(&cluster, "m"), "2", "bound is bound");
         let mut finished = pod("b", Some("n"), "500m");
         finished.is_finished = true;
         cluster.set_pod(finished);
         cluster.remove_pod("ns/a");
         assert!(cluster.load("n").is_none() && cluster.load("m").is_none());
-        assert_eq!(cluster.seated().count(), 0);
+        assert_eq!(cluster.placed().count(), 0);
     }
 
     #[test]
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn a_seat_may_come_before_its_pod() {
         let mut cluster = Cluster::default();
-        cluster.seat("ns/a", Some("n"));
+        cluster.assume("ns/a", Some("n"));
         cluster.set_pod(pod("a", None, "1"));
         assert_eq!(cpu(&cluster, "n"), "1");
     }

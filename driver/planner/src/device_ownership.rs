@@ -1,4 +1,5 @@
-//! Slices and classes: who allocates each device, and so which claims are for the controller.
+//! Who allocates each device of the slices, and therefore who allocates a claim: all classes that it names must have
+//! devices of the same allocator. [`crate::device_taints`] has the rule for one device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use vgpu_quantity::Quantity;
 
 use crate::allocation::{MOST_TOLERATIONS, as_controller, as_scheduler, asks};
 use crate::change::Last;
-use crate::devices::{Settling, Who, take_over};
+use crate::device_taints::{DeviceAllocator, Handover, rewrite_taints};
 use crate::model::{self, Version};
 use crate::names::{DRIVER, TAINT_KEY};
 use crate::time::Time;
@@ -18,9 +19,9 @@ use crate::verdict::Verdict;
 
 /// Who allocates a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ClaimAllocator {
     Controller,
-    /// kube-scheduler, or it is of a class that has no device or does not exist yet.
+    /// kube-scheduler; also if its class has no device or does not exist yet.
     Scheduler,
     Nobody(Unallocatable),
 }
@@ -28,18 +29,18 @@ pub(crate) enum Kind {
 /// Why nobody may allocate a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unallocatable {
-    /// Some requests are for the controller and some are not. Two classes that show it.
+    /// Some requests are for the controller's devices and some are not: a class of each.
     Mixed {
         ours: String,
         other: String,
     },
-    /// It tolerates the taint by which devices are told apart, so kube-scheduler may allocate it as well.
+    /// It tolerates our taint, so kube-scheduler may allocate the controller's devices to it.
     Tolerates,
     TooManyTolerations,
 }
 
 impl Unallocatable {
-    /// The same of a claim by its name.
+    /// The verdict on a claim of this name.
     #[must_use]
     pub fn verdict(self, claim: String) -> Verdict {
         match self {
@@ -52,13 +53,13 @@ impl Unallocatable {
 
 #[derive(Debug, Default)]
 pub(crate) struct DeviceOwnership {
-    slices: BTreeMap<String, Slice>,
-    classes: BTreeMap<String, Class>,
+    slices: BTreeMap<String, KnownSlice>,
+    classes: BTreeMap<String, KnownClass>,
     /// Our driver's slices by pool.
     pools: HashMap<String, BTreeSet<String>>,
-    /// When the last full list of the claims was asked for.
+    /// When the last consistent list of all claims was begun.
     listed: Option<Time>,
-    /// How long a device stays with nobody when it changes hands; `None` where kube-scheduler allocates everything.
+    /// How old a taint must be to count; `None` if kube-scheduler allocates everything.
     settle: Option<Duration>,
 }
 
@@ -71,22 +72,22 @@ pub struct Published {
 }
 
 #[derive(Debug)]
-struct Slice {
+struct KnownSlice {
     version: Version,
-    /// When it came in last.
+    /// When it was received last.
     seen: Time,
-    /// Of our driver.
+    /// Its pool, if it is of our driver.
     pool: Option<String>,
     published: Published,
-    /// Who allocates each device, in the slice's order; empty where that is always kube-scheduler.
-    whose: Box<[Who]>,
-    /// When it was read last from the API server itself, not from a watch that may lag.
+    /// Who allocates each device, in the slice's order; empty if kube-scheduler allocates everything.
+    allocators: Box<[DeviceAllocator]>,
+    /// When its last consistent read was begun.
     read: Option<Time>,
-    /// The taints of its devices as they were published, while one of them settles. The rest is in the index.
+    /// The published taints of its devices, while one of them settles. The index has the rest of the slice.
     taints: Option<Vec<Vec<Taint>>>,
 }
 
-/// When a slice came in, and when a read of it was begun, if a read brought it.
+/// When a slice was received, and when its consistent read was begun; `None` for one from a watch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sighting {
     pub(crate) at: Time,
@@ -94,21 +95,21 @@ pub(crate) struct Sighting {
 }
 
 #[derive(Debug)]
-struct Class {
-    seen: HashMap<String, Seen>,
-    total: Seen,
+struct KnownClass {
+    by_slice: HashMap<String, DeviceCounts>,
+    total: DeviceCounts,
 }
 
 /// How many devices of a class each allocator has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Seen {
+struct DeviceCounts {
     controller: usize,
     scheduler: usize,
     other_driver: usize,
 }
 
 impl DeviceOwnership {
-    /// Devices are divided between kube-scheduler and the controller, by their taint.
+    /// For controller mode: devices are divided between kube-scheduler and the controller by their taint.
     pub(crate) fn divided(settle: Duration) -> Self {
         Self {
             settle: Some(settle),
@@ -116,7 +117,8 @@ impl DeviceOwnership {
         }
     }
 
-    /// An older version than what is known changes nothing, but for this: what is known is newer than a read was begun.
+    /// Inserts or replaces a slice. An older version than the known one changes only the time of the last read: the
+    /// known version is newer than that read.
     pub(crate) fn set_slice(
         &mut self,
         slice: model::Slice,
@@ -133,50 +135,50 @@ impl DeviceOwnership {
                 return;
             }
         }
-        let mut told = slice.facts;
-        let published = Published::of(&told);
+        let mut facts = slice.facts;
+        let published = Published::of(&facts);
         let mut taints = None;
-        let mut whose = Vec::new();
+        let mut allocators = Vec::new();
         if let Some(after) = self.settle {
-            let settling = Settling {
+            let handover = Handover {
                 after,
                 listed: self.listed,
                 is_listed_now: false,
             };
-            let before = told.spec.devices.iter().map(|device| device.taints.clone()).collect();
-            whose = take_over(&mut told, settling);
-            taints = whose
+            let before = facts.spec.devices.iter().map(|device| device.taints.clone()).collect();
+            allocators = rewrite_taints(&mut facts, handover);
+            taints = allocators
                 .iter()
-                .any(|who| matches!(who, Who::Settling { .. }))
+                .any(|who| matches!(who, DeviceAllocator::Settling { .. }))
                 .then_some(before);
         }
         self.forget(&name);
-        let pool = (told.spec.driver == DRIVER).then(|| told.spec.pool.name.clone());
+        let pool = (facts.spec.driver == DRIVER).then(|| facts.spec.pool.name.clone());
         if let Some(pool) = &pool {
             self.pools.entry(pool.clone()).or_default().insert(name.clone());
         }
-        let known = Slice {
+        let known = KnownSlice {
             version: slice.version,
             seen: seen.at,
             pool,
             published,
-            whose: whose.into(),
+            allocators: allocators.into(),
             read,
             taints,
         };
-        index.set_slice(told);
+        index.set_slice(facts);
         for (class, of_class) in &mut self.classes {
-            of_class.look(class, &name, &known, index, cache);
+            of_class.count(class, &name, &known, index, cache);
         }
         self.slices.insert(name, known);
     }
 
-    /// Unless what is known is newer.
+    /// Removes a slice, unless the known one is newer than its removal.
     pub(crate) fn remove_slice(&mut self, name: &str, last: Last, index: &mut Index) {
-        let is_newer = |known: &Slice| match last {
+        let is_newer = |known: &KnownSlice| match last {
             Last::Version(version) => known.version > version,
-            // Whichever came first: it is read again before anything is decided on it.
-            Last::Read(asked) => known.seen > asked,
+            // If this keeps a slice that is gone: it is read again before any decision on it.
+            Last::Read(begun) => known.seen > begun,
         };
         if self.slices.get(name).is_some_and(is_newer) {
             return;
@@ -188,12 +190,12 @@ impl DeviceOwnership {
     pub(crate) fn set_class(&mut self, object: DeviceClass, index: &mut Index, cache: &mut SelectorCache<'_>) {
         let name = object.metadata.name.clone();
         index.set_class(object);
-        let mut class = Class {
-            seen: HashMap::new(),
-            total: Seen::default(),
+        let mut class = KnownClass {
+            by_slice: HashMap::new(),
+            total: DeviceCounts::default(),
         };
         for (slice, known) in &self.slices {
-            class.look(&name, slice, known, index, cache);
+            class.count(&name, slice, known, index, cache);
         }
         self.classes.insert(name, class);
     }
@@ -203,13 +205,14 @@ impl DeviceOwnership {
         index.remove_class(name);
     }
 
-    /// All claims as of `asked` are known: devices that had settled by then are the controller's.
-    pub(crate) fn set_listed(&mut self, asked: Time, index: &mut Index, cache: &mut SelectorCache<'_>) {
-        if self.listed.is_some_and(|listed| asked <= listed) {
+    /// A list of all claims that was begun at `read` is complete: devices that had settled by then are the
+    /// controller's.
+    pub(crate) fn set_listed(&mut self, read: Time, index: &mut Index, cache: &mut SelectorCache<'_>) {
+        if self.listed.is_some_and(|listed| read <= listed) {
             return;
         }
-        self.listed = Some(asked);
-        let is_settled = |slice: &Slice| slice.ready().any(|ready| ready <= asked);
+        self.listed = Some(read);
+        let is_settled = |slice: &KnownSlice| slice.ready().any(|ready| ready <= read);
         let settled = self.slices.iter().filter(|(_, slice)| is_settled(slice));
         let settled: Vec<String> = settled.map(|(name, _)| name.clone()).collect();
         for name in settled {
@@ -227,8 +230,8 @@ impl DeviceOwnership {
         }
     }
 
-    /// The clock was set back: nobody knows when anything was read. Devices that were taken over stay so; what settles
-    /// does so by the next list.
+    /// The clock was set back, so the times of all reads are unknown. Devices that the controller allocates already
+    /// stay its own; the others settle by the next list.
     pub(crate) fn set_back(&mut self, now: Time) {
         self.listed = None;
         for slice in self.slices.values_mut() {
@@ -237,12 +240,12 @@ impl DeviceOwnership {
         }
     }
 
-    /// When the next device has settled: a list of the claims asked for then makes it the controller's.
+    /// When the next device will have settled: a list of the claims that is begun then makes it the controller's.
     pub(crate) fn next_ready(&self) -> Option<Time> {
-        self.slices.values().flat_map(Slice::ready).min()
+        self.slices.values().flat_map(KnownSlice::ready).min()
     }
 
-    /// The slices of a pool, and when each was read last.
+    /// The slices of a pool, and when the last consistent read of each was begun.
     pub(crate) fn reads<'a>(&'a self, pool: &str) -> impl Iterator<Item = (&'a String, Option<Time>)> {
         let slices = self.pools.get(pool).into_iter().flatten();
         slices.filter_map(|name| Some((name, self.slices.get(name)?.read)))
@@ -257,44 +260,46 @@ impl DeviceOwnership {
         ours.map(|slice| slice.published)
     }
 
-    /// The claim as whoever allocates it asks for it.
+    /// Returns the claim with the toleration of its allocator.
     ///
     /// # Errors
-    /// Nobody may, and why.
-    pub(crate) fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
+    /// Why nobody may allocate the claim.
+    pub(crate) fn as_its_allocator(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
         if self.settle.is_none() {
             return Ok(claim.clone());
         }
-        match self.kind(claim) {
-            Kind::Controller => Ok(as_controller(claim)),
-            Kind::Scheduler => Ok(as_scheduler(claim)),
-            Kind::Nobody(why) => Err(why),
+        match self.claim_allocator(claim) {
+            ClaimAllocator::Controller => Ok(as_controller(claim)),
+            ClaimAllocator::Scheduler => Ok(as_scheduler(claim)),
+            ClaimAllocator::Nobody(why) => Err(why),
         }
     }
 
-    /// Whether only the controller has devices of the class.
+    /// Returns true if the controller allocates all devices of the class.
     pub(crate) fn is_controllers_alone(&self, class: &str) -> bool {
         let total = self.classes.get(class).map(|class| class.total);
         total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
     }
 
     /// Who allocates a device of our driver.
-    pub(crate) fn who(&self, pool: &str, device: &str, index: &Index) -> Option<Who> {
+    pub(crate) fn device_allocator(&self, pool: &str, device: &str, index: &Index) -> Option<DeviceAllocator> {
         self.pools.get(pool)?.iter().find_map(|name| {
             let devices = index.devices_of_slice(name).iter();
             let place = devices.into_iter().position(|known| known.name == device)?;
-            self.slices.get(name)?.whose.get(place).copied()
+            self.slices.get(name)?.allocators.get(place).copied()
         })
     }
 
-    pub(crate) fn kind(&self, claim: &ResourceClaim) -> Kind {
+    /// Returns who allocates a claim: the controller, if all classes that it names have devices of the controller's and
+    /// of no other driver.
+    pub(crate) fn claim_allocator(&self, claim: &ResourceClaim) -> ClaimAllocator {
         let mut ours = None;
         let mut others = None;
         for ask in asks(claim) {
             let total = self
                 .classes
                 .get(&ask.class)
-                .map_or(Seen::default(), |class| class.total);
+                .map_or(DeviceCounts::default(), |class| class.total);
             let list = match total.controller > 0 && total.other_driver == 0 {
                 true => &mut ours,
                 false => &mut others,
@@ -302,19 +307,19 @@ impl DeviceOwnership {
             list.get_or_insert(&ask.class);
         }
         match (ours, others) {
-            (None, _) => Kind::Scheduler,
-            (Some(ours), Some(other)) => Kind::Nobody(Unallocatable::Mixed {
+            (None, _) => ClaimAllocator::Scheduler,
+            (Some(ours), Some(other)) => ClaimAllocator::Nobody(Unallocatable::Mixed {
                 ours: ours.clone(),
                 other: other.clone(),
             }),
             (Some(_), None) => {
                 let mut tolerations = asks(claim).flat_map(|ask| &ask.tolerations);
                 if tolerations.any(|toleration| toleration.key.is_empty() || toleration.key == TAINT_KEY) {
-                    Kind::Nobody(Unallocatable::Tolerates)
+                    ClaimAllocator::Nobody(Unallocatable::Tolerates)
                 } else if asks(claim).any(|ask| ask.tolerations.len() >= MOST_TOLERATIONS) {
-                    Kind::Nobody(Unallocatable::TooManyTolerations)
+                    ClaimAllocator::Nobody(Unallocatable::TooManyTolerations)
                 } else {
-                    Kind::Controller
+                    ClaimAllocator::Controller
                 }
             }
         }
@@ -354,40 +359,41 @@ impl Published {
     }
 }
 
-impl Slice {
+impl KnownSlice {
     fn ready(&self) -> impl Iterator<Item = Time> {
-        self.whose.iter().filter_map(|who| match who {
-            Who::Settling { until } => *until,
+        self.allocators.iter().filter_map(|who| match who {
+            DeviceAllocator::Settling { until } => *until,
             _ => None,
         })
     }
 }
 
-impl Class {
-    fn look(&mut self, class: &str, slice: &str, known: &Slice, index: &Index, cache: &mut SelectorCache<'_>) {
-        if known.whose.is_empty() {
+impl KnownClass {
+    /// Counts the devices of a slice that the class selects, in place of what was counted of it before.
+    fn count(&mut self, class: &str, slice: &str, known: &KnownSlice, index: &Index, cache: &mut SelectorCache<'_>) {
+        if known.allocators.is_empty() {
             return self.forget(slice);
         }
-        let mut seen = Seen::default();
+        let mut seen = DeviceCounts::default();
         let matches = index.devices_of_class(class, slice, cache);
-        for (who, _) in known.whose.iter().zip(matches).filter(|(_, matches)| *matches) {
+        for (who, _) in known.allocators.iter().zip(matches).filter(|(_, matches)| *matches) {
             match who {
-                Who::Controller { .. } | Who::Settling { .. } => seen.controller += 1,
-                Who::Scheduler | Who::Released => seen.scheduler += 1,
-                Who::OtherDriver => seen.other_driver += 1,
+                DeviceAllocator::Controller { .. } | DeviceAllocator::Settling { .. } => seen.controller += 1,
+                DeviceAllocator::Scheduler | DeviceAllocator::Released => seen.scheduler += 1,
+                DeviceAllocator::OtherDriver => seen.other_driver += 1,
             }
         }
         self.forget(slice);
-        if seen != Seen::default() {
+        if seen != DeviceCounts::default() {
             self.total.controller += seen.controller;
             self.total.scheduler += seen.scheduler;
             self.total.other_driver += seen.other_driver;
-            self.seen.insert(slice.to_owned(), seen);
+            self.by_slice.insert(slice.to_owned(), seen);
         }
     }
 
     fn forget(&mut self, slice: &str) {
-        if let Some(seen) = self.seen.remove(slice) {
+        if let Some(seen) = self.by_slice.remove(slice) {
             self.total.controller -= seen.controller;
             self.total.scheduler -= seen.scheduler;
             self.total.other_driver -= seen.other_driver;
@@ -439,26 +445,33 @@ mod tests {
             r#"{"name":"r","exactly":{"deviceClassName":"vgpu"}}"#,
             r#"{"name":"n","exactly":{"deviceClassName":"nic"}}"#,
         );
-        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler, "nothing is published");
+        assert_eq!(
+            ownership.claim_allocator(&claim(vgpu)),
+            ClaimAllocator::Scheduler,
+            "nothing is published"
+        );
         ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
         ownership.set_slice(slice("n2", "nic.example.com", ""), seen(None), &mut index, &mut cache);
-        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Controller);
-        assert_eq!(ownership.kind(&claim(nic)), Kind::Scheduler);
+        assert_eq!(ownership.claim_allocator(&claim(vgpu)), ClaimAllocator::Controller);
+        assert_eq!(ownership.claim_allocator(&claim(nic)), ClaimAllocator::Scheduler);
         assert_eq!(
-            ownership.kind(&claim(&format!("{vgpu},{nic}"))),
-            Kind::Nobody(Unallocatable::Mixed {
+            ownership.claim_allocator(&claim(&format!("{vgpu},{nic}"))),
+            ClaimAllocator::Nobody(Unallocatable::Mixed {
                 ours: "vgpu".into(),
                 other: "nic".into()
             })
         );
         let open = vgpu.replace("\"vgpu\"}", r#""vgpu","tolerations":[{"operator":"Exists"}]}"#);
-        assert_eq!(ownership.kind(&claim(&open)), Kind::Nobody(Unallocatable::Tolerates));
+        assert_eq!(
+            ownership.claim_allocator(&claim(&open)),
+            ClaimAllocator::Nobody(Unallocatable::Tolerates)
+        );
         assert!(ownership.is_controllers_alone("vgpu") && !ownership.is_controllers_alone("nic"));
         ownership.set_slice(slice("n1", DRIVER, ""), seen(None), &mut index, &mut cache);
-        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
+        assert_eq!(ownership.claim_allocator(&claim(vgpu)), ClaimAllocator::Scheduler);
         ownership.remove_class("vgpu", &mut index);
         ownership.remove_slice("n1", Last::Version(Version(2)), &mut index);
-        assert_eq!(ownership.kind(&claim(vgpu)), Kind::Scheduler);
+        assert_eq!(ownership.claim_allocator(&claim(vgpu)), ClaimAllocator::Scheduler);
     }
 
     #[test]
@@ -469,9 +482,15 @@ mod tests {
         ownership.set_slice(slice("n1", DRIVER, TAINT), seen(None), &mut index, &mut cache);
         assert_eq!(ownership.next_ready(), Some(Time::from_millis(30_000)));
         ownership.set_listed(Time::from_millis(29_000), &mut index, &mut cache);
-        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Settling { .. })));
+        assert!(matches!(
+            ownership.device_allocator("n1", "d", &index),
+            Some(DeviceAllocator::Settling { .. })
+        ));
         ownership.set_listed(Time::from_millis(30_000), &mut index, &mut cache);
-        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
+        assert!(matches!(
+            ownership.device_allocator("n1", "d", &index),
+            Some(DeviceAllocator::Controller { .. })
+        ));
         assert_eq!(ownership.next_ready(), None);
         let read = |ownership: &DeviceOwnership| ownership.reads("n1").map(|(_, read)| read).collect::<Vec<_>>();
         assert_eq!(read(&ownership), [None], "a watch is no proof");
@@ -494,22 +513,31 @@ mod tests {
         let released = TAINT.replace("controller", "released");
         let old = || of_version(5, "n1", DRIVER, TAINT);
         ownership.set_slice(old(), at(1), &mut index, &mut cache);
-        assert!(matches!(ownership.who("n1", "d", &index), Some(Who::Controller { .. })));
+        assert!(matches!(
+            ownership.device_allocator("n1", "d", &index),
+            Some(DeviceAllocator::Controller { .. })
+        ));
         let read = Some(Time::from_millis(2));
         let new = of_version(7, "n1", DRIVER, &released);
         ownership.set_slice(new, Sighting { read, ..at(3) }, &mut index, &mut cache);
         ownership.set_slice(old(), at(4), &mut index, &mut cache);
-        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
+        assert_eq!(
+            ownership.device_allocator("n1", "d", &index),
+            Some(DeviceAllocator::Released)
+        );
         // A read that an event has overtaken: what is known is as good as read.
         let read = Some(Time::from_millis(5));
         ownership.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
-        assert_eq!(ownership.who("n1", "d", &index), Some(Who::Released));
+        assert_eq!(
+            ownership.device_allocator("n1", "d", &index),
+            Some(DeviceAllocator::Released)
+        );
         assert_eq!(ownership.reads("n1").next().unwrap().1, read);
         // A deletion of what was there before, and a read from before it came.
         ownership.remove_slice("n1", Last::Version(Version(6)), &mut index);
         ownership.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
-        assert!(ownership.who("n1", "d", &index).is_some());
+        assert!(ownership.device_allocator("n1", "d", &index).is_some());
         ownership.remove_slice("n1", Last::Read(Time::from_millis(7)), &mut index);
-        assert!(ownership.who("n1", "d", &index).is_none());
+        assert!(ownership.device_allocator("n1", "d", &index).is_none());
     }
 }

@@ -1,15 +1,15 @@
-//! Which nodes kube-scheduler would take, claims aside.
+//! Which nodes kube-scheduler would accept for a pod, claims aside.
 //!
 //! ```text
-//!  pod ─► check(node): by pod and node alone ─► by what is the same for all nodes (topologies of other ─► Refusal
-//!                                               pods), found out when the first node comes so far
+//!  pod ─► check(node): what depends on pod and node alone ─► what is the same for all nodes (topologies of ─► Refusal
+//!                                                            other pods), computed for the first node that gets here
 //! ```
 //!
-//! Each plugin of kube-scheduler that filters has a file here. What is looked at is what is bound, and what holds have a
-//! place for. Not modelled: preemption (a pod that would evict others waits), volumes, labels of namespaces (a
-//! `namespaceSelector` that is not empty counts as every namespace in anti-affinity and as none in affinity), images,
-//! and extenders. Where this lets a node through that kube-scheduler refuses, the hold runs out and the node is avoided;
-//! where it refuses one that kube-scheduler would take, the pod waits for another.
+//! Each filter plugin of kube-scheduler has a file here. Bound pods count, and pods for which a hold keeps devices. Not
+//! modelled: preemption (a pod that would evict others waits), volumes, labels of namespaces (a `namespaceSelector`
+//! that is not empty counts as every namespace in anti-affinity and as none in affinity), images, and extenders. If
+//! this accepts a node that kube-scheduler refuses, the hold expires and the node is avoided. If it refuses a node that
+//! kube-scheduler would accept, the pod waits for another.
 
 mod affinity;
 mod node;
@@ -29,7 +29,7 @@ pub use refusal::Refusal;
 use refusal::Work;
 use spread::Spreads;
 
-/// One pod against all nodes.
+/// The checks for one pod, on any node.
 pub(crate) struct Filters<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
@@ -51,7 +51,7 @@ impl<'a> Filters<'a> {
         }
     }
 
-    /// The cheap ones first.
+    /// Checks a node, the cheap checks first.
     pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
         self.work.add(1);
         let node = self.cluster.node(name).ok_or(Refusal::Unknown)?;

@@ -1,4 +1,5 @@
-//! Pods that start together: annotations `dra.vgpu/gang` and `dra.vgpu/gang-size`, within a namespace.
+//! Gangs: pods of a namespace that get devices together or not at all, by the annotations `dra.vgpu/gang` and
+//! `dra.vgpu/gang-size`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +16,9 @@ pub(crate) struct Gangs(BTreeMap<Name, Members>);
 
 #[derive(Debug, Default)]
 struct Members {
-    /// Pods that are neither over nor about to be, and may be bound.
+    /// Pods that are neither finished nor deleted, and have no scheduling gates.
     present: usize,
-    /// Those that may not yet.
+    /// The same with scheduling gates.
     gated: usize,
     sizes: BTreeSet<String>,
 }
@@ -47,7 +48,10 @@ impl Gangs {
         gangs
     }
 
-    /// Whether the gang is all there.
+    /// Checks that all pods of the gang exist.
+    ///
+    /// # Errors
+    /// Pods are missing, or their annotations differ.
     pub(crate) fn check(&self, name: &Name) -> Result<(), Verdict> {
         let Some(members) = self.0.get(name) else {
             return Ok(());

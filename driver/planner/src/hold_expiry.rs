@@ -1,22 +1,24 @@
-//! Holds and allocations that are not needed any more, or never will be.
+//! Decides when a hold is released, and when an allocation that no pod uses is cleared.
 //!
 //! ```text
 //!  allocated by the controller
-//!    held ─┬─ a pod of it is bound, or one has reserved it and
-//!          │  was not bound for the time of a hold ─────────────► release the hold
+//!    held ─┬─ a bound pod uses it, or a pod has reserved it and
+//!          │  was not bound within the hold timeout ───────────► release the hold
 //!          ├─ a pod has reserved it and is being bound ─────────► wait
-//!          └─ nobody has: pod gone, node gone, claim deleted,
-//!             hold too old (or that of one of its gang) ─────────► clear allocation and hold
-//!    not held ─┬─ reserved ──────────────────────────────────────► nothing: kube-controller-manager clears it
-//!              └─ nobody has reserved it, and nobody will, or it
-//!                 stayed so for the time of a hold ──────────────► clear the allocation
+//!          └─ not reserved, and the pod is gone, the node is
+//!             gone, the claim is deleted, or the hold is too
+//!             old (or that of another pod of its gang) ─────────► clear allocation and hold
+//!    not held ─┬─ reserved ─────────────────────────────────────► nothing: kube-controller-manager clears it
+//!              └─ not reserved, and no pod uses the claim, or
+//!                 not reserved for the hold timeout ────────────► clear the allocation
 //! ```
 //!
-//! A claim has one hold. Any other of that kind was added by somebody else, and is released first.
+//! A claim has one hold. Somebody else added any other one, and it is released first.
 //!
-//! Nothing is cleared that a pod has reserved, for it may be bound at any moment: each clear lands only on the version of
-//! the claim that it was decided on, and a reservation makes a new one. Where kube-scheduler reserved and then forgot
-//! (it was restarted), the hold goes, and with it what keeps kube-scheduler from taking the allocation away.
+//! An allocation that a pod has reserved is never cleared, because the pod may be bound at any moment. Each clear lands
+//! only on the version of the claim that it was decided on, and a reservation makes a new version. If kube-scheduler
+//! reserved the claim and then forgot it (it was restarted), only the hold is released; then kube-scheduler can
+//! deallocate the claim.
 
 use std::time::Duration;
 
@@ -33,25 +35,25 @@ use crate::write::Intent;
 pub(crate) struct Duty {
     pub(crate) intent: Intent,
     pub(crate) why: Option<Verdict>,
-    /// The pod whose hold ran out, and the node on which.
+    /// The pod whose hold expired, and its node.
     pub(crate) slow: Option<(String, String)>,
 }
 
-/// The context in which claims are checked.
+/// What the decisions depend on besides the claim.
 pub(crate) struct HoldExpiry<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) timeout: Duration,
     pub(crate) now: Time,
 }
 
-/// The pod of the hold, and when it runs out; of claims that nobody has reserved yet.
+/// The hold of a claim that no pod has reserved yet: its pod, and when it expires.
 pub(crate) struct Held<'a> {
     pub(crate) pod: Option<&'a Pod>,
     pub(crate) until: Time,
 }
 
 impl<'a> HoldExpiry<'a> {
-    /// The hold that is still waited for, if any, and for how long.
+    /// Returns the hold, if no pod has reserved the claim yet.
     pub(crate) fn held(&self, known: &Known) -> Option<Held<'a>> {
         let claim = &known.claim;
         let allocation = claim.allocation().filter(|allocation| is_ours(allocation))?;
@@ -69,7 +71,7 @@ impl<'a> HoldExpiry<'a> {
         let claim = &known.claim;
         let hold = hold_of(claim);
         let Some(allocation) = claim.allocation() else {
-            // Not a state that the controller makes.
+            // The controller never writes a hold without an allocation.
             return hold.map(|hold| release(hold, None));
         };
         if !is_ours(allocation) {
@@ -130,9 +132,9 @@ impl<'a> HoldExpiry<'a> {
         duty
     }
 
-    /// The pod that the hold is for, if it may still come.
+    /// The pod that the hold is for, if it may still be bound.
     fn pod_of(&self, claim: &Claim, hold: &Consumer) -> Option<&'a Pod> {
-        let namespace = &claim.asked.metadata.namespace;
+        let namespace = &claim.facts.metadata.namespace;
         let pod = self.cluster.pod(&format!("{namespace}/{}", hold.name))?;
         let uses = pod.claim_keys().any(|key| key == claim.key());
         (uses && !pod.is_deleted && !pod.is_finished).then_some(pod)
@@ -140,7 +142,7 @@ impl<'a> HoldExpiry<'a> {
 
     /// The pod of an entry in `reservedFor`, if it is bound.
     fn bound(&self, claim: &Claim, consumer: &Consumer) -> Option<&'a Pod> {
-        let namespace = &claim.asked.metadata.namespace;
+        let namespace = &claim.facts.metadata.namespace;
         let pod = self.cluster.pod(&format!("{namespace}/{}", consumer.name))?;
         let is_pod = consumer.api_group.is_empty() && consumer.resource == "pods";
         (is_pod && pod.uid == consumer.uid && pod.node.is_some()).then_some(pod)

@@ -1,45 +1,46 @@
 //! The controller's state in both modes, and its decisions in controller mode. Pure: no kube, no I/O, no clock.
 //!
 //! ```text
-//!  watches, lists ─► Change ─► State ──────────────────────► Planner ──────► Plan
-//!   pods, nodes        cluster: who sits where ─► filter ──┐                  ├─ writes ─► check (lease, age) ─► API server
-//!   slices, classes    ownership: each device's allocator ─┼─► place          │              each with its version
-//!   claims             claims: versions, writes under way ─┤     │            ├─ asks: lists and reads that must not lag
-//!                      index: what is free ────────────────┘     │            ├─ verdicts: what to report
-//!   lease ───────────► term: fencing the predecessor off ────────┘            └─ wake: when to plan again
-//!        ▲                                                                            │
-//!        └──────────────────────────── outcome of each write ◄────────────────────────┘
+//!  watches, lists ─► Change ─► State ───────────────────► Planner ──────► Plan
+//!   pods, nodes        cluster: pods by node ─► filter ──┐                  ├─ writes ─► check (lease, age)
+//!   slices, classes    ownership: devices' allocators ───┼─► place          │              ─► API server, with version
+//!   claims             claims: versions, writes in flight┤     │            ├─ reads: consistent lists and gets
+//!                      index: what is free ──────────────┘     │            ├─ verdicts: what to report
+//!   lease ───────────► term: fences off the predecessor ───────┘            └─ wake: when to plan again
+//!        ▲                                                                          │
+//!        └─────────────────────────── outcome of each write ◄───────────────────────┘
 //! ```
 //!
-//! In scheduler mode the state is used without a planner: explanations are asked of it, and nothing is decided.
+//! In scheduler mode the state has no planner: it only answers why pods are Pending.
 //!
-//! A claim that waits for devices of the controller's goes through: marked (finalizer, epoch) ─► allocated and held for
-//! a pod ─► reserved by kube-scheduler, which binds the pod ─► released ─► cleared by kube-controller-manager when the
-//! last pod is gone. Where a hold is for which pod and on which node is read back from the claim: any process continues
-//! what another began. How each failure ends is in `docs/controller.md`; the rules that keep a device from being given
-//! twice are at the head of [`claims`], [`devices`] and [`term`]:
+//! In controller mode a claim is marked (finalizer, epoch), then allocated and held for a pod. kube-scheduler reserves
+//! the claim and binds the pod, then the hold is released. kube-controller-manager clears the allocation when the last
+//! pod is gone. The pod and the node of a hold are read back from the claim, so any replica can continue what another
+//! began. `docs/controller.md` says how each failure ends. The rules that keep a device from being allocated twice are
+//! at the head of [`claims`], [`device_taints`] and [`term`]:
 //!
-//! - **Two leaders**: what the first decided before it was paused fails, for the second gave the claim a new version.
+//! - **Two leaders**: the second gives each claim a new version, so a write that the first decided before fails.
 //! - **A write without an answer**: its devices stay in use until a newer version of the claim is seen.
-//! - **A watch that lags**: older versions never replace newer ones; a device that changes hands is used only after a
-//!   list of all claims that is younger than the change; a slice that is decided on was read a moment ago.
-//! - **Objects that make no sense**: an error names them, for the one pod that they are of.
+//! - **A watch that lags**: older versions never replace newer ones. A device that changes its allocator is used only
+//!   after a list of all claims that was begun later. A slice was read from the API server, not from a watch, a moment
+//!   before a decision on its devices.
+//! - **Invalid objects**: an error names them, and only their own pods wait.
 #![forbid(unsafe_code)]
 
 mod allocation;
 mod allocator_view;
-mod asks;
 mod change;
 mod claims;
 mod cluster;
 mod device_ownership;
-mod devices;
+mod device_taints;
 mod filter;
 mod gang;
 mod hold_expiry;
 pub mod model;
 pub mod names;
 mod node_penalty;
+mod open_reads;
 mod place;
 mod planner;
 mod policy;
@@ -53,7 +54,7 @@ mod verdict;
 mod write;
 
 pub use allocator_view::explain;
-pub use change::{Ask, Change, Last, Seen};
+pub use change::{Change, Last, Read, Seen};
 pub use device_ownership::{Published, Unallocatable};
 pub use filter::Refusal;
 pub use planner::{Plan, Planner, Settings};

@@ -1,5 +1,5 @@
-//! The objects that a plan is made from, as far as it looks at them. Each reads itself from the API server's JSON; what
-//! is derived (a pod's requests) is derived there, once.
+//! The API objects as the planner needs them, each decoded from the API server's JSON. Derived values (a pod's
+//! requests) are computed once, while decoding.
 
 mod claim;
 mod container;

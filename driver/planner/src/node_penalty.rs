@@ -1,5 +1,5 @@
-//! Nodes that are avoided for a pod: it had devices there and was not bound in time. Kept in memory alone: a new leader
-//! tries such a node once more.
+//! Avoids a node for a pod that had devices there and was not bound in time. Kept in memory only: a new leader tries
+//! the node once more.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl NodePenalties {
         strikes.is_some_and(|strikes| now < strikes.until)
     }
 
-    /// How often a pod did not come: those that come are served first.
+    /// How often the pod was not bound in time: other pods go first.
     pub(crate) fn count(&self, pod: &str) -> u32 {
         let nodes = self.pods.get(pod).into_iter().flat_map(HashMap::values);
         nodes.fold(0, |sum, strikes| sum.saturating_add(strikes.count))

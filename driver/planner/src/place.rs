@@ -1,8 +1,8 @@
-//! One pod: which claims are to be allocated, and where.
+//! Places one pod: chooses the node, and the devices for each claim of the pod that the controller allocates.
 //!
-//! All claims of the pod that wait are asked about together. Those of other drivers, which kube-scheduler will allocate
-//! when it binds the pod, are asked about as kube-scheduler would, so that the node has what they need too; nothing of
-//! them is written. A claim that is allocated already says by its node selector where the pod can go.
+//! All unallocated claims of the pod are placed together. Claims of other drivers, which kube-scheduler will allocate
+//! when it binds the pod, are part of the search, so that the node has devices for them too; nothing is written to
+//! them. A claim that is allocated already limits the pod to the nodes of its node selector.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use vgpu_api::config::AllocationPolicy;
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
-use crate::device_ownership::{DeviceOwnership, Kind};
+use crate::device_ownership::{ClaimAllocator, DeviceOwnership};
 use crate::filter::{Filters, Refusal};
 use crate::model::{Consumer, Pod, PodClaim};
 use crate::names::DRIVER;
@@ -24,38 +24,38 @@ use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
 
-/// What a question takes besides its steps and what is looked at: in steps.
-const QUESTION: usize = 100;
+/// What a search costs besides its steps and the objects that it looks at, in steps.
+const SEARCH_COST: usize = 100;
 
-/// A place for a pod.
+/// A node for a pod, with the allocations of its claims there.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) node: String,
-    /// Slices that are to be read again before anything is written.
+    /// Slices that must be read again before anything is written.
     pub(crate) stale: Vec<String>,
-    /// When the oldest of the other slices was read that it is decided on.
+    /// When the oldest read of the other slices was begun: the age of the decision.
     pub(crate) as_of: Time,
     pub(crate) policy: AllocationPolicy,
-    /// By claim.
-    pub(crate) given: Vec<(String, Allocation, Consumer)>,
+    /// The claim's key, its allocation and its hold.
+    pub(crate) allocations: Vec<(String, Allocation, Consumer)>,
 }
 
-/// Why there is none now.
+/// Why a pod is not placed now.
 #[derive(Debug)]
 pub(crate) enum Waits {
-    /// Something is under way; there is nothing to say.
+    /// A claim is missing or has a write in flight: nothing to report.
     Quietly,
-    /// Nothing is to be allocated.
+    /// The pod has no claim to allocate.
     Done,
-    /// Slices that are to be read again first.
+    /// These slices must be read again first.
     ForSlices(Vec<String>),
-    /// Others have their turn; what was said last holds still.
+    /// Other pods have their turn; the last verdict still holds.
     Until(Time),
     For(Box<Verdict>),
 }
 
 impl Waits {
-    /// Whether there was no answer in the steps that there were.
+    /// Returns true if the search ended without an answer.
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self, Self::For(why) if **why == Verdict::Unanswered)
     }
@@ -67,36 +67,38 @@ impl From<Verdict> for Waits {
     }
 }
 
-/// What a pod is placed with.
+/// Everything that placing a pod reads or uses up.
 pub(crate) struct Placing<'a, 's> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) claims: &'a Claims,
     pub(crate) ownership: &'a DeviceOwnership,
     pub(crate) penalties: &'a NodePenalties,
-    /// Nodes that are not to be had.
+    /// Nodes that are excluded.
     pub(crate) without: &'a BTreeSet<String>,
     pub(crate) index: &'a mut Index,
     pub(crate) budget: &'a mut Budget,
     pub(crate) cache: &'a mut SelectorCache<'s>,
     pub(crate) share_id: &'a mut dyn FnMut() -> String,
-    /// Where neither a claim nor its class names one.
+    /// The policy if neither a claim nor its class names one.
     pub(crate) policy: AllocationPolicy,
     pub(crate) term: &'a Term,
     pub(crate) now: Time,
     /// Slices must have been read since then.
     pub(crate) slices_since: Time,
-    /// What was looked at besides the allocator's steps is added to it.
+    /// The work besides the allocator's steps is added to it.
     pub(crate) work: &'a mut u64,
 }
 
-/// A pod's claims, sorted.
+/// A pod's claims by what is to be done about them.
 #[derive(Default)]
 struct Sorted<'a> {
+    /// Unallocated claims that the controller allocates.
     ours: Vec<&'a Known>,
+    /// Unallocated claims that kube-scheduler will allocate.
     others: Vec<&'a Known>,
-    /// Where allocated claims let the pod go.
+    /// Allocated claims, with the nodes on which their pods can run.
     pinned: Vec<(String, Option<&'a NodeSelector>)>,
-    /// The node on which a claim is allocated that holds no place for this pod.
+    /// The node of an allocated claim whose hold is not for this pod: the pod shares the claim.
     shared: Option<&'a str>,
 }
 
@@ -123,9 +125,9 @@ impl<'a> Placing<'a, '_> {
                 None => Waits::Done,
             });
         }
-        filters.work.add(QUESTION);
-        let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.asked));
-        let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.asked));
+        filters.work.add(SEARCH_COST);
+        let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.facts));
+        let others = sorted.others.iter().map(|known| as_scheduler(&known.claim.facts));
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
         let policy = policy::of(&asked[..sorted.ours.len()], |name| self.index.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
@@ -160,7 +162,7 @@ impl<'a> Placing<'a, '_> {
             )
             .map_err(|error| waits_for(&error, &asked))?;
         if placement.is_none() && any_avoided {
-            // Rather a node where it failed before than none.
+            // A node where it failed before is better than none.
             let mut any = |node: &str| {
                 let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
                 checked.is_ok() && !without.contains(node)
@@ -173,12 +175,12 @@ impl<'a> Placing<'a, '_> {
         let Some(placement) = placement else {
             return Err(Verdict::NoFit(refused).into());
         };
-        let mut given = Vec::new();
+        let mut allocations = Vec::new();
         let mut stale = Vec::new();
         let mut as_of = now;
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
-                // A claim is the controller's only if its classes match no device of another driver.
+                // The controller allocates a claim only if its classes match no device of another driver.
                 debug_assert_eq!(result.driver, DRIVER);
                 for (slice, read) in self.ownership.reads(&result.pool) {
                     match read.filter(|read| *read >= self.slices_since) {
@@ -189,14 +191,14 @@ impl<'a> Placing<'a, '_> {
             }
             allocation.node_selector = Some(Arc::new(NodeSelector::only(&placement.node)));
             allocation.allocation_timestamp = Some(now.to_string());
-            given.push((known.claim.key(), allocation, hold(&known.claim, pod)));
+            allocations.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }
         Ok(Placed {
             node: placement.node,
             stale,
             as_of,
             policy,
-            given,
+            allocations,
         })
     }
 
@@ -215,8 +217,8 @@ impl<'a> Placing<'a, '_> {
                 let claim = claim();
                 return Err(Verdict::Unreadable { claim, error }.into());
             }
-            let kind = self.ownership.kind(&known.claim.asked);
-            if kind == Kind::Scheduler && known.allocation().is_none() {
+            let kind = self.ownership.claim_allocator(&known.claim.facts);
+            if kind == ClaimAllocator::Scheduler && known.allocation().is_none() {
                 sorted.others.push(known);
                 continue;
             }
@@ -236,8 +238,8 @@ impl<'a> Placing<'a, '_> {
                 continue;
             }
             match kind {
-                Kind::Nobody(why) => return Err(why.verdict(claim()).into()),
-                Kind::Controller | Kind::Scheduler => sorted.ours.push(known),
+                ClaimAllocator::Nobody(why) => return Err(why.verdict(claim()).into()),
+                ClaimAllocator::Controller | ClaimAllocator::Scheduler => sorted.ours.push(known),
             }
         }
         if is_held {
@@ -250,10 +252,10 @@ impl<'a> Placing<'a, '_> {
         }
     }
 
-    /// Marked in this term, and nothing under way.
+    /// Returns true if the claim is marked in this term and no write is in flight.
     fn is_ready(&self, known: &Known) -> bool {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
-        marked && known.claim.is_protected && known.flight.is_none() && !known.is_quiet(self.now)
+        marked && known.claim.is_protected && known.in_flight.is_none() && !known.is_paused(self.now)
     }
 }
 

@@ -1,4 +1,7 @@
-//! The state, changes to it, and the plan that follows from it.
+//! The planner of one replica: applies changes and outcomes of writes to the state, and makes the next [`Plan`].
+//!
+//! `apply` has the input, `pass` what a leader decides, `fencing` what it does before it may decide, `gangs` how a gang
+//! is placed, `cycle` how far a cycle of passes is.
 
 mod apply;
 mod cycle;
@@ -12,31 +15,31 @@ use std::time::Duration;
 use vgpu_allocator::Features;
 use vgpu_api::config::AllocationPolicy;
 
-use crate::asks::{ANSWER, Asks};
-use crate::change::Ask;
-use crate::claims::FlightState;
+use crate::change::Read;
+use crate::claims::WriteState;
 use crate::node_penalty::NodePenalties;
+use crate::open_reads::{OpenReads, RETRY_AFTER};
 use crate::queue::Queue;
 use crate::search_budget::SearchBudgets;
 use crate::state::{Mode, State};
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
-use crate::verdict::{About, Told, Verdict};
+use crate::verdict::{About, ReportedVerdicts, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 use cycle::Cycle;
 
-/// Users have a say in the first two. The others are limits in time that keep two allocators off one device.
+/// Users set the first two. The others are time limits that keep two allocators from one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// How devices are chosen where neither a claim nor its class says: `--policy`.
+    /// The policy if neither a claim nor its class names one: `--policy`.
     pub policy: AllocationPolicy,
     /// How long a hold waits for its pod: `--hold-timeout`.
     pub hold: Duration,
-    /// How long a device stays with nobody when it changes hands.
+    /// How long a device has no allocator when it changes from one to the other.
     pub settle: Duration,
-    /// The oldest decision that is still sent. An allocation is as old as what is known of its slices.
+    /// The age up to which a decision is sent. An allocation is as old as the oldest read of its slices.
     pub oldest_decision: Duration,
-    /// How long ago a slice may have been read to be decided on.
+    /// How long ago a slice may have been read for a decision on its devices.
     pub oldest_slice: Duration,
 }
 
@@ -52,18 +55,18 @@ impl Default for Settings {
     }
 }
 
-/// What to do now.
+/// What a planner wants done now.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// In any order; at most one a claim.
+    /// In any order; at most one for each claim.
     pub writes: Vec<Write>,
-    pub asks: Vec<Ask>,
+    pub reads: Vec<Read>,
     pub verdicts: Vec<(About, Verdict)>,
     /// When to ask for the next plan if nothing changes before.
     pub wake: Option<Time>,
 }
 
-/// The decisions of one process, leading or not.
+/// Owns the state of one replica and decides by it while the replica leads.
 pub struct Planner {
     settings: Settings,
     share_id: Box<dyn FnMut() -> String + Send>,
@@ -72,13 +75,14 @@ pub struct Planner {
     budgets: SearchBudgets,
     queue: Queue,
     cycle: Cycle,
-    told: Told,
+    reported: ReportedVerdicts,
     term: Option<Term>,
     stage: Stage,
-    asks: Asks,
+    open_reads: OpenReads,
     last_write: u64,
-    /// What the API server said to a refused write, by claim.
+    /// The API server's message to a refused write, by claim.
     refusals: HashMap<String, String>,
+    /// True if something has changed since the last plan.
     is_dirty: bool,
     wake: Option<Time>,
     latest: Latest,
@@ -94,7 +98,7 @@ impl std::fmt::Debug for Planner {
 }
 
 impl Planner {
-    /// `share_id` gives each share a UUID that no other share ever had.
+    /// `share_id` returns a new UUID for each share.
     #[must_use]
     pub fn new(settings: Settings, features: Features, share_id: Box<dyn FnMut() -> String + Send>) -> Self {
         Self {
@@ -110,10 +114,10 @@ impl Planner {
             budgets: SearchBudgets::default(),
             queue: Queue::default(),
             cycle: Cycle::default(),
-            told: Told::default(),
+            reported: ReportedVerdicts::default(),
             term: None,
             stage: Stage::Standby,
-            asks: Asks::default(),
+            open_reads: OpenReads::default(),
             last_write: 0,
             refusals: HashMap::new(),
             is_dirty: true,
@@ -122,33 +126,33 @@ impl Planner {
         }
     }
 
-    /// Whether it leads and has fenced off its predecessor.
+    /// Returns true if it leads and has fenced off its predecessor.
     #[must_use]
     pub fn is_leading(&self) -> bool {
         self.stage == Stage::Leading
     }
 
-    /// Who waits, as of the last plan; nobody, for one that does not lead.
+    /// What waits for a decision, as of the last plan; empty for a planner that does not lead.
     #[must_use]
     pub fn queue(&self) -> Queue {
         self.queue
     }
 
-    /// What it decides by.
+    /// The state by which it decides.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// For explanations, which compute views of nodes.
+    /// Mutable for explanations, which cache views of nodes in it.
     pub fn state_mut(&mut self) -> &mut State {
         &mut self.state
     }
 
     /// Applies the outcome of a write.
     pub fn report(&mut self, id: WriteId, outcome: Outcome, now: Time) {
-        let now = self.at(now);
-        let flying = self.state.claims.of_write(id);
+        let now = self.note_time(now);
+        let flying = self.state.claims.take_write(id);
         self.is_dirty = true;
         match (outcome, flying) {
             (Outcome::Done(claim), _) => {
@@ -157,10 +161,10 @@ impl Planner {
                 self.state.set_answered(*claim, now);
             }
             (_, None) => {} // a newer version has settled it
-            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, FlightState::Moved { at: now }, now),
-            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, FlightState::Doubtful, now),
+            (Outcome::Conflict, Some(key)) => self.state.claims.set_state(&key, WriteState::Conflict { at: now }, now),
+            (Outcome::Unknown, Some(key)) => self.state.claims.set_state(&key, WriteState::Doubtful, now),
             (Outcome::Refused(message), Some(key)) => {
-                self.state.claims.set_state(&key, FlightState::Doubtful, now);
+                self.state.claims.set_state(&key, WriteState::Doubtful, now);
                 self.refusals.insert(key, message);
             }
             (Outcome::Dropped, Some(key)) => {
@@ -172,7 +176,7 @@ impl Planner {
 
     /// Makes the next plan. It is empty if nothing has changed and the last plan's `wake` has not come.
     pub fn plan(&mut self, now: Time) -> Plan {
-        let now = self.at(now);
+        let now = self.note_time(now);
         if !self.is_dirty && self.wake.is_none_or(|wake| now < wake) {
             return Plan {
                 wake: self.wake,
@@ -182,13 +186,13 @@ impl Planner {
         self.queue = Queue::default();
         let changed = std::mem::take(&mut self.is_dirty);
         let mut plan = Plan::default();
-        if let Some(lost) = self.state.claims.lose(now) {
+        if let Some(lost) = self.state.claims.expire_writes(now) {
             soonest(&mut plan.wake, lost, now);
         }
         if let Some(term) = self.term.clone() {
             if now < term.until {
-                self.lead(&term, changed, now, &mut plan);
-                plan.verdicts = self.told.finish();
+                self.run_pass(&term, changed, now, &mut plan);
+                plan.verdicts = self.reported.finish();
             }
             soonest(&mut plan.wake, term.until, now);
         }
@@ -196,13 +200,13 @@ impl Planner {
         plan
     }
 
-    /// Notes the time. Where the clock was set back, all that was noted by it is dropped, and the lease with it: it
-    /// would seem to be held for longer than it is. The next renewal begins anew, from the lists on.
-    fn at(&mut self, now: Time) -> Time {
+    /// Records the time. If the clock was set back, drops everything that was recorded with its times, including the
+    /// lease, which would seem to last longer than it does. After the next renewal the term begins again, with a list.
+    fn note_time(&mut self, now: Time) -> Time {
         let (now, is_set_back) = self.latest.take(now);
         if is_set_back {
             self.set_term(None, now);
-            self.asks.clear();
+            self.open_reads.clear();
             self.penalties = NodePenalties::default();
             self.budgets = SearchBudgets::default();
             self.state.claims.set_back(now);
@@ -213,6 +217,7 @@ impl Planner {
         now
     }
 
+    /// Adds a write to the plan and counts it as in flight. `as_of` is the age of the decision.
     fn write(&mut self, term: &Term, key: &str, intent: Intent, as_of: Time, plan: &mut Plan) {
         let Some(known) = self.state.claims.get(key) else {
             return;
@@ -220,29 +225,31 @@ impl Planner {
         self.last_write += 1;
         let write = Write {
             id: WriteId(self.last_write),
-            namespace: known.claim.asked.metadata.namespace.clone(),
-            name: known.claim.asked.metadata.name.clone(),
+            namespace: known.claim.facts.metadata.namespace.clone(),
+            name: known.claim.facts.metadata.name.clone(),
             uid: known.claim.uid().to_owned(),
             version: known.claim.version,
             decided: as_of,
             epoch: term.epoch.clone(),
             intent,
         };
-        self.state.claims.fly(key, &write);
+        self.state.claims.set_in_flight(key, &write);
         plan.writes.push(write);
     }
 
-    fn ask(&mut self, ask: Ask, now: Time, plan: &mut Plan) {
-        match self.asks.open(&ask, now) {
+    /// Adds a read to the plan, unless it was requested a moment ago.
+    fn request_read(&mut self, read: Read, now: Time, plan: &mut Plan) {
+        match self.open_reads.open(&read, now) {
             Err(again) => soonest(&mut plan.wake, again, now),
             Ok(()) => {
-                soonest(&mut plan.wake, now.after(ANSWER), now);
-                plan.asks.push(ask);
+                soonest(&mut plan.wake, now.after(RETRY_AFTER), now);
+                plan.reads.push(read);
             }
         }
     }
 }
 
+/// Sets `wake` to `at` if that is earlier and still ahead.
 fn soonest(wake: &mut Option<Time>, at: Time, now: Time) {
     if at > now && wake.is_none_or(|wake| at < wake) {
         *wake = Some(at);

@@ -1,4 +1,4 @@
-//! Which policy claims name: `allocationPolicy` in a VgpuConfig, the claim's own before its class's.
+//! The policy of a pod's claims: `allocationPolicy` of a VgpuConfig, the claim's own before its class's.
 
 use vgpu_allocator::model::{DeviceClass, RequestedConfig, ResourceClaim};
 use vgpu_api::config::{self, AllocationPolicy};
@@ -6,8 +6,8 @@ use vgpu_api::config::{self, AllocationPolicy};
 use crate::allocation::asks;
 use crate::names::DRIVER;
 
-/// The first claim that says anything decides for all that are allocated with it. Parameters that Prepare
-/// would refuse count as none: so does admission.
+/// Returns the policy of the first claim that names one; it holds for all that are allocated with it. Parameters that
+/// Prepare would refuse do not count.
 pub(crate) fn of<'a>(
     claims: &[ResourceClaim],
     class: impl Fn(&str) -> Option<&'a DeviceClass>,
@@ -19,7 +19,7 @@ pub(crate) fn of<'a>(
     claims.iter().find_map(of_claim)
 }
 
-/// Later entries win.
+/// The policy that a config names; later entries win.
 fn named(config: &[RequestedConfig]) -> Option<AllocationPolicy> {
     let opaque = config.iter().rev().filter_map(|entry| entry.opaque.as_ref());
     let mut named = opaque

@@ -1,19 +1,20 @@
-//! Lasting problems of claims, and of pods that cannot be placed.
+//! Lasting problems of claims and pods that the controller cannot solve, as verdicts: a refused write, an allocation
+//! that somebody else wrote, a pod with `spec.nodeName`, an extended resource.
 
 use std::collections::HashMap;
 
 use vgpu_allocator::model::DeviceResult;
 
 use crate::allocation::is_ours;
-use crate::device_ownership::Kind;
-use crate::devices::Who;
+use crate::device_ownership::ClaimAllocator;
+use crate::device_taints::DeviceAllocator;
 use crate::model::Pod;
 use crate::names::{DRIVER, IMPLICIT_RESOURCE};
 use crate::state::State;
 use crate::time::Time;
 use crate::verdict::{About, Verdict};
 
-/// Returns each with its object. `refusals`: what the API server said to a refused write, by claim.
+/// Returns each problem with its object. `refusals` has the API server's message to a refused write, by claim.
 pub(crate) fn of(state: &State, refusals: &HashMap<String, String>) -> Vec<(About, Verdict)> {
     let mut problems = Vec::new();
     for (key, known) in state.claims.iter() {
@@ -26,9 +27,11 @@ pub(crate) fn of(state: &State, refusals: &HashMap<String, String>) -> Vec<(Abou
         };
         let written = allocation.allocation_timestamp.as_deref().and_then(Time::parse);
         let is_controllers = |result: &&DeviceResult| {
-            let who = state.ownership.who(&result.pool, &result.device, &state.index);
+            let who = state
+                .ownership
+                .device_allocator(&result.pool, &result.device, &state.index);
             let is_since = |since| written.is_none_or(|written| written >= since);
-            result.driver == DRIVER && matches!(who, Some(Who::Controller { since }) if is_since(since))
+            result.driver == DRIVER && matches!(who, Some(DeviceAllocator::Controller { since }) if is_since(since))
         };
         let results = allocation.devices.results.iter().filter(is_controllers);
         let devices: Vec<_> = results
@@ -56,11 +59,13 @@ pub(crate) fn of(state: &State, refusals: &HashMap<String, String>) -> Vec<(Abou
 
 fn placed_by_hand(state: &State, pod: &Pod, node: &str) -> Option<Verdict> {
     let known = pod.claim_keys().filter_map(|key| state.claims.get(&key));
-    let mut unallocated = known
-        .filter(|known| known.allocation().is_none() && state.ownership.kind(&known.claim.asked) == Kind::Controller);
+    let mut unallocated = known.filter(|known| {
+        known.allocation().is_none()
+            && state.ownership.claim_allocator(&known.claim.facts) == ClaimAllocator::Controller
+    });
     unallocated.next().map(|known| Verdict::PlacedByHand {
         node: node.to_owned(),
-        claim: known.claim.asked.metadata.name.clone(),
+        claim: known.claim.facts.metadata.name.clone(),
     })
 }
 

@@ -1,31 +1,33 @@
-//! Who waits for a decision.
+//! How many pods and claims wait for the controller, for the metrics.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::device_ownership::Kind;
+use crate::device_ownership::ClaimAllocator;
 use crate::state::State;
 use crate::time::Time;
 
-/// Pods that wait to be bound, without scheduling gates, and have claims of the controller's that nothing is given to.
+/// Pods without scheduling gates that wait for unallocated claims of the controller's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Queue {
     pub pods: usize,
-    /// What they wait for; a claim that several use is one.
+    /// The claims that they wait for; a claim of several pods counts once.
     pub claims: usize,
-    /// When the first of them was made.
+    /// When the first of the pods was created.
     oldest: Option<Time>,
 }
 
 impl Queue {
-    /// The pods among these that wait for claims of the controller's, by their keys.
+    /// Counts those of `pods` that wait for claims of the controller's.
     pub(crate) fn of(state: &State, pods: &[String]) -> Self {
         let mut queue = Self::default();
         let mut counted = BTreeSet::new();
         for pod in pods.iter().filter_map(|key| state.cluster.pod(key)) {
             let waits = pod.claim_keys().filter(|key| {
                 let known = state.claims.get(key).filter(|known| known.allocation().is_none());
-                known.is_some_and(|known| state.ownership.kind(&known.claim.asked) == Kind::Controller)
+                known.is_some_and(|known| {
+                    state.ownership.claim_allocator(&known.claim.facts) == ClaimAllocator::Controller
+                })
             });
             let claims: Vec<String> = waits.collect();
             if !claims.is_empty() {
@@ -42,7 +44,7 @@ impl Queue {
         self.oldest = Some(self.oldest.map_or(created, |oldest| oldest.min(created)));
     }
 
-    /// For how long the oldest pod has been there; nothing, if there is none.
+    /// The age of the oldest pod; zero without one.
     #[must_use]
     pub fn oldest(&self, now: Time) -> Duration {
         self.oldest.map_or(Duration::ZERO, |oldest| now.since(oldest))

@@ -1,13 +1,14 @@
 //! Search budgets per pod and gang.
 //!
-//! Whether claims fit together can take steps without end to find out, and whoever may create claims may ask so. Each
-//! pod has a small budget at first. If that brings no answer, the pod is asked about again with twice as much, after a
-//! pause that grows alike, so that what it takes of the time does not; and among all pods that were expensive one at a
-//! time is thought about, with a rest after each. Pods that are cheap, as nearly all are, wait for none of this.
+//! To find out whether claims fit together can take endless steps, and everyone who may create claims can cause that.
+//! So each pod has a small budget at first. If the search ends without an answer, it is repeated with twice the budget,
+//! after a pause that doubles too, so the pod's share of the time does not grow. Of all pods whose searches were
+//! expensive, one at a time is searched for, with a rest after each. Cheap pods, which nearly all are, wait for none of
+//! this.
 //!
-//! A place that was found may need slices to be read before it is taken. Then the same is asked once more when they are,
-//! without a pause: what was read would be too old after it. The pause that follows is for both. A gang is asked about
-//! as one: its members share a budget, a pause and a rest, or one would keep the next from its turn for ever.
+//! If slices must be read before a place can be taken, the search is repeated as soon as they are read, without a
+//! pause, because they would be too old after one. The next pause then counts both searches. A gang is searched for as
+//! one: its pods share a budget, a pause and a rest; otherwise one pod could delay the next forever.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,26 +17,26 @@ use vgpu_allocator::Budget;
 
 use crate::time::Time;
 
-/// Steps of a first question: some ten milliseconds.
+/// Steps of a first search: some ten milliseconds.
 const FIRST: u64 = 50_000;
-/// The most that a question gets: a second or so.
+/// The largest budget of a search: about a second.
 const MOST: u64 = FIRST << 6;
-/// What takes more is expensive.
+/// A search that takes more steps is expensive.
 const CHEAP: u64 = 20_000;
 /// The budget of one pass, filters included: a decision must be young when it is sent.
 const PASS: u64 = 1_000_000;
-/// A pod's pause, for each step that it took.
+/// A pod's pause, for each step that its search took.
 const PAUSE: Duration = Duration::from_micros(20);
-/// How a gang's key begins; its searches are counted beside pods.
+/// The prefix of a gang's key.
 pub(crate) const GANG: &str = "gang ";
-/// What all expensive pods rest together, for each step that one took.
+/// The rest of all expensive pods, for each step that the search of one took.
 const REST: Duration = Duration::from_micros(2);
 
 #[derive(Debug, Default)]
 pub(crate) struct SearchBudgets {
-    /// By the pod's uid, or the gang; of those that were expensive.
+    /// Expensive pods by uid, and gangs by key.
     known: HashMap<String, Effort>,
-    /// Those that have a place once these slices are read.
+    /// Pods and gangs whose search is repeated once their slices are read.
     returns: HashMap<String, Return>,
     rest_until: Time,
     this_pass: u64,
@@ -43,7 +44,7 @@ pub(crate) struct SearchBudgets {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Effort {
-    /// How often there was no answer.
+    /// How often a search ended without an answer.
     failures: u32,
     until: Time,
 }
@@ -51,34 +52,34 @@ struct Effort {
 #[derive(Debug, Default)]
 struct Return {
     slices: Vec<String>,
-    /// Steps for which there was no pause yet.
+    /// Steps that the next pause must count.
     owed: u64,
 }
 
-/// Who is asked about: a pod by its uid, or a gang, and how many pods that is.
+/// To whom a search is charged: a pod by its uid, or a gang by its key, and how many pods that is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct Spender<'a> {
     pub(crate) who: &'a str,
     pub(crate) pods: usize,
 }
 
-/// What came of a question.
+/// How a search ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// A place, or none, and why.
-    Some,
-    /// A place, if these slices are still as they were.
-    IfRead(Vec<String>),
-    /// None in the steps that there were.
-    None,
+pub(crate) enum SearchEnd {
+    /// With a place, or with the reason why there is none.
+    Answered,
+    /// With a place, if these slices have not changed.
+    NeedsReads(Vec<String>),
+    /// The budget ended before an answer.
+    Unanswered,
 }
 
-impl Asked<'_> {
+impl Spender<'_> {
     fn times(self, steps: u64) -> u64 {
         steps.saturating_mul(self.pods as u64)
     }
 
-    /// What is cheap for so many pods.
+    /// The steps up to which a search for so many pods is cheap.
     fn cheap(self) -> u64 {
         self.times(CHEAP).min(PASS / 4)
     }
@@ -89,58 +90,62 @@ impl SearchBudgets {
         self.this_pass = 0;
     }
 
-    /// Whether the budget of this pass is spent.
+    /// Returns true if the budget of this pass is spent.
     pub(crate) fn is_pass_over(&self) -> bool {
         self.this_pass >= PASS
     }
 
-    /// Counts what a question took besides its steps. It is for all that wait, and makes nobody expensive.
-    pub(crate) fn works(&mut self, work: u64) {
+    /// Charges work besides a search's steps to the pass. It makes no pod expensive.
+    pub(crate) fn add_work(&mut self, work: u64) {
         self.this_pass = self.this_pass.saturating_add(work);
     }
 
-    /// What may be spent now, or when to come again.
-    pub(crate) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Time> {
-        let effort = self.known.get(asked.who).copied().unwrap_or_default();
-        let is_known = self.known.contains_key(asked.who) && !self.returns.contains_key(asked.who);
+    /// Returns the budget of a search now.
+    ///
+    /// # Errors
+    /// The time at which its pause or rest ends.
+    pub(crate) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Time> {
+        let effort = self.known.get(spender.who).copied().unwrap_or_default();
+        let is_known = self.known.contains_key(spender.who) && !self.returns.contains_key(spender.who);
         let until = effort.until.max(self.rest_until);
         match is_known && now < until {
             true => Err(until),
             false => {
-                let first = asked.times(FIRST).min(MOST);
+                let first = spender.times(FIRST).min(MOST);
                 Ok(Budget::new((first << effort.failures.min(6)).min(MOST)))
             }
         }
     }
 
-    /// The slices that it waits for.
+    /// The slices that must be read before the search is repeated.
     pub(crate) fn reads(&self, who: &str) -> &[String] {
         self.returns.get(who).map_or(&[], |back| &back.slices)
     }
 
-    pub(crate) fn spent(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time) {
-        let before = self.returns.remove(asked.who);
+    /// Charges the steps of a search, and decides on pause and rest by how it ended.
+    pub(crate) fn charge(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time) {
+        let before = self.returns.remove(spender.who);
         let is_back = before.is_some();
         let mut owed = before.unwrap_or_default().owed;
-        let is_cheap = steps <= asked.cheap() && answer != Answer::None;
-        self.works(steps);
+        let is_cheap = steps <= spender.cheap() && answer != SearchEnd::Unanswered;
+        self.add_work(steps);
         if !is_cheap {
             owed = owed.saturating_add(steps);
             self.rest_until = now.after(times(REST, steps));
         }
-        let is_answered = answer != Answer::None;
-        if let Answer::IfRead(slices) = answer
+        let is_answered = answer != SearchEnd::Unanswered;
+        if let SearchEnd::NeedsReads(slices) = answer
             && (is_cheap || !is_back)
         {
-            self.returns.insert(asked.who.to_owned(), Return { slices, owed });
+            self.returns.insert(spender.who.to_owned(), Return { slices, owed });
         } else if owed > 0 {
-            let effort = self.known.entry(asked.who.to_owned()).or_default();
+            let effort = self.known.entry(spender.who.to_owned()).or_default();
             effort.failures = effort.failures.saturating_add(u32::from(!is_answered));
             effort.until = now.after(times(PAUSE, owed));
         }
     }
 
-    /// How often a pod was too much: others are served first.
+    /// How often the searches of a pod ended without an answer: other pods go first.
     pub(crate) fn failures(&self, pod: &str) -> u32 {
         self.known.get(pod).map_or(0, |effort| effort.failures)
     }
@@ -150,7 +155,7 @@ impl SearchBudgets {
         self.returns.remove(pod);
     }
 
-    /// All but these.
+    /// Forgets all gangs except these.
     pub(crate) fn forget_gangs(&mut self, but: &BTreeSet<String>) {
         let stays = |key: &String| !key.starts_with(GANG) || but.contains(key);
         self.known.retain(|key, _| stays(key));
@@ -166,8 +171,8 @@ fn times(pause: Duration, steps: u64) -> Duration {
 mod tests {
     use super::*;
 
-    const fn pod(who: &str) -> Asked<'_> {
-        Asked { who, pods: 1 }
+    const fn pod(who: &str) -> Spender<'_> {
+        Spender { who, pods: 1 }
     }
 
     fn at(millis: i64) -> Time {
@@ -183,7 +188,7 @@ mod tests {
             let budget = budgets.budget(pod("p"), now).unwrap();
             let steps = budget.left();
             given.push(steps);
-            budgets.spent(pod("p"), steps, Answer::None, now);
+            budgets.charge(pod("p"), steps, SearchEnd::Unanswered, now);
             let until = budgets.budget(pod("p"), now).unwrap_err();
             assert_eq!(until.since(now), PAUSE * steps as u32, "the same part of the time");
             now = until;
@@ -197,10 +202,10 @@ mod tests {
     #[test]
     fn the_expensive_rest_together_and_the_cheap_do_not() {
         let mut budgets = SearchBudgets::default();
-        budgets.spent(pod("p"), 30_000, Answer::Some, at(0));
-        budgets.spent(pod("q"), MOST, Answer::None, at(1_000));
+        budgets.charge(pod("p"), 30_000, SearchEnd::Answered, at(0));
+        budgets.charge(pod("q"), MOST, SearchEnd::Unanswered, at(1_000));
         assert_eq!(budgets.budget(pod("p"), at(1_000)).unwrap_err(), at(1_000 + 6_400));
-        budgets.spent(pod("r"), CHEAP, Answer::Some, at(1_000));
+        budgets.charge(pod("r"), CHEAP, SearchEnd::Answered, at(1_000));
         assert!(budgets.budget(pod("r"), at(1_000)).is_ok());
         assert!(budgets.is_pass_over());
         budgets.begin_pass();
@@ -210,16 +215,16 @@ mod tests {
     #[test]
     fn what_has_a_place_comes_back_once_without_a_pause() {
         let mut budgets = SearchBudgets::default();
-        let reads = || Answer::IfRead(vec!["s".into()]);
-        budgets.spent(pod("p"), MOST, reads(), at(0));
+        let reads = || SearchEnd::NeedsReads(vec!["s".into()]);
+        budgets.charge(pod("p"), MOST, reads(), at(0));
         assert_eq!(budgets.reads("p"), ["s"]);
         assert!(budgets.budget(pod("p"), at(1)).is_ok());
-        budgets.spent(pod("p"), MOST, reads(), at(1));
+        budgets.charge(pod("p"), MOST, reads(), at(1));
         assert!(budgets.reads("p").is_empty(), "not twice");
         let until = budgets.budget(pod("p"), at(1)).unwrap_err();
         assert_eq!(until.since(at(1)), 2 * PAUSE * MOST as u32, "a pause for both");
         for _ in 0..3 {
-            budgets.spent(pod("q"), CHEAP, reads(), at(1));
+            budgets.charge(pod("q"), CHEAP, reads(), at(1));
             assert!(
                 budgets.budget(pod("q"), at(1)).is_ok(),
                 "the cheap as often as they like"
@@ -230,12 +235,12 @@ mod tests {
     #[test]
     fn a_gang_has_a_budget_for_each_of_its_pods_up_to_the_most() {
         let mut budgets = SearchBudgets::default();
-        let gang = |pods| Asked { who: "gang g", pods };
+        let gang = |pods| Spender { who: "gang g", pods };
         let left = |budgets: &SearchBudgets, pods| budgets.budget(gang(pods), at(0)).unwrap().left();
         assert_eq!((left(&budgets, 3), left(&budgets, 1_000)), (3 * FIRST, MOST));
-        budgets.spent(gang(3), 3 * CHEAP, Answer::Some, at(0));
+        budgets.charge(gang(3), 3 * CHEAP, SearchEnd::Answered, at(0));
         assert!(budgets.budget(gang(3), at(0)).is_ok());
-        budgets.spent(gang(1_000), MOST, Answer::Some, at(0));
+        budgets.charge(gang(1_000), MOST, SearchEnd::Answered, at(0));
         assert!(budgets.budget(gang(1_000), at(0)).is_err());
         budgets.forget_gangs(&BTreeSet::new());
         assert!(budgets.budget(gang(3), at(0)).is_ok());

@@ -1,14 +1,14 @@
-//! What is known of the cluster: one state for both modes, changed by one [`Change`] after the other.
+//! What is known of the cluster: one state for both modes. Every [`Change`] is applied here.
 //!
 //! ```text
-//!  Change ─► State ─┬─ cluster: nodes and pods, who sits where
-//!                   ├─ claims: versions, writes under way, holds
+//!  Change ─► State ─┬─ cluster: nodes, and pods by node
+//!                   ├─ claims: versions, writes in flight, holds
 //!                   ├─ ownership: who allocates each device ─► vgpu_allocator::Index ◄─ what the claims hold
 //!                   └─ News: what the planner must do about it
 //! ```
 //!
-//! In controller mode a [`Planner`](crate::Planner) owns it and decides by it. In scheduler mode nobody decides: the
-//! same state is only asked why pods wait, so it keeps no more than that takes (see [`Mode`]).
+//! In controller mode a [`Planner`](crate::Planner) owns the state and decides by it. In scheduler mode the state only
+//! answers why pods are Pending, so it keeps no more than that needs (see [`Mode`]).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFact
 use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache, Shared};
 
 use crate::allocation::{as_scheduler, node_of};
-use crate::change::{Ask, Change, Last, Seen};
+use crate::change::{Change, Last, Read, Seen};
 use crate::claims::Claims;
 use crate::cluster::Cluster;
 use crate::device_ownership::{DeviceOwnership, Published, Sighting, Unallocatable};
@@ -28,9 +28,9 @@ use crate::time::Time;
 /// Who allocates, which decides what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// kube-scheduler allocates everything. Claims ask for what they say, and what only decisions need is dropped.
+    /// kube-scheduler allocates everything. Claims are not rewritten, and what only decisions need is dropped.
     Scheduler,
-    /// Devices are divided between kube-scheduler and the controller by their taint, which counts once it is this old.
+    /// A device's taint says whether kube-scheduler or the controller allocates it. It counts once it is this old.
     Controller { settle: std::time::Duration },
 }
 
@@ -64,19 +64,19 @@ struct Listed {
 /// What follows from a change.
 #[derive(Debug, Default)]
 pub struct News {
-    /// A decision may come out differently now.
+    /// True if a decision may come out differently now.
     pub(crate) is_news: bool,
     /// Uids of pods that are gone.
     pub(crate) pods: Vec<String>,
     /// Keys of claims that changed or are gone.
     pub(crate) claims: Vec<String>,
-    /// A consistent read or list answered this.
-    pub(crate) answered: Option<Ask>,
-    /// When a consistent list of the claims was asked for that is complete now.
+    /// The requested read that this change answers.
+    pub(crate) answered: Option<Read>,
+    /// When the consistent list of all claims was begun that this change completes.
     pub(crate) listed: Option<Time>,
-    /// To be read, because the list of a watch does not say as of when it was made: an object that it does not have may
-    /// be newer than the list, or gone.
-    pub reads: Vec<Ask>,
+    /// Reads to request: the list of a watch does not say when it was made, so an object that it does not have may be
+    /// newer than the list, or gone.
+    pub reads: Vec<Read>,
 }
 
 impl State {
@@ -129,10 +129,10 @@ impl State {
                 claims,
                 same,
                 version,
-                asked,
-            } => self.set_claims(claims, same, self.as_of(version), asked, now, &mut news),
+                read,
+            } => self.set_claims(claims, same, self.as_of(version), read, now, &mut news),
             Change::Slice { slice, read } => {
-                news.answered = read.map(|_| Ask::Slice(slice.name().to_owned()));
+                news.answered = read.map(|_| Read::Slice(slice.name().to_owned()));
                 self.set_slice(slice, read, now, &mut news);
             }
             Change::SliceGone { name, last } => self.remove_slice(name, last, &mut news),
@@ -169,13 +169,13 @@ impl State {
                 self.listed.rules = true;
                 news.is_news = true;
             }
-            // It is the planner's.
+            // The planner applies it.
             Change::Lease(_) => {}
         }
         news
     }
 
-    /// Where nothing is read beside the watch, its list is the newest that there is.
+    /// In scheduler mode nothing is read besides the watch, so the watch's list is newer than all that is known.
     fn as_of(&self, version: Version) -> Version {
         match self.mode {
             Mode::Scheduler => Version(u64::MAX),
@@ -183,13 +183,13 @@ impl State {
         }
     }
 
-    /// Whether every kind was listed at least once.
+    /// Returns true if every kind was listed at least once.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.can_decide() && self.listed.claims
     }
 
-    /// The same but for claims, which a new leader lists for itself.
+    /// As [`Self::is_complete`], except for claims, which a new leader lists itself.
     pub(crate) fn can_decide(&self) -> bool {
         let listed = self.listed;
         listed.pods && listed.nodes && listed.slices && listed.classes && listed.rules
@@ -224,30 +224,30 @@ impl State {
         self.index.nodes()
     }
 
-    /// What our driver publishes, slice by slice.
+    /// A summary of each slice of our driver.
     pub fn published(&self) -> impl Iterator<Item = Published> {
         self.ownership.published()
     }
 
-    /// What our driver's devices have left together, whoever allocates them.
+    /// The sum of what is free on our driver's devices, whoever allocates them.
     #[must_use]
     pub fn free(&self) -> Free {
         self.index.free(DRIVER)
     }
 
-    /// Whether a claim has an allocation, or may have one by a write that is under way.
+    /// Returns true if the claim has an allocation, or may have one by a write that is in flight.
     #[must_use]
-    pub fn has_given(&self, claim: &str) -> bool {
+    pub fn is_allocated(&self, claim: &str) -> bool {
         self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
     }
 
-    /// Grows with every change after which an answer may be another.
+    /// Increases with every change that may change an answer.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.index.version()
     }
 
-    /// The claims that are known, for the next list of them.
+    /// The known claims with their versions, for the next list.
     #[must_use]
     pub fn seen(&self) -> Seen {
         let versions = self
@@ -257,24 +257,24 @@ impl State {
         Seen(versions.collect())
     }
 
-    /// The claim as whoever allocates it asks for it.
+    /// Returns the claim with the toleration of its allocator: see [`crate::device_taints`].
     ///
     /// # Errors
-    /// Nobody may, and why.
-    pub fn asked(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
-        self.ownership.asked(claim)
+    /// Why nobody may allocate the claim.
+    pub fn as_its_allocator(&self, claim: &ResourceClaim) -> Result<ResourceClaim, Unallocatable> {
+        self.ownership.as_its_allocator(claim)
     }
 
-    /// A claim that only kube-scheduler can allocate, whatever it asks for.
+    /// As [`Self::as_its_allocator`], for a claim that only kube-scheduler can allocate, whatever it asks for.
     #[must_use]
-    pub fn asked_by_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
+    pub fn as_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
         match self.mode {
             Mode::Scheduler => claim.clone(),
             Mode::Controller { .. } => as_scheduler(claim),
         }
     }
 
-    /// Whether the claims fit on a node, and if not, why; `None` for a node that is not known.
+    /// Returns how the claims fit on a node, or why they do not; `None` for an unknown node.
     ///
     /// # Errors
     /// As [`Index::answer`].
@@ -288,7 +288,7 @@ impl State {
         users.filter_map(|pod| self.cluster.pod(pod))
     }
 
-    /// A claim as the API server answered a write.
+    /// Applies the claim with which the API server answered a write.
     pub(crate) fn set_answered(&mut self, mut claim: Claim, now: Time) {
         self.share(&mut claim);
         let key = claim.key();
@@ -297,18 +297,19 @@ impl State {
         }
     }
 
-    /// Tells the index what a claim holds, and gives its pods their seats.
+    /// Brings the index up to date with what a claim holds, and assumes its pods on the node of its allocation.
     pub(crate) fn recount(&mut self, key: &str) {
         match self.claims.get(key) {
             Some(known) => self.index.set_claim(key, known.allocation()),
             None => self.index.remove_claim(key),
         }
         for pod in self.users.get(key).cloned().unwrap_or_default() {
-            self.reseat(&pod);
+            self.assume_node(&pod);
         }
     }
 
-    fn reseat(&mut self, pod: &str) {
+    /// Assumes a pod on the node for which one of its claims is held or reserved.
+    fn assume_node(&mut self, pod: &str) {
         let node = self.cluster.pod(pod).and_then(|pod| {
             pod.claim_keys().find_map(|key| {
                 let known = self.claims.get(&key)?;
@@ -319,7 +320,7 @@ impl State {
                 node_of(allocation).map(str::to_owned)
             })
         });
-        self.cluster.seat(pod, node.as_deref());
+        self.cluster.assume(pod, node.as_deref());
     }
 
     fn set_pod(&mut self, pod: Pod, news: &mut News) {
@@ -343,7 +344,7 @@ impl State {
                 users.push(key.clone());
             }
         }
-        self.reseat(&key);
+        self.assume_node(&key);
     }
 
     fn remove_pod(&mut self, key: &str, news: &mut News) {
@@ -397,7 +398,7 @@ impl State {
 
     fn remove_slice(&mut self, name: String, last: Last, news: &mut News) {
         self.ownership.remove_slice(&name, last, &mut self.index);
-        news.answered = Some(Ask::Slice(name));
+        news.answered = Some(Read::Slice(name));
         news.is_news = true;
     }
 
@@ -417,7 +418,7 @@ impl State {
             self.ownership
                 .remove_slice(&name, Last::Version(version), &mut self.index);
             if read.is_none() {
-                news.reads.push(Ask::Slice(name));
+                news.reads.push(Read::Slice(name));
             }
         }
         for slice in slices {
@@ -455,7 +456,7 @@ impl State {
         claims: Vec<Claim>,
         same: Vec<String>,
         version: Version,
-        asked: Option<Time>,
+        read: Option<Time>,
         now: Time,
         news: &mut News,
     ) {
@@ -468,19 +469,20 @@ impl State {
             self.set_claim(claim, now, news);
         }
         self.listed.claims = true;
-        let Some(asked) = asked else {
-            return news.reads.push(Ask::Claims);
+        let Some(read) = read else {
+            return news.reads.push(Read::Claims);
         };
-        news.answered = Some(Ask::Claims);
-        news.listed = Some(asked);
+        news.answered = Some(Read::Claims);
+        news.listed = Some(read);
         news.is_news = true;
-        self.ownership.set_listed(asked, &mut self.index, &mut self.cache);
+        self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
-    /// Replaces parts of a claim by equal ones of others. What was just read is nobody else's yet.
+    /// Replaces parts of a claim by equal parts of other claims, which saves memory. `get_mut` succeeds, because a
+    /// claim that was just decoded is not shared yet.
     fn share(&mut self, claim: &mut Claim) {
-        self.specs.share(&mut claim.asked.spec);
-        let allocation = claim.asked.status.allocation.as_mut().and_then(Arc::get_mut);
+        self.specs.share(&mut claim.facts.spec);
+        let allocation = claim.facts.status.allocation.as_mut().and_then(Arc::get_mut);
         if let Some(selector) = allocation.and_then(|allocation| allocation.node_selector.as_mut()) {
             self.selectors.share(selector);
         }
@@ -565,7 +567,7 @@ mod tests {
                 claims: Vec::new(),
                 same: none(),
                 version: Version(0),
-                asked: None,
+                read: None,
             },
             end_of_slices(&[], 0),
             Change::Classes {
@@ -592,7 +594,7 @@ mod tests {
         let last = Last::Version(Version(6));
         apply(&mut state, [Change::SliceGone { name: "b".into(), last }]);
         let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
-        assert_eq!(news.reads, [Ask::Slice("c".into())]);
+        assert_eq!(news.reads, [Read::Slice("c".into())]);
         assert_eq!(state.published().count(), 2, "it may be newer than the list");
         // Nothing is read in scheduler mode: what the newest list does not name is gone.
         let mut state = scheduler();
@@ -615,7 +617,7 @@ mod tests {
                 (known.reserved_for.len(), known.epoch.is_some()),
                 (usize::from(is_kept), is_kept)
             );
-            assert_eq!(known.asked.spec.devices.requests.len(), 1);
+            assert_eq!(known.facts.spec.devices.requests.len(), 1);
         }
     }
 }

@@ -1,57 +1,60 @@
-//! From taking the lease to allocating: a new leader fences off its predecessor first.
+//! The term of a leader, and how a new leader fences off its predecessor before it allocates.
 //!
 //! ```text
 //!  lease ─► list all claims ─► mark each that the predecessor may have decided on ─► list again ─► lead
 //! ```
 //!
-//! The predecessor allocates only what it marked with its own epoch, and checks its lease after it decided. So whatever
-//! it may still send is about a claim that existed before this leader's lease, is unallocated in the first list, and
-//! bears its epoch. The mark gives each of these a new version, with which that write fails; what landed before the
-//! mark is in the mark's own answer, or in the second list. A claim that is being deleted needs none: it was given its
-//! newest version by that, and nobody decides to allocate it then.
+//! The predecessor allocates only claims that it marked with its own epoch, and checks its lease after each decision.
+//! So every write that it may still send is about a claim that existed before this leader's lease, is unallocated in
+//! the first list, and bears the predecessor's epoch. The mark gives each of these claims a new version, so that write
+//! fails. If it landed before the mark, the answer to the mark or the second list shows it. A claim that is being
+//! deleted needs no mark: the deletion gave it a new version, and nobody decides to allocate it afterwards.
 //!
-//! Any other newer version is as good as the mark's, whoever made it: all that the predecessor may still send was decided
-//! before the first list, on that list's version of the claim or an older one. So a claim that its user changes all the
-//! time, and on which no mark ever lands, keeps nobody from leading.
+//! Any newer version is as good as the mark, whoever made it, because the predecessor decided on the version of the
+//! first list or an older one. So a claim that its user changes all the time, and on which no mark ever lands, does not
+//! keep the leader waiting.
 //!
-//! Where the API server takes no mark (a webhook refuses it) the leader waits as long as a device does that changes
-//! hands, and then leads without: one claim must not end all allocation. What the predecessor decided on it lands by
-//! then, unless that is stopped between its check and its write for all that time.
+//! If the API server refuses a mark (a webhook does), the leader waits for as long as a device has no allocator on its
+//! way to another one, and then leads without that mark: one claim must not stop all allocation. By then the
+//! predecessor's write has landed, unless that process is stopped between its check and its write for all that time.
 
 use std::collections::BTreeMap;
 
 use crate::model::Version;
 use crate::time::Time;
 
-/// A hold of the lease. No two holds ever have the same epoch, not even of one process.
+/// The time in which a replica holds the lease without a break. No two terms ever have the same epoch, not even of one
+/// process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
     pub epoch: String,
     pub until: Time,
 }
 
-/// How far a leader is.
+/// The progress of a new leader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
     Standby,
-    /// Waits for a list that was asked for since then.
-    First {
+    /// Waits for a consistent list of all claims that is begun at `since` or later.
+    FirstList {
         since: Time,
     },
-    /// Claims, by key and uid, that are to be marked, each with the version known after the first list, and since when.
+    /// Waits until these claims, by key and uid, have a newer version than in the first list, since `since`.
     Marking {
         claims: BTreeMap<(String, String), Version>,
         since: Time,
     },
-    Second {
+    /// As `FirstList`, for the second list.
+    SecondList {
         since: Time,
     },
     Leading,
 }
 
 impl Term {
-    /// The mark of this term on a claim of that version. Each is new, so that writing it changes the claim.
+    /// The value with which this term marks a claim of that version. It is new each time, so that writing it changes
+    /// the claim.
     pub(crate) fn mark(&self, version: Version) -> String {
         format!("{}#{version}", self.epoch)
     }

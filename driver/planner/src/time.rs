@@ -1,5 +1,6 @@
-//! Time as the API server writes it. The caller passes the time in, from a clock that only goes forward: the time of day at
-//! which the process began, carried on by a monotonic clock. [`Latest`] notices a clock that goes back all the same.
+//! Points in time, in the API server's format. The caller passes in the current time, from a clock that only goes
+//! forward: the time of day at which the process began, advanced by a monotonic clock. [`Latest`] detects a clock that
+//! goes back all the same.
 
 use std::fmt;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl Time {
 #[derive(Debug, Default)]
 pub(crate) struct Latest(Option<Time>);
 
-/// Callers that read the clock side by side may pass their times in the wrong order.
+/// How much earlier a time may be than the last one: concurrent callers may pass their times in the wrong order.
 const OUT_OF_ORDER: Duration = Duration::from_secs(2);
 
 impl Latest {

@@ -33,7 +33,7 @@ impl About {
 
     #[must_use]
     pub fn claim(claim: &Claim) -> Self {
-        let meta = &claim.asked.metadata;
+        let meta = &claim.facts.metadata;
         Self {
             object: Object::Claim,
             namespace: meta.namespace.clone(),
@@ -185,23 +185,23 @@ impl Verdict {
     }
 }
 
-/// The verdicts of the last pass, so that none is reported twice: one per object and reason.
+/// Finds the verdicts that are new since the last pass: one for each object and reason.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
-    last: Said,
-    now: Said,
+pub(crate) struct ReportedVerdicts {
+    last: ByObject,
+    now: ByObject,
 }
 
-type Said = HashMap<About, BTreeMap<&'static str, Verdict>>;
+type ByObject = HashMap<About, BTreeMap<&'static str, Verdict>>;
 
-impl Told {
+impl ReportedVerdicts {
     /// Adds a verdict that holds now. It is reported when it begins or changes.
-    pub(crate) fn is(&mut self, about: About, verdict: Verdict) {
+    pub(crate) fn add(&mut self, about: About, verdict: Verdict) {
         self.now.entry(about).or_default().insert(verdict.reason(), verdict);
     }
 
     /// Keeps the last verdicts of the object, except where this pass has a newer one.
-    pub(crate) fn stays(&mut self, about: About) {
+    pub(crate) fn keep(&mut self, about: About) {
         if let Some(last) = self.last.get(&about) {
             let now = self.now.entry(about).or_default();
             for (reason, verdict) in last {
@@ -210,7 +210,7 @@ impl Told {
         }
     }
 
-    /// Returns the verdicts that are new since the last pass. What was not said in this pass has ended.
+    /// Returns the verdicts that are new since the last pass. Those that this pass did not add or keep have ended.
     pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
         let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
         let mut news = Vec::new();
@@ -237,30 +237,30 @@ mod tests {
             name: "p".into(),
             uid: "u".into(),
         };
-        let mut told = Told::default();
+        let mut reported = ReportedVerdicts::default();
         let no_fit = |count| {
             Verdict::NoFit(BTreeMap::from([
                 (Refusal::Resource("cpu".into()), count),
                 (Refusal::Unschedulable, 2),
             ]))
         };
-        told.is(about(), no_fit(3));
-        assert_eq!(told.finish(), [(about(), no_fit(3))]);
+        reported.add(about(), no_fit(3));
+        assert_eq!(reported.finish(), [(about(), no_fit(3))]);
         assert_eq!(
             no_fit(3).to_string(),
             "no node has both the devices and what else the pod needs; of those with devices: 3 not enough cpu, 2 unschedulable"
         );
-        told.is(about(), no_fit(3));
-        assert!(told.finish().is_empty());
-        told.is(about(), no_fit(4));
-        assert_eq!(told.finish().len(), 1);
-        assert!(told.finish().is_empty());
-        told.is(about(), no_fit(4));
-        assert_eq!(told.finish().len(), 1, "it had ended meanwhile");
-        told.stays(about());
-        assert!(told.finish().is_empty());
-        told.is(about(), no_fit(4));
-        assert!(told.finish().is_empty(), "it had not ended");
+        reported.add(about(), no_fit(3));
+        assert!(reported.finish().is_empty());
+        reported.add(about(), no_fit(4));
+        assert_eq!(reported.finish().len(), 1);
+        assert!(reported.finish().is_empty());
+        reported.add(about(), no_fit(4));
+        assert_eq!(reported.finish().len(), 1, "it had ended meanwhile");
+        reported.keep(about());
+        assert!(reported.finish().is_empty());
+        reported.add(about(), no_fit(4));
+        assert!(reported.finish().is_empty(), "it had not ended");
     }
 
     #[test]
@@ -274,10 +274,14 @@ mod tests {
         let others = |devices: &[&str]| Verdict::ThirdParty {
             devices: devices.iter().map(|name| ("n1/vgpu".into(), (*name).into())).collect(),
         };
-        let mut told = Told::default();
-        told.is(claim(), Verdict::Refused("a webhook says no".into()));
-        told.is(claim(), others(&["gpu-0", "gpu-1"]));
-        let news: Vec<String> = told.finish().iter().map(|(_, verdict)| verdict.to_string()).collect();
+        let mut reported = ReportedVerdicts::default();
+        reported.add(claim(), Verdict::Refused("a webhook says no".into()));
+        reported.add(claim(), others(&["gpu-0", "gpu-1"]));
+        let news: Vec<String> = reported
+            .finish()
+            .iter()
+            .map(|(_, verdict)| verdict.to_string())
+            .collect();
         assert_eq!(
             news,
             [
@@ -287,12 +291,16 @@ mod tests {
             ]
         );
         // The one ends, the other does not, and a third begins.
-        told.is(claim(), Verdict::HeldClaimDeleted);
-        told.is(claim(), others(&["gpu-0", "gpu-1"]));
-        assert_eq!(told.finish(), [(claim(), Verdict::HeldClaimDeleted)]);
-        told.is(claim(), others(&["gpu-0"]));
-        told.stays(claim());
-        assert_eq!(told.finish(), [(claim(), others(&["gpu-0"]))], "what is newer counts");
+        reported.add(claim(), Verdict::HeldClaimDeleted);
+        reported.add(claim(), others(&["gpu-0", "gpu-1"]));
+        assert_eq!(reported.finish(), [(claim(), Verdict::HeldClaimDeleted)]);
+        reported.add(claim(), others(&["gpu-0"]));
+        reported.keep(claim());
+        assert_eq!(
+            reported.finish(),
+            [(claim(), others(&["gpu-0"]))],
+            "what is newer counts"
+        );
     }
 
     #[test]

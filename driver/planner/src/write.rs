@@ -1,4 +1,4 @@
-//! Writes that a plan intends, and what becomes of them.
+//! The writes of a plan: to which version of which claim, with what intent, and with what outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::model::{Claim, Consumer, Version};
 use crate::term::Term;
 use crate::time::Time;
 
-/// One write to one claim. Whoever performs it sends `version` as precondition, so that it lands on exactly what it was
+/// One write to one claim, sent with `version` as a precondition, so that it lands on exactly the version that it was
 /// decided on, or not at all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Write {
@@ -30,38 +30,38 @@ pub struct WriteId(pub u64);
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Intent {
-    /// To the object: the annotation `dra.vgpu/epoch` with this value, and the delete-protection finalizer. What
-    /// another leader decided on an older version can land no more.
+    /// Writes the annotation `dra.vgpu/epoch` with this value, and the delete-protection finalizer. After it, writes of
+    /// another leader to an older version fail.
     Mark { epoch: String },
-    /// To the status: allocation and hold, at once.
+    /// Writes allocation and hold to the status, together.
     Allocate {
         allocation: Arc<Allocation>,
         hold: Consumer,
-        /// By which the devices were chosen.
+        /// The policy by which the devices were chosen.
         policy: AllocationPolicy,
     },
-    /// To the status: the hold goes, the allocation stays. A pod is bound with it.
+    /// Removes the hold from the status; the allocation stays for the bound pod.
     Release { hold: Consumer },
-    /// To the status: allocation and hold go, at once.
+    /// Removes allocation and hold from the status, together.
     Clear { hold: Option<Consumer> },
 }
 
-/// What came of a write. Every write that a plan contains is reported once.
+/// The outcome of a write. Every write of a plan is reported once, by [`crate::Planner::report`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The claim as the API server answered.
     Done(Box<Claim>),
-    /// 409, or 404: the claim is another by now.
+    /// 409 or 404: the claim has a newer version, or is gone.
     Conflict,
-    /// The API server says no, in words.
+    /// The API server refused it, with this message.
     Refused(String),
-    /// No answer: it may have landed, or land yet.
+    /// No answer: it may have landed, or may still land.
     Unknown,
-    /// Never sent.
+    /// It was not sent.
     Dropped,
 }
 
-/// Why a write is not to be sent any more.
+/// Why a write must not be sent any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
     #[error("the lease is not held any more")]
@@ -71,10 +71,11 @@ pub enum Stale {
 }
 
 impl Write {
-    /// The last look before a write is sent: whether whoever decided it still leads, and did so lately.
+    /// The last check before a write is sent: this replica still leads in the term of the decision, and the decision is
+    /// not too old.
     ///
     /// # Errors
-    /// It is to be dropped, and why.
+    /// Why the write must be dropped.
     pub fn check(&self, term: Option<&Term>, now: Time, oldest: Duration) -> Result<(), Stale> {
         if !term.is_some_and(|term| term.epoch == self.epoch && now < term.until) {
             return Err(Stale::NotLeading);

@@ -1,4 +1,4 @@
-//! What a planner does, step by step, in the cases that people meet.
+//! What the planner decides, step by step, in situations that users meet.
 
 #[path = "scenarios/bad_input.rs"]
 mod bad_input;
@@ -116,11 +116,11 @@ fn an_allocation_that_is_wiped_is_made_again() {
     desk.pod("p", &["c"], json!({}));
     desk.settle();
     desk.edit("c", |claim| {
-        claim.asked.status.allocation = None;
+        claim.facts.status.allocation = None;
         claim.reserved_for.clear();
     });
     assert_eq!(kinds(&desk.settle().0), ["allocate"]);
-    desk.edit("c", |claim| claim.asked.status.allocation = None);
+    desk.edit("c", |claim| claim.facts.status.allocation = None);
     assert_eq!(
         kinds(&desk.settle().0),
         ["release", "allocate"],
@@ -196,7 +196,7 @@ fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
     let allocation = json!({"devices": {}, "nodeSelector": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}});
     desk.edit("deep", |claim| {
-        claim.asked.status.allocation = Some(Arc::new(read(allocation)))
+        claim.facts.status.allocation = Some(Arc::new(read(allocation)))
     });
     desk.settle();
     assert_eq!(desk.node_of("c").as_deref(), Some("n1"));
@@ -210,7 +210,7 @@ fn a_third_partys_allocation_counts_and_is_named() {
     let allocation = json!({"devices": {"results": [{"request": "r-vgpu", "driver": "dra.vgpu", "pool": "n0/vgpu",
         "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "6"}}]}});
     desk.edit("theirs", |claim| {
-        claim.asked.status.allocation = Some(Arc::new(read(allocation)))
+        claim.facts.status.allocation = Some(Arc::new(read(allocation)))
     });
     desk.pod("p", &["c"], json!({}));
     let (writes, verdicts) = desk.settle();

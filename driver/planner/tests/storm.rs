@@ -1,12 +1,13 @@
-//! No sequence of events makes a planner give a device twice, and everything ends.
+//! No sequence of events makes a planner allocate a device twice, and every sequence comes to an end.
 //!
-//! A script of random numbers drives a simulated API server, kube-scheduler, kube-controller-manager, users, nodes,
-//! and two replicas of the controller that are paused, killed and lied to at any step. After every accepted write the
-//! checker adds up each device. At the end the faults stop, and then what fits is bound, and nothing is held for nobody.
+//! A script of random numbers drives a simulated API server, kube-scheduler, kube-controller-manager, users, nodes, and
+//! two replicas of the controller that are paused, killed and given stale data at any step. After every accepted write
+//! the checker adds up each device. At the end the faults stop; then every pod that fits must be bound, and no hold may
+//! be left.
 //!
-//! A script that fails is made as short as it goes and printed with its seed. `VGPU_STORM_SECONDS` makes it run longer,
-//! `VGPU_STORM_SEED` begins elsewhere. That the check would notice is tested by
-//! breaking one rule at a time; the fence, which few scripts come to need, in an order of events made for it.
+//! A failing script is shortened and printed with its seed. `VGPU_STORM_SECONDS` makes the test run longer,
+//! `VGPU_STORM_SEED` starts elsewhere. Other tests break one rule at a time and see the checker notice; few scripts
+//! need the fence, so it has a sequence of events made for it.
 
 #[path = "storm/api.rs"]
 mod api;

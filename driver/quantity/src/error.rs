@@ -1,4 +1,4 @@
-//! What is wrong with a text.
+//! Why a text is not a quantity.
 
 /// Why a text is no quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! How quantities are written.
+//! The formats in which quantities are written.
 
 /// How a quantity was written, and is written again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,14 +6,16 @@
 //!    └─whole─► a 64-bit integer, or an error that says what to write
 //! ```
 //!
-//! [`Quantity::parse`] has the semantics of Kubernetes' own type, the odd ones included, because the answers must be the
-//! same: a text finer than one billionth is rounded up to it, `1.5Ki` counts as no integer though it is 1536, and a
-//! binary quantity that does not fit in 64 bits is held at 2^63 - 1 while a decimal one is not. One thing differs: an
-//! exponent beyond ±1000 is refused, because a text of ten bytes must not make a number of two gigabytes.
+//! [`Quantity::parse`] has the semantics of Kubernetes' own type, including the odd ones, because allocation must give
+//! the same answers: a text finer than one billionth is rounded up to it, `1.5Ki` is no integer though it is 1536, and
+//! a binary quantity that does not fit in 64 bits becomes 2^63 - 1 while a decimal one does not. There is one
+//! difference: an exponent beyond ±1000 is refused, because a text of ten bytes must not make a number of two
+//! gigabytes.
 //!
-//! [`whole`] reads what a *user* asks of one of our devices. It refuses everything that would have to be rounded.
+//! [`whole`] parses what a *user* requests of one of our devices. It refuses everything that would have to be rounded.
 //!
-//! The number decides everything. The unit only decides the text: a request in `Gi` is answered in `Gi`.
+//! Only the number counts in comparisons. The unit decides how the number is written: a request in `Gi` is answered in
+//! `Gi`.
 #![forbid(unsafe_code)]
 
 mod decimal;

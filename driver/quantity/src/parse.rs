@@ -1,4 +1,4 @@
-//! From text, with Kubernetes' rounding and limits.
+//! Parses text with Kubernetes' rounding and limits.
 
 use num_bigint::{BigInt, Sign};
 

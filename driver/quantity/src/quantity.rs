@@ -1,4 +1,4 @@
-//! The number, its unit, and what is done with them.
+//! [`Quantity`]: a number with the unit in which it was written, its arithmetic and its order.
 
 use std::cmp::Ordering;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! To text, in Kubernetes' canonical form: no fraction, and the largest unit that leaves none.
+//! Writes quantities in Kubernetes' canonical form: no fraction, and the largest unit that needs none.
 
 use std::fmt;
 

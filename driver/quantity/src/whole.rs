@@ -1,8 +1,8 @@
-//! Quantities that a user asks for: whole numbers that fit.
+//! Quantities that a user requests: whole numbers that fit.
 //!
 //! Kubernetes itself rounds silently (`250m` cores become 1, `0.1Gi` becomes a whole number of bytes, anything too
-//! large becomes the largest number). Here a text is read as Kubernetes reads it, and is then either a whole number
-//! that fits or an error that says so.
+//! large becomes the largest number). Here a text is parsed as Kubernetes does, and the result is either a whole number
+//! that fits or an error that says what to write.
 
 use std::fmt::Write as _;
 

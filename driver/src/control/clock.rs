@@ -1,10 +1,10 @@
-//! The time of day that everything is decided by: as the machine has it, but it never goes back.
+//! The clock of the process: the time of day, which never goes back.
 //!
-//! Deadlines of this process (the lease, the age of a decision) need a clock that only goes on; what the API server
-//! wrote (since when a device is tainted) needs the time of day. So it is the time of day, carried on by the monotonic
-//! clock. Set ahead, it follows: every deadline comes earlier, and each is safe when it does. Set back, it cannot
-//! follow; a process that is ahead of the API server by more than a little would take devices over too early, so it
-//! ends and starts anew with the new time.
+//! Deadlines of this process (the lease, the age of a decision) need a clock that only goes forward. What the API
+//! server wrote (since when a device is tainted) needs the time of day. So this is the time of day, advanced by the
+//! monotonic clock. If the machine's clock is set ahead, this clock follows: every deadline comes earlier, which is
+//! safe. If it is set back, this clock cannot follow, and a process that is ahead of the API server would take devices
+//! over too early. So the process ends and starts again with the new time.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -24,7 +24,7 @@ pub(crate) struct SetBack(Duration);
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
-    /// Milliseconds since 1970 at the start, as far as it is known now.
+    /// The process's start in milliseconds since 1970, by the latest reading of the machine's clock.
     origin: Mutex<Option<i64>>,
 }
 
@@ -40,7 +40,10 @@ impl Clock {
         self.read().0
     }
 
-    /// Whether the machine's clock still agrees.
+    /// Compares with the machine's clock.
+    ///
+    /// # Errors
+    /// The machine's clock was set back by more than [`TOLERANCE`].
     pub(crate) fn check(&self) -> Result<(), SetBack> {
         let behind = self.read().1;
         match behind > TOLERANCE {
@@ -58,7 +61,7 @@ impl Clock {
     }
 }
 
-/// The origin from now on, the time, and how far the machine's clock is behind it.
+/// Returns the new origin, the time, and how far the machine's clock is behind it.
 fn read(origin: Option<i64>, elapsed: Duration, machine: Duration) -> (i64, Time, Duration) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     let by_machine = millis(machine).saturating_sub(millis(elapsed));

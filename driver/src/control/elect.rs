@@ -1,19 +1,18 @@
-//! Who leads: a Lease of coordination.k8s.io that one replica holds at a time.
+//! Leader election by a Lease of coordination.k8s.io, which one replica holds at a time.
 //!
 //! ```text
 //!  every RETRY: get ─► Elector::next ─┬─ create, take, renew ─► PUT with resourceVersion ─► Term until begin + DEADLINE
 //!                                     └─ wait: another holds it, and was seen to renew it within its duration
 //! ```
 //!
-//! As in client-go, nobody's clock is compared with anybody's: a lease has run out when this process has not seen it
-//! change for its duration. A term ends [`DEADLINE`] after the request was begun that won or renewed it, well before
-//! another may take it. Each term has an epoch that no other ever has, not of this process either: one that was let run
-//! out is not gone on with.
+//! As in client-go, clocks of different machines are never compared: a lease has expired if this process has not seen
+//! it change for its duration. A term ends [`DEADLINE`] after the start of the request that won or renewed it, well
+//! before another replica may take the lease. Each term has an epoch that no other term ever has; a term that expired
+//! is not continued.
 //!
-//! How it fails, and what follows: without the API server a leader stops within its deadline and goes on once it has
-//! the lease again, in a new term. A leader that was stopped and knows nothing of it is what the fence is for
-//! (`vgpu_planner`); the lease alone is not trusted. A replica that ends gives the lease back, so the other need not
-//! wait.
+//! Failure modes: without the API server a leader stops at its deadline, and leads again in a new term once it has the
+//! lease back. A leader that was stopped and does not notice is what the fence is for (`vgpu_planner`'s `term`); the
+//! lease alone is not enough. A replica that ends gives the lease back, so that the other need not wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What is to be done about the lease.
+/// What to do with the lease.
 #[derive(Debug, Clone, PartialEq)]
 enum Next {
     Create,
@@ -44,18 +43,18 @@ enum Next {
     Wait,
 }
 
-/// What one replica knows of the lease.
+/// What one replica knows about the lease.
 #[derive(Debug)]
 struct Elector {
-    /// Of this process alone: a container that is started again is another.
+    /// Unique for this process: a restarted container has another one.
     identity: String,
-    /// The version that was seen last, and since when.
+    /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Time)>,
     term: Option<Term>,
 }
 
 impl Elector {
-    /// What to do about the lease as it is.
+    /// Decides what to do with the lease in its current state.
     fn next(&mut self, lease: Option<&Lease>, now: Time) -> Next {
         let Some(lease) = lease else {
             self.seen = None;
@@ -82,7 +81,7 @@ impl Elector {
         }
     }
 
-    /// The lease is written: its term goes on, or a new one begins.
+    /// The lease was written: the term continues, or a new one begins.
     fn won(&mut self, begun: Time, now: Time, epoch: impl FnOnce() -> String) {
         let until = begun.after(DEADLINE);
         let goes_on = self.term.take().filter(|term| now < term.until);
@@ -91,7 +90,7 @@ impl Elector {
                 epoch: goes_on.map_or_else(epoch, |term| term.epoch),
                 until,
             }),
-            // It took so long that it is worth nothing.
+            // The request took longer than the term.
             false => None,
         };
     }
@@ -100,7 +99,7 @@ impl Elector {
         self.term = None;
     }
 
-    /// The lease as this replica holds it.
+    /// The lease object that this replica writes.
     fn lease(&self, old: Option<Lease>, name: &str, next: &Next) -> Lease {
         let now = MicroTime(Timestamp::now());
         let old = old.unwrap_or_default();
@@ -135,7 +134,7 @@ pub(crate) struct Election {
 }
 
 impl Election {
-    /// With the terms of this replica, as they are.
+    /// Also returns the current term of this replica, as a channel.
     pub(crate) fn new(
         client: &Client,
         namespace: &str,
@@ -159,7 +158,7 @@ impl Election {
         (election, receiver)
     }
 
-    /// Until `stop` says so; then the lease is given back.
+    /// Runs until `stop` completes, then gives the lease back.
     pub(crate) async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         loop {
@@ -212,7 +211,7 @@ impl Election {
             return Ok(());
         }
         if next != Next::Renew {
-            // Whoever held it, and in whatever term: it is not gone on with.
+            // This begins a new term, whoever held the lease before.
             self.elector.lost();
         }
         let lease = self.elector.lease(lease, &self.name, &next);
@@ -227,7 +226,7 @@ impl Election {
                 self.elector.won(begun, self.clock.now(), epoch);
                 Ok(())
             }
-            // Somebody was faster, and the next look says who.
+            // Another replica was faster; the next turn shows which.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 self.elector.lost();
                 Ok(())

@@ -1,15 +1,15 @@
-//! Reads that must not lag: straight from the API server's store, begun at a known time.
+//! Consistent reads for the planner: answered from the API server's store, not from a cache, and begun at a known time.
 //!
-//! No resourceVersion is asked for, which is what makes the API server answer with all that was written before. The time
-//! is taken before the request is sent, so what a read shows may be newer than it says, and never older. A list comes
-//! in pages of one version; if that version is gone before the last page, there is no list.
+//! They set no resourceVersion, so the API server answers with everything that was written before. The time is taken
+//! before the request is sent, so a read may be newer than its time says, and never older. A list comes in pages of one
+//! version; if that version is gone before the last page, the list fails.
 
 use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::{Api, Client};
 use vgpu_planner::model::{Claim, Version, VersionError};
-use vgpu_planner::{Ask, Change, Last, Seen};
+use vgpu_planner::{Change, Last, Read, Seen};
 
 use super::clock::Clock;
 use crate::decode;
@@ -34,17 +34,18 @@ pub(crate) enum ReadError {
     Moved(Version, Version),
 }
 
-/// What the planner asked for. `seen`: the claims that it knows; nobody keeps these a second time.
-pub(crate) async fn read(client: &Client, clock: &Clock, ask: &Ask, seen: &Seen) -> Result<Change, ReadError> {
-    match ask {
-        Ask::Claims => claims(client, clock, seen).await,
-        Ask::Slice(name) => slice(client, clock, name).await,
+/// Performs a read of the planner. Claims in `seen` are known already and only named, so they are not held in memory
+/// twice.
+pub(crate) async fn read(client: &Client, clock: &Clock, read: &Read, seen: &Seen) -> Result<Change, ReadError> {
+    match read {
+        Read::Claims => claims(client, clock, seen).await,
+        Read::Slice(name) => slice(client, clock, name).await,
     }
 }
 
 async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, ReadError> {
     let api: Api<decode::Claim> = Api::all(client.clone());
-    let asked = Some(clock.now());
+    let read = Some(clock.now());
     let (mut claims, mut same): (Vec<Claim>, Vec<String>) = Default::default();
     let mut of_first: Option<Version> = None;
     let mut parameters = ListParams::default().limit(PAGE);
@@ -72,7 +73,7 @@ async fn claims(client: &Client, clock: &Clock, seen: &Seen) -> Result<Change, R
                     claims,
                     same,
                     version,
-                    asked,
+                    read,
                 });
             }
         }

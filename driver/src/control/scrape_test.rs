@@ -1,4 +1,4 @@
-//! One round of controller mode against an API server that is a function, as a scrape of /metrics shows it.
+//! One pass of controller mode against a stand-in API server, as a scrape of /metrics shows it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

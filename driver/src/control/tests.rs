@@ -1,4 +1,4 @@
-//! Requests against an API server that is a function: what is sent, and what each answer means.
+//! Requests to a stand-in API server: what is sent, and what each answer means.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use vgpu_allocator::Features;
 use vgpu_allocator::model::Allocation;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::model::{Consumer, Version};
-use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Seen, Settings, Term, Write, WriteId};
+use vgpu_planner::{Change, Intent, Outcome, Planner, Read, Seen, Settings, Term, Write, WriteId};
 
 use super::clock::Clock;
 use super::elect::Election;
@@ -222,24 +222,24 @@ async fn a_list_is_of_one_version() {
     let known: decode::Claim = serde_json::from_value(claim("b", 3)).unwrap();
     let mut planner = Planner::new(Settings::default(), Features::default(), Box::new(String::new));
     planner.apply(Change::Claim(known.body.unwrap()), clock.now());
-    let listed = reads::read(&client, &clock, &Ask::Claims, &planner.state().seen()).await;
+    let listed = reads::read(&client, &clock, &Read::Claims, &planner.state().seen()).await;
     let Ok(Change::Claims {
         claims,
         same,
         version,
-        asked,
+        read,
     }) = listed
     else {
         panic!("no list");
     };
     assert_eq!(same, ["ns/b"], "not kept twice");
     assert_eq!((claims.len(), version), (2, Version(9)));
-    assert!(asked.is_some_and(|asked| asked >= begun));
+    assert!(read.is_some_and(|read| read >= begun));
     let paths: Vec<String> = server.sent().into_iter().map(|(_, path, _)| path).collect();
     assert!(paths.iter().all(|path| !path.contains("resourceVersion=")), "{paths:?}");
     assert!(paths[1].contains("continue=next"), "{paths:?}");
     let (_, client) = Server::answering([page(&["a"], "9", "next"), page(&["c"], "10", "")]);
-    let error = reads::read(&client, &clock, &Ask::Claims, &Seen::default())
+    let error = reads::read(&client, &clock, &Read::Claims, &Seen::default())
         .await
         .unwrap_err();
     assert!(error.to_string().contains("9 and 10"), "{error}");
@@ -248,7 +248,7 @@ async fn a_list_is_of_one_version() {
 #[tokio::test]
 async fn a_slice_that_is_not_there_is_gone() {
     let clock = Clock::start();
-    let ask = Ask::Slice("s".into());
+    let ask = Read::Slice("s".into());
     let (_, client) = Server::answering([status(404)]);
     let gone = reads::read(&client, &clock, &ask, &Seen::default()).await;
     assert!(matches!(gone, Ok(Change::SliceGone { name, .. }) if name == "s"));

@@ -1,13 +1,13 @@
-//! Intended writes as patches, and what becomes of them.
+//! Sends the planner's writes as patches, and translates the answers to outcomes.
 //!
 //! ```text
-//!  Write ─► last look (lease, age) ─► PATCH with uid and resourceVersion ─► Outcome
+//!  Write ─► last check (lease, age) ─► PATCH with uid and resourceVersion ─► Outcome
 //! ```
 //!
-//! Strategic merge patches: the precondition makes them land on exactly the version that was decided on, and they touch
-//! nothing else of the claim. What the API server says is sorted by what it means for the claim: 409 and 404, it is
-//! another one by now; other refusals, it stays as it is; anything else, nobody knows. A write that takes longer than
-//! [`TIMEOUT`] is given up, not undone: it may land yet, which the planner reckons with.
+//! Strategic merge patches: the preconditions make them land on exactly the version that was decided on, and they
+//! change nothing else of the claim. The API server's answer is an [`Outcome`] for the claim: after 409 and 404 it has
+//! another version; after other refusals it is unchanged; after anything else its state is unknown. A write that takes
+//! longer than [`TIMEOUT`] is abandoned, not undone: it may still land, and the planner allows for that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,11 @@ use vgpu_planner::{Intent, Outcome, Stale, Term, Write};
 use super::clock::Clock;
 use crate::decode::Claim;
 
-/// Far less than the time that devices stay with nobody when they change hands.
+/// Far less than the time for which a device has no allocator when it changes from one to the other.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const MANAGER: &str = "vgpu-controller";
 
-/// What a write is held against right before it is sent.
+/// What a write is checked against right before it is sent.
 #[derive(Debug, Clone)]
 pub(crate) struct Fence {
     pub(crate) clock: Arc<Clock>,
@@ -40,7 +40,7 @@ impl Fence {
     }
 }
 
-/// Sends a write, if it is still to be sent.
+/// Sends a write, unless the check fails.
 pub(crate) async fn send(client: &Client, fence: &Fence, write: &Write) -> Outcome {
     if let Err(stale) = fence.check(write) {
         tracing::info!(claim = %key(write), intent = name(&write.intent), "not sent: {stale}");
@@ -77,7 +77,7 @@ fn outcome(write: &Write, answer: Result<Claim, kube::Error>) -> Outcome {
         },
         Err(kube::Error::Api(status)) => match status.code {
             404 | 409 => Outcome::Conflict,
-            // Not now: it was not looked at, or it is not known how far it came.
+            // The API server did not process it, or how far it got is unknown.
             401 | 408 | 429 => Outcome::Unknown,
             400..500 => {
                 tracing::warn!(claim = %key(write), intent = name(&write.intent), %status, "the API server refuses a write");
@@ -122,7 +122,7 @@ fn key(write: &Write) -> String {
 fn patch(write: &Write) -> Value {
     let version = write.version.to_string();
     let mut patch = json!({"metadata": {"uid": write.uid, "resourceVersion": version}});
-    // An entry of the list by its key; the others stay.
+    // Deletes the entry of the list with this key; the others stay.
     let gone = |uid: &str| json!([{"$patch": "delete", "uid": uid}]);
     match &write.intent {
         Intent::Mark { epoch } => {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::subject::{Now, Subject, Topic};
 
-/// Decisions that wait to be told, or were told a moment ago; of more some are lost.
-pub const MOST_TOLD: usize = 1_000;
+/// Decisions that wait to be reported, or were reported a moment ago. If there are more, some are dropped.
+pub const MAX_DECISIONS: usize = 1_000;
 
-/// By namespace.
+/// The decisions by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Decided {
     of_namespaces: BTreeMap<String, HashMap<Topic, Subject>>,
@@ -27,11 +27,11 @@ impl Decided {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or the
-    /// new one itself, if that namespace is its own and none of its others was said yet.
+    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or
+    /// the new one itself, if that namespace is its own and none of its others was said yet.
     pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
         let mut none_lost = true;
-        if self.count >= MOST_TOLD {
+        if self.count >= MAX_DECISIONS {
             let namespace = topic.about.namespace.as_str();
             let own = self.of_namespaces.get(namespace).map_or(0, HashMap::len);
             let fullest = self.of_namespaces.iter().max_by_key(|(_, of_it)| of_it.len());
@@ -76,7 +76,7 @@ impl Decided {
     }
 }
 
-/// The decision to drop, and whether it was said already: then it is here only so that it is not said again.
+/// Returns the decision to drop, and true if it was reported already: then it is here only to prevent a repetition.
 fn gives_way(of_it: &HashMap<Topic, Subject>) -> Option<(Topic, bool)> {
     let last = of_it
         .iter()

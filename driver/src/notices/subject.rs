@@ -1,16 +1,16 @@
-//! What there is to say to one owner, and when.
+//! One notice to write: its text, when it was written last, and when it is due again.
 
 use std::time::Duration;
 
 use vgpu_planner::About;
 
-use crate::pending::{Kind, Message};
+use crate::pending::{Message, MessageKind};
 
-/// How long a pod must seem to have room before that is said: as long as scheduling may take.
+/// How long a pod must have had room before that is reported: as long as scheduling may take.
 pub const ROOM_HOLD: Duration = Duration::from_secs(10);
-/// How long a text stands before another replaces it.
+/// The shortest time between two texts about one pod.
 pub const CHANGE_HOLD: Duration = Duration::from_secs(15);
-/// How long after a failure it is tried again.
+/// How long after a failed delivery the notice is due again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Time since the controller's start.
@@ -20,7 +20,7 @@ pub type Now = Duration;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Topic {
     pub about: About,
-    /// Of a decision its reason. It stands beside an explanation of the same pod, and beside other decisions about it.
+    /// The reason of a decision; `None` for an explanation. A pod can have an explanation and several decisions.
     pub decided: Option<&'static str>,
 }
 
@@ -49,26 +49,26 @@ impl Subject {
         }
     }
 
-    /// Never, if it is a decision that was told.
+    /// When the text is due; `None` for a decision that was reported.
     pub(super) fn due_at(&self, repeat_after: Duration) -> Option<Now> {
         let held = match self.wanted.kind {
-            Kind::Room => self.since + ROOM_HOLD,
-            Kind::Waiting | Kind::Refused | Kind::Decided(_) => self.since,
+            MessageKind::Room => self.since + ROOM_HOLD,
+            MessageKind::Waiting | MessageKind::Refused | MessageKind::Decided(_) => self.since,
         };
         let spoken = match &self.said {
             None => held,
             Some(said) if said.message == self.wanted => match self.wanted.kind {
-                Kind::Decided(_) => return None,
-                Kind::Waiting | Kind::Refused | Kind::Room => said.at + repeat_after,
+                MessageKind::Decided(_) => return None,
+                MessageKind::Waiting | MessageKind::Refused | MessageKind::Room => said.at + repeat_after,
             },
             Some(said) => held.max(said.at + CHANGE_HOLD),
         };
         Some(spoken.max(self.not_before))
     }
 
-    /// A decision that was told long enough ago for another to be told.
+    /// Returns true for a decision that was reported long enough ago for the same to be reported again.
     pub(super) fn is_over(&self, now: Now) -> bool {
         let told = self.said.as_ref().filter(|said| said.message == self.wanted);
-        matches!(self.wanted.kind, Kind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
+        matches!(self.wanted.kind, MessageKind::Decided(_)) && told.is_some_and(|said| said.at + CHANGE_HOLD <= now)
     }
 }

@@ -1,13 +1,13 @@
-//! Controller mode: the planner is asked, so what is said is what is decided by.
+//! Controller mode: explanations use the planner's state, so they explain what it decides by.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
 use vgpu_controller::answers::Answers;
-use vgpu_controller::pending::{Kind, Message, explain};
+use vgpu_controller::pending::{Message, MessageKind, explain};
 use vgpu_planner::model::{Claim, Pod, Slice, Version};
-use vgpu_planner::{Ask, Change, Intent, Outcome, Planner, Settings, Term, Time};
+use vgpu_planner::{Change, Intent, Outcome, Planner, Read, Settings, Term, Time};
 
 use crate::world::{claims_of, exactly, fraction, gpu};
 
@@ -82,7 +82,7 @@ impl Both {
             claims: vec![self.claim.clone()],
             same: Vec::new(),
             version: Version(1),
-            asked: Some(now),
+            read: Some(now),
         };
         self.planner.apply(change, now);
     }
@@ -96,10 +96,10 @@ impl Both {
         self.planner.apply(Change::Lease(Some(term)), NOW);
         for _ in 0..20 {
             let plan = self.planner.plan(NOW);
-            for ask in plan.asks {
-                match ask {
-                    Ask::Claims => self.list(NOW),
-                    Ask::Slice(_) => {
+            for read in plan.reads {
+                match read {
+                    Read::Claims => self.list(NOW),
+                    Read::Slice(_) => {
                         let (slice, read) = (self.slice.clone(), Some(NOW));
                         self.planner.apply(Change::Slice { slice, read }, NOW);
                     }
@@ -125,7 +125,7 @@ impl Both {
     fn why(&mut self) -> Option<Message> {
         let pod: Pod = parse(&pod());
         self.planner.apply(Change::Pod(pod.clone()), NOW);
-        self.answers.ask(self.planner.state());
+        self.answers.update_queue(self.planner.state());
         assert!(self.answers.work(self.planner.state_mut(), &mut || true));
         explain(&pod, self.planner.state(), &self.answers)
     }
@@ -150,7 +150,7 @@ fn taint(value: &str, added: i64) -> Value {
 fn what_the_controller_may_allocate_is_there_to_be_had() {
     let mut both = Both::new(&[taint("controller", 30_000)], fraction());
     let verdict = both.why().unwrap();
-    assert_eq!(verdict.kind, Kind::Room, "{}", verdict.text);
+    assert_eq!(verdict.kind, MessageKind::Room, "{}", verdict.text);
     let mut both = Both::new(
         &[taint("controller", 30_000)],
         exactly("vgpu", json!({"memory": "100Gi"})),
@@ -173,7 +173,7 @@ fn what_nobody_may_allocate_yet_stands_in_the_way_by_its_name() {
     }
     // A list that is young enough hands the first one over, and the answer is another.
     both.list(Time::from_millis(61_000));
-    assert_eq!(both.why().unwrap().kind, Kind::Room);
+    assert_eq!(both.why().unwrap().kind, MessageKind::Room);
 }
 
 #[test]

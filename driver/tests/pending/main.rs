@@ -1,4 +1,4 @@
-//! What a pod's owner reads, from objects as the API server sends them.
+//! The texts that a pod's owner reads, from objects as the API server sends them.
 
 mod controller;
 mod many;

@@ -65,7 +65,7 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
 #[test]
 fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     let mut world = crowd(30, 4, 4);
-    world.answers.ask(&world.state);
+    world.answers.update_queue(&world.state);
     // A node a turn: each shape has its turns, and then what is known is the answer.
     let mut turns = 0;
     while !world.answers.work(&mut world.state, &mut || false) {
@@ -84,7 +84,7 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     // Nothing has changed, so nothing is looked at.
     let mut looks = 0;
     let mut counted = |world: &mut World| {
-        world.answers.ask(&world.state);
+        world.answers.update_queue(&world.state);
         let before = looks;
         assert!(world.answers.work(&mut world.state, &mut || {
             looks += 1;

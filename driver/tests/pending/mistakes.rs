@@ -1,7 +1,7 @@
-//! What is wrong with claims, classes and slices: each is named, and stops no other claim.
+//! Mistakes in claims, classes and slices: each is named, and affects no other claim.
 
 use serde_json::{Value, json};
-use vgpu_controller::pending::Kind;
+use vgpu_controller::pending::MessageKind;
 use vgpu_planner::Change;
 
 use crate::world::{World, exactly, fraction, gpu, monitor, read};
@@ -57,7 +57,7 @@ fn what_prepare_would_refuse_is_said_before_it_runs() {
         let mut world = World::new();
         world.claim("train", devices.clone(), Value::Null);
         let verdict = world.why(&["train"]).unwrap();
-        assert_eq!(verdict.kind, Kind::Refused);
+        assert_eq!(verdict.kind, MessageKind::Refused);
         assert!(verdict.text.contains(words), "{}", verdict.text);
         // The same for another request, or by another driver, is none of this request's business.
         for (path, value) in [
@@ -68,7 +68,7 @@ fn what_prepare_would_refuse_is_said_before_it_runs() {
             devices["config"][0]["requests"] = json!([]);
             *devices.pointer_mut(path).unwrap() = value;
             world.claim("train", devices, Value::Null);
-            assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+            assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
         }
     }
 }
@@ -86,7 +86,7 @@ fn a_class_that_grants_is_believed() {
     let mut devices = exactly("burst", json!({}));
     devices["config"] = json!([{"opaque": {"driver": "dra.vgpu", "parameters": parameters("Unlimited")}}]);
     world.claim("train", devices, Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_monitor_without_admin_access_is_told_what_it_lacks() {
     let mut devices = exactly("vgpu-monitor", json!({}));
     devices["requests"][0]["exactly"]["adminAccess"] = json!(true);
     world.claim("train", devices, Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_selector_that_fails_is_named_and_stops_no_other_claim() {
         devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
         world.claim("broken", devices, Value::Null);
         let verdict = world.why(&["broken"]).unwrap();
-        assert_eq!(verdict.kind, Kind::Waiting);
+        assert_eq!(verdict.kind, MessageKind::Waiting);
         assert!(
             verdict.text.contains("asked for memory 20Gi, cores 25; on 1 of 1 devices: CELError: selectors[0] on device dra.vgpu/node1/vgpu/gpu-"),
             "{}",
@@ -129,7 +129,7 @@ fn a_selector_that_fails_is_named_and_stops_no_other_claim() {
         );
         assert!(verdict.text.contains(words), "{}", verdict.text);
         world.claim("train", fraction(), Value::Null);
-        assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+        assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
     }
 }
 
@@ -193,7 +193,7 @@ fn a_capacity_that_makes_no_sense_is_named() {
     let mut world = published("9223372036854775807E");
     world.claim("train", fraction(), Value::Null);
     let verdict = world.why(&["train"]).unwrap();
-    assert_eq!(verdict.kind, Kind::Room, "{}", verdict.text);
+    assert_eq!(verdict.kind, MessageKind::Room, "{}", verdict.text);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn numbers_of_others_cannot_break_the_sums() {
     );
     world.share("too-much", "gpu-0000000b", "0", "25");
     world.claim("train", exactly("vgpu", json!({"memory": "80Gi"})), Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -251,5 +251,5 @@ fn nothing_published_an_incomplete_pool_and_an_old_generation_are_told_apart() {
     // The pool of another node is not hidden by it.
     world.slice("node2", 1, 1, json!([gpu("gpu-0000000c")]));
     world.claim("train", fraction(), Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }

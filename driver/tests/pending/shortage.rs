@@ -1,7 +1,7 @@
-//! What is used up, tainted or too small.
+//! Devices that are used up, tainted or too small.
 
 use serde_json::{Value, json};
-use vgpu_controller::pending::Kind;
+use vgpu_controller::pending::MessageKind;
 use vgpu_planner::Change;
 
 use crate::world::{World, claims_of, exactly, fraction, gpu, tainted_alone};
@@ -108,7 +108,7 @@ fn a_result_without_a_share_takes_the_whole_device_and_admin_access_nothing() {
     );
     world.claim("train", fraction(), Value::Null);
     let verdict = world.why(&["train"]).unwrap();
-    assert_eq!(verdict.kind, Kind::Room);
+    assert_eq!(verdict.kind, MessageKind::Room);
     assert_eq!(
         verdict.text,
         "node node1 has room (gpu-0000000b for claim default/train, request gpu), so it is not devices that the pod \
@@ -131,13 +131,17 @@ fn taints_are_named_unless_they_are_tolerated() {
     }
     world.apply(Change::Rules(Vec::new()));
     world.claim("train", fraction(), Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room, "the rule is gone");
+    assert_eq!(
+        world.why(&["train"]).unwrap().kind,
+        MessageKind::Room,
+        "the rule is gone"
+    );
     world.slice("node1", 2, 1, json!([tainted_alone()]));
 
     let mut devices = fraction();
     devices["requests"][0]["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
     world.claim("train", devices, Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -161,7 +165,7 @@ fn several_devices_come_from_one_node() {
     world.claim("train", devices, Value::Null);
     assert_eq!(
         world.why(&["train"]).unwrap().kind,
-        Kind::Room,
+        MessageKind::Room,
         "all of node2 is one free GPU"
     );
 }
@@ -173,7 +177,7 @@ fn two_claims_that_fit_only_one_by_one_are_told_so() {
     world.claim("one", exactly("vgpu", json!({"memory": "60Gi"})), Value::Null);
     world.claim("two", exactly("vgpu", json!({"memory": "60Gi"})), Value::Null);
     let verdict = world.why(&["one", "two"]).unwrap();
-    assert_eq!(verdict.kind, Kind::Waiting);
+    assert_eq!(verdict.kind, MessageKind::Waiting);
     assert!(
         verdict.text.starts_with(
             "claim default/two, request gpu: asked for memory 60Gi, cores 0, beside what the pod asks for before it; on 1 of 1 \
@@ -184,7 +188,7 @@ fn two_claims_that_fit_only_one_by_one_are_told_so() {
         verdict.text
     );
     world.slice("node2", 1, 1, json!([gpu("gpu-0000000c"), gpu("gpu-0000000d")]));
-    assert_eq!(world.why(&["one", "two"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["one", "two"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -210,7 +214,7 @@ fn every_alternative_is_accounted_for_and_one_with_room_is_enough() {
     );
     let devices = json!({"requests": [{"name": "gpu", "firstAvailable": [sub("large", "100Gi"), sub("tiny", "1Gi")]}]});
     world.claim("train", devices, Value::Null);
-    assert_eq!(world.why(&["train"]).unwrap().kind, Kind::Room);
+    assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
 #[test]
@@ -307,11 +311,11 @@ fn what_is_held_already_says_where_the_rest_must_be() {
     };
     world.claim("train", fraction(), Value::Null);
     for (node, kind, words) in [
-        ("node1", Kind::Waiting, "on 2 of 2 devices: Capacity"),
-        ("node2", Kind::Room, "node node2 has room"),
+        ("node1", MessageKind::Waiting, "on 2 of 2 devices: Capacity"),
+        ("node2", MessageKind::Room, "node node2 has room"),
         (
             "node3",
-            Kind::Waiting,
+            MessageKind::Waiting,
             "claim default/train: no node is where the pod's other claims are: default/held",
         ),
     ] {

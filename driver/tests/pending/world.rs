@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use vgpu_allocator::Features;
 use vgpu_controller::answers::Answers;
 use vgpu_controller::decode::{Object, Readable};
-use vgpu_controller::pending::{Kind, Message, explain};
+use vgpu_controller::pending::{Message, MessageKind, explain};
 use vgpu_planner::model::Pod;
 use vgpu_planner::{Change, Mode, State, Time};
 
@@ -144,7 +144,7 @@ impl World {
 
     /// Everything is answered.
     pub(crate) fn look(&mut self) {
-        self.answers.ask(&self.state);
+        self.answers.update_queue(&self.state);
         assert!(self.answers.work(&mut self.state, &mut || true));
     }
 
@@ -152,7 +152,7 @@ impl World {
     pub(crate) fn words(&mut self, devices: Value) -> String {
         self.claim("train", devices, Value::Null);
         let verdict = self.why(&["train"]).expect("the pod waits for us");
-        assert_ne!(verdict.kind, Kind::Room, "{}", verdict.text);
+        assert_ne!(verdict.kind, MessageKind::Room, "{}", verdict.text);
         assert!(verdict.text.len() <= 1024, "{} bytes", verdict.text.len());
         verdict.text
     }

@@ -1,13 +1,13 @@
 //! Publishes this node's ResourceSlices and keeps them up to date.
 //!
 //! ```text
-//!  watch (own driver and node) ─► existing ─┐
-//!  inventory ─► wanted ─────────────────────┴─► plan ─► delete, update, create ─► existing
+//!  watch (own driver and node) ─► existing ───────┐
+//!  gpus ─► wanted: devices of each slice ─► taints ┴─► plan ─► delete, update, create ─► existing
 //! ```
 //!
-//! kubelet wipes a node's slices whenever it starts, and people delete objects that they do not know. A
-//! deletion is applied at once and answered by writing again. The answer to an own write counts until the
-//! watch delivers something newer, so that a slow watch does not cause duplicates.
+//! kubelet deletes a node's slices whenever it starts, and people delete objects that they do not know. A
+//! deletion is applied at once and answered by writing again. The API server's answer to a write counts until
+//! the watch delivers something newer, so that a slow watch does not cause duplicates.
 //!
 //! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read
 //! again: a node that was deleted and registered anew has another one.
@@ -16,14 +16,13 @@
 //! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
 //! monitor devices only, until the next dry run.
 
-pub mod allocator;
 pub mod plan;
+pub mod taints;
 
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
 use crate::slice::{keeps_capacity, without_shared};
-use allocator::Taints;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -32,6 +31,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::pin;
 use std::time::Duration;
+use taints::Taints;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -61,7 +61,9 @@ pub struct Publisher {
     existing: BTreeMap<String, ResourceSlice>,
     /// The slices of a list that is not complete yet.
     listing: Option<BTreeMap<String, ResourceSlice>>,
+    /// True once a list is complete, so `existing` has all slices.
     synced: bool,
+    /// What the server stored for the devices that were sent to it.
     stored: Stored,
     /// True if the server keeps consumable capacity; `None` before the dry run.
     consumable: Option<bool>,
@@ -109,7 +111,7 @@ impl Publisher {
         }
     }
 
-    /// Returns true if the existing slices are known.
+    /// Returns true if all existing slices are known.
     #[must_use]
     pub fn synced(&self) -> bool {
         self.synced
@@ -132,11 +134,11 @@ impl Publisher {
             let wanted = reduced.as_deref().unwrap_or(wanted);
             let existing: Vec<_> = self.existing.values().cloned().collect();
             let devices = plan::current_devices(owner, &existing);
-            let tainted = self.taints.of(wanted, &devices, Instant::now());
+            let tainted = self.taints.apply(wanted, &devices, Instant::now());
             self.again_at = tainted.until;
             let steps = plan(owner, &tainted.devices, &existing, &self.stored);
             if steps.is_empty() {
-                self.taints.settled(&devices);
+                self.taints.confirm_stored(&devices);
                 self.note_tainted(self.taints.are_kept(&devices));
                 return Ok(());
             }

@@ -1,5 +1,5 @@
-use super::allocator::{Allocator, HANDOVER};
 use super::plan::tests::owner;
+use super::taints::{Allocator, HANDOVER};
 use super::*;
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;

@@ -1,4 +1,4 @@
-//! The objects of the cluster that is measured, as the API server would give them.
+//! Builds the objects of the measured cluster, as the API server would send them.
 
 use serde_json::{Value, json};
 

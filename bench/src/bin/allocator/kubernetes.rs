@@ -1,4 +1,4 @@
-//! The same question to Kubernetes' own allocator: e2e/kubernetes-go, which measures itself.
+//! Measures Kubernetes' own allocator on the same cluster: e2e/kubernetes-go, which takes its own time.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -1,9 +1,9 @@
-//! How long one claim takes:
+//! How long the allocation of one claim takes:
 //! `cargo run --release -p vgpu-bench --bin bench-allocator -- [NODES [CLAIMS [POLICY]]] [--kubernetes PROGRAM]`.
 //!
-//! A cluster of NODES nodes with 8 GPUs of 80 GiB and CLAIMS live claims (default 1,000 and none). Then claims come one
-//! after the other, each a fraction: taking in the last allocation's event and choosing node and device is what is
-//! measured, on one thread. PROGRAM is e2e/kubernetes-go: Kubernetes' own allocator looks at the same cluster, and the
+//! A cluster has NODES nodes with 8 GPUs of 80 GiB and CLAIMS live claims (default 1,000 and none). Then claims come
+//! one after the other, each for a fraction. Measured is, on one thread, applying the last allocation's event and
+//! choosing node and device. PROGRAM is e2e/kubernetes-go: Kubernetes' own allocator gets the same cluster, and the
 //! ratio is printed.
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! What there is to say about claims on one of the nodes.
+//! Answers whether claims fit on one node, and why not, for explanations.
 
 use super::Index;
 use crate::error::AllocateError;
@@ -7,14 +7,15 @@ use crate::model::ResourceClaim;
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
-/// What an answer about one node may take, twice: some ten milliseconds, for whoever asks does so in turns.
+/// The steps for one node, for the search and again for the explanation: some ten milliseconds, because the caller
+/// works in turns.
 const STEPS: u64 = 30_000;
 
 impl Index {
-    /// Whether the claims fit on a node, and if not, why; `None` for a node that is not known.
+    /// Returns how the claims fit on a node, or why they do not; `None` for an unknown node.
     ///
     /// # Errors
-    /// A mistake in the claims, which is no matter of this node, or in what is published for all nodes.
+    /// A mistake in the claims, which is the same on every node, or in slices that are for all nodes.
     pub fn answer(
         &mut self,
         claims: &[&ResourceClaim],
@@ -24,7 +25,7 @@ impl Index {
         let Some(view) = self.view(node)? else {
             return Ok(None);
         };
-        // What fits does so by any policy; this one takes the least time.
+        // Whether claims fit does not depend on the policy; this one takes the least time.
         let attempt = self.attempt(claims, AllocationPolicy::FirstFit);
         attempt.answer(&view, STEPS, cache).map(Some)
     }

@@ -1,4 +1,4 @@
-//! Chooses the node: by the free index, or by the nodes' ranks.
+//! Chooses the node: by the free index, or by the rank of all nodes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
-/// What is asked, of which nodes, and at what price.
+/// The claims to place, the nodes to try, and the budget for it.
 pub(super) struct Question<'q, 's> {
     pub(super) claims: &'q [&'q ResourceClaim],
     pub(super) policy: AllocationPolicy,
@@ -27,10 +27,10 @@ pub(super) struct Question<'q, 's> {
 }
 
 impl Index {
-    /// Where the claims fit together, by policy.
+    /// Allocates the claims together on the best node by policy; `None` if they fit on none.
     ///
     /// # Errors
-    /// Something is wrong with the claims, so that there is no right answer on any node.
+    /// A mistake in the claims, with which no answer would be right on any node.
     pub fn allocate(
         &mut self,
         claims: &[&ResourceClaim],
@@ -41,11 +41,11 @@ impl Index {
         self.allocate_where(claims, policy, &mut |_| true, cache, share_id)
     }
 
-    /// The same among the nodes that `allowed` lets through. It is asked about a node once at most, and only about
-    /// those that come up.
+    /// As [`Self::allocate`], on a node for which `allowed` returns true. It is called at most once for a node, and
+    /// only for nodes that are tried.
     ///
     /// # Errors
-    /// Something is wrong with the claims, so that there is no right answer on any node.
+    /// A mistake in the claims, with which no answer would be right on any node.
     pub fn allocate_where(
         &mut self,
         claims: &[&ResourceClaim],
@@ -57,11 +57,11 @@ impl Index {
         self.allocate_within(claims, policy, allowed, &mut Budget::default(), cache, share_id)
     }
 
-    /// The same at a price: all nodes together take no more than the budget has.
+    /// As [`Self::allocate_where`], with a budget for all nodes together.
     ///
     /// # Errors
-    /// Something is wrong with the claims, so that there is no right answer on any node; or it is not known within the
-    /// budget whether there is one, which is [`AllocateError::Exhausted`].
+    /// A mistake in the claims, with which no answer would be right on any node; or [`AllocateError::Exhausted`] if the
+    /// budget was spent before an answer was found.
     pub fn allocate_within(
         &mut self,
         claims: &[&ResourceClaim],
@@ -87,8 +87,8 @@ impl Index {
         }
     }
 
-    /// Which devices of a slice match the selectors of a class, in the slice's order; empty for a class or a slice that
-    /// is not known. A device on which a selector fails does not match.
+    /// Returns for each device of a slice, in its order, if the selectors of a class match; empty for an unknown class
+    /// or slice. A device on which a selector fails does not match.
     pub fn devices_of_class(&self, class: &str, slice: &str, cache: &mut SelectorCache<'_>) -> Vec<bool> {
         let known = self.slices.get(slice).and_then(|handle| self.inventory.get(*handle));
         let (Some(class), Some(slice)) = (self.classes.get(class), known) else {
@@ -100,7 +100,8 @@ impl Index {
             .collect()
     }
 
-    /// Whether the first request could have a device that is not in the free index. A device on which a selector fails might be one.
+    /// Returns true if the first request could have a device that is not in the free index. A device on which a
+    /// selector fails might be one.
     fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
         self.free_index.strays().any(|device| {
             first_asks(claims).any(|ask| {
@@ -111,8 +112,8 @@ impl Index {
         })
     }
 
-    /// Tries the nodes in the order of their devices in the free index: an earlier alternative of the first request before any
-    /// later one.
+    /// Tries the nodes in the order of their devices in the free index: an earlier alternative of the first request
+    /// before any later one.
     fn by_free_index(&mut self, question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
         let Question { claims, budget, .. } = question;
         let (allowed, cache, share_id) = (question.allowed, question.cache, question.share_id);
@@ -161,8 +162,8 @@ impl Index {
         unanswered.map_or(Ok(None), Err)
     }
 
-    /// The nodes in the policy's order. What no event has touched since claims like these were last asked about is not
-    /// looked at again.
+    /// Tries the nodes in the policy's order. Nodes that have not changed since equal claims were last asked about are
+    /// not ranked again.
     pub(super) fn by_rank(&mut self, mut question: Question<'_, '_>) -> Result<Option<Placement>, AllocateError> {
         let mut shape = self.rankings.take(question.policy, question.claims);
         let found = match self.rank_again(&mut shape, &mut question) {
@@ -173,7 +174,7 @@ impl Index {
         found
     }
 
-    /// What is ranked when the budget ends stays ranked.
+    /// Ranks the stale nodes. If the budget ends before, the rest stays stale.
     fn rank_again(&mut self, shape: &mut Shape, question: &mut Question<'_, '_>) -> Result<(), AllocateError> {
         let stale: Vec<Arc<str>> = match shape.take_stale() {
             Stale::All => self.nodes.keys().map(|name| name.as_str().into()).collect(),
@@ -235,8 +236,8 @@ impl Index {
     }
 }
 
-/// What is wrong with the devices of one node is no matter of the others. A node that has taken its part of the budget
-/// leaves the question open if no other has an answer.
+/// Continues with the next node after an error that is only about the devices of one node. If a node has used its part
+/// of the budget, that is the result unless another node has an answer.
 fn keep_on(error: AllocateError, unanswered: &mut Option<AllocateError>) -> Result<(), AllocateError> {
     match error {
         AllocateError::Exhausted { .. } => *unanswered = Some(error),
@@ -246,7 +247,7 @@ fn keep_on(error: AllocateError, unanswered: &mut Option<AllocateError>) -> Resu
     Ok(())
 }
 
-/// Whether a device matches all selectors; `doubtful` is what one counts as that fails.
+/// Returns true if a device matches all selectors. A selector that fails counts as `doubtful`.
 fn all_match<'a>(
     selectors: impl IntoIterator<Item = &'a Selector>,
     device: &Candidate,
@@ -258,14 +259,14 @@ fn all_match<'a>(
         None => doubtful,
     })
 }
-/// Whether the free index can answer the first request: it asks neither for all devices nor for devices in use.
+/// Returns true if the free index can answer the first request: it asks neither for all devices nor for admin access.
 fn is_plain(claims: &[&ResourceClaim]) -> bool {
     let mut asks = first_asks(claims).peekable();
     asks.peek().is_some()
         && asks.all(|ask| matches!(ask.mode, Mode::Exact(count) if count > 0) && !ask.admin_access.unwrap_or(false))
 }
 
-/// What the first request asks for, alternative by alternative.
+/// The first request, alternative by alternative.
 fn first_asks<'a>(claims: &[&'a ResourceClaim]) -> impl Iterator<Item = &'a Exactly> {
     let request = claims.first().and_then(|claim| claim.spec.devices.requests.first());
     request.into_iter().flat_map(|request| {

@@ -1,29 +1,29 @@
-//! What the devices of a driver have left, all together: sums that each change of one device brings up to date.
+//! Sums of what is free on all devices of a driver, updated with each change of a device.
 
+use crate::allocated::Usage;
 use crate::capacity::{CORES, MEMORY};
-use crate::ledger::Usage;
 use crate::model::{Capacity, Device};
 use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
-/// Sums over devices that are of one node each, whatever their taints are. Memory is in bytes, cores are in the units of
-/// the device. What is free of a device that somebody has whole is nothing.
+/// Sums over devices that belong to one node each, whatever their taints are. Memory is in bytes, cores are in the
+/// units of the device. Of a device that is allocated whole nothing is free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Free {
-    /// Memory of devices that nobody uses.
+    /// Memory of devices that no claim uses.
     pub memory_of_unused: i64,
-    /// What is free on devices that are used.
+    /// Free memory on devices that claims use.
     pub memory_of_used: i64,
-    /// Free memory on devices of which another capacity is used up, cores for example: only a request that takes
-    /// nothing of that can have it.
+    /// Free memory on devices of which another capacity is used up, cores for example: only a request that needs none
+    /// of that can have it.
     pub stranded_memory: i64,
-    /// Free cores on devices of which another capacity is used up: memory, where what is left is less than any request
-    /// can ask for.
+    /// Free cores on devices of which another capacity is used up. Memory counts as used up if less is left than any
+    /// request can ask for.
     pub stranded_cores: i64,
 }
 
 impl Free {
-    /// The part of all free memory that no whole free device has: 0 where all of it, 1 where nothing is in one piece.
+    /// The part of all free memory that is not on whole free devices: 0 if all of it is on such devices, 1 if none is.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.memory_of_used.max(0) as f64 / self.memory_of_unused.saturating_add(self.memory_of_used) as f64 {
@@ -85,7 +85,7 @@ fn whole(quantity: &Quantity) -> i64 {
     whole.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
-/// Whether a request can ask for so little of it, and for something.
+/// Returns true if a request can ask for some of what is left.
 fn can_be_had(capacity: &Capacity, left: &Quantity) -> bool {
     let policy = capacity.request_policy.as_deref();
     let of_range = policy.and_then(|policy| policy.valid_range.as_ref()?.min.as_ref());
@@ -99,25 +99,26 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::allocated::AllocatedDevices;
     use crate::features::Features;
-    use crate::ledger::Ledger;
     use serde_json::json;
 
-    /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of it.
+    /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of
+    /// it.
     fn part(shares: &[(u32, u32)]) -> Free {
         let device: Device = serde_json::from_value(json!({"name": "d", "capacity": {
             "memory": {"value": "80", "requestPolicy": {"validRange": {"min": "8"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
             "shares": {"value": "2", "requestPolicy": {"default": "1", "validValues": ["1"]}}}}))
         .unwrap();
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         for (memory, cores) in shares {
             let result = json!([{"driver": "drv", "pool": "p", "device": "d", "shareID": "s",
                 "consumedCapacity": {"memory": memory, "cores": cores, "shares": 1}}]);
             let results: Vec<_> = serde_json::from_value(result).unwrap();
-            ledger.add(&Arc::from("c"), &results, Features::default());
+            allocated.add(&Arc::from("c"), &results, Features::default());
         }
-        Free::of(&device, "drv", ledger.usage("drv", "p", "d"))
+        Free::of(&device, "drv", allocated.usage("drv", "p", "d"))
     }
 
     fn free(of_unused: i64, of_used: i64, stranded_memory: i64, stranded_cores: i64) -> Free {

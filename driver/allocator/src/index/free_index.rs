@@ -1,18 +1,18 @@
-//! Devices by what they have left.
+//! Sorts devices by what is free on them, in the order in which `binpack` takes them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use super::free::Free;
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::capacity::{CORES, MEMORY};
 use crate::inventory::Slice;
-use crate::ledger::{Ledger, Usage};
 use crate::model::{Device, DeviceResult, Exactly};
 use crate::pools::Candidate;
 use crate::search::capacity_of;
 
-/// A place in the order in which `binpack` takes devices, over all nodes.
+/// A device's position in the order in which `binpack` takes devices, over all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Spot {
     conditions: bool,
@@ -23,7 +23,7 @@ pub(super) struct Spot {
     serial: u64,
 }
 
-/// The least that the first request takes of a device.
+/// What the first request takes of a device at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     memory: i128,
@@ -33,23 +33,24 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 pub(super) struct FreeIndex {
     order: BTreeSet<Spot>,
-    /// Driver, pool, device: what is in the index, or taken whole. More than one while generations change.
+    /// All devices by driver, pool and name, also those that are allocated whole and so not in `order`. A name has
+    /// several devices while the pool's generation changes.
     known: HashMap<String, HashMap<String, HashMap<String, Vec<Known>>>>,
-    /// Slices that are not of one node.
+    /// Slices that do not belong to one node.
     strays: Vec<Arc<Slice>>,
-    /// By driver, of the devices that are known.
+    /// The sum of what is free, by driver.
     free: HashMap<String, Free>,
 }
 
 #[derive(Debug)]
 struct Known {
     slice: Arc<Slice>,
-    /// Its place in the slice.
+    /// Its index in the slice.
     index: usize,
     spot: Spot,
-    /// Whether it stands there: not if somebody has it whole.
-    stands: bool,
-    /// Its part in what is free.
+    /// True if `spot` is in the order: not if the device is allocated whole.
+    is_listed: bool,
+    /// What is free on it: its part of the sum.
     part: Free,
 }
 
@@ -58,7 +59,7 @@ impl Spot {
         &self.node
     }
 
-    /// The device, as long as it is published like this.
+    /// The serial number of the device in this version of its slice.
     pub(super) fn serial(&self) -> u64 {
         self.serial
     }
@@ -79,7 +80,7 @@ impl Wanted {
 }
 
 impl FreeIndex {
-    /// Devices that are not of one node, and so not in the index.
+    /// Devices that do not belong to one node, and so are not in the order.
     pub(super) fn strays(&self) -> impl Iterator<Item = Candidate> {
         self.strays.iter().flat_map(|slice| {
             let devices = 0..slice.spec.devices.len();
@@ -87,12 +88,12 @@ impl FreeIndex {
         })
     }
 
-    /// What the driver's devices have left together.
+    /// The sum of what is free on the driver's devices.
     pub(super) fn free(&self, driver: &str) -> Free {
         self.free.get(driver).copied().unwrap_or_default()
     }
 
-    /// The next device that has enough left.
+    /// The next device after `after` that has enough left.
     pub(super) fn next(&self, wanted: &Wanted, after: Option<&Spot>) -> Option<Spot> {
         let mut from = match after {
             Some(after) => Bound::Excluded(after.clone()),
@@ -101,7 +102,8 @@ impl FreeIndex {
         let nothing: Arc<str> = Arc::default();
         loop {
             let found = self.order.range((from, Bound::Unbounded)).next()?;
-            // What has too little of one is skipped with all others of its kind.
+            // A device with too little memory or cores is skipped together with all that follow and have too little
+            // too.
             let jump = if found.memory < wanted.memory {
                 (wanted.memory, wanted.cores)
             } else if found.cores < wanted.cores {
@@ -120,7 +122,7 @@ impl FreeIndex {
         }
     }
 
-    pub(super) fn insert(&mut self, slice: &Arc<Slice>, ledger: &Ledger) {
+    pub(super) fn insert(&mut self, slice: &Arc<Slice>, allocated: &AllocatedDevices) {
         let Some(node) = slice.spec.node_name.as_deref().filter(|node| !node.is_empty()) else {
             self.strays.push(slice.clone());
             return;
@@ -142,10 +144,10 @@ impl FreeIndex {
                 slice: slice.clone(),
                 index,
                 spot,
-                stands: false,
+                is_listed: false,
                 part: Free::default(),
             };
-            known.stand(&mut self.order, free, ledger);
+            known.update(&mut self.order, free, allocated);
             devices.entry(device.name.clone()).or_default().push(known);
         }
     }
@@ -171,7 +173,7 @@ impl FreeIndex {
                 if goes {
                     free.replace(known.part, Free::default());
                 }
-                if goes && known.stands {
+                if goes && known.is_listed {
                     self.order.remove(&known.spot);
                 }
                 !goes
@@ -188,8 +190,8 @@ impl FreeIndex {
         }
     }
 
-    /// Puts the devices of an allocation where they belong now.
-    pub(super) fn update(&mut self, results: &[DeviceResult], ledger: &Ledger) {
+    /// Updates the devices of an allocation that was added or removed.
+    pub(super) fn update(&mut self, results: &[DeviceResult], allocated: &AllocatedDevices) {
         for result in results {
             let known = self
                 .known
@@ -200,35 +202,35 @@ impl FreeIndex {
                 continue;
             };
             for known in known.into_iter().flatten() {
-                known.stand(&mut self.order, free, ledger);
+                known.update(&mut self.order, free, allocated);
             }
         }
     }
 }
 
 impl Known {
-    /// Puts the device where it belongs by what it has left, and counts that.
-    fn stand(&mut self, order: &mut BTreeSet<Spot>, free: &mut Free, ledger: &Ledger) {
+    /// Updates the device's position in the order and its part of the sum.
+    fn update(&mut self, order: &mut BTreeSet<Spot>, free: &mut Free, allocated: &AllocatedDevices) {
         let spec = &self.slice.spec;
         let device = &spec.devices[self.index];
-        let usage = ledger.usage(&spec.driver, &spec.pool.name, &device.name);
+        let usage = allocated.usage(&spec.driver, &spec.pool.name, &device.name);
         let part = Free::of(device, &spec.driver, usage);
         free.replace(self.part, part);
         self.part = part;
         let left = |name| left(device, &spec.driver, usage, name);
         let (memory, cores) = (left(MEMORY), left(CORES));
-        let stands = !usage.is_some_and(Usage::is_dedicated);
-        if (self.stands, self.spot.memory, self.spot.cores) == (stands, memory, cores) {
+        let is_listed = !usage.is_some_and(Usage::is_dedicated);
+        if (self.is_listed, self.spot.memory, self.spot.cores) == (is_listed, memory, cores) {
             return;
         }
-        if self.stands {
+        if self.is_listed {
             order.remove(&self.spot);
         }
         (self.spot.memory, self.spot.cores) = (memory, cores);
-        if stands {
+        if is_listed {
             order.insert(self.spot.clone());
         }
-        self.stands = stands;
+        self.is_listed = is_listed;
     }
 }
 

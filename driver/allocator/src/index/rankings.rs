@@ -1,12 +1,12 @@
-//! Nodes in a policy's order, for claims like those that were asked about lately: pods of one template ask alike.
+//! Nodes in a policy's order, kept for claims that were asked about lately: pods of one template have equal claims.
 //!
 //! ```text
-//!  event ─► the nodes that it touches are stale, in every shape
+//!  event ─► the nodes that it changes are stale, in every shape
 //!  claims ─► their shape ─► its stale nodes are ranked again ─► nodes, the best first
 //! ```
 //!
-//! A shape that was not asked about lately is forgotten, and begins with all nodes stale. What is ranked wrongly is
-//! tried in the wrong order, but never given twice: the search looks at what is in use itself.
+//! A shape that was not used for long is dropped, and begins again with all nodes stale. A wrong rank means that nodes
+//! are tried in the wrong order, never that a device is allocated twice: the search itself looks at what is in use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use vgpu_api::config::AllocationPolicy;
 /// Shapes that are kept. One of a thousand nodes takes about 300 KiB.
 const MOST_SHAPES: usize = 16;
 
-/// The shapes, the one that was asked about last at the end.
+/// The shapes, the one that was used last at the end.
 #[derive(Debug, Default)]
 pub(super) struct Rankings {
     shapes: Vec<Shape>,
 }
 
-/// Claims that ask for the same, by one policy.
+/// Equal claims with one policy.
 #[derive(Debug)]
 pub(super) struct Shape {
     policy: AllocationPolicy,
@@ -48,7 +48,7 @@ struct Place {
 }
 
 impl Rankings {
-    /// The shape of these claims; it is put back when it has been used.
+    /// Takes the shape of these claims out; call [`Self::put_back`] after using it.
     pub(super) fn take(&mut self, policy: AllocationPolicy, claims: &[&ResourceClaim]) -> Shape {
         let specs = || claims.iter().map(|claim| &claim.spec);
         let known = self.shapes.iter();
@@ -108,12 +108,12 @@ impl Shape {
         self.stale = Stale::Nodes(nodes.iter().cloned().collect());
     }
 
-    /// Everything is stale: nobody knows what has changed.
+    /// Makes all nodes stale, because any may have changed.
     fn forget(&mut self) {
         self.stale = Stale::All;
     }
 
-    /// Where the node stands now; `None` takes it out.
+    /// Sets the node's rank; `None` removes the node.
     pub(super) fn set(&mut self, node: &str, rank: Option<NodeRank>) {
         if let Some(old) = self.places.remove(node) {
             self.order.remove(&old);

@@ -99,7 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn is_sound(index: &Index) -> bool {
     index.inventory.all().all(|slice| {
         slice.spec.devices.iter().all(|device| {
-            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            let usage = index.allocated.usage("drv", &slice.spec.pool.name, &device.name);
             let used = usage.and_then(|usage| usage.consumed().get("memory").cloned());
             used.unwrap_or_default() <= device.capacity.get("memory").unwrap().value
         })
@@ -111,7 +111,7 @@ fn adds_up(index: &Index) -> bool {
     let mut sum = Free::default();
     for slice in index.inventory.all().filter(|slice| slice.spec.node_name.is_some()) {
         for device in &slice.spec.devices {
-            let usage = index.ledger.usage("drv", &slice.spec.pool.name, &device.name);
+            let usage = index.allocated.usage("drv", &slice.spec.pool.name, &device.name);
             sum.replace(Free::default(), Free::of(device, "drv", usage));
         }
     }
@@ -129,8 +129,8 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every node, and
-    /// nothing is given twice.
+    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every
+    /// node, and nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
         let mut index = Index::new(Features::default());

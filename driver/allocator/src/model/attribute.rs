@@ -1,4 +1,4 @@
-//! What a device says of itself.
+//! Attributes of devices.
 
 use serde::{Deserialize, Deserializer};
 use vgpu_cel::Attribute as Value;

@@ -1,4 +1,4 @@
-//! Claims: what is asked for.
+//! ResourceClaims: requests, constraints, and their config.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Device classes.
+//! DeviceClasses.
 
 use serde::Deserialize;
 
@@ -11,7 +11,7 @@ pub struct DeviceClass {
     pub metadata: Metadata,
     #[serde(default)]
     pub spec: ClassSpec,
-    /// Why whoever read it could not, if so: what it selects is not known, and a claim that names it is a mistake.
+    /// Why it cannot be decoded, set by the caller: what it selects is unknown, and a claim that names it is a mistake.
     #[serde(skip)]
     pub unreadable: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Nodes, and selectors of nodes.
+//! Nodes and node selectors.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! `status.allocation`: what was given.
+//! `status.allocation` of a claim.
 
 use std::sync::Arc;
 

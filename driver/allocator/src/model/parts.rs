@@ -1,4 +1,4 @@
-//! What claims, classes and allocations have in common.
+//! Types that claims, classes and allocations share: selectors, tolerations, opaque config.
 
 use serde::{Deserialize, Serialize};
 

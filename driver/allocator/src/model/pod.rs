@@ -1,4 +1,4 @@
-//! Pods: which claims are theirs.
+//! Pods, with the claims that they name.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! Slices: what drivers offer, and rules that taint it.
+//! ResourceSlices and their devices, and DeviceTaintRules.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ pub struct Taint {
     /// Nothing that allocation looks at: for those who hand a taint over to one another.
     #[serde(deserialize_with = "or_default")]
     pub time_added: Option<Box<str>>,
-    /// What it means, where whoever put it in for the allocator alone knows better than its key and value.
+    /// The sentence with which a reason explains it, if the caller added or rewrote the taint.
     #[serde(skip)]
     pub means: Option<&'static str>,
 }

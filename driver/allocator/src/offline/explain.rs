@@ -1,13 +1,13 @@
-//! Why a pod or a claim waits: what `vgpu explain` says, but for reading and printing.
+//! Why a pod or a claim waits: `vgpu explain` without its input and output.
 //!
 //! ```text
-//!  subject ─► its claims: allocated ones say where it must be, the others are asked about, together
+//!  subject ─► its claims: allocated ones limit the nodes, the others are asked about, together
 //!                 │
 //!                 ▼ node by node
 //!  it fits here, or the reasons, and the largest fractions that would fit
 //! ```
 //!
-//! It looks at devices only: what else a node must have for a pod is kube-scheduler's to say.
+//! It looks at devices only; kube-scheduler's own event says what else a node must have for a pod.
 
 use std::fmt;
 
@@ -23,10 +23,10 @@ use crate::pools::NodeView;
 use crate::reason::Reason;
 use crate::selectors::SelectorCache;
 
-/// What is asked about.
+/// The pod or claim to explain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// Either, when it is not said.
+    /// `None` if the user named no kind.
     kind: Option<SubjectKind>,
     namespace: String,
     name: String,
@@ -54,15 +54,16 @@ pub struct Explanation {
     pub subject: String,
     /// The claims that wait.
     pub waiting: Vec<String>,
-    /// Why nobody may allocate claims that wait, whatever there is; whoever knows puts it in.
+    /// Why nobody may allocate claims that wait, whatever is free. The caller adds it, because the allocator does not
+    /// know.
     pub refused: Vec<String>,
-    /// Claims that a pod names and that are not there.
+    /// Claims that a pod names and that do not exist.
     pub missing: Vec<String>,
-    /// What the subject has already, in words.
+    /// The devices that the subject has already, as sentences.
     pub held: Vec<String>,
     /// The nodes that were looked at.
     pub nodes: Vec<String>,
-    /// Those of them whose devices do.
+    /// Those of them on which the claims fit.
     pub fits: Vec<String>,
     pub reasons: Vec<Reason<String>>,
     pub largest: Largest<String>,
@@ -95,10 +96,10 @@ impl Subject {
     }
 }
 
-/// Why the subject waits, if it does.
+/// Explains why the subject waits, if it does.
 ///
 /// # Errors
-/// It is not among the objects, or a mistake in them, with which there is no answer.
+/// It is not among the objects, or a mistake in them allows no answer.
 pub fn explain(
     objects: &Objects,
     subject: &Subject,
@@ -124,7 +125,7 @@ pub fn explain(
     let attempt = Attempt {
         claims: &asked.waiting,
         classes: &cluster.classes,
-        ledger: &cluster.ledger,
+        allocated: &cluster.allocated,
         features: options.features,
         policy: options.policy,
     };
@@ -234,7 +235,7 @@ impl<'o> Asked<'o> {
     }
 }
 
-/// Whether a claim's allocation can be used on a node; one that says nothing can anywhere.
+/// Returns true if a claim's allocation can be used on a node; one without a node selector can be used on every node.
 fn is_for(claim: &ResourceClaim, node: &crate::model::Node) -> bool {
     let selector = claim
         .status
@@ -257,7 +258,7 @@ fn what_is_held(claim: &ResourceClaim) -> String {
 }
 
 impl Explanation {
-    /// Whether nothing that was looked at stands in the way.
+    /// Returns true if nothing that was looked at blocks the subject.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.missing.is_empty() && self.refused.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
@@ -281,7 +282,7 @@ impl Explanation {
             return format!("{subject} can have nothing: {}", self.refused.join("; "));
         }
         let waiting = self.waiting.join(", ");
-        // A claim waits for nothing but itself.
+        // A claim as the subject waits only for itself.
         let who = match subject.starts_with("claim ") {
             true => subject.clone(),
             false => format!("{subject} waits for {waiting}, which"),
@@ -307,7 +308,7 @@ impl Explanation {
     }
 }
 
-/// The rest is in the document.
+/// The limits of the text; the JSON document has everything.
 const REASONS_IN_WORDS: usize = 100;
 const NODES_IN_WORDS: usize = 10;
 

@@ -1,4 +1,4 @@
-//! From documents to objects.
+//! Sorts documents into objects by kind, and checks them.
 
 use std::collections::HashMap;
 
@@ -18,11 +18,11 @@ pub struct Objects {
     /// As they are: only the one that is asked about is read.
     pods: Vec<Value>,
     ignored: Vec<String>,
-    /// Where each came from, by kind and name.
+    /// The file of each object, by kind and name.
     known: HashMap<(String, String), String>,
 }
 
-/// A claim, and the document that it is written back into.
+/// A claim, and its document, to which the allocation is added.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) claim: ResourceClaim,
@@ -66,7 +66,7 @@ const MOST_LISTS: usize = 8;
 const RESOURCE: &str = "resource.k8s.io/v1";
 
 impl Objects {
-    /// Takes in one document: an object, or a List of them. `origin` is where it came from, for messages.
+    /// Adds one document: an object, or a List of them. `origin` is its file, for messages.
     ///
     /// # Errors
     /// The document, object or field that cannot be read.
@@ -85,18 +85,18 @@ impl Objects {
         &self.classes
     }
 
-    /// For whoever sees them otherwise than they are written.
+    /// For callers that rewrite taints.
     pub fn slices_mut(&mut self) -> &mut [ResourceSlice] {
         &mut self.slices
     }
 
-    /// Claims without an allocation, for whoever asks for more in them than is written.
+    /// Claims without an allocation, for callers that add tolerations.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut ResourceClaim> {
         let claims = self.claims.iter_mut().map(|given| &mut given.claim);
         claims.filter(|claim| claim.status.allocation.is_none())
     }
 
-    /// Whether there is any claim to allocate.
+    /// Returns true if there is any claim to allocate.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
         self.waiting().next().is_some()
@@ -156,7 +156,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Which of two of one name is meant, nobody can tell.
+    /// Refuses a second object of the same kind and name.
     fn note(&mut self, kind: &str, name: String, origin: &str) -> Result<(), InputError> {
         if name.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The answer: a document, and words.
+//! The result of `vgpu allocate`: a List, and sentences.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::Objects;
 use crate::model::Allocation;
 use crate::reason::Reason;
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
 pub struct Report {
     items: Vec<Value>,
@@ -42,7 +42,7 @@ impl Report {
         }
     }
 
-    /// Whether everything was allocated.
+    /// Returns true if everything was allocated.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.fits

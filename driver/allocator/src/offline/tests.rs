@@ -1,4 +1,4 @@
-//! Objects that tests are made from.
+//! Builds objects for the tests below.
 
 mod answers;
 mod explain;

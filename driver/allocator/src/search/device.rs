@@ -1,4 +1,4 @@
-//! Taking one device, and taking it back.
+//! Tries one device for a request, and undoes it.
 
 use super::state::{InFlight, Pick, Position, Refusal, Search, Undo};
 use crate::capacity::{self, Amounts, Misfit, Shortage};
@@ -149,7 +149,7 @@ impl<'a> Search<'a, '_, '_> {
             // An administrator looks at devices in use, but not twice at one for one claim.
             return self.marked[index].contains(&claim).then_some(Refusal::Taken);
         }
-        if self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated) {
+        if self.usage[index].is_some_and(crate::allocated::Usage::is_dedicated) {
             return Some(Refusal::InUse);
         }
         (!self.marked[index].is_empty()).then_some(Refusal::Taken)
@@ -186,7 +186,7 @@ impl<'a> Search<'a, '_, '_> {
         }))
     }
 
-    /// All that the device has too little of for the request.
+    /// Every capacity of which the device has too little for the request.
     pub(crate) fn shortages(
         &self,
         claim: usize,
@@ -200,7 +200,7 @@ impl<'a> Search<'a, '_, '_> {
         Ok(all.unwrap_or_default())
     }
 
-    /// What the request would consume of the device, if nobody used that.
+    /// What the request would consume of the device if it were unused.
     fn would_consume(
         &self,
         claim: usize,
@@ -217,7 +217,7 @@ impl<'a> Search<'a, '_, '_> {
 
     /// What other claims, and these, consume of the device.
     fn in_use_of(&self, index: usize) -> impl Iterator<Item = &Amounts> + Clone {
-        let held = self.usage[index].map(crate::ledger::Usage::consumed);
+        let held = self.usage[index].map(crate::allocated::Usage::consumed);
         held.into_iter().chain([&self.in_flight[index].consumed])
     }
 
@@ -255,22 +255,22 @@ impl<'a> Search<'a, '_, '_> {
 
     fn pool_counters(&mut self, candidate: &'a Candidate) -> &mut Counters<'a> {
         let pool = &self.view.pools[candidate.pool];
-        let ledger = self.ledger;
+        let allocated = self.allocated;
         self.counters[candidate.pool].get_or_insert_with(|| {
             let in_use = pool
                 .devices()
-                .filter(|device| ledger.usage(&pool.driver, &pool.name, &device.name).is_some());
+                .filter(|device| allocated.usage(&pool.driver, &pool.name, &device.name).is_some());
             Counters::new(pool.counter_sets(), in_use)
         })
     }
 
-    /// Whether the device is given in shares. Without the gate nothing is.
+    /// Returns true if the device is given in shares. Without the gate nothing is.
     pub(super) fn is_multiple(&self, device: &Device) -> bool {
         self.features.consumable_capacity && device.allow_multiple_allocations
     }
 
     fn is_shared(&self, index: usize) -> bool {
-        self.in_flight[index].shares > 0 || self.usage[index].is_some_and(crate::ledger::Usage::is_shared)
+        self.in_flight[index].shares > 0 || self.usage[index].is_some_and(crate::allocated::Usage::is_shared)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a device has left: by this policies choose.
+//! What is free on a device, by which policies choose.
 
 use super::state::Search;
 use crate::capacity::MEMORY;
@@ -24,7 +24,7 @@ impl<'a> Search<'a, '_, '_> {
 
     fn left(&self, index: usize, name: &str, capacity: &Capacity) -> Quantity {
         let mut left = capacity.value.clone();
-        let used = self.usage[index].map(crate::ledger::Usage::consumed);
+        let used = self.usage[index].map(crate::allocated::Usage::consumed);
         for used in used.into_iter().chain([self.in_flight[index].consumed()]) {
             if let Some(used) = used.get(name) {
                 left.subtract(used);
@@ -41,7 +41,7 @@ impl<'a> Stock<'a> for Search<'a, '_, '_> {
 
     fn free(&self, index: usize, name: &str) -> i128 {
         let candidate = &self.view.candidates[index];
-        let dedicated = self.usage[index].is_some_and(crate::ledger::Usage::is_dedicated);
+        let dedicated = self.usage[index].is_some_and(crate::allocated::Usage::is_dedicated);
         if dedicated || !self.marked[index].is_empty() {
             return 0;
         }

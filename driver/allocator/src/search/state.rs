@@ -1,13 +1,13 @@
-//! The state of a search, and what one step of it leaves behind.
+//! The state of a search, and what is needed to undo one step.
 
 use std::rc::Rc;
 
+use crate::allocated::{AllocatedDevices, Usage};
 use crate::budget::Budget;
 use crate::capacity::{Amounts, Misfit};
 use crate::constraint::Tracked;
 use crate::counters::{self, Counters};
 use crate::features::Features;
-use crate::ledger::{Ledger, Usage};
 use crate::model::{CapacityRequirements, Taint};
 use crate::plan::ClaimPlan;
 use crate::policy::Order;
@@ -21,7 +21,7 @@ pub(crate) struct Search<'a, 'c, 's> {
     pub(crate) plans: Vec<ClaimPlan<'a>>,
     pub(crate) cache: &'c mut SelectorCache<'s>,
     pub(super) budget: &'c mut Budget,
-    pub(super) ledger: &'a Ledger,
+    pub(super) allocated: &'a AllocatedDevices,
     pub(super) order: Order,
     /// By candidate: what claims hold of it.
     pub(super) usage: Vec<Option<&'a Usage>>,
@@ -40,7 +40,7 @@ pub(crate) struct Search<'a, 'c, 's> {
     /// The furthest request that was reached: the one before it can be had together.
     pub(crate) furthest: (usize, usize),
     pub(super) stack: Vec<Frame>,
-    /// Where to stop as if it were the end.
+    /// The request before which the search stops as if it were complete.
     pub(super) stop_at: Option<(usize, usize)>,
     /// What to ask for in place of what the claims do, to find out what there is.
     pub(crate) instead: Option<CapacityRequirements>,
@@ -62,20 +62,20 @@ pub(crate) struct Pick {
     pub(crate) share: Option<Amounts>,
 }
 
-/// Where the search stands: before this device of this alternative of this request.
+/// A position in the search: before this device of this alternative of this request.
 #[derive(Debug, Clone)]
 pub(super) struct Position {
     pub(super) claim: usize,
     pub(super) request: usize,
     pub(super) alternative: Option<usize>,
     pub(super) device: i64,
-    /// Where to go on in the order of devices.
+    /// The next place in the order of devices.
     pub(super) from: usize,
     /// The order, once the request has begun; `None` is that of the view.
     pub(super) order: Option<Rc<[usize]>>,
 }
 
-/// What waits for the result of what comes after it.
+/// A decision on the stack, which is undone if what comes after it fails.
 pub(super) enum Frame {
     ClaimEnd,
     Alternatives { position: Position, all_exceeded: bool },
@@ -83,7 +83,7 @@ pub(super) enum Frame {
     AllDevice { undo: Undo },
 }
 
-/// Why a device cannot be had now.
+/// Why a device cannot be taken now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Other claims hold it.

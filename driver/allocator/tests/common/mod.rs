@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use vgpu_allocator::model::{Allocation, DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
-use vgpu_allocator::{AllocateError, Attempt, Classes, Features, Inventory, Ledger, NodeView, SelectorCache, Slice};
+use vgpu_allocator::{
+    AllocateError, AllocatedDevices, Attempt, Classes, Features, Inventory, NodeView, SelectorCache, Slice,
+};
 use vgpu_api::config::AllocationPolicy;
 use vgpu_quantity::Quantity;
 
@@ -69,8 +71,8 @@ impl Case {
     }
 
     /// What is in use, as claims that hold it.
-    pub fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    pub fn allocated(&self) -> AllocatedDevices {
+        let mut allocated = AllocatedDevices::default();
         let holder: Arc<str> = "another".into();
         let mut add = |path: &str, rest: serde_json::Value| {
             let mut words = path.split('/');
@@ -80,7 +82,7 @@ impl Case {
                 .unwrap()
                 .extend(rest.as_object().unwrap().clone());
             let result = serde_json::from_value(result).unwrap();
-            ledger.add(&holder, &[result], Features::default());
+            allocated.add(&holder, &[result], Features::default());
         };
         for path in self.allocated_devices.iter().flatten() {
             add(path, serde_json::json!({}));
@@ -91,7 +93,7 @@ impl Case {
         for (path, amounts) in self.aggregated_capacity.iter().flatten() {
             add(path, serde_json::json!({"shareID": "s", "consumedCapacity": amounts}));
         }
-        ledger
+        allocated
     }
 
     pub fn allocate(
@@ -105,7 +107,7 @@ impl Case {
         let attempt = Attempt {
             claims: &claims,
             classes: &self.classes(),
-            ledger: &self.ledger(),
+            allocated: &self.allocated(),
             features,
             policy,
         };

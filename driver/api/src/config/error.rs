@@ -1,4 +1,4 @@
-//! Why a config is refused.
+//! Errors of configs.
 
 use vgpu_quantity::WholeError;
 

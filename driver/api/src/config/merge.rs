@@ -1,9 +1,9 @@
-//! A class's configs and a claim's, as one.
+//! Merges the configs of a class and of a claim.
 //!
-//! Field by field: later entries of the class over earlier ones, then the claim's over the class's. A claim may
-//! tighten what its class says or leaves at its default, never loosen it: `Unlimited`, `High` and `Oversubscribe`
-//! are a class's to grant, because a class is written by an administrator and a claim by anyone. `allocationPolicy`
-//! only says where a share goes, so there a claim may choose freely.
+//! Field by field: later entries of the class override earlier ones, then the claim's override the class's. A claim may
+//! make stricter what its class says or leaves at its default, never weaker: only a class, which an administrator
+//! writes, can grant `Unlimited`, `High` and `Oversubscribe`. `allocationPolicy` only says where a share goes, so a
+//! claim may choose it freely.
 
 use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig};
 use vgpu_quantity::format_bytes;
@@ -24,8 +24,8 @@ impl Entry {
         Ok(Self { at, config })
     }
 
-    /// Whether an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where an
-    /// alternative of `firstAvailable` was taken). No requests at all means every one.
+    /// Returns true if an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where
+    /// an alternative of `firstAvailable` was taken). No requests at all means every one.
     pub fn applies(requests: &[String], request: &str) -> bool {
         let base = request.split_once('/').map_or(request, |(base, _)| base);
         requests.is_empty() || requests.iter().any(|r| r == request || r == base)

@@ -1,4 +1,4 @@
-//! `VgpuConfig`, the opaque parameters that a DeviceClass or a claim may carry for our driver.
+//! `VgpuConfig`, the opaque parameters that a DeviceClass or a claim may have for our driver.
 //!
 //! ```yaml
 //! apiVersion: dra.vgpu/v1alpha1
@@ -10,9 +10,9 @@
 //! sharing: Shared                                    # Shared | Exclusive
 //! ```
 //!
-//! Every field may be left out. [`parse`] is strict: what it does not know it refuses, because a policy that is
-//! misspelt and ignored is a limit that does not hold. [`merge`] lays the claim's fields over the class's, and a
-//! claim may only tighten; [`Effective::check`] holds the result against what was allocated.
+//! Every field is optional. [`parse`] refuses unknown fields and values, because a misspelt policy that is ignored
+//! would be a limit that is not enforced. [`merge`] combines the class's fields with the claim's, which may only be
+//! stricter. [`Effective::check`] compares the result with what was allocated.
 
 mod error;
 mod merge;

@@ -1,6 +1,6 @@
-//! From JSON to [`VgpuConfig`], refusing all that is not understood.
+//! Parses JSON to [`VgpuConfig`], and refuses everything unknown.
 //!
-//! A field that occurs twice counts as its last occurrence, here as in the API server's own admission policies.
+//! Of a field that occurs twice the last occurrence counts, as in the API server's own admission policies.
 
 use serde_json::{Map, Value};
 
@@ -136,7 +136,7 @@ fn known(at: &str, fields: &Map<String, Value>, known: &'static [&'static str]) 
     }
 }
 
-/// Whether two names differ only in case, hyphens and underscores.
+/// Returns true if two names differ only in case, hyphens and underscores.
 fn same_letters(a: &str, b: &str) -> bool {
     let letters = |s: &str| {
         s.chars()

@@ -1,4 +1,4 @@
-//! int(), string(), type() and the like.
+//! Conversions: `int()`, `string()`, `type()` and others.
 
 use std::sync::Arc;
 

@@ -71,7 +71,7 @@ fn pieces(text: &str) -> Result<Vec<Piece<'_>>, String> {
     Ok(pieces)
 }
 
-/// Whether a value of that type may stand for the verb.
+/// Returns true if a value of that type may stand for the verb.
 pub(crate) fn accepts(verb: Verb, t: &Type) -> bool {
     if matches!(t, Type::Dyn | Type::Param(_)) {
         return true;

@@ -1,4 +1,4 @@
-//! Durations and points in time as Go reads and writes them.
+//! Durations and timestamps, read and written as Go does.
 
 use crate::value::{Out, Value, error};
 

@@ -1,4 +1,4 @@
-//! Functions of lists and sets.
+//! Functions on lists and sets.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

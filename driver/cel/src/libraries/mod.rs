@@ -1,5 +1,5 @@
-//! What every function does. The types of its arguments were checked as far as they were known; what comes from `dyn`
-//! is looked at here, and the wrong type is "no such overload".
+//! The code of every function. The checker has checked the types of arguments as far as they were known; a value of
+//! type `dyn` is checked here, and the wrong type is "no such overload".
 
 mod conversions;
 pub(crate) mod format;
@@ -43,7 +43,7 @@ fn never<'v>(_: &mut Evaluation<'v>, _: &Call, _: &[Value<'v>]) -> Out<'v> {
     no_such_overload()
 }
 
-/// Whether a call of it with a constant is a constant.
+/// Returns true if a call of it with a constant is a constant.
 pub(crate) fn is_conversion(name: &str) -> bool {
     matches!(
         name,

@@ -1,5 +1,5 @@
-//! optional.of and its kin; `or` and `orValue` are nodes of their own, because they do not always look at their
-//! argument.
+//! `optional.of` and its relatives. `or` and `orValue` are nodes of their own, because they do not always evaluate
+//! their argument.
 
 use crate::evaluate::Evaluation;
 use crate::node::{Call, Function};

@@ -1,8 +1,8 @@
 //! Regular expressions in Go's syntax, run by Rust's engine (both never backtrack, both prefer the leftmost match).
 //!
-//! The syntaxes differ in details that a text may contain: what is a digit, a word or white space is ASCII in Go; `&&`,
-//! `--`, `~~` and `[` within a class are plain there; a `{` that begins no repetition is plain; `\Q...\E` quotes; what
-//! Rust adds (`x` and `R` flags, `\<`, class operations) does not exist.
+//! The syntaxes differ in details: in Go digits, words and white space are ASCII; `&&`, `--`, `~~` and `[` within a
+//! class are plain characters; a `{` that begins no repetition is plain; `\Q...\E` quotes; and Rust's additions (`x`
+//! and `R` flags, `\<`, class operations) do not exist.
 
 use regex::{Regex, RegexBuilder};
 

@@ -1,4 +1,4 @@
-//! A text as a literal.
+//! Writes a text as a CEL literal.
 
 pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);

@@ -1,4 +1,4 @@
-//! Functions of texts. Positions count characters, not bytes.
+//! Functions on strings. Positions count characters, not bytes.
 
 use super::format_text;
 use super::operators::LONGEST;

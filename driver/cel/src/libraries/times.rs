@@ -1,4 +1,4 @@
-//! Parts of a timestamp or a duration. Time zones are UTC and offsets; the names of regions are not known here.
+//! Parts of a timestamp or a duration. Time zones are UTC and offsets; names of regions are not supported.
 
 use super::go_time::{self, Date, SECOND};
 use crate::node::Function;

@@ -1,4 +1,4 @@
-//! url(): absolute addresses and absolute paths, taken apart as Go's net/url does.
+//! url(): absolute addresses and absolute paths, parsed as Go's net/url does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Random expressions of the whole library, with their parts, so that they can be made smaller again.
+//! Generates random expressions of the whole library, with their parts, so that they can be made smaller again.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Kubernetes' own answers: `e2e/kubernetes-go cel`.
+//! Asks Kubernetes' own packages, by `e2e/kubernetes-go cel`.
 
 use std::path::Path;
 

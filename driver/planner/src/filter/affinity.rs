@@ -12,7 +12,7 @@ pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     }
 }
 
-/// A selector that means nothing matches nothing, as in kube-scheduler.
+/// An invalid selector matches nothing, as in kube-scheduler.
 pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
     let by_label = pod
         .node_selector

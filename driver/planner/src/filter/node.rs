@@ -1,11 +1,11 @@
-//! Nodes that are cordoned, or that nobody can read.
+//! Cordoned nodes, and nodes whose object cannot be read.
 
 use super::refusal::Refusal;
 use crate::model::{Node, Pod};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
-/// A pod that tolerates the taint which stands for it may go there all the same.
+/// A pod that tolerates the taint `node.kubernetes.io/unschedulable` can run on a cordoned node.
 pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if node.is_unreadable {
         return Err(Refusal::Unreadable);

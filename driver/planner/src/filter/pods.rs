@@ -1,4 +1,4 @@
-//! Required affinity and anti-affinity to pods, by any topology key.
+//! Required pod affinity and anti-affinity, by any topology key.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,13 +6,13 @@ use super::refusal::{Refusal, Work};
 use crate::cluster::Cluster;
 use crate::model::{Node, Pod, PodTerm};
 
-/// Where the pods are that matter.
+/// The topologies that a pod needs or must avoid because of other pods, by its own terms and theirs.
 pub(super) struct Neighbours<'a> {
-    /// Each term of affinity: topologies that have a pod of its kind, or anywhere for the first of a kind.
+    /// For each affinity term the topologies with a matching pod; `None` allows every one, for the first pod of a kind.
     wanted: Vec<(&'a PodTerm, Option<HashSet<&'a str>>)>,
-    /// Each term of anti-affinity: topologies to stay away from.
+    /// For each anti-affinity term the topologies to avoid.
     shunned: Vec<(&'a PodTerm, HashSet<&'a str>)>,
-    /// By key, topologies that pods there will not share.
+    /// By topology key, the topologies whose pods have anti-affinity to this pod.
     closed: HashMap<&'a str, HashSet<&'a str>>,
 }
 
@@ -24,10 +24,10 @@ impl<'a> Neighbours<'a> {
             let node = cluster.node(node).filter(|_| is_other(other))?;
             Some((other, node))
         };
-        // All pods of the cluster, if this one has a word on where they are; else those that have one on it.
+        // If this pod has terms: all pods of the cluster. Else only those whose anti-affinity may be about it.
         let minds = !pod.affinity.is_empty() || !pod.anti_affinity.is_empty();
         let others: Vec<(&Pod, &Node)> = match minds {
-            true => cluster.seated().filter_map(placed).collect(),
+            true => cluster.placed().filter_map(placed).collect(),
             false => Vec::new(),
         };
         let topologies = |term: &PodTerm, against: bool| -> HashSet<&'a str> {
@@ -42,7 +42,7 @@ impl<'a> Neighbours<'a> {
             .iter()
             .map(|term| (term, Some(topologies(term, false))))
             .collect();
-        // The first pod of a group that only wants to be with itself goes anywhere.
+        // The first pod of a group that only has affinity to its own group can run anywhere.
         let nowhere = wanted
             .iter()
             .all(|(_, found)| found.as_ref().is_some_and(HashSet::is_empty));
@@ -97,8 +97,8 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// Whether `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as every
-/// namespace in anti-affinity, and only if it is empty in affinity.
+/// Returns true if `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as
+/// every namespace in anti-affinity, and only if it is empty in affinity.
 fn matches(term: &PodTerm, owner: &Pod, other: &Pod, against: bool) -> bool {
     let by_selector = term
         .namespace_selector

@@ -1,4 +1,4 @@
-//! Ports of the host.
+//! Host ports.
 
 use super::refusal::Refusal;
 use crate::cluster::{Cluster, Load};
@@ -20,7 +20,7 @@ pub(super) fn check(pod: &Pod, key: &str, load: Option<&Load>, cluster: &Cluster
     }
 }
 
-/// An address that is left open is every address.
+/// A host port without an address is on every address.
 fn clashes(one: &HostPort, other: &HostPort) -> bool {
     let open = |ip: &str| matches!(ip, "" | "0.0.0.0" | "::");
     let protocol = |port: &HostPort| match port.protocol.as_str() {

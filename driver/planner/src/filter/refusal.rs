@@ -1,9 +1,9 @@
-//! Why a node will not do, and what finding that out takes.
+//! Why a node is refused, and how much work the checks were.
 
 use std::cell::Cell;
 use std::fmt;
 
-/// Why a node will not do.
+/// Why a node is refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
     Unknown,
@@ -18,7 +18,7 @@ pub enum Refusal {
     PodAffinity(String),
     PodAntiAffinity(String),
     Spread(String),
-    /// A claim that is allocated already is for other nodes.
+    /// An allocated claim of the pod can only be used on other nodes.
     Claim(String),
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What was looked at: a node or a pod is one. About as much as a step of the allocator.
+/// The work done: one for each node or pod that was looked at, which is about as much as a step of the allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Work(Cell<u64>);
 

@@ -1,4 +1,4 @@
-//! CPU, memory and all that is counted, and how many pods a node takes.
+//! CPU, memory, extended resources, and the number of pods of a node.
 
 use vgpu_quantity::{Format, Quantity};
 

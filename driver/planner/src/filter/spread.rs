@@ -1,4 +1,4 @@
-//! Topology spread constraints that say DoNotSchedule.
+//! Topology spread constraints with `whenUnsatisfiable: DoNotSchedule`.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub(super) struct Spreads<'a> {
 
 struct Counted<'a> {
     spread: &'a Spread,
-    /// How many matching pods each topology has that counts.
+    /// The number of matching pods of each topology that counts.
     matching: HashMap<&'a str, i64>,
     least: i64,
 }
@@ -84,7 +84,8 @@ fn selects(spread: &Spread, pod: &Pod) -> bool {
     selector.is_some_and(|selector| selector.matches(&pod.labels))
 }
 
-/// Nodes that the pod could not go to do not count, unless the constraint says so; tainted ones do, unless it says so.
+/// By default nodes that the pod's affinity excludes do not count, and tainted nodes do; the constraint can change
+/// both.
 fn is_eligible(spread: &Spread, pod: &Pod, node: &Node) -> bool {
     (spread.node_affinity_policy == "Ignore" || super::affinity::matches(pod, node))
         && (spread.node_taints_policy != "Honor" || super::taints::check(pod, node).is_ok())

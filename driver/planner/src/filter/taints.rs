@@ -1,4 +1,4 @@
-//! Taints of nodes.
+//! Taints of nodes, and the pod's tolerations.
 
 use super::refusal::Refusal;
 use crate::model::{Node, Pod};
@@ -14,7 +14,7 @@ pub(super) fn check(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     }
 }
 
-/// A toleration without a key takes `Exists`; one without an effect means all of them.
+/// A toleration without a key must have the operator `Exists`; one without an effect tolerates all effects.
 pub(super) fn tolerates(pod: &Pod, key: &str, value: &str, effect: &str) -> bool {
     pod.tolerations.iter().any(|toleration| {
         let by_effect = toleration.effect.is_empty() || toleration.effect == effect;

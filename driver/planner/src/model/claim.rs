@@ -1,4 +1,4 @@
-//! Claims.
+//! ResourceClaims, with what the allocator's model leaves out: version, deletion, epoch, `reservedFor`.
 
 use std::sync::Arc;
 
@@ -9,24 +9,26 @@ use super::Version;
 use super::meta::Object;
 use crate::names::{EPOCH, EXTENDED, FINALIZER};
 
-/// A claim, as far as anything is decided by it.
+/// A claim with everything that decisions depend on.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Object<ClaimSpec, Status>")]
 pub struct Claim {
     pub version: Version,
-    /// Somebody deleted it; finalizers keep it.
+    /// It has a deletionTimestamp; finalizers keep it.
     pub is_deleted: bool,
+    /// It has the delete-protection finalizer.
     pub is_protected: bool,
-    /// kube-scheduler made it for an extended resource, and allocates it itself.
+    /// kube-scheduler created it for an extended resource, and allocates it itself.
     pub is_extended: bool,
-    /// Why it cannot be read as a whole, if it cannot: nobody knows what it asks for.
+    /// Why a part of it cannot be decoded. What it asks for is unknown then.
     pub unreadable: Option<String>,
+    /// The mark: see [`crate::term`].
     pub epoch: Option<String>,
-    /// The uid of the pod that it was made for.
+    /// The uid of the pod for which it was created.
     pub owner: Option<String>,
     pub reserved_for: Vec<Consumer>,
-    /// As the allocator knows it, with its allocation.
-    pub asked: ResourceClaim,
+    /// The allocator's model of it, with its allocation.
+    pub facts: ResourceClaim,
 }
 
 /// An entry of `reservedFor`.
@@ -61,7 +63,7 @@ impl From<Object<ClaimSpec, Status>> for Claim {
             epoch: meta.annotations.get(EPOCH).cloned(),
             owner: owner.map(|owner| owner.uid),
             reserved_for: raw.status.reserved_for,
-            asked: ResourceClaim {
+            facts: ResourceClaim {
                 metadata: Metadata {
                     name: meta.name,
                     namespace: meta.namespace,
@@ -81,16 +83,16 @@ impl Claim {
     /// `namespace/name`.
     #[must_use]
     pub fn key(&self) -> String {
-        self.asked.key()
+        self.facts.key()
     }
 
     #[must_use]
     pub fn uid(&self) -> &str {
-        &self.asked.metadata.uid
+        &self.facts.metadata.uid
     }
 
     #[must_use]
     pub fn allocation(&self) -> Option<&Allocation> {
-        self.asked.status.allocation.as_deref()
+        self.facts.status.allocation.as_deref()
     }
 }

@@ -1,4 +1,4 @@
-//! Containers: what they ask for, and what that adds up to.
+//! Containers: their requests, summed up for the pod as kube-scheduler does, their host ports and extended resources.
 
 use litemap::LiteMap;
 use serde::Deserialize;
@@ -28,7 +28,7 @@ pub struct Extended {
     pub count: i64,
 }
 
-/// A container's part in the sum.
+/// What a container adds to the pod's sum.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Container {
@@ -47,7 +47,7 @@ pub(super) struct Container {
 pub(super) struct Resources {
     #[serde(deserialize_with = "or_default")]
     pub(super) requests: Requests,
-    /// As they are written: what is no quantity keeps no pod from being read.
+    /// As text, so that an invalid quantity does not keep the pod from being decoded.
     #[serde(deserialize_with = "or_default")]
     limits: LiteMap<String, Text>,
 }
@@ -75,7 +75,7 @@ impl Container {
     }
 }
 
-/// Limited to 64 bits; 0 for what is no quantity.
+/// Parses a quantity, limited to 64 bits; 0 if it is invalid.
 fn whole(count: &Text) -> i64 {
     let Text::Text(count) = count else {
         return 0;

@@ -43,7 +43,7 @@ pub struct Meta {
     pub resource_version: Version,
     #[serde(deserialize_with = "time")]
     pub creation_timestamp: Option<Time>,
-    /// Any text: that it is there is what counts.
+    /// Any text; only its presence counts.
     pub deletion_timestamp: Option<String>,
     #[serde(deserialize_with = "or_default")]
     pub labels: LiteMap<String, String>,

@@ -1,4 +1,4 @@
-//! Nodes.
+//! Nodes: the allocator's model, with allocatable resources and taints.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use vgpu_allocator::model::{self, Metadata, Taint, fitted, or_default};
 use super::Requests;
 use super::meta::Object;
 
-/// A node, as far as it keeps pods away or has room for them.
+/// A node with everything that decides if it accepts a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Object<Spec, Status>")]
 pub struct Node {
-    /// As the allocator knows it, and as selectors look at it.
+    /// The allocator's model of it, which node selectors match.
     pub facts: Arc<model::Node>,
     pub allocatable: Requests,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
-    /// It cannot be read: nobody knows what it has, and whom it keeps away.
+    /// It cannot be decoded, so its resources and taints are unknown.
     pub is_unreadable: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Pods: what they wait for, and what they need elsewhere than in claims.
+//! Pods: their claims, and what else decides on which nodes they can run.
 
 use litemap::LiteMap;
 use serde::Deserialize;
@@ -20,13 +20,13 @@ pub struct Pod {
     pub created: Time,
     pub priority: i32,
     pub is_deleted: bool,
-    /// Succeeded or Failed: nothing of it runs any more.
+    /// Succeeded or Failed: none of its containers runs any more.
     pub is_finished: bool,
     pub is_gated: bool,
     pub node: Option<String>,
-    /// It waits, and kube-scheduler tried to place it and gave up for now.
+    /// It is not bound, and kube-scheduler has set the condition Unschedulable.
     pub is_unschedulable: bool,
-    /// Annotations as they are: name and size.
+    /// The annotations of its gang as written: name and size.
     pub gang: Option<(String, String)>,
     pub requests: Requests,
     pub ports: Vec<HostPort>,
@@ -37,18 +37,18 @@ pub struct Pod {
     pub anti_affinity: Vec<PodTerm>,
     pub spread: Vec<Spread>,
     pub claims: Vec<PodClaim>,
-    /// Extended resources that its containers ask for, while it waits.
+    /// Extended resources that its containers request; only of a pod that waits.
     pub extended: Vec<Extended>,
 }
 
 /// One entry of `spec.resourceClaims`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodClaim {
-    /// By its name.
+    /// A claim named in the pod's spec.
     Named(String),
-    /// Made from a template for this pod alone.
+    /// A claim that was created from a template, for this pod alone.
     Made(String),
-    /// The template has not been followed yet.
+    /// The claim of a template, which does not exist yet.
     NotYet,
 }
 
@@ -236,7 +236,7 @@ impl Pod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// The keys of the claims that there are, or should be.
+    /// The keys of its claims, also of those that do not exist.
     pub fn claim_keys(&self) -> impl Iterator<Item = String> {
         self.claims.iter().filter_map(|claim| match claim {
             PodClaim::Named(name) | PodClaim::Made(name) => Some(format!("{}/{name}", self.namespace)),
@@ -244,7 +244,7 @@ impl Pod {
         })
     }
 
-    /// Whether it may still be bound.
+    /// Returns true if the pod may still be bound.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.node.is_none() && !self.is_deleted && !self.is_finished

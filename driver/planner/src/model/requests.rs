@@ -1,4 +1,4 @@
-//! What a pod takes of a node: the sum that kube-scheduler makes.
+//! Amounts of node resources that a pod requests, summed up as kube-scheduler does.
 
 use litemap::LiteMap;
 
@@ -17,7 +17,7 @@ impl Requests {
         }
     }
 
-    /// What reaches zero is dropped.
+    /// Subtracts amounts; those that reach zero are removed.
     pub fn subtract(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             if let Some(known) = self.0.get_mut(name) {

@@ -1,4 +1,4 @@
-//! Slices.
+//! ResourceSlices with their version.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -7,12 +7,12 @@ use vgpu_allocator::model::{Metadata, ResourceSlice, SliceSpec};
 use super::Version;
 use super::meta::Object;
 
-/// A slice and its version: a watch that lags must not bring back what a read has overtaken.
+/// A slice and its version, by which a watch that lags cannot replace a newer read.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Object<SliceSpec, IgnoredAny>")]
 pub struct Slice {
     pub version: Version,
-    /// As the allocator knows it.
+    /// The allocator's model of it.
     pub facts: ResourceSlice,
 }
 

@@ -1,23 +1,23 @@
-//! The steps of a new leader, and marks. See [`crate::term`].
+//! The steps of a new leader until it may decide, and the marks of claims. [`crate::term`] explains why.
 
 use std::collections::BTreeMap;
 
 use super::{Plan, Planner, soonest};
-use crate::change::Ask;
-use crate::claims::{FlightState, Known};
-use crate::device_ownership::Kind;
+use crate::change::Read;
+use crate::claims::{Known, WriteState};
+use crate::device_ownership::ClaimAllocator;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::write::Intent;
 
-/// A claim whose newer version does not come by the watch is listed for.
-const MOVED: std::time::Duration = std::time::Duration::from_secs(5);
+/// If the watch does not show the newer version of a claim after a conflict, all claims are listed after this time.
+const LIST_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Planner {
-    /// A consistent list came in, asked for at that time.
-    pub(super) fn fence(&mut self, asked: Time, now: Time) {
+    /// Applies a consistent list of all claims that was begun at `read` to the progress of a new leader.
+    pub(super) fn fence_after_list(&mut self, read: Time, now: Time) {
         match self.stage {
-            Stage::First { since } if asked >= since => {
+            Stage::FirstList { since } if read >= since => {
                 let Some(term) = self.term.clone() else {
                     return;
                 };
@@ -37,7 +37,7 @@ impl Planner {
                     },
                 };
             }
-            Stage::Second { since } if asked >= since => self.stage = Stage::Leading,
+            Stage::SecondList { since } if read >= since => self.stage = Stage::Leading,
             _ => {}
         }
         if self.stage == Stage::Leading {
@@ -45,30 +45,31 @@ impl Planner {
         }
     }
 
-    /// Whether another leader may have decided on the claim as it is, or may be about to.
+    /// Returns true if another leader may have decided on the claim in this version, or may still do so.
     ///
-    /// The list of a new term may come before slices and classes do. Then a claim without any mark counts as nobody's
-    /// here. That is safe: a leader allocates a claim only by a mark of its own term, so nobody can have decided to
-    /// allocate that one; and this one marks it, once it knows that it is to allocate it.
+    /// The list of a new term may be complete before slices and classes are known. Then a claim without a mark does not
+    /// count. That is safe: a leader allocates a claim only after it was marked in its own term, so no leader can have
+    /// decided to allocate this one. This leader marks it once it knows that the controller allocates it.
     fn is_of_others(&self, known: &Known, term: &Term) -> bool {
         let claim = &known.claim;
         let mark = claim.epoch.as_deref();
         let is_mine = mark.is_some_and(|mark| term.is_mark(mark));
-        let may_be_ours = || !claim.is_extended && self.state.ownership.kind(&claim.asked) == Kind::Controller;
+        let may_be_ours =
+            || !claim.is_extended && self.state.ownership.claim_allocator(&claim.facts) == ClaimAllocator::Controller;
         claim.allocation().is_none() && !claim.is_deleted && !is_mine && (mark.is_some() || may_be_ours())
     }
 
-    /// Until this term leads.
-    pub(super) fn take_lead(&mut self, term: &Term, now: Time, plan: &mut Plan) {
+    /// Marks the claims of other leaders, and requests the lists, until this term leads.
+    pub(super) fn continue_fencing(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         if let Stage::Marking { claims, since } = &self.stage {
             let since = *since;
             let patience = since.after(self.settings.settle);
             let still = claims.iter().filter(|((key, uid), version)| {
-                // By a newer version, whoever made it, what was decided on older ones has landed or never will.
+                // After a newer version, whoever made it, earlier decisions have landed or never will.
                 let known = self.state.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| {
-                    let is_given_up = patience <= now && known.takes_no_mark(since);
+                    let is_given_up = patience <= now && known.mark_failed_since(since);
                     self.is_of_others(known, term) && !is_given_up
                 })
             });
@@ -78,16 +79,17 @@ impl Planner {
             }
             soonest(&mut plan.wake, patience, now);
             self.stage = match claims.is_empty() {
-                true => Stage::Second { since: now },
+                true => Stage::SecondList { since: now },
                 false => Stage::Marking { claims, since },
             };
         }
-        if matches!(self.stage, Stage::First { .. } | Stage::Second { .. }) {
-            self.ask(Ask::Claims, now, plan);
+        if matches!(self.stage, Stage::FirstList { .. } | Stage::SecondList { .. }) {
+            self.request_read(Read::Claims, now, plan);
         }
     }
 
-    /// Marks what may be allocated and is not marked, and what a write without an answer left in doubt.
+    /// Marks the claims that the controller may allocate and that have no mark of this term, and those with a write in
+    /// doubt.
     pub(super) fn mark_all(&mut self, term: &Term, now: Time, plan: &mut Plan) {
         let unmarked: Vec<String> = self
             .state
@@ -98,14 +100,14 @@ impl Planner {
                 let is_mine = claim.epoch.as_ref().is_some_and(|mark| term.is_mark(mark));
                 let wants = known.allocation().is_none() && !(is_mine && claim.is_protected);
                 let doubtful = known
-                    .flight
+                    .in_flight
                     .as_ref()
-                    .is_some_and(|flight| flight.state == FlightState::Doubtful);
+                    .is_some_and(|flight| flight.state == WriteState::Doubtful);
                 doubtful
                     || wants
                         && !claim.is_deleted
                         && !claim.is_extended
-                        && self.state.ownership.kind(&claim.asked) == Kind::Controller
+                        && self.state.ownership.claim_allocator(&claim.facts) == ClaimAllocator::Controller
             })
             .map(|(key, _)| key.clone())
             .collect();
@@ -114,18 +116,18 @@ impl Planner {
         }
     }
 
-    /// Unless something is under way, or was refused lately.
+    /// Marks a claim, unless a write is in flight or writes to it are paused.
     fn mark(&mut self, term: &Term, key: &str, now: Time, plan: &mut Plan) {
         let Some(known) = self.state.claims.get(key) else {
             return;
         };
-        if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+        if let Some(until) = known.paused_until.filter(|until| now < *until) {
             return soonest(&mut plan.wake, until, now);
         }
         if known
-            .flight
+            .in_flight
             .as_ref()
-            .is_some_and(|flight| flight.state != FlightState::Doubtful)
+            .is_some_and(|flight| flight.state != WriteState::Doubtful)
         {
             return;
         }
@@ -133,18 +135,18 @@ impl Planner {
         self.write(term, key, Intent::Mark { epoch }, now, plan);
     }
 
-    /// Writes that found a newer version wait for it; a list brings it if the watch does not.
-    pub(super) fn catch_up(&mut self, now: Time, plan: &mut Plan) {
+    /// Requests a list if a write has failed with 409 and the watch does not show the newer version.
+    pub(super) fn list_after_conflicts(&mut self, now: Time, plan: &mut Plan) {
         let moved = self
             .state
             .claims
             .iter()
-            .filter_map(|(_, known)| match known.flight.as_ref()?.state {
-                FlightState::Moved { at } => Some(at.after(MOVED)),
-                FlightState::Sent { .. } | FlightState::Doubtful => None,
+            .filter_map(|(_, known)| match known.in_flight.as_ref()?.state {
+                WriteState::Conflict { at } => Some(at.after(LIST_AFTER)),
+                WriteState::Sent { .. } | WriteState::Doubtful => None,
             });
         match moved.min() {
-            Some(due) if due <= now => self.ask(Ask::Claims, now, plan),
+            Some(due) if due <= now => self.request_read(Read::Claims, now, plan),
             Some(due) => soonest(&mut plan.wake, due, now),
             None => {}
         }

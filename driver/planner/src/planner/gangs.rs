@@ -1,19 +1,20 @@
-//! Places for all of a gang that wait, or for none.
+//! Places a gang: all of its waiting pods, or none.
 //!
 //! ```text
-//!  one after the other, each on its best node ─► all have one ─► slices read lately? ─► write, all at once
-//!      │  a member has none                                          └─ no: all of them are asked for together
+//!  one pod after the other, each on its best node ─► all placed ─► slices read lately? ─► write, all at once
+//!      │  a pod fits nowhere                                          └─ no: read all of them first
 //!      ▼
-//!  that member first, then the rest as before ─► again, as long as another one fails
-//!      │  it has been first before
+//!  that pod first, then the rest as before ─► again, as long as another pod fails
+//!      │  it was first before
 //!      ▼
-//!  the member before it takes its next best node, and so back, depth first
+//!  the pod before it takes its next best node, and so on backwards, depth first
 //! ```
 //!
-//! What the first pass misses is a member on the one node that a later member can have. The rest is a search, and bounded:
-//! [`MOST_OF_EACH`] placements a member and [`MOST`] more, which tries every choice of nodes for a gang of four on as
-//! many. It is over nodes, not devices: on its node a member has the devices that the policy takes first. Members that
-//! ask alike are not searched, for no order of them is better. A search that finds nothing is not made again at once.
+//! The first try fails if an earlier pod takes the one node that a later pod needs. The rest is a search with a limit:
+//! [`MOST_OF_EACH`] placements for each pod and [`MOST`] more, which is enough to try every choice of nodes for four
+//! pods on four nodes. The search chooses nodes, not devices: on its node a pod gets the devices that the policy
+//! prefers. Pods with equal claims are not searched, because no order of them is better. A search that finds nothing is
+//! repeated only after a pause.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ use super::{Plan, Planner, soonest};
 use crate::gang::{self, Gangs};
 use crate::model::Pod;
 use crate::place::{Placed, Waits};
-use crate::search_budget::{Answer, Asked, GANG};
+use crate::search_budget::{GANG, SearchEnd, Spender};
 use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -31,10 +32,10 @@ use crate::write::Write;
 
 const MOST_OF_EACH: usize = 4;
 const MOST: usize = 64;
-/// What a placement counts as, beside steps of the allocator.
+/// What each placement costs, in steps of the allocator.
 const STEPS: u64 = 2_000;
 
-/// One member's place, and where it must not go again.
+/// One pod's placement, and the nodes that were tried for it before.
 #[derive(Default)]
 struct Step {
     node: Option<String>,
@@ -43,7 +44,7 @@ struct Step {
     without: BTreeSet<String>,
 }
 
-/// Why a pass ended: who has no place, and why.
+/// The pod that could not be placed, by its index in the order, and why.
 struct Failed {
     at: usize,
     waits: Waits,
@@ -66,8 +67,8 @@ impl Planner {
             return;
         }
         let (key, search_key) = (budget_key(name), search_key_of(name));
-        let asked = |who| Asked { who, pods: pods.len() };
-        let mut budget = match self.budget(asked(&key), now) {
+        let spender = |who| Spender { who, pods: pods.len() };
+        let mut budget = match self.budget(spender(&key), now) {
             Ok(budget) => budget,
             Err(Waits::Until(until)) => {
                 return pods
@@ -84,7 +85,7 @@ impl Planner {
         if let Err(first) = &found
             && self.is_worth_a_search(&order, first)
         {
-            match self.budgets.budget(asked(&search_key), now) {
+            match self.budgets.budget(spender(&search_key), now) {
                 Err(until) => soonest(&mut plan.wake, until, now),
                 Ok(mut budget) => {
                     let most = pods.len() * MOST_OF_EACH + MOST;
@@ -97,19 +98,21 @@ impl Planner {
         }
         let answer = match &found {
             Ok(steps) => match stale(steps) {
-                slices if slices.is_empty() => Answer::Some,
-                slices => Answer::IfRead(slices),
+                slices if slices.is_empty() => SearchEnd::Answered,
+                slices => SearchEnd::NeedsReads(slices),
             },
-            Err(failed) if failed.waits.is_unanswered() => Answer::None,
-            Err(_) => Answer::Some,
+            Err(failed) if failed.waits.is_unanswered() => SearchEnd::Unanswered,
+            Err(_) => SearchEnd::Answered,
         };
         match (searched, &answer) {
             (None, _) => {}
-            (Some(_), Answer::Some) if found.is_ok() => self.budgets.forget(&search_key),
-            (Some(steps), Answer::IfRead(_)) => self.spend(asked(&search_key), steps, answer.clone(), now, plan),
-            (Some(steps), _) => self.spend(asked(&search_key), steps, Answer::None, now, plan),
+            (Some(_), SearchEnd::Answered) if found.is_ok() => self.budgets.forget(&search_key),
+            (Some(steps), SearchEnd::NeedsReads(_)) => {
+                self.spend(spender(&search_key), steps, answer.clone(), now, plan)
+            }
+            (Some(steps), _) => self.spend(spender(&search_key), steps, SearchEnd::Unanswered, now, plan),
         }
-        self.spend(asked(&key), budget.spent(), answer, now, plan);
+        self.spend(spender(&key), budget.spent(), answer, now, plan);
         let first = match found {
             Ok(steps) => return self.take_gang(pods, steps, now, plan),
             Err(failed) => failed,
@@ -146,7 +149,7 @@ impl Planner {
         self.one_by_one(term, order, true, left, budget, now).ok()
     }
 
-    /// A place for each, in this order, as if all before were taken; nothing is taken when one has none.
+    /// Places the pods in this order, each beside those before it. If one cannot be placed, none is.
     fn one_by_one(
         &mut self,
         term: &Term,
@@ -175,7 +178,7 @@ impl Planner {
                         .then(|| steps.iter().rposition(|step| step.node.is_some()))
                         .flatten();
                     for step in steps.drain(back.unwrap_or(0)..).rev().collect::<Vec<_>>() {
-                        self.take_back(&step.writes);
+                        self.cancel_writes(&step.writes);
                         without = step.without;
                         without.extend(step.node);
                     }
@@ -191,7 +194,7 @@ impl Planner {
     fn step(&mut self, term: &Term, placed: Placed, without: BTreeSet<String>) -> Step {
         let mut own = Plan::default();
         let (node, stale) = (placed.node.clone(), placed.stale.clone());
-        self.take_place(term, placed, &mut own);
+        self.write_allocations(term, placed, &mut own);
         Step {
             node: Some(node),
             writes: own.writes,
@@ -200,28 +203,29 @@ impl Planner {
         }
     }
 
-    /// All at once; or all slices at once that are to be read first, for what is read of one grows old meanwhile.
+    /// Writes all allocations at once. If slices must be read first, requests all of them at once: one after the other,
+    /// the first would be too old when the last is read.
     fn take_gang(&mut self, pods: &[String], steps: Vec<Step>, now: Time, plan: &mut Plan) {
         let stale = stale(&steps);
         if stale.is_empty() {
             return plan.writes.extend(steps.into_iter().flat_map(|step| step.writes));
         }
         for step in steps.iter().rev() {
-            self.take_back(&step.writes);
+            self.cancel_writes(&step.writes);
         }
         self.wait_together(pods, Waits::ForSlices(stale), now, plan);
     }
 
-    /// For slices: whatever each was told holds still meanwhile.
+    /// Has all pods wait for the slices; the last verdict of each still holds.
     fn wait_together(&mut self, pods: &[String], waits: Waits, now: Time, plan: &mut Plan) {
         let Some((first, rest)) = pods.split_first() else {
             return;
         };
         self.wait(first, waits, now, plan);
-        rest.iter().for_each(|pod| self.stays(pod));
+        rest.iter().for_each(|pod| self.keep_verdicts(pod));
     }
 
-    /// Not if the first has no place, nor if all before ask for the same.
+    /// Returns false if the first pod already fails, or if all before the failed one ask for the same.
     fn is_worth_a_search(&self, order: &[String], failed: &Failed) -> bool {
         let Some(pod) = self.state.cluster.pod(&order[failed.at]) else {
             return false;
@@ -230,12 +234,12 @@ impl Planner {
         is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
     }
 
-    /// Whether one could stand in the other's place, as far as can be told easily.
+    /// Returns true if the pods are certainly interchangeable; a cheap check.
     fn are_alike(&self, one: &Pod, other: &Pod) -> bool {
         let is_alone = |pod: &Pod| pod.affinity.is_empty() && pod.anti_affinity.is_empty() && pod.spread.is_empty();
         let specs = |pod: &Pod| -> Vec<_> {
             let known = pod.claim_keys().map(|key| self.state.claims.get(&key));
-            known.map(|known| known.map(|known| &known.claim.asked.spec)).collect()
+            known.map(|known| known.map(|known| &known.claim.facts.spec)).collect()
         };
         is_alone(one)
             && is_alone(other)
@@ -250,18 +254,18 @@ fn is_no_fit(waits: &Waits) -> bool {
     matches!(waits, Waits::For(why) if matches!(**why, Verdict::NoFit(_)))
 }
 
-/// Slices that are to be read before any of it is written.
+/// The slices that must be read before anything is written.
 fn stale(steps: &[Step]) -> Vec<String> {
     let stale: BTreeSet<&String> = steps.iter().flat_map(|step| &step.stale).collect();
     stale.into_iter().cloned().collect()
 }
 
-/// The name by which questions about a gang are counted; no pod's uid is like it.
+/// The key of a gang's search budget; no pod's uid is equal to it.
 pub(super) fn budget_key((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
 }
 
-/// As [`budget_key`], for its searches; no namespace is like it.
+/// As [`budget_key`], for the search over its orders; no namespace contains a space.
 pub(super) fn search_key_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}search {namespace}/{name}")
 }

@@ -14,13 +14,13 @@ use vgpu_allocator::Budget;
 use super::cycle::Cycle;
 use super::gangs::{budget_key, search_key_of};
 use super::{Plan, Planner, soonest};
-use crate::change::Ask;
+use crate::change::Read;
 use crate::gang::{self, Gangs};
 use crate::hold_expiry::HoldExpiry;
 use crate::place::{Placed, Placing, Waits};
 use crate::problems;
 use crate::queue::Queue;
-use crate::search_budget::{Answer, Asked};
+use crate::search_budget::{SearchEnd, Spender};
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::verdict::{About, Verdict};
@@ -38,20 +38,21 @@ struct Unit {
 }
 
 impl Planner {
-    pub(super) fn lead(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
+    /// One pass: finishes fencing first, then decides.
+    pub(super) fn run_pass(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
         if !self.state.can_decide() {
             return;
         }
         if self.stage != Stage::Leading {
-            self.take_lead(term, now, plan);
+            self.continue_fencing(term, now, plan);
         }
-        self.catch_up(now, plan);
+        self.list_after_conflicts(now, plan);
         if self.stage != Stage::Leading {
             return;
         }
         if let Some(ready) = self.state.ownership.next_ready() {
             match ready <= now {
-                true => self.ask(Ask::Claims, now, plan),
+                true => self.request_read(Read::Claims, now, plan),
                 false => soonest(&mut plan.wake, ready, now),
             }
         }
@@ -59,7 +60,7 @@ impl Planner {
         self.mark_all(term, now, plan);
         self.place_all(term, changed, now, plan);
         for (about, verdict) in problems::of(&self.state, &self.refusals) {
-            self.told.is(about, verdict);
+            self.reported.add(about, verdict);
         }
     }
 
@@ -82,11 +83,11 @@ impl Planner {
         }
         let mut duties = Vec::new();
         for (key, known) in self.state.claims.iter() {
-            if let Some(until) = known.quiet_until.filter(|until| now < *until) {
+            if let Some(until) = known.paused_until.filter(|until| now < *until) {
                 soonest(&mut plan.wake, until, now);
                 continue;
             }
-            if known.flight.is_some() {
+            if known.in_flight.is_some() {
                 continue;
             }
             let of_gang = expiry.held(known).and_then(|held| gang::of(held.pod?));
@@ -97,14 +98,14 @@ impl Planner {
             }
         }
         for (key, duty, about) in duties {
-            // The same is decided again where a write did not land. It is no second hold that ran out.
-            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_told);
+            // If the write did not land, the same is decided again. It is not a second hold that expired.
+            let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_reported);
             if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
                 self.penalties.add(&pod, &node, now);
             }
             if let Some(why) = duty.why.filter(|_| is_new) {
-                self.told.is(about, why);
-                self.state.claims.set_told(&key);
+                self.reported.add(about, why);
+                self.state.claims.set_reported(&key);
             }
             self.write(term, &key, duty.intent, now, plan);
         }
@@ -134,17 +135,17 @@ impl Planner {
             gang: Some(name),
             pods,
         }));
-        // A gang stands where the first of its pods does.
+        // A gang has the rank of its first pod.
         units.sort_by_cached_key(|unit| {
             let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
             (self.budgets.reads(&unit.who).is_empty(), rank)
         });
         self.budgets.begin_pass();
         let waiting: Vec<String> = units.iter().flat_map(|unit| &unit.pods).cloned().collect();
-        self.cycle.again |= changed && !self.cycle.asked.is_empty();
+        self.cycle.again |= changed && !self.cycle.had_turn.is_empty();
         let mut is_cut = false;
         for unit in units {
-            let had_turn = self.cycle.asked.contains(&unit.who) && self.budgets.reads(&unit.who).is_empty();
+            let had_turn = self.cycle.had_turn.contains(&unit.who) && self.budgets.reads(&unit.who).is_empty();
             if had_turn || self.budgets.is_pass_over() {
                 is_cut |= !had_turn;
                 for key in &unit.pods {
@@ -152,7 +153,7 @@ impl Planner {
                 }
                 continue;
             }
-            self.cycle.asked.insert(unit.who);
+            self.cycle.had_turn.insert(unit.who);
             match unit.gang {
                 None => self.place_one(term, &unit.pods[0], now, plan),
                 Some(gang) => self.place_gang(term, &gang, &gangs, &unit.pods, now, plan),
@@ -162,7 +163,8 @@ impl Planner {
         self.queue = Queue::of(&self.state, &waiting);
     }
 
-    /// Emits what is decided first. Then the next pass continues the cycle, or a new cycle begins if there is a reason.
+    /// Decides when the next plan is due: at once if pods are left for this cycle or a new cycle must begin. The
+    /// decisions of this pass are emitted before.
     fn end_pass(&mut self, is_cut: bool, now: Time, plan: &mut Plan) {
         let wakes = [self.cycle.wake, plan.wake].into_iter().flatten();
         let wake = wakes.min();
@@ -171,15 +173,16 @@ impl Planner {
             plan.wake = Some(now);
             return;
         }
-        // All that wait had their turn: what none of them has asked for again is not waited for any more.
-        self.asks.drop_abandoned(now);
+        // All pods had their turn, so reads that none of them has requested again are not needed any more.
+        self.open_reads.drop_abandoned(now);
         let again = self.cycle.again || wake.is_some_and(|wake| wake <= now);
         self.cycle = Cycle::default();
         self.is_dirty |= again;
         plan.wake = if again { Some(now) } else { wake };
     }
 
-    /// Pods that were bound in time whenever they had a place come first; then by priority, age and name.
+    /// The order of pods: first those that never lost a hold and never ran out of budget, then by priority, age and
+    /// name.
     fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
         let pod = self.state.cluster.pod(key)?;
         let of_gang = gang::of(pod).map_or(0, |name| self.budgets.failures(&budget_key(&name)));
@@ -196,41 +199,41 @@ impl Planner {
             return;
         };
         let who = pod.uid.clone();
-        let asked = Asked { who: &who, pods: 1 };
-        let mut budget = match self.budget(asked, now) {
+        let spender = Spender { who: &who, pods: 1 };
+        let mut budget = match self.budget(spender, now) {
             Ok(budget) => budget,
             Err(waits) => return self.wait(key, waits, now, plan),
         };
         let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
         let answer = match &placed {
-            Ok(placed) if !placed.stale.is_empty() => Answer::IfRead(placed.stale.clone()),
-            Err(waits) if waits.is_unanswered() => Answer::None,
-            _ => Answer::Some,
+            Ok(placed) if !placed.stale.is_empty() => SearchEnd::NeedsReads(placed.stale.clone()),
+            Err(waits) if waits.is_unanswered() => SearchEnd::Unanswered,
+            _ => SearchEnd::Answered,
         };
-        self.spend(asked, budget.spent(), answer, now, plan);
+        self.spend(spender, budget.spent(), answer, now, plan);
         match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
-            Ok(placed) => self.take_place(term, placed, plan),
+            Ok(placed) => self.write_allocations(term, placed, plan),
             Err(waits) => self.wait(key, waits, now, plan),
         }
     }
 
-    /// The search budget of a pod or gang, unless slices that it waits for are still to be read.
-    pub(super) fn budget(&self, asked: Asked<'_>, now: Time) -> Result<Budget, Waits> {
-        let reads = self.budgets.reads(asked.who).iter();
-        let unread = reads.filter(|slice| self.asks.is_open(&Ask::Slice((*slice).clone())));
+    /// Returns the search budget of a pod or gang, unless it waits for slices to be read, or for its turn.
+    pub(super) fn budget(&self, spender: Spender<'_>, now: Time) -> Result<Budget, Waits> {
+        let reads = self.budgets.reads(spender.who).iter();
+        let unread = reads.filter(|slice| self.open_reads.is_open(&Read::Slice((*slice).clone())));
         let unread: Vec<String> = unread.cloned().collect();
         match unread.is_empty() {
-            true => self.budgets.budget(asked, now).map_err(Waits::Until),
+            true => self.budgets.budget(spender, now).map_err(Waits::Until),
             false => Err(Waits::ForSlices(unread)),
         }
     }
 
-    /// Charges a search. One without an answer is repeated, whether anything changes or not.
-    pub(super) fn spend(&mut self, asked: Asked<'_>, steps: u64, answer: Answer, now: Time, plan: &mut Plan) {
-        let is_over = answer == Answer::Some;
-        self.budgets.spent(asked, steps, answer, now);
-        if let Err(until) = self.budgets.budget(asked, now)
+    /// Charges a search to its budget. A search without an answer is repeated even if nothing changes.
+    pub(super) fn spend(&mut self, spender: Spender<'_>, steps: u64, answer: SearchEnd, now: Time, plan: &mut Plan) {
+        let is_over = answer == SearchEnd::Answered;
+        self.budgets.charge(spender, steps, answer, now);
+        if let Err(until) = self.budgets.budget(spender, now)
             && !is_over
         {
             soonest(&mut plan.wake, until, now);
@@ -265,12 +268,13 @@ impl Planner {
             work: &mut work,
         }
         .place(pod);
-        self.budgets.works(work);
+        self.budgets.add_work(work);
         placed
     }
 
-    pub(super) fn take_place(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
-        for (key, allocation, hold) in placed.given {
+    /// Adds the writes of a placement to the plan; its devices count as in use from now on.
+    pub(super) fn write_allocations(&mut self, term: &Term, placed: Placed, plan: &mut Plan) {
+        for (key, allocation, hold) in placed.allocations {
             let allocation = Arc::new(allocation);
             let intent = Intent::Allocate {
                 allocation,
@@ -282,46 +286,48 @@ impl Planner {
         }
     }
 
-    pub(super) fn take_back(&mut self, writes: &[Write]) {
+    /// Undoes [`Self::write_allocations`] for writes that were not handed out.
+    pub(super) fn cancel_writes(&mut self, writes: &[Write]) {
         for write in writes {
             let key = format!("{}/{}", write.namespace, write.name);
-            self.state.claims.ground(&key);
+            self.state.claims.cancel(&key);
             self.state.recount(&key);
         }
     }
 
+    /// Does what the reason to wait demands: reports a verdict, requests reads, or plans again later.
     pub(super) fn wait(&mut self, key: &str, waits: Waits, now: Time, plan: &mut Plan) {
         let verdict = match waits {
             Waits::Quietly | Waits::Done => return,
             Waits::ForSlices(slices) => {
                 let mut unread = None;
                 for slice in slices {
-                    let ask = Ask::Slice(slice.clone());
-                    self.ask(ask.clone(), now, plan);
-                    if self.asks.is_late(&ask, UNREAD, now) {
+                    let read = Read::Slice(slice.clone());
+                    self.request_read(read.clone(), now, plan);
+                    if self.open_reads.is_late(&read, UNREAD, now) {
                         unread.get_or_insert(slice);
                     }
                 }
                 let Some(slice) = unread else {
-                    return self.stays(key);
+                    return self.keep_verdicts(key);
                 };
                 Verdict::SliceUnread { slice }
             }
             Waits::Until(until) => {
                 soonest(&mut plan.wake, until, now);
-                return self.stays(key);
+                return self.keep_verdicts(key);
             }
             Waits::For(verdict) => *verdict,
         };
         if let Some(pod) = self.state.cluster.pod(key) {
-            self.told.is(About::pod(pod), verdict);
+            self.reported.add(About::pod(pod), verdict);
         }
     }
 
     /// Keeps the pod's last verdict.
-    pub(super) fn stays(&mut self, key: &str) {
+    pub(super) fn keep_verdicts(&mut self, key: &str) {
         if let Some(pod) = self.state.cluster.pod(key) {
-            self.told.stays(About::pod(pod));
+            self.reported.keep(About::pod(pod));
         }
     }
 }

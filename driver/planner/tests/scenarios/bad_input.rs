@@ -1,8 +1,8 @@
-//! Objects that are wrong, beside a pod that must get its devices all the same.
+//! Invalid objects, beside a pod that must get its devices all the same.
 
 use serde_json::{Value, json};
 use vgpu_planner::model::Node;
-use vgpu_planner::{About, Ask, Change, Object};
+use vgpu_planner::{About, Change, Object, Read};
 
 use crate::desk::{Desk, kinds, read, slice, wants};
 
@@ -62,10 +62,10 @@ fn slices_that_are_wrong_stop_nobody() {
     }
     for _ in 0..8 {
         let plan = desk.plan();
-        for ask in plan.asks {
-            match ask {
-                Ask::Claims => desk.list(),
-                Ask::Slice(name) => {
+        for wanted in plan.reads {
+            match wanted {
+                Read::Claims => desk.list(),
+                Read::Slice(name) => {
                     let (_, slice) = told.iter().find(|(known, _)| *known == name).expect("it was told");
                     let (slice, read) = (read(slice.clone()), Some(desk.time()));
                     desk.tell(Change::Slice { slice, read });

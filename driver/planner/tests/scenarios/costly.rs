@@ -1,4 +1,4 @@
-//! Places that take long to find.
+//! Pods whose placement takes long to find.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A planner at a desk: what it is told, and what is done of what it plans.
+//! A planner under test: applies changes to it, and performs its plans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
 use vgpu_planner::model::{Claim, Version};
-use vgpu_planner::{About, Ask, Change, Intent, Outcome, Plan, Planner, Settings, Term, Time, Verdict, Write};
+use vgpu_planner::{About, Change, Intent, Outcome, Plan, Planner, Read, Settings, Term, Time, Verdict, Write};
 
 pub(crate) const START: i64 = 1_000_000_000;
 
@@ -116,12 +116,12 @@ impl Desk {
     }
 
     pub(crate) fn list(&mut self) {
-        let (claims, version, asked) = (self.claims.clone(), Version(self.version), Some(self.time()));
+        let (claims, version, read) = (self.claims.clone(), Version(self.version), Some(self.time()));
         self.tell(Change::Claims {
             claims,
             same: Vec::new(),
             version,
-            asked,
+            read,
         });
     }
 
@@ -166,7 +166,7 @@ impl Desk {
         let claim = self
             .claims
             .iter_mut()
-            .find(|claim| claim.asked.metadata.name == name)
+            .find(|claim| claim.facts.metadata.name == name)
             .unwrap();
         change(claim);
         claim.version = Version(self.version);
@@ -178,7 +178,7 @@ impl Desk {
     pub(crate) fn perform(&mut self, write: &Write) {
         let intent = write.intent.clone();
         if matches!(intent, Intent::Mark { .. }) {
-            let known = self.claims.iter().find(|claim| claim.asked.metadata.name == write.name);
+            let known = self.claims.iter().find(|claim| claim.facts.metadata.name == write.name);
             let known = known.expect("it is written to");
             let no_finalizers = known.is_deleted && !known.is_protected;
             if no_finalizers || self.unmarkable == Some(write.name.as_str()) {
@@ -192,12 +192,12 @@ impl Desk {
                 claim.is_protected = true;
             }
             Intent::Allocate { allocation, hold, .. } => {
-                claim.asked.status.allocation = Some(allocation);
+                claim.facts.status.allocation = Some(allocation);
                 claim.reserved_for.push(hold);
             }
             Intent::Release { hold } => claim.reserved_for.retain(|entry| *entry != hold),
             Intent::Clear { .. } => {
-                claim.asked.status.allocation = None;
+                claim.facts.status.allocation = None;
                 claim.reserved_for.clear();
             }
         });
@@ -210,10 +210,10 @@ impl Desk {
         let (mut writes, mut verdicts) = (Vec::new(), Vec::new());
         for _ in 0..20 {
             let plan = self.plan();
-            for ask in &plan.asks {
-                match ask {
-                    Ask::Claims => self.list(),
-                    Ask::Slice(name) => self.answer(name),
+            for read in &plan.reads {
+                match read {
+                    Read::Claims => self.list(),
+                    Read::Slice(name) => self.answer(name),
                 }
             }
             for write in &plan.writes {
@@ -221,7 +221,7 @@ impl Desk {
             }
             verdicts.extend(plan.verdicts);
             self.wake = plan.wake;
-            let is_over = plan.writes.is_empty() && plan.asks.is_empty();
+            let is_over = plan.writes.is_empty() && plan.reads.is_empty();
             writes.extend(plan.writes);
             if is_over {
                 break;
@@ -261,7 +261,7 @@ impl Desk {
         let same = same.map(|at| format!("r{at}"));
         let constraint = json!([{"requests": same, "matchAttribute": "dra.vgpu/own"}]);
         self.edit(name, |claim| {
-            Arc::make_mut(&mut claim.asked.spec).devices.constraints = read(constraint)
+            Arc::make_mut(&mut claim.facts.spec).devices.constraints = read(constraint)
         });
     }
 
@@ -279,7 +279,7 @@ impl Desk {
     }
 
     pub(crate) fn node_of(&self, name: &str) -> Option<String> {
-        let claim = self.claims.iter().find(|claim| claim.asked.metadata.name == name)?;
+        let claim = self.claims.iter().find(|claim| claim.facts.metadata.name == name)?;
         let selector = claim.allocation()?.node_selector.as_ref()?;
         Some(selector.node_selector_terms[0].match_fields[0].values[0].clone())
     }

@@ -1,7 +1,7 @@
-//! Pods that start together.
+//! Gangs: pods that get devices together or not at all.
 
 use serde_json::{Value, json};
-use vgpu_planner::{Ask, Change};
+use vgpu_planner::{Change, Read};
 
 use crate::desk::{Desk, kinds, read, said, slice};
 
@@ -67,7 +67,7 @@ fn member(size: usize, nodes: &[usize]) -> Value {
         "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}})
 }
 
-/// Whether each can have a node of its own, by trying everything.
+/// Returns true if each can have a node of its own, by trying everything.
 fn can_be_matched(wanted: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
     let Some(nodes) = wanted.get(taken.len()) else {
         return true;
@@ -130,10 +130,10 @@ fn a_gang_reads_all_its_slices_at_once() {
     for write in &marks.writes {
         desk.perform(write);
     }
-    let asks = desk.plan().asks;
-    assert_eq!(asks.len(), 6, "{asks:?}");
-    for ask in asks {
-        let Ask::Slice(name) = ask else { panic!("a list") };
+    let reads = desk.plan().reads;
+    assert_eq!(reads.len(), 6, "{reads:?}");
+    for wanted in reads {
+        let Read::Slice(name) = wanted else { panic!("a list") };
         let slice = read(slice(name[1..].parse().unwrap()));
         let read = Some(desk.time());
         desk.tell(Change::Slice { slice, read });

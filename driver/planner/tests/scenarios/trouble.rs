@@ -1,11 +1,11 @@
-//! Whoever should answer does not, or says no.
+//! Reads and writes that fail or have no answer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use vgpu_allocator::Features;
-use vgpu_planner::{About, Ask, Change, Intent, Object, Outcome, Planner, Settings, Term, Verdict};
+use vgpu_planner::{About, Change, Intent, Object, Outcome, Planner, Read, Settings, Term, Verdict};
 
 use crate::desk::{Desk, kinds, read, said, share_ids};
 
@@ -69,17 +69,17 @@ fn what_was_refused_in_an_earlier_term_says_nothing_of_marks_in_this_one() {
     desk.planner.report(plan.writes[0].id, refused(), desk.time());
     desk.plan();
     desk.tell(term(&desk, "2.a", 3_600));
-    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    assert_eq!(desk.plan().reads, [Read::Claims]);
     desk.list();
     let plan = desk.plan();
     assert_eq!(kinds(&plan.writes), ["mark"], "at once, as a new process would");
     desk.now += 31_000;
     assert!(
-        desk.plan().asks.is_empty(),
+        desk.plan().reads.is_empty(),
         "nobody knows yet whether it takes the mark"
     );
     desk.planner.report(plan.writes[0].id, refused(), desk.time());
-    assert_eq!(desk.plan().asks, [Ask::Claims], "now it leads without");
+    assert_eq!(desk.plan().reads, [Read::Claims], "now it leads without");
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_slice_that_cannot_be_read_is_named() {
     while desk.now - begin < 60_000 {
         let plan = desk.plan();
         assert!(
-            plan.asks.iter().all(|ask| *ask == Ask::Slice("s0".into())),
+            plan.reads.iter().all(|read| *read == Read::Slice("s0".into())),
             "{:?}",
-            plan.asks
+            plan.reads
         );
         let after = desk.now - begin;
         told.extend(plan.verdicts.into_iter().map(|(_, verdict)| (after, verdict)));
@@ -137,7 +137,7 @@ fn a_slice_that_cannot_be_read_is_named() {
     desk.now += 60_000;
     desk.pod("p", &["c"], json!({}));
     let plan = desk.plan();
-    assert_eq!((plan.asks.len(), plan.verdicts.len()), (1, 0));
+    assert_eq!((plan.reads.len(), plan.verdicts.len()), (1, 0));
     assert_eq!(kinds(&desk.settle().0), Vec::<&str>::new(), "the answer is awaited");
     desk.answer("s0");
     assert_eq!(kinds(&desk.settle().0), ["allocate"]);
@@ -154,7 +154,7 @@ fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
             "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": memory.to_string()}}]}});
         let hold = |desk: &mut Desk, holds: bool| {
             let allocation = holds.then(|| Arc::new(read(theirs.clone())));
-            desk.edit("theirs", |claim| claim.asked.status.allocation = allocation);
+            desk.edit("theirs", |claim| claim.facts.status.allocation = allocation);
         };
         hold(&mut desk, true);
         for name in ["a", "b"] {
@@ -176,12 +176,12 @@ fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
             desk.now += 6_000;
             hold(&mut desk, false);
             let plan = desk.plan();
-            assert_eq!(plan.asks, [Ask::Slice("s0".into())], "there is a place");
+            assert_eq!(plan.reads, [Read::Slice("s0".into())], "there is a place");
             hold(&mut desk, true);
             desk.answer("s0");
             let plan = desk.plan();
             assert!(
-                plan.asks.is_empty() && plan.writes.is_empty(),
+                plan.reads.is_empty() && plan.writes.is_empty(),
                 "and there is none: {plan:?}"
             );
             assert_eq!(of_pods(&plan.verdicts), Vec::<&str>::new());
@@ -265,7 +265,7 @@ fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
     assert!(desk.settle().0.is_empty());
     // It cannot be: kube-scheduler takes the allocation away.
     desk.edit("c", |claim| {
-        claim.asked.status.allocation = None;
+        claim.facts.status.allocation = None;
         claim.reserved_for.clear();
     });
     assert_eq!(kinds(&desk.settle().0), ["allocate"]);
@@ -326,7 +326,7 @@ fn a_conflict_without_a_newer_version_is_a_refusal() {
         assert!(desk.plan().writes.is_empty(), "a watch may bring the newer version");
         desk.now += 5_000;
         let plan = desk.plan();
-        assert_eq!(plan.asks, [Ask::Claims]);
+        assert_eq!(plan.reads, [Read::Claims]);
         desk.list();
         let plan = desk.plan();
         assert!(plan.writes.is_empty(), "not at once");
@@ -353,12 +353,12 @@ fn a_clock_that_is_set_back_stops_nothing_and_vouches_for_nothing() {
         until: desk.time().after(Duration::from_secs(3_600)),
     };
     desk.tell(Change::Lease(Some(term)));
-    assert_eq!(desk.plan().asks, [Ask::Claims]);
+    assert_eq!(desk.plan().reads, [Read::Claims]);
     desk.list();
     desk.pod("q", &["d"], json!({}));
     let plan = desk.plan();
     assert!(plan.writes.is_empty(), "the slice was read nobody knows when");
-    assert_eq!(plan.asks, [Ask::Slice("s0".into())]);
+    assert_eq!(plan.reads, [Read::Slice("s0".into())]);
     desk.now += 5_000;
     assert_eq!(kinds(&desk.settle().0), ["allocate"]);
     desk.now += 25_000;
@@ -380,7 +380,7 @@ fn whoever_changes_a_claim_all_the_time_stops_no_new_leader() {
     for round in 0.. {
         assert!(round < 10, "it waits for ever");
         let plan = desk.plan();
-        if plan.asks.contains(&Ask::Claims) {
+        if plan.reads.contains(&Read::Claims) {
             desk.list();
         }
         // Its user is faster each time: the mark finds another version, which the watch brings.
@@ -419,11 +419,11 @@ fn allocations_that_are_refused_are_tried_ever_more_rarely() {
                 desk.perform(write);
             }
         }
-        plan.asks.iter().for_each(|ask| match ask {
-            Ask::Claims => desk.list(),
-            Ask::Slice(name) => desk.answer(name),
+        plan.reads.iter().for_each(|read| match read {
+            Read::Claims => desk.list(),
+            Read::Slice(name) => desk.answer(name),
         });
-        if plan.writes.is_empty() && plan.asks.is_empty() {
+        if plan.writes.is_empty() && plan.reads.is_empty() {
             desk.now = plan.wake.expect("it is tried again").millis().max(desk.now + 1);
         }
     }

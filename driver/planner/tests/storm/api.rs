@@ -120,7 +120,7 @@ impl Api {
     }
 
     /// A consistent list of a kind.
-    pub(crate) fn list(&self, kind: usize, asked: Option<Time>) -> Change {
+    pub(crate) fn list(&self, kind: usize, read: Option<Time>) -> Change {
         match kind {
             PODS => Change::Pods {
                 pods: self.pods.values().cloned().collect(),
@@ -134,13 +134,13 @@ impl Api {
                 claims: self.claims.values().cloned().collect(),
                 same: Vec::new(),
                 version: Version(self.version),
-                asked,
+                read,
             },
             SLICES => Change::Slices {
                 slices: self.slices.keys().filter_map(|name| self.slice(name)).collect(),
                 same: Vec::new(),
                 version: Version(self.version),
-                read: asked,
+                read,
             },
             _ => Change::Classes {
                 classes: self.classes.values().cloned().collect(),
@@ -245,7 +245,7 @@ impl Api {
         self.checker.scheduler_may(self.now, &allocation, &self.slices);
         self.update(key, Some(version), |claim| {
             claim.is_protected = true;
-            claim.asked.status.allocation = Some(Arc::new(allocation));
+            claim.facts.status.allocation = Some(Arc::new(allocation));
             claim.reserved_for.push(super::cluster::entry(pod));
         })
     }
@@ -258,12 +258,12 @@ fn perform(claim: &mut Claim, intent: &Intent) {
             claim.is_protected = true;
         }
         Intent::Allocate { allocation, hold, .. } => {
-            claim.asked.status.allocation = Some(allocation.clone());
+            claim.facts.status.allocation = Some(allocation.clone());
             claim.reserved_for.push(hold.clone());
         }
         Intent::Release { hold } => claim.reserved_for.retain(|entry| entry.uid != hold.uid),
         Intent::Clear { hold } => {
-            claim.asked.status.allocation = None;
+            claim.facts.status.allocation = None;
             claim
                 .reserved_for
                 .retain(|entry| hold.as_ref().is_none_or(|hold| entry.uid != hold.uid));

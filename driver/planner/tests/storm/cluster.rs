@@ -1,4 +1,4 @@
-//! The rest of the control plane: kube-scheduler, kube-controller-manager, kubelets, as far as they touch claims.
+//! The rest of the control plane, as far as it changes claims: kube-scheduler, kube-controller-manager, kubelets.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +84,8 @@ impl Scheduler {
         self.decided = None;
     }
 
-    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen again.
+    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen
+    /// again.
     pub(crate) fn restart(&mut self) {
         self.decided = None;
         self.binding.clear();
@@ -199,7 +200,7 @@ impl Scheduler {
             let wiped = kept_away.find(|claim| claim.reserved_for.iter().all(|entry| *entry == own));
             if let Some(wiped) = wiped {
                 let _ = api.update(&wiped.key(), Some(wiped.version), |claim| {
-                    claim.asked.status.allocation = None;
+                    claim.facts.status.allocation = None;
                     claim.reserved_for.clear();
                 });
             }
@@ -233,9 +234,9 @@ impl Scheduler {
         let known: Vec<String> = api.claims.keys().cloned().collect();
         for claim in api.claims.values() {
             self.index
-                .set_claim(&claim.key(), claim.asked.status.allocation.as_ref());
+                .set_claim(&claim.key(), claim.facts.status.allocation.as_ref());
         }
-        let asked: Vec<&ResourceClaim> = missing.iter().map(|claim| &claim.asked).collect();
+        let asked: Vec<&ResourceClaim> = missing.iter().map(|claim| &claim.facts).collect();
         let shares = &mut self.shares;
         let mut share_id = || {
             *shares += 1;
@@ -311,14 +312,14 @@ pub(crate) fn manage(api: &mut Api, key: &str) {
     if valid.len() < claim.reserved_for.len() {
         let _ = api.update(key, None, |claim| {
             if valid.is_empty() && claim.is_protected {
-                claim.asked.status.allocation = None;
+                claim.facts.status.allocation = None;
                 claim.is_protected = false;
             }
             claim.reserved_for = valid;
         });
     } else if claim.is_deleted && claim.is_protected && valid.is_empty() {
         let _ = api.update(key, None, |claim| {
-            claim.asked.status.allocation = None;
+            claim.facts.status.allocation = None;
             claim.is_protected = false;
         });
     } else if claim.owner.as_ref().is_some_and(|owner| !lives(owner)) && valid.is_empty() && !claim.is_deleted {

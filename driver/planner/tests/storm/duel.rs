@@ -1,5 +1,5 @@
-//! The one order of events that the fence is for, step by step: a leader is stopped between its last check and its
-//! write, the other takes over, and what the first had chosen goes to another pod.
+//! The one sequence of events that needs the fence: a leader is stopped between its last check and its write, another
+//! takes over, and allocates to another pod what the first had chosen.
 
 use super::api::{Api, Sabotage};
 use super::random::Random;

@@ -1,4 +1,4 @@
-//! Numbers from a seed: the same ones on every machine.
+//! Random numbers from a seed: equal on every machine.
 
 pub(crate) struct Random(u64);
 

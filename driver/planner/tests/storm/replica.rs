@@ -1,8 +1,8 @@
-//! One process of the controller: a planner, watches that lag, a lease, and writes that take their time.
+//! One replica of the controller: a planner, watches that lag, a lease, and slow writes.
 
 use vgpu_allocator::Features;
 use vgpu_planner::model::Claim;
-use vgpu_planner::{Ask, Change, Intent, Last, Outcome, Plan, Planner, Seen, Settings, Term, Time, Write, WriteId};
+use vgpu_planner::{Change, Intent, Last, Outcome, Plan, Planner, Read, Seen, Settings, Term, Time, Write, WriteId};
 
 use super::api::{Api, CLAIMS, KINDS, Refusal, Sabotage};
 use super::random::Random;
@@ -22,21 +22,21 @@ pub(crate) struct Replica {
     /// Past the last check. A crash does not stop these.
     pub(crate) flying: Vec<Flying>,
     outcomes: Vec<(WriteId, Outcome)>,
-    asked: Vec<Asked>,
+    asked: Vec<OpenRead>,
     pub(crate) paused_until: i64,
     lives: u64,
 }
 
 pub(crate) struct Flying {
     write: Write,
-    /// Whether anybody waits for its outcome still.
+    /// True if anybody waits for its outcome still.
     is_awaited: bool,
     /// It waits in its sender, which is stopped.
     until: i64,
 }
 
-struct Asked {
-    ask: Ask,
+struct OpenRead {
+    read: Read,
     seen: Seen,
     at: Time,
     answer: Option<Change>,
@@ -59,14 +59,14 @@ fn planner(name: &'static str, life: u64, sabotage: Option<Sabotage>) -> Planner
 fn without(seen: &Seen, list: Change) -> Change {
     match list {
         Change::Claims {
-            claims, version, asked, ..
+            claims, version, read, ..
         } => {
             let (same, claims): (Vec<_>, Vec<_>) = claims.into_iter().partition(|claim| seen.has(claim));
             Change::Claims {
                 claims,
                 same: same.iter().map(Claim::key).collect(),
                 version,
-                asked,
+                read,
             }
         }
         list => list,
@@ -158,8 +158,8 @@ impl Replica {
         let plan = self.planner.plan(now);
         self.decided.extend(plan.writes.iter().cloned());
         let seen = self.planner.state().seen();
-        let asked = plan.asks.iter().map(|ask| Asked {
-            ask: ask.clone(),
+        let asked = plan.reads.iter().map(|read| OpenRead {
+            read: read.clone(),
             seen: seen.clone(),
             at: now,
             answer: None,
@@ -176,9 +176,9 @@ impl Replica {
         let at = random.below(self.asked.len());
         let asked = &mut self.asked[at];
         if asked.answer.is_none() {
-            asked.answer = Some(match &asked.ask {
-                Ask::Claims => without(&asked.seen, api.list(CLAIMS, Some(asked.at))),
-                Ask::Slice(name) => match api.slice(name) {
+            asked.answer = Some(match &asked.read {
+                Read::Claims => without(&asked.seen, api.list(CLAIMS, Some(asked.at))),
+                Read::Slice(name) => match api.slice(name) {
                     Some(slice) => Change::Slice {
                         slice,
                         read: Some(asked.at),

@@ -1,4 +1,4 @@
-//! What people, plugins and node troubles do to a cluster.
+//! What users, plugins and failing nodes do to a cluster.
 
 use serde_json::{Value, json};
 use vgpu_allocator::model::ResourceSlice;

@@ -1,4 +1,4 @@
-//! A cluster in which everything happens in any order, from a script of numbers, and then calms down.
+//! The simulated cluster: performs a script of random events, and then calms down.
 
 use vgpu_allocator::model::{Allocation, ResourceClaim};
 use vgpu_planner::model::{Claim, Pod, PodClaim};
@@ -260,7 +260,7 @@ impl World {
         if !pod.is_waiting() || pod.gang.is_some() || claim.is_deleted || claim.allocation().is_some() {
             return false;
         }
-        let Some(wants) = amounts(&claim.asked) else {
+        let Some(wants) = amounts(&claim.facts) else {
             return false;
         };
         (0..users::NODES).any(|at| {

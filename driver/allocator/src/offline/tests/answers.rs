@@ -1,4 +1,4 @@
-//! What is allocated, and how the answer is written.
+//! What is allocated, and how the result is written.
 
 use super::*;
 

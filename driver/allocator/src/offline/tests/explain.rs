@@ -1,4 +1,4 @@
-//! Why a pod or a claim waits, and what would fit.
+//! Explanations: why a pod or a claim waits, and what would fit.
 
 use super::*;
 use crate::explain::Room;

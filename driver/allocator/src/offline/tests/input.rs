@@ -1,4 +1,4 @@
-//! What is wrong with the input.
+//! Mistakes in the input.
 
 use super::*;
 

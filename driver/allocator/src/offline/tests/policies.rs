@@ -1,4 +1,4 @@
-//! Which of the devices that fit are taken.
+//! Policies: which of the devices that fit are chosen.
 
 use super::*;
 

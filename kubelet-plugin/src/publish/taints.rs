@@ -1,21 +1,21 @@
-//! Marks who allocates this node's GPUs: a taint on each shareable device.
+//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller.
 //!
 //! ```text
 //!  --allocator=scheduler    no taint: kube-scheduler allocates
-//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule: vgpu-controller allocates, once the taint is 30 s old
+//!  --allocator=controller   dra.vgpu/allocator=controller:NoSchedule; once it is 30 s old, vgpu-controller allocates
 //!  from controller to scheduler
 //!    `controller` ─► `released`, which neither of them allocates ─► after HANDOVER ─► no taint
 //! ```
 //!
-//! Each of the two may still be writing a decision from before the taint changed, so the next one does not
-//! start at once. vgpu-controller waits for the taint's age by the API server's time, which survives every
-//! restart. This plugin waits [`HANDOVER`] from when it first saw the stored `released`, by its monotonic
-//! clock, which a wrong date of the node cannot shorten. A restart of the plugin starts that wait again.
+//! Both may still be writing a decision from before the taint changed, so the other one does not start at once.
+//! vgpu-controller waits for the taint's age by the API server's time, which survives every restart. This plugin
+//! waits [`HANDOVER`] from when it first saw the stored `released`, by its monotonic clock, which a wrong date of
+//! the node cannot shorten. A restart of the plugin starts that wait again.
 //!
-//! kubelet wipes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
-//! records that devices may be the controller's. It is written before the first taint, and removed once every
-//! device is published without one. While it exists, devices that are published anew in scheduler mode start
-//! as `released`.
+//! kubelet deletes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
+//! records that vgpu-controller may have allocated devices. The plugin writes it before the first taint, and
+//! removes it once every device is published without one. While it exists, devices that are published anew in
+//! scheduler mode start as `released`.
 
 use crate::files;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vgpu_api::allocator_taint::{CONTROLLER, EFFECT, KEY, RELEASED};
 
-/// How long neither allocates a device between the controller and the scheduler. The controller drops
+/// How long a device has no allocator on its way from the controller to the scheduler. The controller drops
 /// decisions that are older than 10 s.
 pub const HANDOVER: Duration = Duration::from_secs(30);
 
@@ -49,18 +49,19 @@ pub struct Taints {
     released: BTreeMap<(String, Option<Time>), Instant>,
 }
 
-/// The file that records that this node's devices may be the controller's.
+/// The file that records that vgpu-controller may have allocated devices of this node.
 #[derive(Debug)]
 struct Mark {
     path: PathBuf,
     is_there: bool,
 }
 
-/// The devices to publish.
+/// The devices to publish, with their taints.
 #[derive(Debug, PartialEq)]
 pub struct Tainted {
+    /// The devices of each slice.
     pub devices: Vec<Vec<Device>>,
-    /// When the result changes without any event.
+    /// When to compute the taints again although nothing happened: a `released` taint ends then.
     pub until: Option<Instant>,
 }
 
@@ -86,8 +87,9 @@ impl Taints {
         })
     }
 
-    /// Returns the wanted devices with their taints. `stored` are this pool's devices in the API server.
-    pub fn of(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
+    /// Returns the wanted devices with the taints that they should have now. `stored` are this pool's devices in
+    /// the API server.
+    pub fn apply(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
         let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
         let mut tainted = Tainted {
             devices: wanted.to_vec(),
@@ -98,7 +100,7 @@ impl Taints {
             let stored = stored.get(&*device.name).copied();
             let taint = match self.allocator {
                 Allocator::Controller => Some(keep(stored, CONTROLLER)),
-                Allocator::Scheduler => self.on_the_way_back(stored, now, &mut seen),
+                Allocator::Scheduler => self.handing_back(stored, now, &mut seen),
             };
             device.taints.get_or_insert_default().extend(taint);
             if device.taints.as_ref().is_some_and(Vec::is_empty) {
@@ -111,7 +113,9 @@ impl Taints {
         tainted
     }
 
-    fn on_the_way_back(
+    /// Returns the taint of a device in scheduler mode, if it should still have one. `seen` collects since when
+    /// each stored `released` is known.
+    fn handing_back(
         &self,
         stored: Option<&Device>,
         now: Instant,
@@ -131,10 +135,10 @@ impl Taints {
         (now.saturating_duration_since(since) < HANDOVER).then(|| found.clone())
     }
 
-    /// Called when what is stored equals the last result of [`Taints::of`]. Removes the mark once no device
-    /// has the taint. Keeps it while there is no device: one that comes back was the controller's a moment
-    /// ago.
-    pub fn settled(&mut self, stored: &[Device]) {
+    /// Call this when the API server has stored the last result of [`Taints::apply`]. Removes the mark once no
+    /// device has the taint. Keeps it while there is no device, because a device that comes back may have been
+    /// the controller's a moment ago.
+    pub fn confirm_stored(&mut self, stored: &[Device]) {
         let is_over = || {
             let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
             shared.peek().is_some() && shared.all(|device| of_allocator(device).is_none())
@@ -185,14 +189,14 @@ fn of_allocator(device: &Device) -> Option<&DeviceTaint> {
     device.taints.iter().flatten().find(|taint| taint.key == KEY)
 }
 
-/// The stored taint with the server's time, or a new one.
+/// Returns the stored taint with the server's time, or a new one.
 fn keep(stored: Option<&Device>, value: &str) -> DeviceTaint {
     let found = stored.and_then(of_allocator);
     let found = found.filter(|found| found.value.as_deref() == Some(value) && found.effect == EFFECT);
     taint(value, found.and_then(|found| found.time_added.clone()))
 }
 
-/// Without a time, the server sets its own.
+/// Builds a taint. Without a time, the server sets its own.
 fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
     DeviceTaint {
         key: KEY.to_owned(),
@@ -248,9 +252,9 @@ mod tests {
         fn publish(&mut self) -> Option<(String, i64)> {
             for _ in 0..4 {
                 let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
-                let mut devices = self.taints.of(&wanted, &self.stored, self.now).devices.concat();
+                let mut devices = self.taints.apply(&wanted, &self.stored, self.now).devices.concat();
                 if devices == self.stored {
-                    self.taints.settled(&self.stored);
+                    self.taints.confirm_stored(&self.stored);
                     let (shared, monitor) = (&self.stored[0], &self.stored[1]);
                     assert_eq!(monitor.taints, None, "the monitor stays the scheduler's");
                     assert!(self.taints.are_kept(&self.stored));
@@ -344,8 +348,8 @@ mod tests {
         node.publish();
         node.restart(Allocator::Scheduler);
         node.stored.clear();
-        node.taints.of(&[], &[], node.now);
-        node.taints.settled(&[]);
+        node.taints.apply(&[], &[], node.now);
+        node.taints.confirm_stored(&[]);
         assert_eq!(node.publish(), released(2));
     }
 
@@ -355,7 +359,7 @@ mod tests {
         node.now += HANDOVER;
         let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
         for _ in 0..2 {
-            let tainted = node.taints.of(&wanted, &node.stored, node.now);
+            let tainted = node.taints.apply(&wanted, &node.stored, node.now);
             assert_eq!((of_allocator(&tainted.devices[0][0]), tainted.until), (None, None));
         }
         assert_eq!(node.publish(), None);
@@ -375,7 +379,7 @@ mod tests {
         let first = node.now;
         node.now += Duration::from_secs(5);
         assert_eq!(
-            node.taints.of(&wanted, &node.stored, node.now).until,
+            node.taints.apply(&wanted, &node.stored, node.now).until,
             Some(first + HANDOVER)
         );
     }
@@ -390,7 +394,7 @@ mod tests {
             ..taint("x", None)
         };
         wanted[0][0].taints = Some(vec![health.clone()]);
-        let devices = node.taints.of(&wanted, &[], node.now).devices;
+        let devices = node.taints.apply(&wanted, &[], node.now).devices;
         assert_eq!(
             devices[0][0].taints.as_ref().unwrap()[..],
             [health, taint(CONTROLLER, None)]

@@ -1,26 +1,28 @@
-//! Who allocates each device, by its taint.
+//! Who allocates a device, by its taint `dra.vgpu/allocator`.
 //!
 //! ```text
-//!  taint of the device            who
+//!  value of the taint             allocator
 //!  none                           kube-scheduler
-//!  controller, not yet 30 s old   nobody: what kube-scheduler decided before may still land
-//!  controller                     the controller, once it listed all claims after those 30 s
-//!  released, or anything else     nobody; the plugin removes it when it is 30 s old
+//!  controller, not yet 30 s old   nobody: an earlier decision of kube-scheduler may still land
+//!  controller                     the controller, after a list of all claims that was begun when the taint was 30 s old
+//!  released, or anything else     nobody; the plugin removes the taint when it is 30 s old
 //! ```
 //!
-//! The allocator is told so by the value of that taint: a claim of the controller's tolerates `controller`, any other
-//! claim `scheduler`, and nobody tolerates the rest. Each such taint says what it means, for those who ask why.
+//! The allocator crate knows no allocators, only taints and tolerations. So the slices that it gets have other taints
+//! than the published ones: kube-scheduler's devices get the value `scheduler`, and those that still wait for the
+//! controller `settling`. A claim of the controller's tolerates `controller`, any other claim `scheduler`, and no claim
+//! the rest. Each such taint carries the sentence with which a reason explains it.
 
 use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 
 use crate::names::{CONTROLLER, DRIVER, TAINT_EFFECT, TAINT_KEY};
 use crate::time::Time;
 
-/// Values that are put in for the allocator alone.
+/// Values of the taint that only the allocator sees.
 pub(crate) const SCHEDULER: &str = "scheduler";
 const SETTLING: &str = "settling";
 
-/// What these taints mean.
+/// The sentences with which a reason explains these taints.
 const IS_SCHEDULERS: &str =
     "it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not vgpu-controller";
 const IS_YOUNG: &str = "its taint dra.vgpu/allocator=controller is not yet 30 s old, and nobody allocates it before";
@@ -33,11 +35,12 @@ const IS_RELEASED: &str = "its taint dra.vgpu/allocator says that it is on its w
 
 /// Who allocates a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum DeviceAllocator {
     Controller {
         since: Time,
     },
-    /// The controller's from then on; never, if nobody can say since when it is tainted.
+    /// Nobody yet; the controller once a list of all claims was begun after `until`. Without a readable `timeAdded` in
+    /// the taint there is no such time.
     Settling {
         until: Option<Time>,
     },
@@ -47,29 +50,30 @@ pub(crate) enum Who {
     OtherDriver,
 }
 
-/// How long a device stays with nobody when it changes hands, and what the controller knows of the claims.
+/// When a device's taint counts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Settling {
+pub(crate) struct Handover {
+    /// How old the taint must be.
     pub(crate) after: std::time::Duration,
-    /// When the last full list of the claims was asked for: all that landed before is known.
+    /// When the last consistent list of all claims was begun: every allocation written before is known.
     pub(crate) listed: Option<Time>,
-    /// That list is of this moment, so only the taint's age can be missing.
+    /// True if that list is of this moment, so that only the taint's age can be missing.
     pub(crate) is_listed_now: bool,
 }
 
-/// Rewrites the taints of a slice for the allocator, and says whose each device is.
-pub(crate) fn take_over(slice: &mut ResourceSlice, settling: Settling) -> Vec<Who> {
+/// Rewrites the taints of a slice for the allocator crate, and returns who allocates each device.
+pub(crate) fn rewrite_taints(slice: &mut ResourceSlice, handover: Handover) -> Vec<DeviceAllocator> {
     if slice.spec.driver != DRIVER {
-        return vec![Who::OtherDriver; slice.spec.devices.len()];
+        return vec![DeviceAllocator::OtherDriver; slice.spec.devices.len()];
     }
     let devices = slice.spec.devices.iter_mut();
     devices
         .map(|device| {
-            let who = who(device, settling);
-            match who {
-                Who::Scheduler => device.taints.push(schedulers()),
-                Who::Settling { until } => {
-                    let means = match (until, settling.is_listed_now) {
+            let allocator = allocator_of(device, handover);
+            match allocator {
+                DeviceAllocator::Scheduler => device.taints.push(schedulers()),
+                DeviceAllocator::Settling { until } => {
+                    let means = match (until, handover.is_listed_now) {
                         (None, _) => IS_AGELESS,
                         (Some(_), true) => IS_YOUNG,
                         (Some(_), false) => IS_SETTLING,
@@ -79,30 +83,30 @@ pub(crate) fn take_over(slice: &mut ResourceSlice, settling: Settling) -> Vec<Wh
                         taint.means = Some(means);
                     }
                 }
-                Who::Released => {
+                DeviceAllocator::Released => {
                     for taint in device.taints.iter_mut().filter(|taint| taint.key == TAINT_KEY) {
                         taint.means = Some(IS_RELEASED);
                     }
                 }
-                Who::Controller { .. } | Who::OtherDriver => {}
+                DeviceAllocator::Controller { .. } | DeviceAllocator::OtherDriver => {}
             }
-            who
+            allocator
         })
         .collect()
 }
 
-fn who(device: &Device, settling: Settling) -> Who {
+fn allocator_of(device: &Device, handover: Handover) -> DeviceAllocator {
     let mut ours = device.taints.iter().filter(|taint| taint.key == TAINT_KEY);
     let Some(first) = ours.next() else {
-        return Who::Scheduler;
+        return DeviceAllocator::Scheduler;
     };
     if !is_controller(first) || ours.next().is_some() {
-        return Who::Released;
+        return DeviceAllocator::Released;
     }
     let added = first.time_added.as_deref().and_then(Time::parse);
-    match added.map(|added| added.after(settling.after)) {
-        Some(since) if settling.listed.is_some_and(|listed| since <= listed) => Who::Controller { since },
-        until => Who::Settling { until },
+    match added.map(|added| added.after(handover.after)) {
+        Some(since) if handover.listed.is_some_and(|listed| since <= listed) => DeviceAllocator::Controller { since },
+        until => DeviceAllocator::Settling { until },
     }
 }
 
@@ -133,14 +137,14 @@ mod tests {
         .unwrap()
     }
 
-    fn whose(driver: &str, taints: &str, listed: Option<i64>) -> (Who, Vec<String>) {
+    fn whose(driver: &str, taints: &str, listed: Option<i64>) -> (DeviceAllocator, Vec<String>) {
         let mut slice = slice(driver, taints);
-        let settling = Settling {
+        let handover = Handover {
             after: Duration::from_secs(30),
             listed: listed.map(Time::from_millis),
             is_listed_now: false,
         };
-        let who = take_over(&mut slice, settling)[0];
+        let who = rewrite_taints(&mut slice, handover)[0];
         let taints = slice.spec.devices[0].taints.iter();
         (who, taints.map(|taint| taint.value.clone()).collect())
     }
@@ -151,22 +155,28 @@ mod tests {
     #[test]
     fn each_device_has_one_allocator_or_none() {
         let since = Time::from_millis(40_000);
-        assert_eq!(whose(DRIVER, "", None), (Who::Scheduler, vec![SCHEDULER.into()]));
-        let settling = Who::Settling { until: Some(since) };
+        assert_eq!(
+            whose(DRIVER, "", None),
+            (DeviceAllocator::Scheduler, vec![SCHEDULER.into()])
+        );
+        let settling = DeviceAllocator::Settling { until: Some(since) };
         assert_eq!(whose(DRIVER, OURS, None), (settling, vec![SETTLING.into()]));
         assert_eq!(whose(DRIVER, OURS, Some(39_999)).0, settling);
         assert_eq!(
             whose(DRIVER, OURS, Some(40_000)),
-            (Who::Controller { since }, vec![CONTROLLER.into()])
+            (DeviceAllocator::Controller { since }, vec![CONTROLLER.into()])
         );
         let released = OURS.replace("\"controller\"", "\"released\"");
-        assert_eq!(whose(DRIVER, &released, Some(99_999)).0, Who::Released);
+        assert_eq!(whose(DRIVER, &released, Some(99_999)).0, DeviceAllocator::Released);
         let both = format!("{OURS},{released}");
-        assert_eq!(whose(DRIVER, &both, Some(99_999)).0, Who::Released);
+        assert_eq!(whose(DRIVER, &both, Some(99_999)).0, DeviceAllocator::Released);
         let harder = OURS.replace("NoSchedule", "NoExecute");
-        assert_eq!(whose(DRIVER, &harder, Some(99_999)).0, Who::Released);
+        assert_eq!(whose(DRIVER, &harder, Some(99_999)).0, DeviceAllocator::Released);
         let ageless = OURS.replace("1970", "then");
-        assert_eq!(whose(DRIVER, &ageless, Some(99_999)).0, Who::Settling { until: None });
-        assert_eq!(whose("other", OURS, Some(99_999)).0, Who::OtherDriver);
+        assert_eq!(
+            whose(DRIVER, &ageless, Some(99_999)).0,
+            DeviceAllocator::Settling { until: None }
+        );
+        assert_eq!(whose("other", OURS, Some(99_999)).0, DeviceAllocator::OtherDriver);
     }
 }

@@ -1,4 +1,4 @@
-//! What is in use: every device of every allocation, by whom, and how much of it.
+//! The allocated devices: by which claims each is held, and how much of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use crate::capacity::Amounts;
 use crate::features::Features;
 use crate::model::DeviceResult;
 
-/// What claims hold of one device.
+/// The part of one device that claims hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// How many allocations hold the whole device.
+    /// The number of allocations that hold the whole device.
     dedicated: usize,
-    /// How many shares there are; a share without consumed capacity counts too.
+    /// The number of shares, including shares without consumed capacity.
     shares: usize,
     consumed: Amounts,
     holders: Vec<Arc<str>>,
 }
 
-/// Driver, pool, device: usage.
+/// The usage of each device, by driver, pool and name.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct AllocatedDevices {
     drivers: HashMap<String, HashMap<String, HashMap<String, Usage>>>,
 }
 
-/// One result of an allocation, as far as it takes something.
+/// One result of an allocation that takes something.
 struct Entry<'a> {
     driver: &'a str,
     pool: &'a str,
@@ -33,25 +33,25 @@ struct Entry<'a> {
 }
 
 impl Usage {
-    /// Whether a claim holds the whole device.
+    /// Returns true if a claim holds the whole device.
     #[must_use]
     pub fn is_dedicated(&self) -> bool {
         self.dedicated > 0
     }
 
-    /// Whether shares of the device are held.
+    /// Returns true if claims hold shares of the device.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shares > 0
     }
 
-    /// The capacity that shares consume together.
+    /// The capacity that all shares consume together.
     #[must_use]
     pub fn consumed(&self) -> &Amounts {
         &self.consumed
     }
 
-    /// The claims that hold it, each as often as it does.
+    /// The claims that hold it: one entry for each of their results.
     #[must_use]
     pub fn holders(&self) -> &[Arc<str>] {
         &self.holders
@@ -62,14 +62,14 @@ impl Usage {
     }
 }
 
-impl Ledger {
+impl AllocatedDevices {
     #[must_use]
     pub fn usage(&self, driver: &str, pool: &str, device: &str) -> Option<&Usage> {
         self.drivers.get(driver)?.get(pool)?.get(device)
     }
 
-    /// Books the results of an allocation. A result with admin access takes nothing. Without the gate for consumable capacity, and
-    /// without a share, a result takes the whole device.
+    /// Adds the results of an allocation. A result with admin access takes nothing. A result without a share takes the
+    /// whole device, and so does every result if the gate for consumable capacity is off.
     pub fn add(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
         for entry in entries(results, features) {
             let usage = self
@@ -93,7 +93,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an allocation off again: exactly what [`Self::add`] booked for the same arguments.
+    /// Removes what [`Self::add`] added for the same arguments.
     pub fn remove(&mut self, holder: &Arc<str>, results: &[DeviceResult], features: Features) {
         for entry in entries(results, features) {
             let Some(pools) = self.drivers.get_mut(entry.driver) else {
@@ -152,39 +152,39 @@ mod tests {
 
     #[test]
     fn what_is_added_is_what_is_removed() {
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         let on = Features::default();
         let (one, two): (Arc<str>, Arc<str>) = ("ns/one".into(), "ns/two".into());
         let both = allocation(&[SHARE, SHARE].join(","));
-        ledger.add(&one, &both, on);
-        ledger.add(&two, &allocation(SHARE), on);
-        let usage = ledger.usage("a", "p", "d").unwrap();
+        allocated.add(&one, &both, on);
+        allocated.add(&two, &allocation(SHARE), on);
+        let usage = allocated.usage("a", "p", "d").unwrap();
         assert_eq!(*usage.consumed().get("memory").unwrap(), "6Gi".parse().unwrap());
         assert!(usage.is_shared() && !usage.is_dedicated() && usage.holders().len() == 3);
-        ledger.remove(&one, &both, on);
-        let usage = ledger.usage("a", "p", "d").unwrap();
+        allocated.remove(&one, &both, on);
+        let usage = allocated.usage("a", "p", "d").unwrap();
         assert_eq!(
             (usage.consumed().get("memory").unwrap().to_string(), usage.holders()),
             ("2Gi".to_owned(), &[two.clone()][..])
         );
-        ledger.remove(&two, &allocation(SHARE), on);
-        assert_eq!(ledger.usage("a", "p", "d"), None);
-        ledger.remove(&two, &allocation(SHARE), on);
+        allocated.remove(&two, &allocation(SHARE), on);
+        assert_eq!(allocated.usage("a", "p", "d"), None);
+        allocated.remove(&two, &allocation(SHARE), on);
     }
 
     #[test]
     fn admin_access_takes_nothing_and_no_share_takes_all() {
-        let mut ledger = Ledger::default();
+        let mut allocated = AllocatedDevices::default();
         let holder: Arc<str> = "c".into();
-        ledger.add(
+        allocated.add(
             &holder,
             &allocation(&SHARE.replace("\"shareID\"", "\"adminAccess\":true,\"x\"")),
             Features::default(),
         );
-        assert_eq!(ledger.usage("a", "p", "d"), None);
-        ledger.add(&holder, &allocation(SHARE), Features::all(false));
+        assert_eq!(allocated.usage("a", "p", "d"), None);
+        allocated.add(&holder, &allocation(SHARE), Features::all(false));
         assert!(
-            ledger.usage("a", "p", "d").unwrap().is_dedicated(),
+            allocated.usage("a", "p", "d").unwrap().is_dedicated(),
             "without the gate nothing is shared"
         );
     }
