@@ -64,10 +64,13 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
         let line = client.line();
         assert!(line.starts_with("mixed "), "{line}");
     }
-    // Who looks gives back what the dead held, and pools what they no longer keep.
-    clients
-        .iter_mut()
-        .for_each(|client| assert!(client.ask("info").starts_with("0 ")));
+    for client in clients.iter_mut() {
+        // On a busy machine a thread may stay in a call for longer than a measurement waits. Too much is charged then
+        // until the next measured call (docs/charging.md), which this is: the heap's first size.
+        assert_eq!(client.ask("heap:8MiB"), "0");
+        // Releases what the dead held, and what pools no longer keep.
+        assert!(client.ask("info").starts_with("0 "));
+    }
     let usage = bench.usage("share");
     let sum: u64 = usage.processes.iter().map(|process| process.charged).sum();
     assert_eq!([usage.charged, sum], [truth.used(); 2], "{usage:?}");
