@@ -1,5 +1,5 @@
-//! Arbitration directories: one for each GPU, with one page for each share, in which shares publish their
-//! demand to each other.
+//! Arbitration directories: one for each GPU, with one page for each share. In these pages shares will publish their
+//! demand for compute time to each other; the library does not use them yet.
 //!
 //! Only root can enter their parent folder. Each is a tmpfs that is exactly full: 64 files of one page, so
 //! that a tenant can write its own page and cannot grow anything. If a tenant truncates its file and another
@@ -61,7 +61,7 @@ impl Arbitration {
         })
     }
 
-    /// Makes what is missing of a GPU's directory.
+    /// Creates what is missing of a GPU's directory.
     ///
     /// # Errors
     /// The directory cannot be created or mounted.

@@ -116,8 +116,8 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
                     device: result.device.clone(),
                 });
             }
-            Some(Device::Gpu(gpu)) => part(&at, result, gpu, &config)?,
-            Some(Device::Monitor(gpu)) => monitor(&at, result, gpu)?,
+            Some(Device::Gpu(gpu)) => gpu_share(&at, result, gpu, &config)?,
+            Some(Device::Monitor(gpu)) => monitor_share(&at, result, gpu)?,
         };
         if shares.first().is_some_and(|first| first.role != share.role) {
             return Err(Error::Mixed { at });
@@ -209,7 +209,8 @@ fn effective(
     Ok(config::merge(&class, &claim)?)
 }
 
-fn part(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
+/// Returns the share of a result that allocates a part of `gpu`, or all of it.
+fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
     if result.admin_access == Some(true) {
         return Err(Error::AdminOnGpu {
             at: at.to_owned(),
@@ -270,7 +271,8 @@ fn part(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<S
     })
 }
 
-fn monitor(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error> {
+/// Returns the share of a result that allocates a monitor device of `gpu`.
+fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error> {
     if result.admin_access != Some(true) {
         return Err(Error::MonitorWithoutAdmin {
             at: at.to_owned(),

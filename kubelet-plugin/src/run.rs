@@ -22,7 +22,7 @@ use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, Socket};
-use crate::server::Driver;
+use crate::server::Service;
 use crate::{api, background, gpus, http, publish, registration};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -85,7 +85,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (wanted, wants) = watch::channel(Wanted::Unknown);
     let (reports, reported) = watch::channel(Report::default());
 
-    let driver = Arc::new(Driver::new(node.clone(), cluster.clone(), metrics.clone()));
+    let driver = Arc::new(Service::new(node.clone(), cluster.clone(), metrics.clone()));
     let (listener, _dra_socket) = bind(&config.dra_socket)?;
     let dra = serve_dra(listener, driver, Health::new(reported), until(stopped.clone()));
     let registrar = Registrar {
@@ -200,7 +200,7 @@ async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
 /// Serves kubelet's DRA and health services.
 pub async fn serve_dra<C: api::Claims>(
     listener: UnixListener,
-    driver: Arc<Driver<C>>,
+    driver: Arc<Service<C>>,
     health_service: Health,
     until: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {

@@ -26,11 +26,12 @@ pub const CONCURRENT_GETS: usize = 8;
 /// Deadline for reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Implements Prepare and Unprepare for kubelet.
-pub struct Driver<C> {
+/// Implements Prepare and Unprepare for kubelet. Not to be confused with [`crate::driver`], the GPU driver's files.
+pub struct Service<C> {
     node: SharedNode,
     claims: C,
     metrics: Metrics,
+    /// Lets a Prepare notice that its claim was unprepared while it was read from the API server.
     reading: Mutex<Reading>,
 }
 
@@ -48,9 +49,9 @@ struct Ticket<'a> {
     reading: &'a Mutex<Reading>,
 }
 
-// === impl Driver ===
+// === impl Service ===
 
-impl<C: Claims> Driver<C> {
+impl<C: Claims> Service<C> {
     #[must_use]
     pub fn new(node: SharedNode, claims: C, metrics: Metrics) -> Self {
         Self {
@@ -191,11 +192,11 @@ impl Drop for Ticket<'_> {
 
 // === The two versions on the wire ===
 
-/// The versions differ in the device: only v1 has the share's ID.
+/// Implements the service of one version. The versions differ in the device: only v1 has the share's ID.
 macro_rules! serve {
     ($version:ident, |$prepared:ident| $device:expr) => {
         #[tonic::async_trait]
-        impl<C: Claims> $version::dra_plugin_server::DraPlugin for Driver<C> {
+        impl<C: Claims> $version::dra_plugin_server::DraPlugin for Service<C> {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,

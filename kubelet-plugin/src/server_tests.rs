@@ -90,7 +90,7 @@ impl Served {
         let path = rig.path("dra.sock");
         let (listener, socket) = Socket::bind(&path).expect("bound");
         let (reports, reported) = watch::channel(Report::default());
-        let driver = Arc::new(Driver::new(node.clone(), api.clone(), Metrics::default()));
+        let driver = Arc::new(Service::new(node.clone(), api.clone(), Metrics::default()));
         tokio::spawn(serve_dra(
             listener,
             driver,
@@ -278,7 +278,7 @@ async fn an_api_server_that_hangs_is_told_before_kubelet_gives_up() {
     let rig = Rig::new(false);
     let api = Memory::default();
     *api.slow.lock().expect("lock") = Some(Arc::default());
-    let driver = Driver::new(SharedNode::new(rig.open()), api, Metrics::default());
+    let driver = Service::new(SharedNode::new(rig.open()), api, Metrics::default());
     // More claims than are read at a time; all have one deadline.
     let ids: Vec<_> = (0..20).map(|n| id(&format!("u{n}"))).collect();
     let started = tokio::time::Instant::now();

@@ -1,4 +1,4 @@
-//! What one GPU's shares allow together, as this process sees it: one GPU with their sum.
+//! The shares of this process on one GPU, charged as one: a program sees one GPU with the sum of their memory.
 //!
 //! ```text
 //!  reserve(bytes) ─► share 0: what fits ─► share 1: the rest ─► ... ─► Charge, or all undone
@@ -16,8 +16,8 @@ use crate::ledger::OpenError;
 use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
 use std::time::Duration;
 
-/// How old the last reap may be when someone asks how much is free.
-const LOOK_AGE: Duration = Duration::from_millis(200);
+/// A reap by this process that is not older than this counts as recent: see [`Account::reap`].
+const REAP_AGE: Duration = Duration::from_millis(200);
 
 /// The ledgers of one GPU's shares: of device memory in the order of the shares, then of host memory.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Ledger {
     share: Share,
 }
 
-/// What a ledger counts.
+/// The kind of memory that a ledger counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device,
@@ -47,7 +47,7 @@ struct Place(u32);
 /// Is called when charges have changed.
 pub struct Watch(pub Box<dyn Fn(&Account) + Send + Sync>);
 
-/// What an allocation was charged, to be released once.
+/// The charge of one allocation, to be released once.
 #[derive(Debug)]
 #[must_use = "bytes stay charged until this is released"]
 pub struct Charge {
@@ -200,14 +200,14 @@ impl Account {
         self.split(Kind::Host, bytes)
     }
 
-    /// Releases what dead processes hold, unless that was done a moment ago.
+    /// Releases the charges of dead processes, unless this process did so a moment ago.
     #[inline]
-    pub fn look(&self) {
+    pub fn reap(&self) {
         match self.only() {
-            Some(one) => one.look(LOOK_AGE),
+            Some(one) => one.reap_if_older(REAP_AGE),
             None => {
-                self.all().for_each(|share| share.look(LOOK_AGE));
-                self.tell();
+                self.all().for_each(|share| share.reap_if_older(REAP_AGE));
+                self.notify();
             }
         }
     }
@@ -300,10 +300,10 @@ impl Account {
         if let Some(ledger) = self.ledgers.get(part.place.index()) {
             ledger.share.release(part.reservation, part.bytes);
         }
-        self.tell();
+        self.notify();
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(Watch(watch)) = &self.watch {
             watch(self);
         }
@@ -320,7 +320,7 @@ impl Account {
         let mut ledgers = self.of(kind);
         if let (Some((place, one)), None) = (ledgers.next(), ledgers.next()) {
             let reservation = one.reserve(bytes)?;
-            self.tell();
+            self.notify();
             return Ok(Charge {
                 first: part(place, bytes, reservation),
                 rest: None,
@@ -351,13 +351,13 @@ impl Account {
                 }
             }
             if left > 0 && pass == 0 {
-                self.of(kind).for_each(|(_, share)| share.look(Duration::ZERO));
+                self.of(kind).for_each(|(_, share)| share.reap_if_older(Duration::ZERO));
             }
         }
         let mut parts = parts.into_iter();
         match parts.next() {
             Some(first) if left == 0 => {
-                self.tell();
+                self.notify();
                 Ok(Charge {
                     first,
                     rest: Some(parts.collect::<Vec<Part>>())

@@ -14,7 +14,7 @@ use std::{fmt, fs, io};
 use vgpu_abi::limits::{self, Limits, ParseError};
 use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR, RUN_DIR_VARIABLE};
 
-/// One share: its limits and its directory.
+/// A share as the library finds it: its limits and its directory. `ledger::Share` is one whose ledger is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub limits: Limits,
@@ -43,7 +43,7 @@ pub enum GrantError {
     Libraries(PathBuf),
 }
 
-/// The directory of shares of this process.
+/// Returns the directory of shares of this process.
 ///
 /// # Errors
 /// [`GrantError::Nowhere`].

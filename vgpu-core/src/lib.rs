@@ -1,12 +1,14 @@
 //! The logic of libvgpu.so, apart from its exports: tests and Miri can run it.
 //!
 //! ```text
-//!  limits files ─► grants ─► Share (ledger) ─┐
-//!                                            ├─► account: charges, split over the shares of a GPU
-//!  libvgpu.so (vgpu-shim) ───────────────────┘      ▲
-//!    one detour a function ─► table of live allocations
-//!                          └► calls: who is under way, for those who measure the GPU
+//!  limits files ─► grants ─────────────────────────────► account: the shares of one GPU ─► ledger: one share
+//!                                                           ▲
+//!  libvgpu.so (vgpu-shim) ─► hook ─► memory: what is charged, and for how long
+//!                        └─► calls: threads that are inside a call, for measurements of the GPU
 //! ```
+//!
+//! `hami` finds limits and ledgers in a container of HAMi, `bindings` and `table` keep charges by object and by handle,
+//! `visible` reads CUDA_VISIBLE_DEVICES, and `os` has locks, files and forks.
 
 pub mod account;
 pub mod bindings;

@@ -144,7 +144,7 @@ impl Node {
 
     /// Prepares claims that were just read from the API server. Each succeeds or fails by itself.
     pub fn prepare(&mut self, batch: &[(ClaimId, ResourceClaim)]) -> Vec<Result<Vec<Prepared>, Error>> {
-        let mut turn = match self.enter() {
+        let mut turn = match self.begin_turn() {
             Ok(turn) => turn,
             Err(error) => return all_fail(batch.len(), error),
         };
@@ -152,19 +152,20 @@ impl Node {
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
-        self.leave(&turn, answers)
+        self.end_turn(&turn, answers)
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
     pub fn unprepare(&mut self, uids: &[&str]) -> Vec<Result<(), Error>> {
-        let mut turn = match self.enter() {
+        let mut turn = match self.begin_turn() {
             Ok(turn) => turn,
             Err(error) => return all_fail(uids.len(), error),
         };
         let answers = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
-        self.leave(&turn, answers)
+        self.end_turn(&turn, answers)
     }
 
+    /// Prepares one claim. If the checkpoint has the same shares for it already, only completes what is missing.
     fn prepare_one(&mut self, id: &ClaimId, claim: &ResourceClaim, turn: &mut Turn) -> Result<Vec<Prepared>, Error> {
         check_uid(&id.uid)?;
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
@@ -238,7 +239,8 @@ impl Node {
         Ok(entry)
     }
 
-    /// Creates what is missing of a claim on the node. `new`: its slots may have the demand of former owners.
+    /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
+    /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let driver = turn.driver(&self.root)?;
@@ -328,6 +330,7 @@ impl Node {
         Ok(self.crash_points.reached("checkpoint")?)
     }
 
+    /// Records in the checkpoint the GPUs on which claims hold shares now.
     fn note_gpus(&mut self) {
         let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
         let held: BTreeSet<String> = shares.map(|held| held.share.gpu.clone()).collect();
@@ -341,7 +344,7 @@ impl Node {
     }
 
     /// Takes the lock, and reads the checkpoint again if another instance wrote it.
-    fn enter(&mut self) -> Result<Turn, Error> {
+    fn begin_turn(&mut self) -> Result<Turn, Error> {
         let lock = self.lock.try_clone().and_then(Locked::take);
         let turn = Turn::new(lock.map_err(|source| self.checkpoint_error(source))?);
         if self.stamp.is_none() || self.stamp != self.store.stamp() {
@@ -357,7 +360,7 @@ impl Node {
     }
 
     /// Saves what the turn changed. If that fails, every claim of the turn fails.
-    fn leave<T>(&mut self, turn: &Turn, mut answers: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
+    fn end_turn<T>(&mut self, turn: &Turn, mut answers: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
         if turn.dirty
             && let Err(error) = self.save()
         {

@@ -1,4 +1,4 @@
-//! CRC-32 (IEEE 802.3), bit by bit: it guards small files that are read once.
+//! CRC-32 (IEEE 802.3). Bit by bit, without a table: it is used on small files that are read once.
 
 /// The CRC-32 of `bytes`.
 #[must_use]

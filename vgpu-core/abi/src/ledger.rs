@@ -1,30 +1,31 @@
-//! The ledger's format: what the processes of one share hold. One file of a fixed size a share,
-//! made by the node, mapped by every process of the share (`vgpu-core`), read by the node in
-//! bounded reads ([`read`]) and never mapped there. It holds no limit: limits come from the limits
-//! file alone, so damage here can at worst lift the damager's own.
+//! The ledger's format: how much memory each process of one share has charged.
+//!
+//! The plugin or `vgpu run` creates the file with a fixed size ([`image`]). Every process of the share maps it
+//! (`vgpu-core`). The plugin reads it with a size limit ([`read`]) and never maps it. It contains no limit: the limits
+//! file alone has those, so a tenant that damages its ledger can at most lift its own limit.
 //!
 //! ```text
-//!      0  format, version, lanes, size, share            line 0, constant
+//!      0  format, version, lanes, size, share             line 0, constant
 //!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
-//!    256  objects that were ever used                     line 2: how far who looks for one must go
+//!    256  number of objects that were ever used           line 2, where a search for an object may stop
 //!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
 //! 130944  object 0, ... object 511 ([`object`])           a line each
-//! 196600  seal                                            last 8 bytes, so a cut file has none
+//! 196600  seal                                            last 8 bytes, so a truncated file has none
 //! ```
 //!
-//! A share that may go on in host memory (`host-memory` in its limits) has two of these in a row: the
-//! first for device memory, the second ([`HOST_AT`]) for host memory. Each is exact by itself.
+//! The file of a share with host memory (`host-memory` in its limits) has two of these: the first counts device memory,
+//! the second ([`HOST_AT`]) host memory.
 //!
-//! All numbers are little-endian. A lane belongs to one process at a time; its owner alone changes
-//! it, and when the owner is dead the holder of the reaper's lock does. A [`Stamp`] names one
-//! operation for all time: sequences of a lane go on from owner to owner and never repeat.
+//! All numbers are little-endian. A lane belongs to one process at a time, and only this process changes it. Once its
+//! owner is dead, only the process that holds the reaper's lock does. A [`Stamp`] identifies one operation for ever: the
+//! sequence of a lane continues with its next owner and never repeats.
 //!
-//! How an operation stays exact whatever is killed whenever is told in `vgpu_core::ledger`; the
-//! rule by which a dead owner's charge is known is [`settled`], used by both sides.
+//! `vgpu_core::ledger` says why the total is exact whenever a process is killed. Both sides compute the charge of a dead
+//! owner by the same rule, [`settled_charge`].
 //!
-//! Failure modes of [`read`]: the bytes are hostile (a tenant may write anything) and torn (writers
-//! go on while the node reads). Every number is range-checked, nothing is indexed by them, and the
-//! total is one aligned 8-byte word; lanes may be one operation apart from it.
+//! Failure modes of [`read`]: a tenant may have written anything, and processes write while the plugin reads. So every
+//! number is range-checked and none is used as an index without a check. The total is one aligned 8-byte word; the lanes
+//! may differ from it by one operation each.
 
 mod layout;
 pub mod object;
@@ -38,31 +39,31 @@ use std::fmt;
 const _: () = assert!(FIRST_OBJECT_AT + OBJECTS * LINE + LINE == SIZE);
 const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by itself");
 
-/// What the processes of a share hold.
+/// The memory that the processes of a share have charged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes charged to the share, those of dead processes that nobody has given back yet included.
+    /// Bytes charged to the share, including those of dead processes that are not released yet.
     pub charged: u64,
-    /// The same of host memory: what the share's programs have beyond its device memory.
+    /// The same for host memory.
     pub host: u64,
-    /// Who holds them, by PID. Whether a process still lives cannot be told from the bytes.
+    /// The processes, by PID. Some may be dead: the ledger does not show that.
     pub processes: Vec<Process>,
 }
 
 /// One process of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its PID as it sees itself: two containers of one share may both have a PID 1. 0: exported memory that
-    /// is held by processes which the ledger does not name.
+    /// Its PID in its own namespace: two containers of one share may both have a PID 1. 0: exported memory whose
+    /// holders the ledger does not name.
     pub pid: u32,
-    /// Inode of the PID namespace in which `pid` counts.
+    /// Inode of the PID namespace of `pid`.
     pub pid_namespace: u64,
     pub charged: u64,
-    /// Bytes of host memory beyond.
+    /// Bytes of host memory, not part of `charged`.
     pub host: u64,
 }
 
-/// Why bytes are no ledger. The reader adds the file's path.
+/// Why bytes are not a valid ledger. The caller adds the file's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     Size(usize),
@@ -71,21 +72,21 @@ pub enum Damage {
     Unsealed,
     /// A ledger of another share.
     Share,
-    /// The total's last writer is no lane.
+    /// The stamp of the last writer names a lane that does not exist.
     Writer(u64),
-    /// A lane holds more than all lanes together can.
+    /// This lane's charge is larger than any total can be.
     Lane(usize),
-    /// An exported object does.
+    /// The same for this exported object.
     Object(usize),
 }
 
-/// The size of the file of a share with these limits.
+/// Returns the size of the ledger file of a share with these limits.
 #[must_use]
 pub fn size(limits: &Limits) -> usize {
     if limits.host_memory > 0 { MAX_SIZE } else { SIZE }
 }
 
-/// The bytes of a share's new file. Written in order, the seal comes last.
+/// Returns the content of a new ledger file. The seal is last, so a file that was not written to its end has none.
 #[must_use]
 pub fn image(limits: &Limits) -> Vec<u8> {
     one(limits).repeat(size(limits) / SIZE)
@@ -103,13 +104,14 @@ fn one(limits: &Limits) -> Vec<u8> {
     bytes
 }
 
-/// What ties a ledger to its share: not to its limits, which may change while it lives.
+/// Returns the checksum by which a ledger is matched to its share. It leaves the limits out, because they may change
+/// while the ledger is in use.
 #[must_use]
 pub fn share_mark(share: &str, gpu: &str) -> u32 {
     crc32(format!("{share}\0{gpu}").as_bytes())
 }
 
-/// Checks that `bytes` (all of the file) are a ledger of this version.
+/// Checks that `bytes` are one complete ledger of this version.
 ///
 /// # Errors
 /// What is wrong with them.
@@ -120,7 +122,7 @@ pub fn check(bytes: &[u8]) -> Result<(), Damage> {
     }
 }
 
-/// The same of a file of the right size, by its first line and its last.
+/// The same for a ledger of the right size, by its first and last line only.
 ///
 /// # Errors
 /// What is wrong with them.
@@ -141,11 +143,11 @@ pub fn check_ends(first: &[u8; LINE], last: &[u8; LINE]) -> Result<(), Damage> {
     Ok(())
 }
 
-/// What the share's processes hold, from the bytes of its ledger, as read at one moment or
-/// nearly: see the module's failure modes.
+/// Returns what the processes of a share have charged, from the bytes of its ledger file. The module's failure modes
+/// say how exact it is while processes write.
 ///
 /// # Errors
-/// Bytes that no version-2 ledger can have.
+/// The bytes cannot be a ledger of this version.
 pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
     let (device, host) = match bytes.split_at_checked(HOST_AT) {
         Some((device, host)) if bytes.len() == MAX_SIZE => (read_one(device)?, read_one(host)?),
@@ -191,7 +193,7 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
         let pair = lane::CHARGED.map(field);
         let charged = match taken {
             Some(taken) if taken == claim => 0,
-            _ => settled(index, field(lane::SEQUENCE), field(lane::APPLIED), pair, writer),
+            _ => settled_charge(index, field(lane::SEQUENCE), field(lane::APPLIED), pair, writer),
         };
         if charged > i64::MAX as u64 {
             return Err(Damage::Lane(index));
@@ -220,8 +222,8 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
     })
 }
 
-/// The claim whose charge the last reap took out of the total, which may not be free yet: its reaper died, or
-/// is about to. Nobody's, of a new ledger.
+/// Returns the lane or object (by its claim) that the last reap has taken out of the total. It may still look claimed,
+/// because the reaper is not done or died. In a new ledger it names nothing that exists.
 fn taken(bytes: &[u8], writer: u64) -> Option<Stamp> {
     let field = |offset: usize| word(bytes, FIRST_LANE_AT + REAPER * LINE + offset);
     let sequence = field(lane::SEQUENCE);
@@ -233,7 +235,7 @@ fn taken(bytes: &[u8], writer: u64) -> Option<Stamp> {
     took_place.then(|| Stamp::unpack(field(lane::CHARGED[usize::from(!sequence.is_multiple_of(2))])))
 }
 
-/// Adds to each process what it is shown with of the exported objects; what nobody known holds is PID 0's.
+/// Adds each exported object to the process that is shown with it, or to PID 0 if no holder is known.
 fn add_objects(bytes: &[u8], writer: u64, taken: Option<Stamp>, found: &mut Vec<(u64, Process)>) -> Result<(), Damage> {
     for index in 0..OBJECTS {
         let at = FIRST_OBJECT_AT + index * LINE;
@@ -278,12 +280,13 @@ fn add_objects(bytes: &[u8], writer: u64, taken: Option<Stamp>, found: &mut Vec<
     Ok(())
 }
 
-/// What lane `index` holds, its owner being dead or between two operations: its last operation
-/// took place if the total still names it as the last writer, or if someone has recorded so.
+/// Returns the charge of lane `index` whose owner is dead or between two operations. The lane's last operation took
+/// place if the total names it as the last writer, or if `applied` records it.
 ///
-/// `writer` must have been read before `applied`: who overwrites the total records first.
+/// `writer` must have been read before `applied`, because a writer records the last operation in `applied` before it
+/// overwrites the total.
 #[must_use]
-pub fn settled(index: usize, sequence: u64, applied: u64, charged: [u64; 2], writer: u64) -> u64 {
+pub fn settled_charge(index: usize, sequence: u64, applied: u64, charged: [u64; 2], writer: u64) -> u64 {
     let operation = Stamp {
         lane: index,
         number: sequence,

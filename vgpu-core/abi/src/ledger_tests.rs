@@ -141,12 +141,16 @@ fn lanes_of_one_process_are_added_up() {
 fn an_operation_counts_once_the_total_or_a_record_says_so() {
     let here = |number| Stamp { lane: 7, number }.pack();
     // Operation 5 would bring the lane from 100 (even) to 130 (odd).
-    assert_eq!(settled(7, 5, 4, [100, 130], here(4)), 100, "intent alone");
-    assert_eq!(settled(7, 5, 4, [100, 130], here(5)), 130, "last writer");
-    assert_eq!(settled(7, 5, 5, [100, 130], 0), 130, "recorded by the next writer");
-    assert_eq!(settled(7, 4, 4, [100, 130], 0), 100, "130 is not published yet");
+    assert_eq!(settled_charge(7, 5, 4, [100, 130], here(4)), 100, "intent alone");
+    assert_eq!(settled_charge(7, 5, 4, [100, 130], here(5)), 130, "last writer");
     assert_eq!(
-        settled(8, 5, 4, [100, 130], here(5)),
+        settled_charge(7, 5, 5, [100, 130], 0),
+        130,
+        "recorded by the next writer"
+    );
+    assert_eq!(settled_charge(7, 4, 4, [100, 130], 0), 100, "130 is not published yet");
+    assert_eq!(
+        settled_charge(8, 5, 4, [100, 130], here(5)),
         100,
         "another lane's operation of that number"
     );

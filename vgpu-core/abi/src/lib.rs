@@ -1,5 +1,5 @@
-//! What the node side (kubelet-plugin, `vgpu run`) and the library in the container share: file
-//! formats and paths. No logic that only one side needs, no I/O, no dependency.
+//! File formats and paths that the node side (kubelet-plugin, `vgpu run`) and the library in the container have in
+//! common. No I/O, no dependency, and nothing that only one side needs.
 //!
 //! ```text
 //!  plugin or `vgpu run`                                 libvgpu.so in the container

@@ -1,9 +1,8 @@
-//! The limits file: what one share may use. Written once by the node, read by every process that
-//! opens the share, read-only in the container.
+//! The limits file of a share. The plugin or `vgpu run` writes it once; every process of the share reads it. It is
+//! read-only in the container.
 //!
-//! Text, one `key value` a line, in any order between the first line (format and version) and the
-//! last (a CRC-32 over every byte before it), so that a person can read it and a cut or edited file
-//! is noticed:
+//! It is text, so that people can read it: a first line with format and version, `key value` lines in any order, and a
+//! last line with a CRC-32 of all bytes before it, which detects truncated and edited files:
 //!
 //! ```text
 //! vgpu-limits 1
@@ -21,35 +20,35 @@
 //! crc32 1a2b3c4d
 //! ```
 //!
-//! A reader refuses what it does not know: an unknown key may be a limit. New keys need a new
-//! version; a library stays bound to the plugin release that prepared its claim.
+//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version. Library and plugin agree
+//! on it: a claim keeps the library of the plugin release that prepared it.
 
 use crate::checksum::crc32;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A limits file is smaller than this; a reader need not read more.
+/// A limits file is not larger than this, so a reader can stop here.
 pub const MAX_SIZE: usize = 16 * 1024;
 const HEADER: &str = "vgpu-limits 1";
 
-/// What one share may use.
+/// The limits of one share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The share's name: a shareID, a device's name, or the name given to `vgpu run`.
     pub share: String,
-    /// Place among the shares of its claim: an allocation is split over shares in this order.
+    /// Index among the shares of its claim. An allocation is split over several shares of a GPU in this order.
     pub order: u32,
     /// UUID of the GPU, as NVML prints it.
     pub gpu: String,
     /// Device memory in bytes.
     pub memory: u64,
-    /// Guaranteed percent of the GPU's time, 0 to 100.
+    /// Reserved percent of the GPU's time, 0 to 100. Not enforced yet.
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
     /// Bytes of host memory beyond `memory` (memoryPolicy Oversubscribe); 0 = none.
     pub host_memory: u64,
-    /// Bytes charged for a context before its real cost is known.
+    /// Bytes charged for the first CUDA context of a process before it is measured.
     pub context_reserve: u64,
     /// The real driver's libraries.
     pub libcuda: PathBuf,
@@ -93,7 +92,7 @@ pub enum ParseError {
 // === impl Limits ===
 
 impl Limits {
-    /// So much memory of a GPU, and the rest as where nothing is said of it.
+    /// Limits with this much device memory and defaults for everything else.
     #[must_use]
     pub fn of_memory(
         share: impl Into<String>,

@@ -1,15 +1,16 @@
-//! Where things lie, on the node and in the container (docs/architecture.md, "Fixed points").
+//! Paths on the node and in the container (docs/architecture.md, "Fixed points between crates").
 
 /// Name of the limits file in a share's directory.
 pub const LIMITS: &str = "limits";
 /// Name of the ledger in a share's directory.
 pub const LEDGER: &str = "ledger";
 
-/// The container's directory of shares. Where it exists, it alone gives the limits.
+/// The container's directory of shares. In a container, limits come from here only.
 pub const CONTAINER_DIR: &str = "/run/vgpu";
 /// Variable that names the directory of shares of a `vgpu run`.
 pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
-/// The container's arbitration directories, one a GPU. Hidden, so that no share has this name.
+/// The container's arbitration directories, one for each GPU. The dot keeps it apart from shares: no share's name has
+/// one.
 pub const CONTAINER_ARBITRATION_DIR: &str = "/run/vgpu/.arbitration";
 /// The backstop library in the container.
 pub const CONTAINER_PRELOAD: &str = "/usr/lib/vgpu/libvgpu-preload.so";
@@ -17,15 +18,15 @@ pub const CONTAINER_PRELOAD: &str = "/usr/lib/vgpu/libvgpu-preload.so";
 pub const CONTAINER_DRIVER_DIR: &str = "/usr/lib/vgpu/driver";
 /// The loader's default folders, on Debian's and on Red Hat's layout.
 pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
-/// The names that libvgpu.so takes in each of [`CONTAINER_LIBRARY_DIRS`].
+/// The names under which libvgpu.so is mounted in each of [`CONTAINER_LIBRARY_DIRS`].
 pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// The node's directories of claims, and of arbitration. Where one of them is, /run/vgpu is a node's.
+/// The node's directories of claims and of arbitration. If one of them exists, this is a node and not a container.
 pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
 pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
-/// Says the same of a node on which root's `vgpu run` made /run/vgpu.
+/// Marks /run/vgpu as a node's if root's `vgpu run` created it.
 pub const NODE_MARK_DIR: &str = "/run/vgpu/.node";
-/// The node's releases of the library, one folder a digest.
+/// The node's releases of the library, one folder for each digest.
 pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
 
 /// Files of one release of the library.

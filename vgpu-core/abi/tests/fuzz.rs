@@ -3,7 +3,7 @@
 
 use vgpu_abi::checksum::crc32;
 use vgpu_abi::ledger::object::OBJECTS;
-use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, SEAL_AT, SIZE, Stamp, lane, settled};
+use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, SEAL_AT, SIZE, Stamp, lane, settled_charge};
 use vgpu_abi::limits::{Limits, MAX_SIZE, is_share_name};
 
 const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v1");
@@ -183,7 +183,7 @@ fn settled_is_one_of_the_two_and_of_the_right_parity() {
                 number,
             };
             let took_place = applied >= sequence || (writer.lane == index && number == sequence);
-            let held = settled(index, sequence, applied, [10, 11], writer.pack());
+            let held = settled_charge(index, sequence, applied, [10, 11], writer.pack());
             let last = if took_place { sequence } else { sequence.wrapping_sub(1) };
             assert_eq!(held, 10 + last % 2, "{sequence} {applied} {writer:?}");
         }

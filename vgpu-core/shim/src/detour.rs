@@ -1,5 +1,6 @@
-//! What every detour does around its handler: no unwinding into C, refusal where this process has no
-//! share. errno is kept where the core makes system calls (`vgpu_core::os::errno`).
+//! What every exported function does around its handler: it finds the state of this process, refuses the call if the
+//! process has no share, marks the thread as inside a call, and stops panics from unwinding into C. errno is kept where
+//! the core makes system calls (`vgpu_core::os::errno`).
 
 use crate::codes::{NOT_PERMITTED, NVML_NO_PERMISSION, NVML_UNINITIALIZED, UNKNOWN};
 use crate::names::slot;
@@ -9,7 +10,8 @@ use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use vgpu_core::os::{stderr, thread};
 
-/// The classes of a table's hooks: whether they may change what the GPU holds, or is charged.
+/// The classes of a table's hooks ([`crate::table`]). True: calls of this class may change GPU memory or its charges, so
+/// `vgpu_core::calls` tracks them.
 pub(crate) mod class {
     pub(crate) const charged: bool = true;
     pub(crate) const released: bool = true;
@@ -20,7 +22,7 @@ pub(crate) mod class {
 /// A hook of the driver API: `handle` gets the state and the address of the real function.
 #[inline(always)]
 pub(crate) fn cuda(changes: bool, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    /// What only tells is often asked, and must stay cheap.
+    /// Functions that only report sizes. They are called often and must stay cheap, so they are not tracked.
     const TELLS: [usize; 4] = [
         slot::cuMemGetInfo,
         slot::cuMemGetInfo_v2,
@@ -54,7 +56,7 @@ fn run(slot: usize, refused: c_int, handle: impl FnOnce(&'static Ready, *const (
     .unwrap_or(UNKNOWN)
 }
 
-/// Runs `body`; None: it panicked, which is said and goes no further.
+/// Runs `body`. Returns None if it panicked, after a line on stderr.
 #[inline(always)]
 pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(body));

@@ -1,4 +1,5 @@
-//! Names that are not hooked: one jump through a table that is filled at first use.
+//! Functions that are not hooked: each is one jump through a table to the real function, which is looked up at the first
+//! call.
 
 use crate::codes::{refused_cuda, refused_nvml};
 use crate::detour::guarded;

@@ -11,8 +11,8 @@
 //!   build.rs makes a jump of every other name in `names/`.
 //! - A detour never unwinds into its caller, keeps errno, and takes no std lock that a fork could
 //!   leave locked. Nothing happens before the first call: no constructor, no allocation.
-//! - Where this process has no valid share, cuInit answers 800 and nvmlInit NO_PERMISSION, with one
-//!   line on stderr.
+//! - If this process has no valid share, cuInit returns 800 (CUDA_ERROR_NOT_PERMITTED) and nvmlInit
+//!   NVML_ERROR_NO_PERMISSION, after one line on stderr.
 //!
 //! Unsafe, and why: the exports are C functions (`table`, `jump`); real functions are called through
 //! addresses from dlsym with the signature of the hook of the same name (`real`); out-parameters are

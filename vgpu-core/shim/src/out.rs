@@ -1,4 +1,4 @@
-//! Out-parameters of the caller.
+//! Writes through the pointers that a caller passes for results.
 
 /// Writes where the caller wants it.
 ///

@@ -1,6 +1,6 @@
 //! Start-up: makes the state of this process at the first call of any function, and anew in a fork child.
 //!
-//! How it fails: there is no valid share: one line on stderr, and the process stays refused for good.
+//! How it fails: if there is no valid share, one line is written to stderr, and every call of this process is refused.
 
 use crate::driver::{Gpu, Real};
 use crate::process::{self, Ready};
@@ -9,7 +9,7 @@ use vgpu_core::account::Account;
 use vgpu_core::grants;
 use vgpu_core::os::stderr;
 
-/// The state of this process; None: it is refused.
+/// Returns the state of this process, or None if it is refused.
 #[inline(always)]
 pub(crate) fn ready() -> Option<&'static Ready> {
     match process::made() {

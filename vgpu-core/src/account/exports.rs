@@ -24,7 +24,7 @@ impl Account {
                 part.reservation = moved;
             }
         }
-        self.tell();
+        self.notify();
     }
 
     /// Has `key` name nothing that was exported before.
@@ -47,7 +47,7 @@ impl Account {
         let first = parts.next()?;
         let rest: Vec<Part> = parts.collect();
         let rest = (!rest.is_empty()).then(|| Box::new(rest));
-        self.tell();
+        self.notify();
         Some(Charge { first, rest })
     }
 

@@ -14,7 +14,7 @@ use super::region::Region;
 use super::wide::Pair;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
-use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled};
+use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled_charge};
 
 const LIMIT: u64 = 100;
 /// Lanes in use: the reaper's and those of the writers.
@@ -93,7 +93,7 @@ impl Memory {
     /// What lane `index` holds, were its owner dead now.
     pub(super) fn held(&self, index: usize) -> u64 {
         let [_, sequence, applied, even, odd] = self.lanes[index];
-        settled(index, sequence, applied, [even, odd], self.total.writer)
+        settled_charge(index, sequence, applied, [even, odd], self.total.writer)
     }
 
     /// Whose charge was taken out and whose claim is still there; `other` knows the generations of what is

@@ -1,4 +1,4 @@
-//! What is refused when a ledger is opened, and why.
+//! Checks a ledger when it is opened, and the reasons for which one is refused.
 #![allow(unsafe_code)] // pread at an offset of an OwnedFd, which std has for File alone.
 
 use crate::os::file;

@@ -10,7 +10,7 @@
 //!    charged of the present parity is what the lane holds
 //! ```
 //!
-//! Why a dead owner's charge is known at every point (`vgpu_abi::ledger::settled`):
+//! Why a dead owner's charge is known at every point (`vgpu_abi::ledger::settled_charge`):
 //! - Before `Published` the lane's sequence is that of the operation before, which is settled, and
 //!   the present parity is untouched.
 //! - The exchange that changes the total also names this operation there. It is not overwritten
@@ -39,8 +39,8 @@ pub enum Change {
     /// Takes out bytes of this lane that stay in the total: an exported object has them from then on
     /// ([`super::objects`]).
     Move { bytes: u64 },
-    /// Takes out what a dead owner's lane held; in the reaper's lane, which holds nothing itself
-    /// and keeps `target` there instead.
+    /// Takes out the charge of a dead owner's lane, `target`. An operation of the reaper's lane, which records
+    /// `target` where other lanes have their charge.
     Reap { bytes: u64, target: Stamp },
 }
 
@@ -90,7 +90,7 @@ impl Operation {
     /// Runs to the end.
     #[inline(always)]
     pub fn run(mut self, region: &Region) -> Outcome {
-        // Written out, the usual way compiles to straight code; the loop is for who was overtaken.
+        // These five steps are the common case and compile to straight code; the loop is for a writer that was overtaken.
         self.advance(region);
         self.advance(region);
         self.advance(region);

@@ -1,6 +1,6 @@
-//! Giving back what the dead hold.
+//! Releases the charges of dead processes.
 //!
-//! The caller holds the reaper's lock, so it alone frees lanes and works in lane 0. A reap is one
+//! The caller holds the reaper's lock, so it alone frees lanes and writes to lane 0. A reap is one
 //! operation of lane 0 that takes the dead lane's charge out of the total and names its target
 //! (lane and generation), followed by stores that free the lane:
 //!
@@ -8,20 +8,20 @@
 //!  Taking (operation of lane 0) ─► Zeroing(0) ─► Zeroing(1) ─► Settling ─► Freeing ─► Done
 //! ```
 //!
-//! An exported object that nobody holds any more is taken out in the same way: its index goes on where the
-//! lanes' end, and it is dead when no lock is on it.
+//! An exported object that no process holds is released in the same way. Objects are numbered after the lanes, and one
+//! is dead if nobody has a lock on it.
 //!
-//! A reaper killed on the way leaves no doubt: the next one looks at lane 0 first ([`finish`]). If
-//! its last operation took place and the target still has the generation that it names, the charge
-//! is out and the lane not yet free: the stores are done again, each of them may be repeated. If it
-//! did not take place, nothing happened, and the dead lane is found like any other.
+//! If a reaper is killed on the way, the next one finishes its work first ([`finish`]). If the last operation of lane 0
+//! took place and its target still has the generation that it names, the charge is out of the total and the lane not yet
+//! free: the stores are repeated, which is harmless. If the operation did not take place, nothing happened, and the dead
+//! lane is found like any other.
 
 use super::objects;
 use super::operation::{Change, Operation, Outcome, Step, parity};
 use super::region::{Lane, Region};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled};
+use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled_charge};
 
 /// Takes one dead lane out, step by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,20 +142,20 @@ fn charge(region: &Region, index: usize, which: usize) -> Option<&AtomicU64> {
     }
 }
 
-/// Which lanes are worth a look.
+/// Which lanes a reap tests for dead owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sought {
-    /// Those that hold something: spares a storm of starting processes each other's. All, where lanes run
-    /// out: who starts then may not get its turn at the reaper's lock, and needs no more than a free lane.
+    /// Only lanes with a charge: each test costs a system call, and many processes may start at once. All lanes if
+    /// they are running out ([`CROWDED`]), because a process that starts then needs a free one.
     Charged,
     All,
 }
 
-/// So many claimed lanes, and any reap looks at all of them.
+/// From this number of claimed lanes on, every reap tests all of them.
 const CROWDED: usize = LANES / 2;
 
 /// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead, and every
-/// object that nobody holds. Answers how many; the caller holds the reaper's lock.
+/// object that nobody holds. Returns how many. The caller holds the reaper's lock.
 ///
 /// # Errors
 /// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
@@ -223,13 +223,13 @@ pub fn finish(region: &Region) -> Result<usize, Outcome> {
     Ok(count)
 }
 
-/// What a lane holds, its owner being dead; of a live one, what it held a moment ago.
+/// Returns the charge of a lane whose owner is dead. For a live owner it may be one operation old.
 pub(super) fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
     // The writer before `applied`: who overwrites the total records first.
     let writer = region.total.writer();
     let applied = lane.applied.load(Acquire);
     let pair = [lane.charged[0].load(Acquire), lane.charged[1].load(Acquire)];
-    settled(index, lane.sequence.load(Acquire), applied, pair, writer)
+    settled_charge(index, lane.sequence.load(Acquire), applied, pair, writer)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The ledger as it lies in memory: the layout of `vgpu_abi::ledger` in atomic words.
+//! A mapped ledger: the layout of `vgpu_abi::ledger` as atomic words.
 
 use super::wide::Total;
 use std::mem::{offset_of, size_of};

@@ -1,4 +1,4 @@
-//! One share, as one process has it open.
+//! One open share: reserves and releases bytes in the ledger, in lanes of this process.
 //!
 //! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads meet. A charge is
 //! released in the lane that made it, so no lane's charge falls below zero.
@@ -33,9 +33,9 @@ use vgpu_abi::ledger::{self as format, LANES, REAPER, Stamp};
 pub const OWN_LANES: usize = 4;
 /// How long an allocation that would fail waits for another's reap.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
-/// How long nobody waits again after a wait in vain: the other is stopped, or frozen with its container.
+/// Milliseconds without another wait after a wait in vain: the other process is stopped, or frozen with its container.
 const IN_VAIN: u64 = 10_000;
-/// How long a start waits for another's.
+/// How long a starting process, and a list of processes, wait for another's reap.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
 const LANE_PATIENCE: Duration = Duration::from_secs(2);
@@ -67,14 +67,14 @@ pub(super) struct OwnLane {
     pub(super) index: AtomicUsize,
 }
 
-/// What one lane holds after so many changes, the one that is under way included.
+/// The charge of one lane, and the number of changes that led to it, including one that is not finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnCharge {
     changes: u64,
     pub bytes: u64,
 }
 
-/// Where a charge was made, and is released: a lane of ours or, behind their numbers, an exported object.
+/// Where a charge was made and will be released: a slot of [`Share::own`] or, numbered after them, an exported object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation(pub(super) u32);
 
@@ -86,10 +86,10 @@ pub enum Refusal {
 }
 
 impl Share {
-    /// Opens the ledger at `path`, claims a lane and gives back what dead processes hold.
+    /// Opens the ledger at `path`, releases the charges of dead processes, and claims a lane.
     ///
     /// # Errors
-    /// Whatever is not a sound ledger of this share is refused.
+    /// The file is not an intact ledger of this share, or no lane is free.
     pub fn open(path: &Path, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
         Self::open_at(path, 0, share_mark, limit)
     }
@@ -174,10 +174,10 @@ impl Share {
             .chain(std::iter::once(OwnCharge { changes, bytes }))
     }
 
-    /// Charges `bytes`, or nothing. When they do not fit, the dead are looked for first.
+    /// Charges `bytes`, or nothing. If they do not fit, first releases the charges of dead processes.
     ///
     /// # Errors
-    /// Why not.
+    /// The limit is reached, or the ledger is damaged.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, Refusal> {
         match self.attempt(bytes) {
@@ -194,7 +194,7 @@ impl Share {
         Err(refusal)
     }
 
-    /// Gives back `bytes` of what `reservation` charged.
+    /// Releases `bytes` of what `reservation` charged.
     #[inline(always)]
     pub fn release(&self, reservation: Reservation, bytes: u64) {
         let Some(own) = self.own.get(reservation.0 as usize) else {
@@ -211,8 +211,8 @@ impl Share {
         }
     }
 
-    /// Gives back what dead processes hold, unless this process looked within `age`.
-    pub fn look(&self, age: Duration) {
+    /// Releases the charges of dead processes, unless this process did so within `age`.
+    pub fn reap_if_older(&self, age: Duration) {
         let now = coarse_millis();
         let last = self.looked.load(Relaxed);
         if now >= last && u128::from(now - last) < age.as_millis() {
@@ -257,7 +257,7 @@ impl Share {
 
     #[inline(always)]
     fn attempt(&self, bytes: u64) -> Result<Reservation, Refusal> {
-        let Some(slot) = self.lane() else {
+        let Some(slot) = self.lock_lane() else {
             return Err(Refusal::Damaged);
         };
         let own = &self.own[slot];
@@ -277,17 +277,18 @@ impl Share {
         }
     }
 
-    /// A lane of ours, made busy: the first that nobody uses, else a new one, else we wait.
+    /// Locks a lane of this process and returns its slot: one that no thread uses, else a new one, else waits for the
+    /// first.
     #[inline(always)]
-    fn lane(&self) -> Option<usize> {
+    fn lock_lane(&self) -> Option<usize> {
         if self.own[0].busy.try_lock() {
             return Some(0);
         }
-        self.other_lane()
+        self.lock_other_lane()
     }
 
     #[cold]
-    fn other_lane(&self) -> Option<usize> {
+    fn lock_other_lane(&self) -> Option<usize> {
         for slot in 0..OWN_LANES {
             let own = &self.own[slot];
             if !own.busy.try_lock() {
@@ -321,7 +322,7 @@ impl Share {
             if !generation.is_multiple_of(2) || generation >= Stamp::LAST - 1 {
                 continue;
             }
-            self.introduce(lane, index, generation + 1);
+            self.take_lane(lane, index, generation + 1);
             self.own[slot].index.store(index, Release);
             self.locks.lock().push(lock);
             return Ok(true);
@@ -329,8 +330,9 @@ impl Share {
         Ok(false)
     }
 
-    /// Makes a free, locked lane ours. Odd last: from then on its lock is what tells life.
-    fn introduce(&self, lane: &Lane, index: usize, generation: u64) {
+    /// Writes this process into a lane that is free and locked. The generation is last: once it is odd, the lane counts
+    /// as dead if nobody holds its lock.
+    fn take_lane(&self, lane: &Lane, index: usize, generation: u64) {
         let claim = Stamp {
             lane: index,
             number: generation,
@@ -346,8 +348,8 @@ impl Share {
         lane.generation.store(generation, Release);
     }
 
-    /// Looks for the dead, waiting for at most `patience` for another who does; answers how many
-    /// lanes were given back meanwhile, by whomever.
+    /// Reaps, after waiting for at most `patience` for another reaper. Returns how many lanes were released, with 1 more
+    /// if there was another reaper: it may have released some.
     fn reap(&self, sought: Sought, patience: Duration) -> usize {
         let _kept = errno::keep();
         let (lock, waited) = self.reaper(patience);
@@ -374,7 +376,7 @@ impl Share {
         }
     }
 
-    /// The reaper's lock, waited for for at most `patience`; and 1 if another had it meanwhile.
+    /// Takes the reaper's lock, waiting for at most `patience`. Also returns 1 if another process had it, else 0.
     pub(super) fn reaper(&self, patience: Duration) -> (Option<PinnedLock>, usize) {
         let vain = self.in_vain.load(Relaxed);
         let is_vain = vain != 0 && coarse_millis().saturating_sub(vain) < IN_VAIN;

@@ -1,7 +1,7 @@
 //! Charges an allocation before the driver is asked for it.
 //!
 //! A charge is the size rounded up to whole granules; smaller allocations share a granule with their neighbours
-//! ([`granules`](super::granules)).
+//! ([`allocations`](super::allocations)).
 
 use super::driver::Driver;
 use super::gpu::Gpu;
@@ -10,7 +10,8 @@ use super::room::make_room;
 use crate::account::Charge;
 use crate::ledger::Refusal;
 
-/// Charges `bytes`, rounded up, to `gpu`; pools give up what they keep unused before that fails.
+/// Charges `bytes`, rounded up to whole granules, to `gpu`. If they do not fit, pools and graphs first return what they
+/// keep unused. Returns None if they still do not fit.
 #[inline(always)]
 pub fn charge<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
     let bytes = granules(bytes)?;

@@ -24,11 +24,11 @@
 //! that is about to end waits as long as it takes; memory that the driver does not free then goes with its context,
 //! as all else does.
 
+use super::allocations::{Allocations, Taken};
 use super::deferred::{self, Deferred, Leaving};
 use super::driver::{Answer, Driver, INVALID_VALUE, SUCCESS, is_captured};
-use super::free::released;
+use super::free::free_charged;
 use super::gpu::{Gpu, Gpus, release};
-use super::granules::{Allocations, Taken};
 use crate::account::Charge;
 use crate::os::spin::Patience;
 use core::ffi::c_int;
@@ -79,7 +79,7 @@ pub fn free<D: Driver>(
 ) -> c_int {
     let owner = live.with(pointer, |live| live.is_host().then(|| live.gpu())).flatten();
     let Some(gpu) = owner.and_then(|gpu| gpus.get(gpu)) else {
-        return released(gpus, live, pointer, pass);
+        return free_charged(gpus, live, pointer, pass);
     };
     if is_captured(&gpu.driver, stream) {
         // A graph frees what it has allocated, and this it has not: nothing is freed here.
@@ -394,7 +394,10 @@ mod tests {
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         let again = free(&gpus, &live, POINTER, STREAM, || panic!("it is freed"));
         assert_eq!(again, INVALID_VALUE);
-        assert_eq!(released(&gpus, &live, POINTER, || panic!("it is freed")), INVALID_VALUE);
+        assert_eq!(
+            free_charged(&gpus, &live, POINTER, || panic!("it is freed")),
+            INVALID_VALUE
+        );
     }
 
     #[test]

@@ -1,23 +1,29 @@
 //! Releases the charge of an allocation after the driver has freed it.
 
+use super::allocations::{Allocations, Taken};
 use super::deferred;
 use super::driver::{Driver, INVALID_VALUE, SUCCESS};
 use super::gpu::{Gpu, Gpus, release};
-use super::granules::{Allocations, Taken};
 use core::ffi::c_int;
 
-/// Frees through `free`: the charge goes after the memory, and stays if the driver refuses.
+/// Frees `pointer` by `free`, the driver's function, and then releases its charge. If the driver refuses, the charge
+/// stays.
 #[inline(always)]
-pub fn released<D: Driver>(gpus: &Gpus<D>, live: &Allocations, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
+pub fn free_charged<D: Driver>(
+    gpus: &Gpus<D>,
+    live: &Allocations,
+    pointer: u64,
+    free: impl FnOnce() -> c_int,
+) -> c_int {
     // Out of the table first: once freed, the driver may give the pointer to another thread.
     match live.take(pointer) {
-        // The usual way by itself, so that what was taken stays in registers.
+        // The common case has an arm of its own, so that what was taken stays in registers.
         Taken::Whole(one) => {
             let result = free();
             if result == SUCCESS {
                 release(gpus, one);
             } else {
-                live.settle(gpus, pointer, Taken::Whole(one), false);
+                live.finish_free(gpus, pointer, Taken::Whole(one), false);
             }
             result
         }
@@ -25,7 +31,7 @@ pub fn released<D: Driver>(gpus: &Gpus<D>, live: &Allocations, pointer: u64, fre
         Taken::Nothing if deferred::used() && is_deferred(gpus, pointer) => INVALID_VALUE,
         taken => {
             let result = free();
-            live.settle(gpus, pointer, taken, result == SUCCESS);
+            live.finish_free(gpus, pointer, taken, result == SUCCESS);
             result
         }
     }

@@ -5,7 +5,7 @@ use crate::account::Charge;
 
 /// Pointers are multiples of this.
 pub const STEP: u64 = 256;
-/// No place in a granule: it has its granules to itself.
+/// Stands for no place: the allocation has its granules to itself.
 const OWN: u16 = u16::MAX;
 const WORDS: usize = (GRANULE / STEP / 64) as usize;
 

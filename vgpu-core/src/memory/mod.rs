@@ -5,13 +5,14 @@
 //!  context_life ─┬─► measure ─► settled_bytes ─► tables ─┐
 //!                └─► deferred_free ─► free ──────────────┤
 //!                          imports ─► arrays, backing ───┤
-//!                                     granules ◄─────────┘
+//!                                  allocations ◄─────────┘
 //!                                        └─► charge ─► room ─► gpu ─┬─► pools, graphs ─► tracked_charge ─► account
 //!                                                          └─► driver ├─► overhead, contexts, deferred
 //!                                                                     └─► live: one allocation
 //!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export
 //! ```
 
+pub mod allocations;
 pub mod arrays;
 pub mod backing;
 pub mod charge;
@@ -26,7 +27,6 @@ mod fake;
 pub mod free;
 pub mod gpu;
 pub mod granule;
-pub mod granules;
 pub mod graphs;
 pub mod imports;
 pub mod live;

@@ -1,4 +1,4 @@
-//! Room for an allocation that would be refused: the driver gives back what pools and graphs keep unused.
+//! Makes room for an allocation that would be refused: has the driver release what pools and graphs keep unused.
 
 use super::driver::{Driver, OUT_OF_MEMORY};
 use super::gpu::Gpu;
@@ -7,14 +7,14 @@ use super::{graphs, pools};
 use crate::os::spin::Patience;
 use core::ffi::c_int;
 
-/// Has the driver give back what it keeps unused. Returns false if there was nothing to ask for.
+/// Has the driver release what pools and graphs keep unused. Returns false if there are none.
 #[cold]
 pub fn make_room<D: Driver>(gpu: &Gpu<D>) -> bool {
     let pools = gpu.pools.trim_all(&gpu.driver, &gpu.account);
     gpu.graphs.trim_all(&gpu.driver, &gpu.account) || pools
 }
 
-/// Charges pools and graphs what they reserve now.
+/// Updates the charges of pools and graphs to what they reserve now.
 #[inline(always)]
 pub fn refresh<D: Driver>(gpu: &Gpu<D>) {
     gpu.pools.refresh(&gpu.driver, &gpu.account);
@@ -27,7 +27,7 @@ pub fn refresh_with<D: Driver>(gpu: &Gpu<D>, patience: &mut Patience) -> bool {
         && gpu.graphs.refresh_with(&gpu.driver, &gpu.account, patience)
 }
 
-/// After a pointer was freed, which may have been one of a pool or a graph.
+/// Updates these charges after a free: the pointer may have been one of a pool or a graph.
 #[inline(always)]
 pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
     if pools::used() || graphs::used() {

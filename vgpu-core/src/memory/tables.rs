@@ -1,9 +1,9 @@
 //! Everything of this process that is charged or keeps a charge, by its handle or address.
 
+use super::allocations::Allocations;
 use super::arrays::Arrays;
 use super::backing::{Backing, Bindings, Mappings};
 use super::contexts::Made;
-use super::granules::Allocations;
 use super::graphs::Needs;
 use super::refcounts::Refcounts;
 use crate::table::Table;

@@ -1,18 +1,18 @@
-//! Sizes and offsets of a ledger and of its lanes, and the stamps in it; [`super`] shows the whole.
+//! Sizes and offsets of a ledger and of its lanes, and [`Stamp`]; [`super`] shows the whole layout.
 
 /// The size of a ledger in bytes.
 pub const SIZE: usize = 1536 * LINE;
-/// Where the second ledger begins, that of host memory, in the file of a share that has one.
+/// Offset of the second ledger, which counts host memory.
 pub const HOST_AT: usize = SIZE;
-/// The most bytes that a share's file has.
+/// The size of a file with two ledgers.
 pub const MAX_SIZE: usize = 2 * SIZE;
-/// What one writer touches, so that two writers share no cache line pair.
+/// Size and alignment of a lane: two cache lines, because processors fetch them in pairs.
 pub const LINE: usize = 128;
-/// Lanes, the reaper's included.
+/// Number of lanes, including the reaper's.
 pub const LANES: usize = 1015;
-/// The lane in which the holder of the reaper's lock works.
+/// The lane in which a reaper writes its operations.
 pub const REAPER: usize = 0;
-/// Version of the layout; 2: exported objects.
+/// Version of the layout. Version 2 added exported objects.
 pub const VERSION: u32 = 2;
 
 pub const FORMAT: u64 = u64::from_le_bytes(*b"vgpuledg");
@@ -33,28 +33,29 @@ pub const SEAL_AT: usize = SIZE - 8;
 
 /// Offsets in a lane.
 pub mod lane {
-    /// Even: free. Odd: claimed. Grows by one with each claim and each release.
+    /// Even: free. Odd: claimed. Incremented by each claim and each release of the lane.
     pub const GENERATION: usize = 0;
     /// Number of the lane's last operation.
     pub const SEQUENCE: usize = 8;
-    /// Highest operation known to be settled.
+    /// Number of the last operation that is recorded as done.
     pub const APPLIED: usize = 16;
-    /// What the lane holds, by the parity of the operation. In lane [`REAPER`](super::REAPER), which holds
-    /// nothing, the [`Stamp`](super::Stamp) of the claim that the operation takes out.
+    /// The lane's charge after its last even operation, and after its last odd one. Lane
+    /// [`REAPER`](super::REAPER) has no charge: here it names the claim that it takes out, as a
+    /// [`Stamp`](super::Stamp).
     pub const CHARGED: [usize; 2] = [24, 32];
     /// [`Stamp`](super::Stamp) of the process's first claim: the same in all its lanes.
     pub const PROCESS: usize = 40;
     /// Inode of the owner's PID namespace.
     pub const PID_NAMESPACE: usize = 48;
-    /// The owner's PID as it sees itself.
+    /// The owner's PID in its own namespace.
     pub const PID: usize = 56;
-    /// 1: the owner has had a context on the GPU. Lets lists tell it from one that only looks.
+    /// 1: the owner has had a context on the GPU. Without one, and without a charge, it is left out of process lists.
     pub const CONTEXT: usize = 60;
 }
 
 const _: () = assert!(LANES <= 1 << Stamp::LANE_BITS);
 
-/// A lane and a number in one word: an operation (lane, sequence) or a claim (lane, generation).
+/// Identifies an operation (lane, sequence) or a claim (lane, generation) in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     pub lane: usize,
@@ -64,7 +65,7 @@ pub struct Stamp {
 // === impl Stamp ===
 
 impl Stamp {
-    /// Lanes and, behind them, exported objects.
+    /// Enough for all lanes and, numbered after them, all exported objects.
     pub const LANE_BITS: u32 = 11;
     pub const NUMBER_BITS: u32 = 64 - Self::LANE_BITS;
     /// The highest number: at 30 ns an operation it is reached after 8 years.

@@ -1,5 +1,5 @@
-//! Handlers of the hooked names, by subject. Each gets the state, its real function, and the caller's arguments: it
-//! translates those, and leaves to `vgpu_core::memory` what is charged.
+//! Handlers of the hooked functions, by subject. Each gets the state of the process, its real function, and the caller's
+//! arguments. It translates the arguments and the results; `vgpu_core::memory` decides how much is charged.
 
 pub(crate) mod contexts;
 pub(crate) mod devices;

@@ -1,8 +1,8 @@
-//! Names that take a device and nothing else that matters here: the virtual ordinal at the named
-//! places among their arguments is replaced by the real device.
+//! Functions of which only the device argument has to be translated: the virtual ordinal at the given positions is
+//! replaced by the real device.
 //!
-//! Every argument of theirs is an integer or a pointer, so each takes one register, and the first
-//! six are passed on as they came whatever their number.
+//! All of their arguments are integers or pointers, so each takes one register. The first six registers are passed on,
+//! however many arguments a function has.
 
 use crate::hooks::devices;
 use core::ffi::c_int;

@@ -4,9 +4,9 @@
 //! class name, name: (argument: type, ...) => handler;
 //! ```
 //!
-//! and makes one export a name, each of which hands its own real function to the handler. Classes:
-//! `charged` (may take memory), `released` (gives it back), `limited` (tells or is held to a limit),
-//! `virtualised` (sees the share instead of the GPU). Calls of the first three are under way (`vgpu_core::calls`).
+//! and exports one function for each name, which passes the real function of that name to the handler. Classes: `charged`
+//! (may allocate memory), `released` (may free it), `limited` (reports a limit or is subject to it), `virtualised` (shows
+//! the share instead of the GPU). Threads in calls of the first three are tracked (`vgpu_core::calls`).
 
 /// Exports `names` of one API.
 macro_rules! hooks {

@@ -1,4 +1,4 @@
-//! cuMemAlloc and its variants: charged before the driver is asked.
+//! cuMemAlloc and its variants: the size is charged before the driver is called.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::host;
@@ -7,14 +7,14 @@ use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::account::rounded;
 use vgpu_core::memory::charge::charge;
-use vgpu_core::memory::free::released;
+use vgpu_core::memory::free::free_charged;
 use vgpu_core::memory::granule::{GRANULE, PITCH, granules};
 use vgpu_core::memory::live::Live;
 
-/// Charges, calls the driver, and keeps the charge with the pointer that `allocate` answers. `packed`:
-/// the driver may put it into a granule with others.
+/// Charges `bytes`, calls the driver by `allocate`, and keeps the charge with the pointer that it returns. `packed`: the
+/// driver may put this allocation into a granule with others.
 #[inline(always)]
-fn charged(
+fn allocate_charged(
     ready: &Ready,
     gpu: usize,
     bytes: u64,
@@ -39,7 +39,7 @@ fn charged(
     }
 }
 
-/// The pointer that a successful call has written.
+/// Returns the pointer that a successful call has written.
 ///
 /// # Safety
 /// If `result` is success, `pointer` was written.
@@ -63,7 +63,7 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
         // SAFETY: passed on: the driver says what is wrong.
         _ => return unsafe { real(pointer, bytes) },
     };
-    let result = charged(ready, gpu, bytes as u64, true, || {
+    let result = allocate_charged(ready, gpu, bytes as u64, true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     });
@@ -86,7 +86,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes) },
     };
-    let result = charged(ready, gpu, u64::from(bytes), true, || {
+    let result = allocate_charged(ready, gpu, u64::from(bytes), true, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     });
@@ -105,7 +105,7 @@ pub(crate) unsafe fn managed(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes, flags) },
     };
-    let result = charged(ready, gpu, bytes as u64, false, || {
+    let result = allocate_charged(ready, gpu, bytes as u64, false, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes, flags), pointer) }
     });
@@ -117,8 +117,8 @@ pub(crate) unsafe fn managed(
     }
 }
 
-/// Rows of `width` bytes, `height` of them: `allocate` answers what the driver has written, pointer and
-/// the bytes of a row.
+/// Allocates `height` rows of `width` bytes. `allocate` returns what the driver has written: the pointer, and the bytes
+/// from one row to the next.
 fn pitched(
     ready: &Ready,
     gpu: usize,
@@ -131,7 +131,7 @@ fn pitched(
         return OUT_OF_MEMORY;
     };
     let (mut pointer, mut row) = (0, 0);
-    let result = charged(ready, gpu, bytes, true, || {
+    let result = allocate_charged(ready, gpu, bytes, true, || {
         (pointer, row) = allocate()?;
         Ok(pointer)
     });
@@ -143,7 +143,7 @@ fn pitched(
     }
     // Rows are wider than any driver known makes them, and that much is not free.
     // SAFETY: a pointer that the driver has just given.
-    released(&ready.gpus, &ready.tables.live, pointer, || unsafe {
+    free_charged(&ready.gpus, &ready.tables.live, pointer, || unsafe {
         real!(cuMemFree_v2(u64))(pointer)
     });
     OUT_OF_MEMORY
@@ -200,7 +200,7 @@ pub(crate) unsafe fn pitch_v1(
     })
 }
 
-/// Charges what an allocation took beyond `expected`. Returns false if that does not fit.
+/// Charges the bytes that an allocation took beyond `expected`. Returns false if they do not fit.
 fn grow(ready: &Ready, gpu: usize, handle: u64, expected: u64, taken: u64) -> bool {
     let (Some(expected), Some(taken)) = (granules(expected), granules(taken)) else {
         return false;

@@ -1,9 +1,9 @@
-//! cuMemFree: the charge goes after the memory.
+//! cuMemFree: the charge is released after the driver has freed the memory.
 
 use crate::hooks::sharing;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
-use vgpu_core::memory::free::released;
+use vgpu_core::memory::free::free_charged;
 use vgpu_core::memory::room;
 
 #[inline(always)]
@@ -12,10 +12,10 @@ pub(crate) unsafe fn free(ready: &'static Ready, real: unsafe extern "C" fn(u64)
     let pass = || unsafe { real(pointer) };
     let result = if sharing::externals::used() {
         sharing::externals::freed(ready, pointer, || {
-            released(&ready.gpus, &ready.tables.live, pointer, pass)
+            free_charged(&ready.gpus, &ready.tables.live, pointer, pass)
         })
     } else {
-        released(&ready.gpus, &ready.tables.live, pointer, pass)
+        free_charged(&ready.gpus, &ready.tables.live, pointer, pass)
     };
     room::after_free(&ready.gpus);
     result
@@ -27,7 +27,7 @@ pub(crate) unsafe fn free_v1(
     pointer: c_uint,
 ) -> c_int {
     // SAFETY: passed on.
-    released(&ready.gpus, &ready.tables.live, u64::from(pointer), || unsafe {
+    free_charged(&ready.gpus, &ready.tables.live, u64::from(pointer), || unsafe {
         real(pointer)
     })
 }

@@ -1,4 +1,4 @@
-//! Allocations of every family: charged before the driver is asked, released after it has freed.
+//! Allocations of every family: charged before the driver is called, released after it has freed them.
 
 pub(crate) mod alloc;
 pub(crate) mod arrays;

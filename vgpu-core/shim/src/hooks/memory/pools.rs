@@ -10,7 +10,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_void};
 use vgpu_core::memory::deferred_free;
 use vgpu_core::memory::driver::Driver;
-use vgpu_core::memory::free::released;
+use vgpu_core::memory::free::free_charged;
 use vgpu_core::memory::pools::Wanted;
 use vgpu_core::memory::room;
 
@@ -188,7 +188,7 @@ pub(crate) unsafe fn free(
     let pass = || unsafe { real(pointer, stream) };
     let free = || match ready.gpus.iter().any(|gpu| gpu.account.has_host()) {
         true => deferred_free::free(&ready.gpus, &ready.tables.live, pointer, stream, pass),
-        false => released(&ready.gpus, &ready.tables.live, pointer, pass),
+        false => free_charged(&ready.gpus, &ready.tables.live, pointer, pass),
     };
     let result = if sharing::externals::used() {
         sharing::externals::freed(ready, pointer, free)

@@ -52,7 +52,7 @@ pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> 
 
 /// Total and used bytes of a GPU's shares.
 pub(crate) fn figures(gpu: &Gpu) -> (u64, u64) {
-    gpu.account.look();
+    gpu.account.reap();
     room::refresh(gpu);
     (gpu.account.limit(), gpu.account.charged())
 }
@@ -100,7 +100,7 @@ pub(crate) unsafe fn memory_v2(
 
 pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
     let gpu = gpu(ready, device)?;
-    gpu.account.look();
+    gpu.account.reap();
     room::refresh(gpu);
     Some(gpu.account.processes())
 }

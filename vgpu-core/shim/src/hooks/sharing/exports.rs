@@ -122,7 +122,7 @@ pub(crate) unsafe fn range(
     }
     match taken {
         Some((start, taken)) if result == SUCCESS => ready.tables.live.keep_charged(start, taken),
-        Some((start, taken)) => ready.tables.live.settle(&ready.gpus, start, taken, false),
+        Some((start, taken)) => ready.tables.live.finish_free(&ready.gpus, start, taken, false),
         None => {}
     }
     result

@@ -1,4 +1,4 @@
-//! Small allocations, charged by the granules in which they lie.
+//! The table of live allocations, and how small ones are charged: by the granules in which they lie.
 //!
 //! A driver packs allocations of less than a granule together, and the pointer that it returns tells which granule
 //! it took. So a granule is charged once, with the first allocation that lies in it, and released with the last:
@@ -53,12 +53,13 @@ impl Allocations {
         }
     }
 
-    /// Looks at an allocation that has its granules to itself, and may change it.
+    /// Calls `look` with an allocation that has its granules to itself; `look` may change it.
     pub fn with<T>(&self, pointer: u64, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
         self.0.with(pointer, look)
     }
 
-    /// Counts a new small allocation in; `live` is its reservation.
+    /// Counts a new small allocation in its granule. `live` has the charge of a whole granule: the first allocation
+    /// in the granule keeps it, for any other it is released.
     #[inline(always)]
     pub fn join<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, bytes: u64, mut live: Live) -> Result<(), c_int> {
         if pointer % GRANULE + bytes > GRANULE {
@@ -81,7 +82,7 @@ impl Allocations {
         Ok(())
     }
 
-    /// It lies in two granules, as no driver known places it: charged both, to itself.
+    /// Charges an allocation that lies in two granules for both of them. No known driver places one so.
     #[cold]
     fn straddle<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, mut live: Live) -> Result<(), c_int> {
         let owner = gpus.get(live.gpu());
@@ -95,7 +96,7 @@ impl Allocations {
         Ok(())
     }
 
-    /// Takes out the charge of `pointer`, before the driver frees it.
+    /// Takes out the charge of `pointer`, before the driver frees it. [`Self::finish_free`] is called after that.
     #[inline(always)]
     pub fn take(&self, pointer: u64) -> Taken {
         let (key, place) = (key(pointer), place(pointer));
@@ -124,7 +125,7 @@ impl Allocations {
         })
     }
 
-    /// Looks at the charge of `pointer`, all of its granule where it shares one, and may change it.
+    /// Calls `act` with the charge of `pointer`, or of the granule that it shares; `act` may change it.
     pub fn with_charge<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, act: impl FnOnce(&Gpu<D>, &mut Charge)) {
         let (key, place) = (key(pointer), place(pointer));
         self.0.run(pointer, |run| {
@@ -141,9 +142,9 @@ impl Allocations {
         });
     }
 
-    /// After the driver has freed `pointer`, or has not.
+    /// Releases what [`Self::take`] took out if the driver has `freed` the pointer, else puts it back.
     #[inline(always)]
-    pub fn settle<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, taken: Taken, freed: bool) {
+    pub fn finish_free<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, taken: Taken, freed: bool) {
         match taken {
             Taken::Whole(live) if freed => release(gpus, live),
             Taken::Leaving if freed => self.left(gpus, pointer),
@@ -152,7 +153,7 @@ impl Allocations {
         }
     }
 
-    /// Counts one out that had left its granule; the last gives that back.
+    /// Counts out an allocation that left its granule. The last one releases the granule.
     fn left<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64) {
         let key = key(pointer);
         let last = self.0.run(key, |run| {
@@ -213,7 +214,7 @@ impl Allocations {
         });
     }
 
-    /// Gives back every allocation on `gpu` that `is_gone`.
+    /// Releases every allocation on `gpu` whose pointer `is_gone`.
     pub fn sweep<D: Driver>(&self, gpus: &[Gpu<D>], gpu: usize, is_gone: impl Fn(u64) -> bool) {
         let gone = self.0.drain(|key, live| {
             if live.gpu() != gpu {
@@ -239,7 +240,7 @@ impl Allocations {
 mod tests {
     use super::super::driver::SUCCESS;
     use super::super::fake::{Fake, MIB, gpu};
-    use super::super::free::released;
+    use super::super::free::free_charged;
     use super::*;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
@@ -265,15 +266,15 @@ mod tests {
             allocate(&gpus, &live, pointer, bytes).expect("room");
         }
         for pointer in [BASE, BASE + MIB, BASE + GRANULE] {
-            assert_eq!(released(&gpus, &live, pointer, || 1), 1);
+            assert_eq!(free_charged(&gpus, &live, pointer, || 1), 1);
             assert_eq!(gpus[0].account.charged(), 6 * MIB);
         }
         for (pointer, left) in [(BASE, 6), (BASE + GRANULE, 2), (BASE + MIB, 0)] {
-            assert_eq!(released(&gpus, &live, pointer, || SUCCESS), SUCCESS);
+            assert_eq!(free_charged(&gpus, &live, pointer, || SUCCESS), SUCCESS);
             assert_eq!(gpus[0].account.charged(), left * MIB, "{pointer:x}");
         }
         assert_eq!(
-            released(&gpus, &live, BASE, || SUCCESS),
+            free_charged(&gpus, &live, BASE, || SUCCESS),
             SUCCESS,
             "unknown pointers pass"
         );
@@ -285,13 +286,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
         allocate(&gpus, &live, BASE, 256).expect("room");
-        released(&gpus, &live, BASE, || {
+        free_charged(&gpus, &live, BASE, || {
             assert_eq!(gpus[0].account.charged(), GRANULE, "until the driver has freed it");
             allocate(&gpus, &live, BASE + 512, 256).expect("room");
             SUCCESS
         });
         assert_eq!(gpus[0].account.charged(), GRANULE);
-        released(&gpus, &live, BASE + 512, || SUCCESS);
+        free_charged(&gpus, &live, BASE + 512, || SUCCESS);
         assert_eq!(gpus[0].account.charged(), 0);
     }
 
@@ -303,7 +304,7 @@ mod tests {
         let pointer = BASE + GRANULE - 256;
         allocate(&gpus, &live, pointer, MIB).expect("room");
         assert_eq!(gpus[0].account.charged(), 2 * GRANULE);
-        released(&gpus, &live, pointer, || SUCCESS);
+        free_charged(&gpus, &live, pointer, || SUCCESS);
         let filler = charge(&gpus[0], GRANULE).expect("room");
         assert_eq!(allocate(&gpus, &live, pointer, MIB), Err(OUT_OF_MEMORY));
         assert_eq!(gpus[0].driver.state().freed, [pointer]);
@@ -350,7 +351,7 @@ mod tests {
                 let pointer = BASE + granule * GRANULE + place * STEP;
                 if known.remove(&pointer).is_some() {
                     let result = c_int::from(refused);
-                    prop_assert_eq!(released(&gpus, &live, pointer, || result), result);
+                    prop_assert_eq!(free_charged(&gpus, &live, pointer, || result), result);
                     if refused {
                         known.insert(pointer, granule);
                     }
