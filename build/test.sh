@@ -22,8 +22,15 @@ cd "$root"
 
 logs=$(mktemp -d)
 declare -A beside=() # stages that run beside others: the process group of each
-# What runs beside ends its clusters before this script is gone.
-trap '[ ${#beside[@]} -eq 0 ] || kill -- "${beside[@]/#/-}" 2>/dev/null || true; wait; rm -rf "$logs"' EXIT
+# What runs beside is asked to end, and has a minute to take its cluster down.
+end_beside() {
+  local group until=$((SECONDS + 60))
+  for group in "${beside[@]}"; do
+    kill -- "-$group" 2>/dev/null || continue
+    while [ $SECONDS -lt $until ] && kill -0 -- "-$group" 2>/dev/null; do sleep 0.2; done
+  done
+}
+trap 'end_beside; rm -rf "$logs"' EXIT
 : >"$logs/skips.ignored"
 : >"$logs/times"
 gently=() # how the stages run that have the cluster's tests beside them
