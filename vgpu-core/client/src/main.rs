@@ -2,9 +2,9 @@
 //! one after the other, and prints a line for each. It finds the libraries as every program does.
 //!
 //! ```text
-//!  client init alloc:20GiB info wait free:0 ...
-//!  client serve                                   steps from stdin, a line each
-//!  client calls                                   any function, a call a line: calls.rs
+//!  gpu-client init alloc:20GiB info wait free:0 ...
+//!  gpu-client serve                               steps from stdin, a line each
+//!  gpu-client calls                               any function, a call a line: calls.rs
 //! ```
 //!
 //! Steps: `basic.rs` makes one call or a few, `odd.rs` calls that are seldom made; `storm.rs`, `crowd.rs` and
@@ -21,6 +21,10 @@ mod library;
 mod odd;
 mod process;
 mod storm;
+
+mod built_from {
+    include!(concat!(env!("OUT_DIR"), "/built_from.rs"));
+}
 
 use client::Client;
 use std::io::Write;
