@@ -29,6 +29,9 @@ cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload
 cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
   --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
 
+# Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
+cargo build -p gpu-client
+
 # place BUILT NAME
 place() {
   local from=$CARGO_TARGET_DIR/$1 to=$dist/$2

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Running, Scene, as_root, as_user, compile, is_root, may_do_as_root, printed, refused};
+use support::{Running, Scene, as_root, as_user, is_root, may_do_as_root, printed, refused};
 
 const GIB: u64 = 1 << 30;
 const GRANULE: u64 = 2 << 20;
@@ -34,14 +34,11 @@ fn dist() -> PathBuf {
 
 /// Puts the release into the scene's dist/, and the client beside it.
 fn prepare(scene: &Scene) {
-    let status = Command::new("cp")
-        .arg("-rL")
-        .arg(dist())
-        .arg(scene.path("dist"))
-        .status()
-        .unwrap();
-    assert!(status.success());
-    compile(&scene.path("client"), include_str!("support/client.c"), &["-ldl"]);
+    let client = vgpu_built_from::program("gpu-client");
+    for (from, to) in [(dist(), "dist"), (client, "client")] {
+        let status = Command::new("cp").arg("-rL").arg(from).arg(scene.path(to)).status();
+        assert!(status.unwrap().success());
+    }
 }
 
 /// `vgpu run --soft-gpu FLAGS -- WRAP... client ARGS`.
@@ -77,7 +74,7 @@ fn a_client_sees_one_gpu_with_its_share_in_cuda_and_nvml() {
 fn the_limit_is_reached_and_not_passed() {
     both(|scene| {
         prepare(scene);
-        let text = printed(&mut client(scene, &["--memory", "20Gi"], &[], &["fill"]));
+        let text = printed(&mut client(scene, &["--memory", "20Gi"], &[], &["limit"]));
         assert_eq!(text, "2\n0\n0 2\n", "too much, all of it, one granule more");
     });
 }
@@ -162,7 +159,7 @@ fn a_users_run_holds_beside_roots_and_after_its_kill() {
     as_root("a_users_run_holds_beside_roots_and_after_its_kill", |scene| {
         prepare(scene);
         let user = |what: &str| {
-            let mut command = client(scene, &["--memory", "20Gi"], &[], &["fill"]);
+            let mut command = client(scene, &["--memory", "20Gi"], &[], &["limit"]);
             command
                 .env("XDG_RUNTIME_DIR", "/nowhere")
                 .env_remove("SOFT_GPU_STATE")
@@ -189,7 +186,7 @@ fn roots_run_without_mounts_holds_a_command_that_leaves_root() {
         prepare(scene);
         std::fs::set_permissions(scene.path("state"), PermissionsExt::from_mode(0o1777)).unwrap();
         let leave = ["setpriv", "--reuid", "65534", "--clear-groups"];
-        let vgpu = client(scene, &["--memory", "20Gi"], &leave, &["fill"]);
+        let vgpu = client(scene, &["--memory", "20Gi"], &leave, &["limit"]);
         let mut without_mounts = scene.around(&vgpu, "setpriv");
         without_mounts
             .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
@@ -209,7 +206,7 @@ fn visible_devices_are_counted_from_the_shares_gpu() {
         prepare(scene);
         let flags = ["--memory", "20Gi", "--gpu", "1"];
         for value in ["0", "1"] {
-            let mut command = client(scene, &flags, &[], &["fill"]);
+            let mut command = client(scene, &flags, &[], &["limit"]);
             assert_eq!(
                 printed(command.env("CUDA_VISIBLE_DEVICES", value)),
                 "2\n0\n0 2\n",
@@ -217,9 +214,9 @@ fn visible_devices_are_counted_from_the_shares_gpu() {
             );
         }
         let own = ["env", "CUDA_VISIBLE_DEVICES=0"];
-        assert_eq!(printed(&mut client(scene, &flags, &own, &["fill"])), "2\n0\n0 2\n");
+        assert_eq!(printed(&mut client(scene, &flags, &own, &["limit"])), "2\n0\n0 2\n");
         let none = ["env", "CUDA_VISIBLE_DEVICES=-1"];
-        let output = support::output(&mut client(scene, &flags, &none, &["fill"]));
+        let output = support::output(&mut client(scene, &flags, &none, &["limit"]));
         assert_eq!(
             (support::stdout(&output).as_str(), support::stderr(&output).as_str()),
             ("cuInit: 100\n", "")

@@ -238,15 +238,10 @@ fn remove_at_exit(folder: &Path) -> Child {
 }
 
 pub(crate) fn library(path: &Path, source: &str) {
-    compile(path, source, &["-shared", "-fPIC"]);
-}
-
-pub(crate) fn compile(path: &Path, source: &str, flags: &[&str]) {
     let mut cc = Command::new("cc")
-        .args(["-x", "c", "-O1", "-o"])
+        .args(["-x", "c", "-O1", "-shared", "-fPIC", "-o"])
         .arg(path)
         .arg("-")
-        .args(flags)
         .stdin(Stdio::piped())
         .spawn()
         .expect("cc");

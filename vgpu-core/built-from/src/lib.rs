@@ -1,16 +1,16 @@
-//! Which sources a library was built from, so that a test can refuse a library that is older than its sources.
+//! Which sources a library or a program was built from, so that a test can refuse one that is older than its sources.
 //!
 //! ```text
-//!  build script ─► hash of the sources ─► ELF note in the library (`readelf -p .note.vgpu`)
+//!  build script ─► hash of the sources ─► ELF note in the file (`readelf -p .note.vgpu`)
 //!                                                      │
-//!  test ─► hash of the sources as they are now ─► the same? else "run `make dist`"
+//!  test ─► hash of the sources as they are now ─► the same? else "run `make dist`", or for a program `cargo build`
 //! ```
 //!
 //! The hash is over names and contents. Times of files only help to name the culprit: in a fresh clone all files
 //! have the time of the clone.
 //!
-//! How it fails: a source that changes while the library is built makes the library count as old, never as new. A
-//! test program that runs without the sources (in a guest) accepts any library.
+//! How it fails: a source that changes while the file is built makes the file count as old, never as new. A test
+//! program that runs without the sources (in a guest) accepts any file.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -27,8 +27,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// For a build script: writes `built_from.rs` into OUT_DIR, which the library includes and which puts the note into
-/// it. `sources`: its files and folders, relative to the root of the workspace.
+/// For a build script: writes `built_from.rs` into OUT_DIR, which the crate includes and which puts the note into
+/// its file. `sources`: its files and folders, relative to the root of the workspace.
 ///
 /// # Panics
 /// A source cannot be read.
@@ -62,17 +62,39 @@ pub fn write_note(sources: &[&str]) {
 /// # Panics
 /// It is, or it does not say what it was built from, or it is missing.
 pub fn assert_fresh(library: &Path) {
+    assert_built(library, "make dist");
+}
+
+/// Returns the path of a program of this workspace that was built with the running test's profile. Cargo builds
+/// programs only for tests of their own package, so other packages' tests have to check that it is there and fresh.
+///
+/// # Panics
+/// It is missing, or older than its sources.
+pub fn program(package: &str) -> PathBuf {
+    let test = env::current_exe().expect("the path of the running test");
+    // A test is target/<profile>/deps/<test>.
+    let folder = test.parent().and_then(Path::parent).expect("target/<profile>");
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => String::new(),
+        Some(name) => format!(" --profile {name}"),
+    };
+    let program = folder.join(package);
+    assert_built(&program, &format!("cargo build{profile} -p {package}"));
+    program
+}
+
+fn assert_built(file: &Path, remedy: &str) {
     static KNOWN: Mutex<BTreeMap<PathBuf, Result<(), String>>> = Mutex::new(BTreeMap::new());
     let verdict = {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let look = || match root() {
-            root if root.join("Cargo.toml").is_file() => check(&root, library),
+            root if root.join("Cargo.toml").is_file() => check(&root, file),
             _ => Ok(()),
         };
-        known.entry(library.into()).or_insert_with(look).clone()
+        known.entry(file.into()).or_insert_with(look).clone()
     };
     if let Err(reason) = verdict {
-        panic!("{reason}: run `make dist`");
+        panic!("{reason}: run `{remedy}`");
     }
 }
 

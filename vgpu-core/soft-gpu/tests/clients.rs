@@ -49,7 +49,7 @@ fn nvidia_ml_py() {
         return;
     };
     let mut holder = Client::ready(&state.0);
-    assert_eq!(holder.say(&format!("alloc {}", 5 * GIB)), "0");
+    assert_eq!(holder.say(&format!("alloc:{}", 5 * GIB)), "0");
     let out = script(python, "pynvml_view.py");
     let expected = format!("2 {} {} {} {}:{}", 80 * GIB, 512 << 20, 5 * GIB, holder.pid(), 5 * GIB);
     assert_eq!(out.trim(), expected);
@@ -62,7 +62,7 @@ fn gpustat() {
         return;
     };
     let mut holder = Client::ready(&state.0);
-    assert_eq!(holder.say(&format!("alloc {}", 5 * GIB)), "0");
+    assert_eq!(holder.say(&format!("alloc:{}", 5 * GIB)), "0");
     let out = run(python.args(["-m", "gpustat", "--no-color", "--show-pid"])).unwrap_or_else(|e| panic!("{e}"));
     let gpu = out
         .lines()
@@ -83,7 +83,7 @@ fn nvidia_smi_prints_its_tables() {
     };
     let state = Folder::new("smi");
     let mut holder = Client::ready(&state.0);
-    assert_eq!(holder.say(&format!("alloc {}", 5 * GIB)), "0");
+    assert_eq!(holder.say(&format!("alloc:{}", 5 * GIB)), "0");
     let smi =
         |arguments: &[&str]| run(on_gpus(&program, &state.0).args(arguments)).unwrap_or_else(|error| panic!("{error}"));
     let list = smi(&["-L"]);

@@ -5,11 +5,11 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{CLIENT, Client, Folder, libraries, on_gpus, succeeds};
+use common::{Client, Folder, answer, client, libraries, on_gpus, program, succeeds};
 use soft_gpu::names;
 
-/// The answer of one command, and what was written to stderr.
-fn once(mut command: Command, say: &str) -> (String, String) {
+/// The answer of cuInit, and what was written to stderr.
+fn once(mut command: Command) -> (String, String) {
     use std::io::Write;
     let mut child = command
         .stdin(Stdio::piped())
@@ -17,14 +17,15 @@ fn once(mut command: Command, say: &str) -> (String, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(say.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(b"cuinit\n").unwrap();
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap().trim_end().to_owned();
-    (text(output.stdout), text(output.stderr))
+    let line = text(output.stdout);
+    (answer(&line, "cuinit").to_owned(), text(output.stderr))
 }
 
 fn with_profile(state: &Folder, profile: &Path) -> Command {
-    let mut command = on_gpus(CLIENT, &state.0);
+    let mut command = client(&state.0);
     command.env("SOFT_GPU_PROFILE", profile);
     command
 }
@@ -42,8 +43,8 @@ fn mistakes_get_one_line_that_names_the_variable_and_its_value() {
     let bad = profile(&state, "gpus = 2\nmemory = much\n");
     let file = state.0.join("a-file");
     std::fs::write(&file, "").unwrap();
-    let on_file = on_gpus(CLIENT, &file);
-    let below_file = on_gpus(CLIENT, &file.join("below"));
+    let on_file = client(&file);
+    let below_file = client(&file.join("below"));
     let missing = state.0.join("missing");
     let bad_text = format!(
         "soft-gpu: SOFT_GPU_PROFILE={}: line 2: memory = much: expected a size",
@@ -64,7 +65,7 @@ fn mistakes_get_one_line_that_names_the_variable_and_its_value() {
             format!("soft-gpu: SOFT_GPU_STATE={}/below: Not a directory", file.display()),
         ),
     ] {
-        let (code, stderr) = once(command, "init\n");
+        let (code, stderr) = once(command);
         assert_eq!(code, "802", "CUDA_ERROR_SYSTEM_NOT_READY: {stderr}");
         assert!(stderr.starts_with(&expected), "{stderr}\nexpected {expected}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -80,7 +81,7 @@ fn a_damaged_state_is_refused_and_named() {
         let state = Folder::new(name);
         std::fs::create_dir_all(&state.0).unwrap();
         std::fs::write(state.0.join("gpus"), content).unwrap();
-        let (code, stderr) = once(on_gpus(CLIENT, &state.0), "init\n");
+        let (code, stderr) = once(client(&state.0));
         assert_eq!(code, "802");
         let expected = format!(
             "soft-gpu: SOFT_GPU_STATE={}: its file gpus is damaged",
@@ -94,11 +95,7 @@ fn a_damaged_state_is_refused_and_named() {
 fn a_profile_holds_for_all_users_and_changes_only_when_nobody_uses_it() {
     let state = Folder::new("profile");
     let small = profile(&state, "memory = 1GiB\ncontext_cost = 100MiB\n");
-    let mut first = Client::spawn(with_profile(&state, &small));
-    assert_eq!(
-        (first.say("init").as_str(), first.say("context 0").as_str()),
-        ("0", "0")
-    );
+    let mut first = Client::spawn(with_profile(&state, &small)).with_context();
     let mut second = Client::ready(&state.0); // without the variable: the folder's profile
     assert_eq!(second.say("info"), format!("0 {} {}", (1024 - 200) << 20, 1u64 << 30));
     assert_eq!(
@@ -108,16 +105,12 @@ fn a_profile_holds_for_all_users_and_changes_only_when_nobody_uses_it() {
     );
     let other = state.0.join("other.profile");
     std::fs::write(&other, "memory = 2GiB\n").unwrap();
-    let (code, stderr) = once(with_profile(&state, &other), "init\n");
+    let (code, stderr) = once(with_profile(&state, &other));
     assert_eq!(code, "802");
     assert!(stderr.contains("is in use with another profile"), "{stderr}");
     first.kill();
     second.kill();
-    let mut third = Client::spawn(with_profile(&state, &other));
-    assert_eq!(
-        (third.say("init").as_str(), third.say("context 0").as_str()),
-        ("0", "0")
-    );
+    let mut third = Client::spawn(with_profile(&state, &other)).with_context();
     assert_eq!(third.say("info"), format!("0 {0} {0}", 2u64 << 30));
 }
 
@@ -125,16 +118,12 @@ fn a_profile_holds_for_all_users_and_changes_only_when_nobody_uses_it() {
 fn faults_are_injected() {
     let state = Folder::new("faults");
     let path = profile(&state, "fail.cuMemAlloc = 2 after 2\nfail.cuMemGetInfo = 999 every 2\n");
-    let mut client = Client::spawn(with_profile(&state, &path));
-    assert_eq!(
-        (client.say("init").as_str(), client.say("context 0").as_str()),
-        ("0", "0")
-    );
-    let codes: Vec<String> = (0..4).map(|_| client.say("alloc 4096")).collect();
+    let mut client = Client::spawn(with_profile(&state, &path)).with_context();
+    let codes: Vec<String> = (0..4).map(|_| client.say("alloc:4096")).collect();
     assert_eq!(codes, ["0", "0", "2", "2"]);
     assert!(client.say("info").starts_with("0 "));
     assert!(client.say("info").starts_with("999 "));
-    let (code, _) = once(with_profile(&Folder::new("faults2"), &path), "init\n");
+    let (code, _) = once(with_profile(&Folder::new("faults2"), &path));
     assert_eq!(code, "0", "faults of other functions leave cuInit alone");
 }
 
@@ -148,18 +137,14 @@ fn visible_devices_choose_and_order() {
         ("7", "100"),
         ("GPU-nonsense", "100"),
     ] {
-        let mut command = on_gpus(CLIENT, &state.0);
+        let mut command = client(&state.0);
         command.env("CUDA_VISIBLE_DEVICES", value);
-        assert_eq!(once(command, "init\n").0, code, "CUDA_VISIBLE_DEVICES={value}");
+        assert_eq!(once(command).0, code, "CUDA_VISIBLE_DEVICES={value}");
     }
-    let mut command = on_gpus(CLIENT, &state.0);
+    let mut command = client(&state.0);
     command.env("CUDA_VISIBLE_DEVICES", "1");
-    let mut client = Client::spawn(command);
-    assert_eq!(
-        (client.say("init").as_str(), client.say("context 0").as_str()),
-        ("0", "0")
-    );
-    assert_eq!(client.say("alloc 2097152"), "0");
+    let mut client = Client::spawn(command).with_context();
+    assert_eq!(client.say("alloc:2097152"), "0");
     assert_eq!(
         (client.look(0).used, client.look(1).used),
         (0, 2 << 20),
@@ -195,8 +180,8 @@ fn exactly_the_public_names_are_exported() {
 fn calls_of_what_is_not_modelled_are_counted() {
     let state = Folder::new("calls");
     let mut client = Client::ready(&state.0);
-    assert_eq!(client.say("call cuGraphDebugDotPrint"), "801");
-    assert_eq!(client.say("call cuGraphDebugDotPrint"), "801");
+    assert_eq!(client.say("call:cuGraphDebugDotPrint"), "801");
+    assert_eq!(client.say("call:cuGraphDebugDotPrint"), "801");
     let config = soft_gpu::env::Config {
         dir: state.0.clone(),
         origin: "the test",
@@ -218,9 +203,9 @@ fn a_shared_folder_serves_several_users() {
     std::fs::create_dir(&state.0).unwrap();
     std::fs::set_permissions(&state.0, std::fs::Permissions::from_mode(0o1777)).unwrap();
     let mut command = on_gpus("sh", &state.0);
-    command.args(["-c", &format!("umask 077; exec {CLIENT}")]);
+    command.args(["-c", &format!("umask 077; exec {} serve", program().display())]);
     let mut first = Client::spawn(command);
-    assert_eq!(first.say("init"), "0");
+    assert_eq!(first.say("cuinit"), "0");
     for file in ["gpus", "lock", "procs/0000"] {
         let mode = std::fs::metadata(state.0.join(file)).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o666, "{file}");
@@ -232,8 +217,8 @@ fn a_shared_folder_serves_several_users() {
         );
         return;
     }
-    let program = state.0.join("client");
-    std::fs::copy(CLIENT, &program).unwrap();
+    let copy = state.0.join("client");
+    std::fs::copy(program(), &copy).unwrap();
     let library = state.0.join("lib");
     std::fs::create_dir(&library).unwrap();
     for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
@@ -242,13 +227,10 @@ fn a_shared_folder_serves_several_users() {
     let mut command = on_gpus("setpriv", &state.0);
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-        .arg(&program);
+        .arg(&copy)
+        .arg("serve");
     command.env("LD_LIBRARY_PATH", &library);
-    let mut second = Client::spawn(command);
-    assert_eq!(
-        (second.say("init").as_str(), second.say("context 0").as_str()),
-        ("0", "0")
-    );
-    assert_eq!(second.say("alloc 4096"), "0");
+    let mut second = Client::spawn(command).with_context();
+    assert_eq!(second.say("alloc:4096"), "0");
     assert_eq!(first.look(0).used, 2 << 20, "root sees the other user's memory");
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{CLIENT, Client, Folder, on_gpus, succeeds};
+use common::{Client, Folder, client, on_gpus, program, succeeds};
 
 const GIB: u64 = 1 << 30;
 
@@ -12,10 +12,10 @@ const GIB: u64 = 1 << 30;
 fn processes_share_a_gpu_and_nvml_names_them() {
     let state = Folder::new("share");
     let (mut one, mut two) = (Client::ready(&state.0), Client::ready(&state.0));
-    assert_eq!(one.say(&format!("alloc {}", 30 * GIB)), "0");
-    assert_eq!(two.say(&format!("alloc {}", 60 * GIB)), "2", "only 50 GiB are left");
-    assert_eq!(two.say(&format!("alloc {}", 50 * GIB)), "0", "to the last byte");
-    assert_eq!(two.say("alloc 1"), "2");
+    assert_eq!(one.say(&format!("alloc:{}", 30 * GIB)), "0");
+    assert_eq!(two.say(&format!("alloc:{}", 60 * GIB)), "2", "only 50 GiB are left");
+    assert_eq!(two.say(&format!("alloc:{}", 50 * GIB)), "0", "to the last byte");
+    assert_eq!(two.say("alloc:1"), "2");
     assert_eq!(one.say("info"), format!("0 0 {}", 80 * GIB));
     let view = two.look(0);
     assert_eq!((view.used, view.free), (80 * GIB, 0));
@@ -30,10 +30,10 @@ fn what_a_killed_process_held_is_free_at_once() {
     let mut survivor = Client::ready(&state.0);
     for _ in 0..50 {
         let mut victim = Client::ready(&state.0);
-        assert_eq!(victim.say(&format!("alloc {}", 80 * GIB)), "0");
+        assert_eq!(victim.say(&format!("alloc:{}", 80 * GIB)), "0");
         victim.kill();
-        assert_eq!(survivor.say(&format!("alloc {}", 80 * GIB)), "0", "no wait, no retry");
-        assert_eq!(survivor.say("free"), "0");
+        assert_eq!(survivor.say(&format!("alloc:{}", 80 * GIB)), "0", "no wait, no retry");
+        assert_eq!(survivor.say("free:0"), "0");
     }
     let view = survivor.look(0);
     assert_eq!((view.used, view.users.len()), (0, 1), "{view:?}");
@@ -44,10 +44,10 @@ fn a_lock_outlives_closed_descriptors_and_dies_with_its_process_not_its_children
     let state = Folder::new("closefrom");
     let mut watcher = Client::ready(&state.0);
     let mut user = Client::ready(&state.0);
-    assert_eq!(user.say(&format!("alloc {GIB}")), "0");
+    assert_eq!(user.say(&format!("alloc:{GIB}")), "0");
     assert_eq!(user.say("closefrom"), "0");
     assert_eq!(watcher.look(0).used, GIB, "still alive");
-    let orphan: i32 = user.say("orphan").parse().unwrap();
+    let orphan: i32 = user.say("sleeper").parse().unwrap();
     user.kill();
     let view = watcher.look(0);
     // The orphan is ours to end, whatever the answer.
@@ -63,7 +63,7 @@ fn a_forked_child_has_no_driver() {
     let state = Folder::new("fork");
     let mut client = Client::ready(&state.0);
     assert_eq!(client.say("forked"), "3");
-    assert_eq!(client.say(&format!("alloc {GIB}")), "0", "the parent goes on");
+    assert_eq!(client.say(&format!("alloc:{GIB}")), "0", "the parent goes on");
     assert_eq!(client.look(0).users.len(), 1);
 }
 
@@ -74,7 +74,7 @@ fn a_storm_of_kills_leaves_a_true_picture() {
     let state = Folder::new("storm");
     let said = state.0.with_extension("stderr");
     let _said_goes = Folder(said.clone());
-    let mut watcher = on_gpus(CLIENT, &state.0);
+    let mut watcher = client(&state.0);
     watcher.stderr(std::fs::File::create(&said).unwrap());
     let mut watcher = Client::spawn(watcher).with_context();
     let mut storm: Vec<Client> = Vec::new();
@@ -82,7 +82,7 @@ fn a_storm_of_kills_leaves_a_true_picture() {
     for round in 0..60 {
         while storm.len() < 4 {
             let mut client = Client::ready(&state.0);
-            assert_eq!(client.say("storm"), "0");
+            assert_eq!(client.say("background:1"), "0");
             storm.push(client);
         }
         for _ in 0..5 {
@@ -102,7 +102,7 @@ fn a_storm_of_kills_leaves_a_true_picture() {
     let view = watcher.look(0);
     assert_eq!((view.used, view.users.len()), (0, 1), "{view:?}");
     assert_eq!(
-        watcher.say(&format!("alloc {}", 80 * GIB)),
+        watcher.say(&format!("alloc:{}", 80 * GIB)),
         "0",
         "the whole GPU is free again"
     );
@@ -121,17 +121,14 @@ fn pid_namespaces() {
     }
     let state = Folder::new("namespaces");
     let mut host = Client::ready(&state.0);
-    assert_eq!(host.say(&format!("alloc {GIB}")), "0");
+    assert_eq!(host.say(&format!("alloc:{GIB}")), "0");
     let mut inside: Vec<Client> = (0..2)
         .map(|_| {
             let mut command = on_gpus("unshare", &state.0);
-            command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CLIENT]);
-            let mut client = Client::spawn(command);
-            assert_eq!(
-                (client.say("init").as_str(), client.say("context 0").as_str()),
-                ("0", "0")
-            );
-            assert_eq!(client.say(&format!("alloc {}", 2 * GIB)), "0");
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+            command.arg(program()).arg("serve");
+            let mut client = Client::spawn(command).with_context();
+            assert_eq!(client.say(&format!("alloc:{}", 2 * GIB)), "0");
             client
         })
         .collect();
@@ -141,7 +138,7 @@ fn pid_namespaces() {
     for (pid, bytes) in view.users.iter().filter(|(pid, _)| **pid != host.pid()) {
         assert_eq!(*bytes, 2 * GIB);
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("a host PID");
-        assert!(CLIENT.contains(name.trim()), "{pid} is {name}");
+        assert_eq!(name.trim(), "gpu-client", "{pid}");
     }
     for client in &mut inside {
         let view = client.look(0);
@@ -159,9 +156,9 @@ fn utilisation_follows_launches() {
     let state = Folder::new("busy");
     let mut client = Client::ready(&state.0);
     assert_eq!(client.look(0).busy, 0);
-    assert_eq!(client.say("launch 5000"), "0");
+    assert_eq!(client.say("launch:5000"), "0");
     becomes(&mut client, 90..=100);
-    assert_eq!(client.say("sync"), "0");
+    assert_eq!(client.say("call:cuCtxSynchronize"), "0");
     becomes(&mut client, 0..=0);
 }
 

@@ -203,9 +203,7 @@ impl Bench {
 }
 
 fn client(steps: &[&str]) -> Command {
-    let tests = std::env::current_exe().expect("a path");
-    let folder = tests.parent().and_then(Path::parent).expect("target/<profile>");
-    let mut command = Command::new(folder.join("examples/gpu-client"));
+    let mut command = Command::new(vgpu_built_from::program("gpu-client"));
     command
         .args(steps)
         .env_remove("LD_PRELOAD")

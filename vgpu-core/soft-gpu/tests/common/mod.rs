@@ -1,4 +1,4 @@
-//! Finds the built libraries and runs the test client against them.
+//! Finds the built libraries and runs gpu-client against them.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
 
@@ -42,6 +42,17 @@ pub fn succeeds(program: &str, args: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// A client that reads its steps from stdin, on the software GPUs of a folder.
+pub fn client(state: &Path) -> Command {
+    let mut command = on_gpus(program(), state);
+    command.arg("serve");
+    command
+}
+
+pub fn program() -> PathBuf {
+    vgpu_built_from::program("gpu-client")
+}
+
 /// A command that uses the software GPUs of a folder.
 pub fn on_gpus(program: impl AsRef<std::ffi::OsStr>, state: &Path) -> Command {
     let mut command = Command::new(program);
@@ -52,8 +63,6 @@ pub fn on_gpus(program: impl AsRef<std::ffi::OsStr>, state: &Path) -> Command {
     command
 }
 
-pub const CLIENT: &str = env!("CARGO_BIN_EXE_soft-gpu-test-client");
-
 /// A running client.
 pub struct Client {
     child: Child,
@@ -63,7 +72,7 @@ pub struct Client {
 
 impl Client {
     pub fn start(state: &Path) -> Self {
-        Self::spawn(on_gpus(CLIENT, state))
+        Self::spawn(client(state))
     }
 
     pub fn spawn(mut command: Command) -> Self {
@@ -85,7 +94,7 @@ impl Client {
     }
 
     pub fn with_context(mut self) -> Self {
-        assert_eq!((self.say("init").as_str(), self.say("context 0").as_str()), ("0", "0"));
+        assert_eq!(self.say("init:0"), "0");
         self
     }
 
@@ -93,15 +102,16 @@ impl Client {
         self.child.id()
     }
 
-    pub fn say(&mut self, command: &str) -> String {
-        writeln!(self.to, "{command}").expect("the client lives");
+    /// Has it do a step, and returns its line without the step's name.
+    pub fn say(&mut self, step: &str) -> String {
+        writeln!(self.to, "{step}").expect("the client lives");
         let mut line = String::new();
         self.from.read_line(&mut line).expect("the client answers");
-        line.trim_end().to_owned()
+        answer(&line, step).to_owned()
     }
 
     pub fn look(&mut self, gpu: usize) -> View {
-        View::parse(&self.say(&format!("look {gpu}")))
+        View::parse(&self.say(&format!("look:{gpu}")))
     }
 
     /// SIGKILL, and gone.
@@ -109,6 +119,13 @@ impl Client {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it can be waited for");
     }
+}
+
+/// What a line says of a step.
+pub fn answer<'a>(line: &'a str, step: &str) -> &'a str {
+    let name = step.split(':').next().unwrap_or_default();
+    let answer = line.trim_end().strip_prefix(name);
+    answer.unwrap_or_else(|| panic!("{step}: {line:?}")).trim_start()
 }
 
 impl Drop for Client {

@@ -2,9 +2,10 @@
 //! one after the other, and prints a line for each. It finds the libraries as every program does.
 //!
 //! ```text
-//!  client init alloc:20GiB info wait free:0 ...
-//!  client serve                                   steps from stdin, a line each
-//!  client calls                                   any function, a call a line: calls.rs
+//!  gpu-client init alloc:20GiB info wait free:0 ...
+//!  gpu-client serve                               steps from stdin, a line each
+//!  gpu-client calls                               any function, a call a line: calls.rs
+//!  gpu-client sizes | limit | hold BYTES          a program that knows no limit: share.rs
 //! ```
 //!
 //! Steps: `basic.rs` makes one call or a few, `odd.rs` calls that are seldom made; `storm.rs`, `crowd.rs` and
@@ -20,7 +21,12 @@ mod exchange;
 mod library;
 mod odd;
 mod process;
+mod share;
 mod storm;
+
+mod built_from {
+    include!(concat!(env!("OUT_DIR"), "/built_from.rs"));
+}
 
 use client::Client;
 use std::io::Write;
@@ -57,8 +63,8 @@ fn run_all(client: &mut Client, mut steps: std::vec::IntoIter<String>) {
 
 fn main() {
     storm::parent();
-    run_all(
-        &mut Client::new(),
-        std::env::args().skip(1).collect::<Vec<_>>().into_iter(),
-    );
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if !share::command(&words) {
+        run_all(&mut Client::new(), words.into_iter());
+    }
 }

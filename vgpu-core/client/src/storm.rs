@@ -31,9 +31,10 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, true)).to_string(),
         "plain" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, false)).to_string(),
         "freekept" => free_kept(client).to_string(),
+        // The same for ever beside other steps, in `number` threads.
         "background" => {
             let cuda = client.cuda() as usize;
-            for seed in 0..THREADS {
+            for seed in 0..if number == 0 { THREADS } else { number } {
                 std::thread::spawn(move || storm(cuda, seed + 1, 0));
             }
             "0".into()

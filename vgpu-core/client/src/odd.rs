@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::library::{call, size};
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 
 /// CU_POINTER_ATTRIBUTE_IS_MANAGED.
 const IS_MANAGED: c_int = 8;
@@ -42,6 +42,15 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             let second = call!(cuda, "cuPointerGetAttributes" (u32, *mut c_int, *mut *mut c_int, u64)
                 (1, &mut attribute, &mut values, pointer));
             format!("{first} {} {second} {}", one & 0xff, many & 0xff)
+        }
+        // Any function that takes no arguments, or does not look at them.
+        "call" => {
+            let symbol = CString::new(value).expect("a name");
+            // SAFETY: an open library and a C string.
+            let function = unsafe { libc::dlsym(cuda, symbol.as_ptr()) };
+            assert!(!function.is_null(), "{value} is not exported");
+            // SAFETY: the caller of this client says that the function reads no arguments.
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function)() }.to_string()
         }
         // Out of memory by every family: their answers.
         "toomuch" => too_much(cuda, number),

@@ -117,27 +117,6 @@ impl Calls<'_> {
         result
     }
 
-    /// Bytes used on a GPU, and by each process.
-    fn look(&mut self, gpu: u64) -> String {
-        /// nvmlProcessInfo_t in words: PID, bytes, instances.
-        const ENTRY: usize = 3;
-        let (nvml, mut device, mut memory) = (self.client.nvml(), 0_usize, [0_u64; 5]);
-        call!(nvml, "nvmlInit_v2"()());
-        call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (gpu as u32, &mut device));
-        // nvmlMemory_v2_t: version and size.
-        memory[0] = 2 << 24 | 40;
-        let result = call!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr()));
-        assert_eq!(result, 0, "nvmlDeviceGetMemoryInfo_v2");
-        let (mut count, mut list) = (256_u32, vec![0_u64; 256 * ENTRY]);
-        let result = call!(nvml, "nvmlDeviceGetComputeRunningProcesses_v3" (usize, *mut u32, *mut u64)
-            (device, &mut count, list.as_mut_ptr()));
-        assert_eq!(result, 0, "nvmlDeviceGetComputeRunningProcesses_v3");
-        let used = memory[4];
-        let users = list.chunks(ENTRY).take(count as usize);
-        let users: Vec<String> = users.map(|user| format!("{}:{}", user[0] as u32, user[1])).collect();
-        format!("{used} {}", users.join(" "))
-    }
-
     /// How many calls failed, in all threads.
     fn storm(&mut self, seed: u64, rounds: u64) -> u64 {
         let (library, context) = (self.client.cuda() as usize, self.slot(9001)[0]);
@@ -183,7 +162,10 @@ impl Calls<'_> {
                 }
                 "0".into()
             }
-            ["look", gpu] => self.look(number(gpu)),
+            ["look", gpu] => {
+                let view = self.client.view(number(gpu) as u32);
+                format!("{} {}", view.used, view.users.join(" "))
+            }
             ["storm", seed, rounds] => self.storm(number(seed), number(rounds)).to_string(),
             [name, arguments @ ..] => self.call(name, arguments).to_string(),
             [] => String::new(),

@@ -107,6 +107,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
                 call!(nvml, "nvmlDeviceGetUtilizationRates" (*mut c_void, *mut u32) (device, rates.as_mut_ptr()));
             format!("{result} {} {}", rates[0], rates[1])
         }
+        "look" => look(client, number as u32),
         "create" => {
             // CUmemAllocationProp: pinned, no export, device 0.
             let properties: [u64; 4] = [1, 1, 0, 0];
@@ -259,6 +260,15 @@ fn memory(client: &mut Client) -> String {
         text += &format!(" {uuid} {} {}", memory[0], memory[2]);
     }
     text
+}
+
+/// NVML, of one device: bytes used and free, percent busy, and bytes of each PID.
+fn look(client: &mut Client, gpu: u32) -> String {
+    let (view, nvml, mut rates) = (client.view(gpu), client.nvml(), [0_u32; 2]);
+    let result = call!(nvml, "nvmlDeviceGetUtilizationRates" (usize, *mut u32) (view.device, rates.as_mut_ptr()));
+    assert_eq!(result, 0, "nvmlDeviceGetUtilizationRates");
+    let users = view.users.join(",");
+    format!("used={} free={} busy={} pids={users}", view.used, view.free, rates[0])
 }
 
 /// NVML's compute processes of the first device as public calls and as nvidia-smi see them:

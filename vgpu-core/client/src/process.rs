@@ -20,6 +20,8 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             // SAFETY: ends this process without a word.
             _ => unsafe { libc::_exit(0) },
         },
+        // A child's answer to cuInit.
+        "forked" => forked(client).to_string(),
         // A child that never does anything, and is left behind.
         "sleeper" => sleeper(fork()),
         "rawsleeper" => sleeper(clone(0)),
@@ -88,6 +90,18 @@ fn waited(client: &mut Client, child: c_int) -> String {
     // SAFETY: the child just made.
     unsafe { libc::waitpid(child, &mut status, 0) };
     format!("parent {status}")
+}
+
+fn forked(client: &mut Client) -> c_int {
+    let (cuda, child, mut status) = (client.cuda(), fork(), 0);
+    if child == 0 {
+        let result = call!(cuda, "cuInit"(u32)(0));
+        // SAFETY: ends the child without what the parent would do at its end.
+        unsafe { libc::_exit(result) };
+    }
+    // SAFETY: the child just made.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    libc::WEXITSTATUS(status)
 }
 
 fn sleeper(child: c_int) -> String {

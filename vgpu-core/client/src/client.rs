@@ -8,6 +8,14 @@ use std::ffi::{c_int, c_void};
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(pub(crate) [u64; 8]);
 
+/// What NVML shows of a GPU: its handle, bytes, and PID:bytes of each process with a context.
+pub(crate) struct View {
+    pub(crate) device: usize,
+    pub(crate) used: u64,
+    pub(crate) free: u64,
+    pub(crate) users: Vec<String>,
+}
+
 pub(crate) struct Client {
     pub(crate) cuda: *mut c_void,
     nvml: *mut c_void,
@@ -68,5 +76,28 @@ impl Client {
         let cuda = self.cuda();
         let result = call!(cuda, "cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut total));
         (result, free as u64, total as u64)
+    }
+    pub(crate) fn view(&mut self, gpu: u32) -> View {
+        /// nvmlProcessInfo_t in words: PID, bytes, instances.
+        const ENTRY: usize = 3;
+        let (nvml, mut device, mut memory) = (self.nvml(), 0_usize, [0_u64; 5]);
+        assert_eq!(call!(nvml, "nvmlInit_v2"()()), 0, "nvmlInit_v2");
+        let result = call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (gpu, &mut device));
+        assert_eq!(result, 0, "nvmlDeviceGetHandleByIndex_v2");
+        // nvmlMemory_v2_t: version and size; then total, reserved, free and used.
+        memory[0] = 2 << 24 | 40;
+        let result = call!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr()));
+        assert_eq!(result, 0, "nvmlDeviceGetMemoryInfo_v2");
+        let (mut count, mut list) = (256_u32, vec![0_u64; 256 * ENTRY]);
+        let result = call!(nvml, "nvmlDeviceGetComputeRunningProcesses_v3" (usize, *mut u32, *mut u64)
+            (device, &mut count, list.as_mut_ptr()));
+        assert_eq!(result, 0, "nvmlDeviceGetComputeRunningProcesses_v3");
+        let users = list.chunks(ENTRY).take(count as usize);
+        View {
+            device,
+            used: memory[4],
+            free: memory[3],
+            users: users.map(|user| format!("{}:{}", user[0] as u32, user[1])).collect(),
+        }
     }
 }
