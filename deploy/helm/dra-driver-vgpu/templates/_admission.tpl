@@ -42,9 +42,12 @@ spec:
     # A variable must not be an optional: in another expression it would read as empty, and every check would pass.
     - name: devices
       expression: object.{{ $spec }}.?devices.orValue({})
+    # null without requests: the API's field has no omitempty.
+    - name: allRequests
+      expression: "variables.devices.?requests.orValue(null) == null ? [] : variables.devices.requests"
     - name: asks
       expression: >-
-        variables.devices.?requests.orValue([]).transformList(i, r,
+        variables.allRequests.transformList(i, r,
           has(r.exactly)
           ? [{'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
               'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
@@ -132,14 +135,14 @@ spec:
             c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
           ]
           + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing'] ? ''
-              : c.at + '.' + k + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
+              : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
           + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
              'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive']}
             .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
-              : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? '"' + c.p[field] + '" is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
+              : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
           + (!('memoryPolicy' in c.p) ? []
              : type(c.p.memoryPolicy) != map ? [c.at + '.memoryPolicy: is not an object; write {type: Hard}']
-             : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy.' + k + ': is not a field of VgpuConfig; use one of type, hostMemory')
+             : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy' + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of type, hostMemory')
                + [c.p.memoryPolicy.?type.orValue('') == 'Hard' ? (
                     'hostMemory' in c.p.memoryPolicy ? c.at + '.memoryPolicy.hostMemory: contradicts type Hard, which uses no host memory; remove it, or set type to Oversubscribe' : '')
                   : c.p.memoryPolicy.?type.orValue('') != 'Oversubscribe' ? c.at + '.memoryPolicy.type: is missing or not allowed; use one of Hard, Oversubscribe'
@@ -161,7 +164,7 @@ spec:
             field == 'memoryPolicy'
             ? (type(c.p.?memoryPolicy.orValue('')) != map || c.p.memoryPolicy.?type.orValue('Hard') in words ? ''
                : 'memoryPolicy: Oversubscribe')
-            : type(c.p[?field].orValue(0)) != string || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
+            : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
             .transformMap(name, said, said.size() > 0, said[0]))
         }).filter(c, c.guaranteed || c.looser.size() > 0)
     - name: requests
@@ -199,6 +202,19 @@ metadata:
 spec:
   policyName: {{ $name }}
   validationActions: [Deny]
+{{- end -}}
+
+{{/*
+CEL for a text of the user, quoted as driver/api does it: a message of more than 5 KiB or of two lines would be dropped,
+and the user would see the expression.
+*/}}
+{{- define "vgpu.quoted" -}}
+strings.quote({{ . }}.size() > 64 ? {{ . }}.substring(0, 64) + '...' : {{ . }})
+{{- end -}}
+
+{{/* CEL for a field's name behind its object's path. */}}
+{{- define "vgpu.field" -}}
+({{ . }}.matches('^[A-Za-z0-9_./-]{1,64}$') ? '.' + {{ . }} : '[' + {{ include "vgpu.quoted" . }} + ']')
 {{- end -}}
 
 {{/*
