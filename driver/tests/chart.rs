@@ -39,6 +39,17 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ),
         ("admission.foreignClasses=nic", "/admission/foreignClasses"),
         ("plugin.contextReserve=some", "/plugin/contextReserve"),
+        // The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
+        ("plugin.contextReserve=99999999999999999999Ti", "/plugin/contextReserve"),
+        ("plugin.contextReserve=99999999999999", "/plugin/contextReserve"),
+        ("plugin.contextReserve=11Ti", "/plugin/contextReserve"),
+        ("plugin.contextReserve=12345Gi", "/plugin/contextReserve"),
+        ("plugin.contextReserve=-1", "/plugin/contextReserve"),
+        // The name of a module, of which alone there would be logs.
+        ("plugin.logLevel=nonsense", "/plugin/logLevel"),
+        ("controller.logLevel=loud", "/controller/logLevel"),
+        ("plugin.logLevel=kube=debug", "/plugin/logLevel"),
+        ("plugin.logLevel=info\\,kube=loud", "/plugin/logLevel"),
         ("plugin.kubeletRoot=kubelet", "/plugin/kubeletRoot"),
         ("driverRoot=run/nvidia", "/driverRoot"),
         ("softGpu.state=state", "/softGpu/state"),
@@ -56,6 +67,16 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ),
         (
             "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
+            "/deviceClasses/vgpu/config/memoryPolicy",
+        ),
+        (
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+             deviceClasses.vgpu.config.memoryPolicy.hostMemory=99999999999999999999Ti",
+            "/deviceClasses/vgpu/config/memoryPolicy",
+        ),
+        (
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+             deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.2.3Gi",
             "/deviceClasses/vgpu/config/memoryPolicy",
         ),
         (
@@ -80,6 +101,13 @@ fn what_the_values_offer_is_accepted() {
         &["images.tag=dev", "driverRoot=/opt/soft", "softGpu.state=/var/lib/soft"],
         &["plugin.shares=1", "plugin.contextReserve=300Mi", "plugin.httpPort=1"],
         &["plugin.contextReserve=0", "plugin.nodeSelector.gpu=yes"],
+        &["plugin.contextReserve=314572800", "plugin.logLevel=off"],
+        &["plugin.contextReserve=9999Mi", "controller.logLevel=trace"],
+        &[
+            "plugin.contextReserve=10Ti",
+            "plugin.logLevel=warn\\,kube::client=debug",
+        ],
+        &["plugin.contextReserve=512k", "controller.logLevel=kube=warn\\,debug"],
         &[
             "deviceClasses.vgpu.config.computePolicy=Unlimited",
             "deviceClasses.vgpu.config.priority=High",
@@ -87,6 +115,10 @@ fn what_the_values_offer_is_accepted() {
         &[
             "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
             "deviceClasses.vgpu.config.memoryPolicy.hostMemory=10Gi",
+        ],
+        &[
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
+            "deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.5Gi",
         ],
         &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
         &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],
