@@ -1,8 +1,9 @@
-//! Background work: creates events for missing glibc and damaged checkpoints, and unprepares stale claims.
+//! Background work: creates events for the hook's reports and damaged checkpoints, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
 use crate::metrics::Metrics;
 use crate::node::SharedNode;
+use crate::report::Report;
 use crate::share::ClaimId;
 use crate::stale::{ClaimState, Gone};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -19,7 +20,7 @@ pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics,
     let mut cleaned_up = Instant::now();
     let mut unreported = Vec::new();
     loop {
-        warn_missing_glibc(&node, &api).await;
+        warn_reported(&node, &api).await;
         report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
@@ -29,29 +30,26 @@ pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics,
     }
 }
 
-/// Creates a Warning on each pod with a container whose image has no glibc, in which the library cannot work.
+/// Creates a Warning on each pod with a container that starts without the backstop, one for each reason.
 /// The hook's report names the claim but not the pod, so every pod of the claim gets the event once.
-pub async fn warn_missing_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
-    for id in without_glibc(node) {
-        let holders = match api.get(&id.namespace, &id.name).await {
-            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => {
-                claim.status.and_then(|status| status.reserved_for).unwrap_or_default()
-            }
-            // The claim is gone, and with it all of its pods.
-            Ok(_) => Vec::new(),
+pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
+    for (id, report) in reported(node) {
+        let event = report.event();
+        let pods = match pods_of(api, &id).await {
+            Ok(pods) => pods,
             Err(error) => {
-                tracing::warn!(%error, "cannot create the NoGlibc event on the pods of {id}; retrying");
+                tracing::warn!(%error, "cannot create the {event} event on the pods of {id}; retrying");
                 continue;
             }
         };
-        let before = node.lock().dirs().warned_pods(&id.uid);
+        let before = node.lock().dirs().warned_pods(&id.uid, report);
         let mut warned = BTreeSet::new();
         let mut failed = false;
-        for pod in holders.into_iter().filter(|holder| holder.resource == "pods") {
+        for pod in pods {
             if !before.contains(&pod.uid)
-                && let Err(error) = api.warn(pod_reference(&id, &pod), "NoGlibc", no_glibc_note(&id)).await
+                && let Err(error) = api.warn(pod_reference(&id, &pod), event, report.note(&id)).await
             {
-                tracing::warn!(%error, "cannot create the NoGlibc event on pod {} of {id}; retrying", pod.name);
+                tracing::warn!(%error, "cannot create the {event} event on pod {} of {id}; retrying", pod.name);
                 failed = true;
                 continue;
             }
@@ -61,10 +59,18 @@ pub async fn warn_missing_glibc<A: Claims + Events>(node: &SharedNode, api: &A) 
             // The pods with the event are recorded, and the report stays for the others.
             warned.extend(before);
         }
-        if let Err(error) = node.lock().dirs().record_warned(&id.uid, &warned, !failed) {
-            tracing::warn!(%error, "cannot record that the pods of {id} have the NoGlibc event; it will be repeated");
+        if let Err(error) = node.lock().dirs().record_warned(&id.uid, report, &warned, !failed) {
+            tracing::warn!(%error, "cannot record that the pods of {id} have the {event} event; it will be repeated");
         }
     }
+}
+
+/// The pods of a claim; none if it is gone, because all of its pods are gone before it.
+async fn pods_of<A: Claims>(api: &A, id: &ClaimId) -> Result<Vec<ResourceClaimConsumerReference>, crate::api::Error> {
+    let claim = api.get(&id.namespace, &id.name).await?;
+    let claim = claim.filter(|claim| claim.metadata.uid.as_ref() == Some(&id.uid));
+    let holders = claim.and_then(|claim| claim.status?.reserved_for).unwrap_or_default();
+    Ok(holders.into_iter().filter(|holder| holder.resource == "pods").collect())
 }
 
 fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectReference {
@@ -78,26 +84,19 @@ fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectRe
     }
 }
 
-fn no_glibc_note(id: &ClaimId) -> String {
-    format!(
-        "a container of this pod, or of one that shares ResourceClaim {} with it, has an image without glibc: no CUDA \
-         program can run in it; use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
-        id.name
-    )
-}
-
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
 /// no name to look up until it is prepared again.
-fn without_glibc(node: &SharedNode) -> Vec<ClaimId> {
+fn reported(node: &SharedNode) -> Vec<(ClaimId, Report)> {
     let node = node.lock();
-    let all = node.claims().claims.iter();
-    all.filter(|(uid, entry)| !entry.name.is_empty() && node.dirs().take_no_glibc(uid))
-        .map(|(uid, entry)| ClaimId {
-            namespace: entry.namespace.clone(),
-            name: entry.name.clone(),
-            uid: uid.clone(),
-        })
-        .collect()
+    let mut reported = Vec::new();
+    for (uid, entry) in node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty()) {
+        let id = entry.id(uid);
+        let reports = Report::ALL
+            .into_iter()
+            .filter(|report| node.dirs().take_report(uid, *report));
+        reported.extend(reports.map(|report| (id.clone(), report)));
+    }
+    reported
 }
 
 async fn report_damages<A: Events>(

@@ -306,7 +306,7 @@ async fn pods_without_glibc_are_told_once() {
     let report = || std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
     report();
     for _ in 0..2 {
-        background::warn_missing_glibc(&served.node, &served.api).await;
+        background::warn_reported(&served.node, &served.api).await;
     }
     assert_eq!(served.api.events.lock().expect("lock").len(), 1);
     // A second pod uses the claim, and the hook reports its container too.
@@ -316,7 +316,7 @@ async fn pods_without_glibc_are_told_once() {
     served.api.put((id, claim));
     report();
     for _ in 0..2 {
-        background::warn_missing_glibc(&served.node, &served.api).await;
+        background::warn_reported(&served.node, &served.api).await;
     }
     {
         let events = served.api.events.lock().expect("lock");
@@ -326,7 +326,7 @@ async fn pods_without_glibc_are_told_once() {
     // The claim is deleted while a report is left: there are no pods to warn, so it is not read again.
     served.api.drop_claim("u1");
     report();
-    background::warn_missing_glibc(&served.node, &served.api).await;
+    background::warn_reported(&served.node, &served.api).await;
     assert!(!served.rig.path("run/claims/u1/no-glibc").exists());
     assert!(!served.rig.path("run/claims/u1/no-glibc.taken").exists());
     let events = served.api.events.lock().expect("lock");
@@ -337,6 +337,33 @@ async fn pods_without_glibc_are_told_once() {
         (Some("Pod"), Some("pod-uid"))
     );
     assert!(text.starts_with("NoGlibc: ") && text.contains("claim-u1"), "{text}");
+}
+
+/// A container whose list is a mount, in an image with glibc, is not one without glibc.
+#[tokio::test]
+async fn each_reason_gets_one_event_with_its_own_words() {
+    let served = Served::new().await;
+    let (id, mut claim) = claim("u1", &[("s1", 20, 25)]);
+    let holders = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"}]);
+    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holders).expect("holders");
+    served.api.put((id, claim));
+    served.prepare(&["u1"]).await;
+    for (file, words) in [
+        ("mounted", "PreloadListMounted: a container of this pod, "),
+        ("read-only", "ReadOnlyRoot: a container of this pod, "),
+        ("no-glibc", "NoGlibc: a container of this pod, "),
+    ] {
+        served.api.events.lock().expect("lock").clear();
+        for _ in 0..2 {
+            std::fs::write(served.rig.path("run/claims/u1").join(file), "").expect("reported");
+            background::warn_reported(&served.node, &served.api).await;
+        }
+        let events = served.api.events.lock().expect("lock");
+        assert_eq!(events.len(), 1, "{file}: {events:?}");
+        let text = &events[0].1;
+        assert!(text.starts_with(words) && text.contains("claim-u1"), "{file}: {text}");
+        assert_eq!(text.contains("image without glibc"), file == "no-glibc", "{text}");
+    }
 }
 
 #[tokio::test]
