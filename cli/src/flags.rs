@@ -9,6 +9,8 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use vgpu_quantity::shortened;
+
 pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat};
 
 /// A parsed command line.
@@ -112,6 +114,9 @@ pub struct RunFlags {
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let args: Vec<OsString> = args.into_iter().collect();
     let typed = args.get(1).map(|command| command.to_string_lossy().into_owned());
+    if let Some(flag) = flag_before_the_command(&args) {
+        return Err(format!("{flag}: its value is missing (see vgpu run --help)"));
+    }
     match Cli::try_parse_from(args) {
         Ok(Cli {
             command: Command::Run(flags),
@@ -135,10 +140,31 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
     }
 }
 
+/// Returns the flag of `vgpu run` that has `--` for a value. clap would read on, and name COMMAND as the mistake.
+fn flag_before_the_command(args: &[OsString]) -> Option<String> {
+    let cli = Cli::command();
+    let run = cli.find_subcommand("run")?;
+    let takes_value = |word: &OsString| {
+        let mut flags = run.get_arguments().filter(|flag| flag.get_action().takes_values());
+        let name = word.to_str().and_then(|word| word.strip_prefix("--"));
+        name.is_some() && flags.any(|flag| flag.get_long() == name)
+    };
+    let mut words = args.iter().skip(1);
+    if words.next()? != "run" {
+        return None;
+    }
+    while let Some(word) = words.next().filter(|word| *word != "--") {
+        if takes_value(word) && words.next()? == "--" {
+            return word.to_str().map(str::to_owned);
+        }
+    }
+    None
+}
+
 /// Formats clap's error in one line. `command` is the subcommand that was typed.
 fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let named = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.split(" <").next().unwrap_or(text).to_owned(),
+        Some(ContextValue::String(text)) => shortened(text.split(" <").next().unwrap_or(text)).into_owned(),
         Some(ContextValue::Strings(texts)) => texts.join(" "),
         _ => String::new(),
     };
@@ -209,6 +235,15 @@ mod tests {
             (&["vgpu", "run", "--mem", "1Gi", "--", "true"], "--mem: unknown flag"),
             (&["vgpu", "run", "-m", "1Gi", "--", "true"], "-m: unknown flag"),
             (&["vgpu", "run", "--memory"], "--memory: its value is missing"),
+            // Not "true", which is in its place.
+            (
+                &["vgpu", "run", "--memory", "--", "true"],
+                "--memory: its value is missing",
+            ),
+            (
+                &["vgpu", "run", "--cores", "--memory", "--gpu", "--", "true"],
+                "--gpu: its value is missing",
+            ),
             (
                 &["vgpu", "run", "--cores", "1", "--cores", "2", "--", "true"],
                 "--cores: given twice",
@@ -221,6 +256,21 @@ mod tests {
             let line = line_of(args);
             assert!(line.starts_with(start), "{args:?}: {line}");
             assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn a_long_argument_is_shortened() {
+        let long = "x".repeat(5000);
+        for args in [
+            &["vgpu", &long][..],
+            &["vgpu", "run", &long],
+            &["vgpu", "run", &format!("--{long}"), "--", "true"],
+            &["vgpu", "allocate", "-f", "x", "-o", &long],
+            &["vgpu", "explain", "pod/a", &long],
+        ] {
+            let line = line_of(args);
+            assert!(line.len() < 250 && line.contains("xxx..."), "{line}");
         }
     }
 

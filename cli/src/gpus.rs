@@ -30,7 +30,7 @@ pub struct Gpu {
 
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    #[error("cannot run {}, the helper that asks NVML: {source}", program.display())]
+    #[error("cannot run {}, the helper that asks NVML: {source}{}", program.display(), remedy(source))]
     Helper { program: PathBuf, source: std::io::Error },
     /// The software GPU's own message, which names the variable and its value.
     #[error("{0}")]
@@ -41,6 +41,15 @@ pub enum GpuError {
         reason: String,
         soft: bool,
     },
+}
+
+/// What to do about an error that the caller's limit of open files causes.
+fn remedy(error: &std::io::Error) -> &'static str {
+    if error.raw_os_error() == Some(libc::EMFILE) {
+        "; raise the limit of open files (ulimit -n)"
+    } else {
+        ""
+    }
 }
 
 fn hint(soft: bool) -> &'static str {
@@ -159,6 +168,20 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_open_files_is_named_with_its_remedy() {
+        let error = |errno| GpuError::Helper {
+            program: "/proc/self/exe".into(),
+            source: std::io::Error::from_raw_os_error(errno),
+        };
+        let line = error(libc::EMFILE).to_string();
+        assert!(
+            line.ends_with("(os error 24); raise the limit of open files (ulimit -n)"),
+            "{line}"
+        );
+        assert!(!error(libc::EACCES).to_string().contains("ulimit"));
+    }
 
     #[test]
     fn what_is_published_is_what_is_not_reserved_in_whole_mebibytes() {

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN};
+use vgpu_quantity::quoted;
 
 /// The request of a `vgpu run`; None = flag left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,13 +34,13 @@ pub enum GpuChoice {
 pub enum FlagError {
     #[error("--memory: {0}")]
     Quantity(#[from] vgpu_quantity::WholeError),
-    #[error("--memory {0:?}: below the minimum of 64Mi; a number without a unit counts bytes: write 20Gi for GiB")]
+    #[error("--memory {}: below the minimum of 64Mi; a number without a unit counts bytes: write 20Gi for GiB", quoted(.0))]
     MemoryTooSmall(String),
-    #[error("--cores {0:?}: not a whole percentage from 0 to 100")]
+    #[error("--cores {}: not a whole percentage from 0 to 100", quoted(.0))]
     Cores(String),
-    #[error("--share {0:?}: not a name of 1 to 63 characters out of a-z, 0-9 and -")]
+    #[error("--share {}: not a name of 1 to 63 characters out of a-z, 0-9 and -", quoted(.0))]
     Share(String),
-    #[error("--gpu {0:?}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")]
+    #[error("--gpu {}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)", quoted(.0))]
     Gpu(String),
 }
 
@@ -232,5 +233,26 @@ mod tests {
         let bytes = OsString::from_vec(vec![b'1', 0xff]);
         assert!(request(|f| f.memory = Some(bytes.clone())).is_err());
         assert!(request(|f| f.share = Some(bytes)).is_err());
+    }
+
+    #[test]
+    fn a_long_value_is_shortened() {
+        type Set = fn(&mut RunFlags, OsString);
+        let sets: [(&str, Set); 4] = [
+            ("--memory", |f, v| f.memory = Some(v)),
+            ("--cores", |f, v| f.cores = Some(v)),
+            ("--share", |f, v| f.share = Some(v)),
+            ("--gpu", |f, v| f.gpu = Some(v)),
+        ];
+        for (flag, set) in sets {
+            // No number, too large a one, a fraction, one with an unknown unit, and one that only as memory is too small.
+            let zero = (flag == "--memory").then_some("0");
+            for value in ["x", "9", "0.1", "9 gi"].into_iter().chain(zero) {
+                let long = format!("{}{value}", value.chars().next().unwrap().to_string().repeat(5000));
+                let line = request(|f| set(f, long.into())).unwrap_err().to_string();
+                assert!(line.starts_with(flag) && line.len() < 300, "{line}");
+                assert!(line.contains(&format!("{}...", &value[..1])), "{line}");
+            }
+        }
     }
 }

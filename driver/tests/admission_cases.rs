@@ -1,13 +1,17 @@
-//! `driver/api` accepts and refuses the cases of `deploy/admission-cases` as the admission policy does.
+//! The cases of `deploy/admission-cases`: the chart's policies, evaluated by Kubernetes' own packages, and `driver/api`
+//! accept and refuse the same, in the same words.
 //!
 //! The end-to-end tests send the same files to a real API server. Files about rules that only the policy has
-//! (tolerations, admin access) are skipped here by their names.
+//! (tolerations, admin access) are not shown to `driver/api`.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vgpu_api::config::{self, Entry, Grant};
 use vgpu_api::{DRIVER_NAME, class, request};
+use vgpu_cache::go;
+
+mod support;
 
 fn cases(kind: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -55,17 +59,19 @@ fn class_configs(name: &str) -> Option<Vec<Entry>> {
 
 /// Everything that `driver/api` has against an object.
 fn errors(object: &Value) -> Vec<String> {
-    let (spec, path) = match object["kind"].as_str() {
-        Some("ResourceClaim") => (&object["spec"], "spec"),
-        Some("ResourceClaimTemplate") => (&object["spec"]["spec"], "spec.spec"),
+    // A class has configs, and no requests.
+    let (devices, path) = match object["kind"].as_str() {
+        Some("ResourceClaim") => (&object["spec"]["devices"], "spec.devices"),
+        Some("ResourceClaimTemplate") => (&object["spec"]["spec"]["devices"], "spec.spec.devices"),
+        Some("DeviceClass") => (&object["spec"], "spec"),
         other => panic!("kind {other:?}"),
     };
     let mut errors = Vec::new();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut configs = Vec::new();
-    for (i, entry) in list(&spec["devices"]["config"]).iter().enumerate() {
+    for (i, entry) in list(&devices["config"]).iter().enumerate() {
         if entry["opaque"]["driver"] == DRIVER_NAME {
-            let at = format!("{path}.devices.config[{i}].opaque.parameters");
+            let at = format!("{path}.config[{i}].opaque.parameters");
             let requests: Vec<String> = list(&entry["requests"]).iter().map(quantity).collect();
             match Entry::parse(at, &entry["opaque"]["parameters"]) {
                 Ok(entry) => configs.push((requests, entry)),
@@ -73,8 +79,8 @@ fn errors(object: &Value) -> Vec<String> {
             }
         }
     }
-    for (i, request) in list(&spec["devices"]["requests"]).iter().enumerate() {
-        let at = format!("{path}.devices.requests[{i}]");
+    for (i, request) in list(&devices["requests"]).iter().enumerate() {
+        let at = format!("{path}.requests[{i}]");
         let name = request["name"].as_str().unwrap();
         let subs = list(&request["firstAvailable"]);
         let asks = match request.get("exactly") {
@@ -164,4 +170,88 @@ fn what_is_refused_is_refused_in_the_same_words() {
         checked += 1;
     }
     assert!(checked > 40, "{checked} cases");
+}
+
+/// What Kubernetes says of an object under the chart's policies.
+#[derive(Debug, serde::Deserialize)]
+struct Verdict {
+    /// How many policies are for its kind.
+    policies: usize,
+    #[serde(default)]
+    denied: Vec<String>,
+    /// Of expressions that fail. The API server refuses the object, and shows the expression.
+    #[serde(default)]
+    errors: Vec<String>,
+}
+
+/// `None` if this machine has no helm, or cannot build the program with Kubernetes' packages.
+fn verdicts(test: &str, values: &[&str], objects: &[Value]) -> Option<Vec<Verdict>> {
+    #[derive(Debug, serde::Deserialize)]
+    struct Answer {
+        verdicts: Vec<Verdict>,
+        #[serde(default)]
+        error: String,
+    }
+    let helm = support::helm(test)?;
+    let rendered = support::render(&helm, values).expect("rendered");
+    let policies: Vec<_> = rendered
+        .iter()
+        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy")
+        .collect();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
+    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+        Ok(answers) => answers,
+        Err(vgpu_cache::Error::Unavailable(why)) => {
+            vgpu_skip::skip(test, &why);
+            return None;
+        }
+        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
+    };
+    let question = json!({"policies": policies, "objects": objects});
+    let answer = kubernetes.ask(&question.to_string()).expect("an answer");
+    let answer: Answer = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{answer}: {e}"));
+    assert_eq!(answer.error, "");
+    assert_eq!(answer.verdicts.len(), objects.len());
+    Some(answer.verdicts)
+}
+
+#[test]
+fn the_policies_accept_what_is_to_be_accepted() {
+    let files = cases("accept");
+    let objects: Vec<Value> = files.iter().map(|file| read(file).1).collect();
+    let Some(verdicts) = verdicts("the_policies_accept_what_is_to_be_accepted", &[], &objects) else {
+        return;
+    };
+    for (file, verdict) in files.iter().zip(verdicts) {
+        let Verdict {
+            policies,
+            denied,
+            errors,
+        } = verdict;
+        assert_eq!((policies, denied, errors), (1, vec![], vec![]), "{}", file.display());
+    }
+}
+
+/// With text, not with an expression.
+#[test]
+fn the_policies_refuse_each_mistake_in_words() {
+    let files = cases("refuse");
+    let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
+    let objects: Vec<Value> = read.iter().map(|(_, object)| object.clone()).collect();
+    let Some(verdicts) = verdicts("the_policies_refuse_each_mistake_in_words", &[], &objects) else {
+        return;
+    };
+    for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
+        let name = file.display();
+        let words = first
+            .strip_prefix("refused: ")
+            .expect("the first line says `# refused: `");
+        assert_eq!(verdict.errors, Vec::<String>::new(), "{name}");
+        // The API server shows only the first one.
+        let shown = verdict.denied.first().unwrap_or_else(|| panic!("{name} is accepted"));
+        assert!(shown.contains(words), "{name}: {words}: {shown}");
+        for message in &verdict.denied {
+            assert!(!message.contains("failed expression"), "{name}: {message}");
+        }
+    }
 }

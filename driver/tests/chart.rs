@@ -2,52 +2,12 @@
 //!
 //! Uses the helm that the end-to-end tests built (`make demo`, `make test`), or the one on PATH.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use serde_json::Value;
 use vgpu_api::config::AllocationPolicy;
 
-fn chart() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu")
-}
+mod support;
 
-/// The helm of this project's tools, else of this machine.
-fn helm(test: &str) -> Option<PathBuf> {
-    let tools = vgpu_cache::root()
-        .ok()
-        .and_then(|cache| std::fs::read_dir(cache.join("tools")).ok());
-    let built = tools
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|tool| tool.path().join("helm"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join("helm"));
-    let helm = built.chain(found).find(|helm| helm.is_file());
-    if helm.is_none() {
-        vgpu_skip::skip(test, "no helm; `make demo` builds one");
-    }
-    helm
-}
-
-/// All objects of the chart, or what helm has against these values.
-fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
-    let mut command = Command::new(helm);
-    command
-        .args(["template", "x", "--namespace", "n", "--kube-version", "1.37.1"])
-        .arg(chart());
-    for value in values {
-        command.args(["--set", value]);
-    }
-    let output = command.output().expect("helm runs");
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-    }
-    let text = String::from_utf8(output.stdout).expect("text");
-    let documents = serde_saphyr::from_multiple::<Value>(&text).expect("YAML");
-    Ok(documents.into_iter().filter(|object| !object.is_null()).collect())
-}
+use support::{helm, render};
 
 #[test]
 fn the_schema_refuses_what_the_values_do_not_list() {
@@ -79,6 +39,17 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ),
         ("admission.foreignClasses=nic", "/admission/foreignClasses"),
         ("plugin.contextReserve=some", "/plugin/contextReserve"),
+        // The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
+        ("plugin.contextReserve=99999999999999999999Ti", "/plugin/contextReserve"),
+        ("plugin.contextReserve=99999999999999", "/plugin/contextReserve"),
+        ("plugin.contextReserve=11Ti", "/plugin/contextReserve"),
+        ("plugin.contextReserve=12345Gi", "/plugin/contextReserve"),
+        ("plugin.contextReserve=-1", "/plugin/contextReserve"),
+        // The name of a module, of which alone there would be logs.
+        ("plugin.logLevel=nonsense", "/plugin/logLevel"),
+        ("controller.logLevel=loud", "/controller/logLevel"),
+        ("plugin.logLevel=kube=debug", "/plugin/logLevel"),
+        ("plugin.logLevel=info\\,kube=loud", "/plugin/logLevel"),
         ("plugin.kubeletRoot=kubelet", "/plugin/kubeletRoot"),
         ("driverRoot=run/nvidia", "/driverRoot"),
         ("softGpu.state=state", "/softGpu/state"),
@@ -96,6 +67,16 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ),
         (
             "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
+            "/deviceClasses/vgpu/config/memoryPolicy",
+        ),
+        (
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+             deviceClasses.vgpu.config.memoryPolicy.hostMemory=99999999999999999999Ti",
+            "/deviceClasses/vgpu/config/memoryPolicy",
+        ),
+        (
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+             deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.2.3Gi",
             "/deviceClasses/vgpu/config/memoryPolicy",
         ),
         (
@@ -120,6 +101,13 @@ fn what_the_values_offer_is_accepted() {
         &["images.tag=dev", "driverRoot=/opt/soft", "softGpu.state=/var/lib/soft"],
         &["plugin.shares=1", "plugin.contextReserve=300Mi", "plugin.httpPort=1"],
         &["plugin.contextReserve=0", "plugin.nodeSelector.gpu=yes"],
+        &["plugin.contextReserve=314572800", "plugin.logLevel=off"],
+        &["plugin.contextReserve=9999Mi", "controller.logLevel=trace"],
+        &[
+            "plugin.contextReserve=10Ti",
+            "plugin.logLevel=warn\\,kube::client=debug",
+        ],
+        &["plugin.contextReserve=512k", "controller.logLevel=kube=warn\\,debug"],
         &[
             "deviceClasses.vgpu.config.computePolicy=Unlimited",
             "deviceClasses.vgpu.config.priority=High",
@@ -127,6 +115,10 @@ fn what_the_values_offer_is_accepted() {
         &[
             "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
             "deviceClasses.vgpu.config.memoryPolicy.hostMemory=10Gi",
+        ],
+        &[
+            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
+            "deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.5Gi",
         ],
         &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
         &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],

@@ -2,9 +2,10 @@
 //
 //	kubernetes-go allocate   a case in the form of the conformance vectors ─► {"results": [...]} or {"error": "..."}
 //	kubernetes-go cel        {"expression": "...", "device": {...}} ─► {"compiles": ..., "result": ..., "cost": ..., "error": "..."}
+//	kubernetes-go admission  {"policies": [...], "objects": [...]} ─► {"verdicts": [{"policies": ..., "denied": [...], "errors": [...]}]}
 //	kubernetes-go figures    one cluster, measured: figures.go
 //
-// allocate and cel take a line of JSON and answer with one, until standard input ends.
+// allocate, cel and admission take a line of JSON and answer with one, until standard input ends.
 package main
 
 import (
@@ -19,9 +20,10 @@ import (
 )
 
 var programs = map[string]func(io.Reader, io.Writer) error{
-	"allocate": answerLines(allocateReply),
-	"cel":      answerLines(celReply),
-	"figures":  figures,
+	"allocate":  answerLines(allocateReply),
+	"cel":       answerLines(celReply),
+	"admission": answerLines(admissionReply),
+	"figures":   figures,
 }
 
 func main() {
@@ -29,7 +31,7 @@ func main() {
 	word := strings.Join(os.Args[1:], " ")
 	program, found := programs[word]
 	if !found {
-		fmt.Fprintf(os.Stderr, "kubernetes-go %s: say allocate, cel or figures\n", word)
+		fmt.Fprintf(os.Stderr, "kubernetes-go %s: say allocate, cel, admission or figures\n", word)
 		os.Exit(2)
 	}
 	if err := program(os.Stdin, os.Stdout); err != nil {

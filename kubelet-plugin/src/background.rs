@@ -1,9 +1,12 @@
-//! Background work: creates events for missing glibc and damaged checkpoints, and unprepares stale claims.
+//! Background work: creates events for the hook's reports, for damaged checkpoints and ledgers and for claims that
+//! cannot be unprepared, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
+use crate::claimdir::LedgerError;
 use crate::metrics::Metrics;
 use crate::node::SharedNode;
-use crate::share::ClaimId;
+use crate::report::Report;
+use crate::share::{ClaimId, Role};
 use crate::stale::{ClaimState, Gone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
@@ -18,40 +21,40 @@ pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics,
     let mut gone = Gone::default();
     let mut cleaned_up = Instant::now();
     let mut unreported = Vec::new();
+    let (mut told_unprepare, mut told_ledger) = (Told::default(), Told::default());
     loop {
-        warn_missing_glibc(&node, &api).await;
+        warn_reported(&node, &api).await;
         report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
+        warn_not_unprepared(&node, &api, &mut told_unprepare).await;
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
+            warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
             clean_up(&node, &api, &metrics, &mut gone, Instant::now()).await;
         }
         tokio::time::sleep(EVENTS_EVERY).await;
     }
 }
 
-/// Creates a Warning on each pod with a container whose image has no glibc, in which the library cannot work.
+/// Creates a Warning on each pod with a container that starts without the backstop, one for each reason.
 /// The hook's report names the claim but not the pod, so every pod of the claim gets the event once.
-pub async fn warn_missing_glibc<A: Claims + Events>(node: &SharedNode, api: &A) {
-    for id in without_glibc(node) {
-        let holders = match api.get(&id.namespace, &id.name).await {
-            Ok(Some(claim)) if claim.metadata.uid.as_ref() == Some(&id.uid) => {
-                claim.status.and_then(|status| status.reserved_for).unwrap_or_default()
-            }
-            // The claim is gone, and with it all of its pods.
-            Ok(_) => Vec::new(),
+pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
+    for (id, report) in reported(node) {
+        let event = report.event();
+        let pods = match pods_of(api, &id).await {
+            Ok(pods) => pods,
             Err(error) => {
-                tracing::warn!(%error, "cannot create the NoGlibc event on the pods of {id}; retrying");
+                tracing::warn!(%error, "cannot create the {event} event on the pods of {id}; retrying");
                 continue;
             }
         };
-        let before = node.lock().dirs().warned_pods(&id.uid);
+        let before = node.lock().dirs().warned_pods(&id.uid, report);
         let mut warned = BTreeSet::new();
         let mut failed = false;
-        for pod in holders.into_iter().filter(|holder| holder.resource == "pods") {
+        for pod in pods {
             if !before.contains(&pod.uid)
-                && let Err(error) = api.warn(pod_reference(&id, &pod), "NoGlibc", no_glibc_note(&id)).await
+                && let Err(error) = api.warn(pod_reference(&id, &pod), event, report.note(&id)).await
             {
-                tracing::warn!(%error, "cannot create the NoGlibc event on pod {} of {id}; retrying", pod.name);
+                tracing::warn!(%error, "cannot create the {event} event on pod {} of {id}; retrying", pod.name);
                 failed = true;
                 continue;
             }
@@ -61,10 +64,114 @@ pub async fn warn_missing_glibc<A: Claims + Events>(node: &SharedNode, api: &A) 
             // The pods with the event are recorded, and the report stays for the others.
             warned.extend(before);
         }
-        if let Err(error) = node.lock().dirs().record_warned(&id.uid, &warned, !failed) {
-            tracing::warn!(%error, "cannot record that the pods of {id} have the NoGlibc event; it will be repeated");
+        if let Err(error) = node.lock().dirs().record_warned(&id.uid, report, &warned, !failed) {
+            tracing::warn!(%error, "cannot record that the pods of {id} have the {event} event; it will be repeated");
         }
     }
+}
+
+/// The pods of a claim; none if it is gone, because all of its pods are gone before it.
+async fn pods_of<A: Claims>(api: &A, id: &ClaimId) -> Result<Vec<ResourceClaimConsumerReference>, crate::api::Error> {
+    let claim = api.get(&id.namespace, &id.name).await?;
+    let claim = claim.filter(|claim| claim.metadata.uid.as_ref() == Some(&id.uid));
+    let holders = claim.and_then(|claim| claim.status?.reserved_for).unwrap_or_default();
+    Ok(holders.into_iter().filter(|holder| holder.resource == "pods").collect())
+}
+
+/// The pods that have an event, as (UID of the claim, UID of the pod), while its reason lasts. After a restart of the
+/// plugin they get it once more.
+#[derive(Debug, Default)]
+pub struct Told(BTreeSet<(String, String)>);
+
+impl Told {
+    /// Forgets the claims for which there is no reason any more: when it returns, so does the event.
+    fn keep(&mut self, claims: &[&str]) {
+        self.0.retain(|(claim, _)| claims.contains(&claim.as_str()));
+    }
+
+    /// Creates the event on each pod of the claim that does not have it. `note` gets the names of all its pods.
+    async fn warn<A: Claims + Events>(
+        &mut self,
+        api: &A,
+        id: &ClaimId,
+        reason: &'static str,
+        note: impl Fn(&str) -> String,
+    ) {
+        let pods = match pods_of(api, id).await {
+            Ok(pods) => pods,
+            Err(error) => {
+                return tracing::warn!(%error, "cannot create the {reason} event on the pods of {id}; retrying");
+            }
+        };
+        let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+        let names = names.join(", ");
+        for pod in &pods {
+            let key = (id.uid.clone(), pod.uid.clone());
+            if self.0.contains(&key) {
+                continue;
+            }
+            match api.warn(pod_reference(id, pod), reason, note(&names)).await {
+                Ok(()) => drop(self.0.insert(key)),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot create the {reason} event on pod {} of {id}; retrying", pod.name);
+                }
+            }
+        }
+    }
+}
+
+/// Creates a Warning on each pod whose claim could not be unprepared. kubelet only logs that, and the pod stays
+/// Terminating.
+pub async fn warn_not_unprepared<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
+    let failed = node.lock().not_unprepared();
+    told.keep(&failed.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
+    for (id, error) in failed {
+        let note = |_: &str| {
+            format!(
+                "the node cannot unprepare ResourceClaim {}, so this pod stays Terminating: {error}; repair that on the \
+                 node, kubelet retries",
+                id.name
+            )
+        };
+        told.warn(api, &id, "UnprepareFailed", note).await;
+    }
+}
+
+/// Creates a Warning on each pod of a claim with a damaged ledger. Only a new ledger ends the damage, and the claim gets
+/// one when no pod uses it any more: to delete the pod that did it is not enough.
+pub async fn warn_damaged_ledgers<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
+    let damaged = damaged_ledgers(node);
+    told.keep(&damaged.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
+    for (id, damage) in damaged {
+        let note = |pods: &str| {
+            format!(
+                "the ledger of ResourceClaim {} is damaged ({damage}): its programs can allocate no more GPU memory. All \
+                 pods that use the claim have this ledger, so to delete the one that damaged it is not enough. Whoever \
+                 may delete all of them deletes them ({pods}); when the last one is gone, new pods get a new ledger",
+                id.name
+            )
+        };
+        told.warn(api, &id, "LedgerDamaged", note).await;
+    }
+}
+
+/// Claims with a share whose ledger is damaged, and the first damage of each. Only the release of a claim's own library
+/// knows the format of its ledger.
+fn damaged_ledgers(node: &SharedNode) -> Vec<(ClaimId, String)> {
+    let node = node.lock();
+    let mut damaged = Vec::new();
+    for (uid, entry) in &node.claims().claims {
+        if entry.name.is_empty() || entry.library != node.library() {
+            continue;
+        }
+        let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
+        let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share) {
+            Err(LedgerError::Damage(damage)) => Some(format!("share {}: {damage}", held.share.name)),
+            _ => None,
+        });
+        damaged.extend(damage.take(1).map(|damage| (entry.id(uid), damage)));
+    }
+    damaged
 }
 
 fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectReference {
@@ -78,26 +185,19 @@ fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectRe
     }
 }
 
-fn no_glibc_note(id: &ClaimId) -> String {
-    format!(
-        "a container of this pod, or of one that shares ResourceClaim {} with it, has an image without glibc: no CUDA \
-         program can run in it; use an image with glibc 2.17 or newer (Debian, Ubuntu, Red Hat)",
-        id.name
-    )
-}
-
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
 /// no name to look up until it is prepared again.
-fn without_glibc(node: &SharedNode) -> Vec<ClaimId> {
+fn reported(node: &SharedNode) -> Vec<(ClaimId, Report)> {
     let node = node.lock();
-    let all = node.claims().claims.iter();
-    all.filter(|(uid, entry)| !entry.name.is_empty() && node.dirs().take_no_glibc(uid))
-        .map(|(uid, entry)| ClaimId {
-            namespace: entry.namespace.clone(),
-            name: entry.name.clone(),
-            uid: uid.clone(),
-        })
-        .collect()
+    let mut reported = Vec::new();
+    for (uid, entry) in node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty()) {
+        let id = entry.id(uid);
+        let reports = Report::ALL
+            .into_iter()
+            .filter(|report| node.dirs().take_report(uid, *report));
+        reported.extend(reports.map(|report| (id.clone(), report)));
+    }
+    reported
 }
 
 async fn report_damages<A: Events>(

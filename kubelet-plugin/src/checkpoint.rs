@@ -13,7 +13,7 @@
 
 use crate::files;
 use crate::inventory::Gpu;
-use crate::share::Share;
+use crate::share::{ClaimId, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -94,6 +94,20 @@ struct Sealed<'a> {
     crc32: String,
     #[serde(borrow)]
     payload: &'a RawValue,
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// The claim with this UID.
+    #[must_use]
+    pub fn id(&self, uid: &str) -> ClaimId {
+        ClaimId {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: uid.to_owned(),
+        }
+    }
 }
 
 // === impl Checkpoint ===

@@ -6,7 +6,7 @@
 //! <claims>/<uid>/<share>/         a tmpfs of limited size, mounted read-only into containers
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over the read-only folder
-//! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it
+//! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it; so read-only, mounted (report.rs)
 //!                 no-glibc.taken  while the plugin creates events on the pods
 //!                 no-glibc.told   UIDs of the pods that have the event, one per line
 //! ```
@@ -21,6 +21,7 @@
 use crate::checkpoint::{Checkpoint, Damage, Entry};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
+use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
 use std::collections::BTreeSet;
@@ -31,10 +32,6 @@ use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
 const ENTRY: &str = "entry.json";
-/// The report that `vgpu-cdi-hook` writes if the image has no glibc.
-pub const NO_GLIBC: &str = "no-glibc";
-const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
-const NO_GLIBC_WARNED: &str = "no-glibc.told";
 const MAX_ENTRY: usize = 1 << 20;
 /// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
 const MAX_WARNED: usize = 64 << 10;
@@ -243,34 +240,37 @@ impl ClaimDirs {
         Ok(ledger::read(&bytes)?)
     }
 
-    /// Takes the hook's report of an image without glibc. Returns true if there is a report that is not yet
-    /// on all pods of the claim. The hook can then report again, for example for a later pod.
-    pub fn take_no_glibc(&self, uid: &str) -> bool {
-        let (folder, taken) = (self.of(uid), self.of(uid).join(NO_GLIBC_TAKEN));
-        std::fs::rename(folder.join(NO_GLIBC), &taken).is_ok() || taken.exists()
+    /// Takes one of the hook's reports. Returns true if there is one that is not yet on all pods of the claim. The
+    /// hook can then report again, for example for a later pod.
+    pub fn take_report(&self, uid: &str, report: Report) -> bool {
+        let taken = self.report_file(uid, report, ".taken");
+        std::fs::rename(self.report_file(uid, report, ""), &taken).is_ok() || taken.exists()
     }
 
-    /// UIDs of the pods that have the event already, from this or a former instance.
+    /// UIDs of the pods that have the report's event already, from this or a former instance.
     #[must_use]
-    pub fn warned_pods(&self, uid: &str) -> BTreeSet<String> {
-        let bytes = files::read_bounded(&self.of(uid).join(NO_GLIBC_WARNED), MAX_WARNED).unwrap_or_default();
+    pub fn warned_pods(&self, uid: &str, report: Report) -> BTreeSet<String> {
+        let bytes = files::read_bounded(&self.report_file(uid, report, ".told"), MAX_WARNED).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         text.lines().map(str::to_owned).collect()
     }
 
     /// Records on disk that these pods have the event. With `all`, also removes the report that
-    /// [`take_no_glibc`](Self::take_no_glibc) took.
+    /// [`take_report`](Self::take_report) took.
     ///
     /// # Errors
     /// A file cannot be written or removed.
-    pub fn record_warned(&self, uid: &str, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
-        let folder = self.of(uid);
+    pub fn record_warned(&self, uid: &str, report: Report, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
         let lines: String = pods.iter().flat_map(|pod| [pod, "\n"]).collect();
-        files::replace(&folder.join(NO_GLIBC_WARNED), lines.as_bytes(), 0o600)?;
+        files::replace(&self.report_file(uid, report, ".told"), lines.as_bytes(), 0o600)?;
         if all {
-            std::fs::remove_file(folder.join(NO_GLIBC_TAKEN))?;
+            std::fs::remove_file(self.report_file(uid, report, ".taken"))?;
         }
         Ok(())
+    }
+
+    fn report_file(&self, uid: &str, report: Report, suffix: &str) -> PathBuf {
+        self.of(uid).join(format!("{}{suffix}", report.file()))
     }
 }
 
@@ -419,22 +419,22 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_an_image_without_glibc_is_taken_once_told_and_comes_again() {
+    fn each_report_is_taken_once_told_and_comes_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
-        for _ in 0..2 {
-            assert!(!dirs.take_no_glibc("u"));
-            std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
-            assert!(dirs.take_no_glibc("u"));
-            assert!(dirs.take_no_glibc("u"), "no event yet");
-            dirs.record_warned("u", &pods, false).expect("marked");
-            assert!(dirs.take_no_glibc("u"), "not all have the event");
-            dirs.record_warned("u", &pods, true).expect("marked");
-            assert_eq!(dirs.warned_pods("u"), pods);
+        for report in [Report::ALL, Report::ALL].concat() {
+            assert!(Report::ALL.iter().all(|other| !dirs.take_report("u", *other)));
+            std::fs::write(dirs.of("u").join(report.file()), "").expect("written");
+            assert!(dirs.take_report("u", report));
+            assert!(dirs.take_report("u", report), "no event yet");
+            dirs.record_warned("u", report, &pods, false).expect("marked");
+            assert!(dirs.take_report("u", report), "not all have the event");
+            dirs.record_warned("u", report, &pods, true).expect("marked");
+            assert_eq!(dirs.warned_pods("u", report), pods);
         }
         dirs.remove("u", &mut NeverStop).expect("removed");
-        assert!(!dirs.take_no_glibc("u"));
+        assert!(!dirs.take_report("u", Report::NoGlibc));
     }
 }

@@ -10,7 +10,6 @@
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
 use crate::arbitration;
-use crate::claimdir::NO_GLIBC;
 use crate::driver::Driver;
 use crate::share::{Role, Share};
 use std::path::Path;
@@ -176,7 +175,6 @@ fn monitor(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
 }
 
 fn preload_hook(node: &Node<'_>) -> Hook {
-    let report = node.claim_dir.join(NO_GLIBC);
     let arguments = [HOOK_FILE, "preload", "--library", CONTAINER_PRELOAD, "--report"];
     Hook {
         hook_name: HookName::CreateContainer,
@@ -184,7 +182,7 @@ fn preload_hook(node: &Node<'_>) -> Hook {
         args: arguments
             .iter()
             .map(|one| (*one).to_owned())
-            .chain([text(&report)])
+            .chain([text(node.claim_dir)])
             .collect(),
         env: Vec::new(),
         timeout: None,
@@ -345,7 +343,7 @@ mod tests {
         let hook = &common.hooks[0];
         assert_eq!(hook.path, "/var/lib/vgpu/abc/vgpu-cdi-hook");
         assert_eq!(hook.args[0..3], ["vgpu-cdi-hook", "preload", "--library"]);
-        assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}/no-glibc"));
+        assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}"));
     }
 
     #[test]

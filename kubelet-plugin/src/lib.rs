@@ -40,6 +40,7 @@ pub mod node;
 pub mod publish;
 pub mod ready;
 pub mod registration;
+pub mod report;
 pub mod run;
 pub mod server;
 pub mod share;

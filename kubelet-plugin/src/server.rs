@@ -121,7 +121,11 @@ impl<C: Claims> Service<C> {
         let done = {
             let mut node = self.node.lock();
             self.reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&uids);
-            node.unprepare(&uids)
+            let done = node.unprepare(&uids);
+            for (id, answer) in ids.iter().zip(&done) {
+                node.note_unprepare(id, answer);
+            }
+            done
         };
         let answers: BTreeMap<_, _> = ids
             .iter()

@@ -6,6 +6,7 @@ use crate::background;
 use crate::health::{Health, Report};
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
+use crate::library::tests::release;
 use crate::node::tests::{Rig, claim, id};
 use crate::ready::Readiness;
 use crate::registration::{self, Registrar, Socket};
@@ -306,7 +307,7 @@ async fn pods_without_glibc_are_told_once() {
     let report = || std::fs::write(served.rig.path("run/claims/u1/no-glibc"), "").expect("reported");
     report();
     for _ in 0..2 {
-        background::warn_missing_glibc(&served.node, &served.api).await;
+        background::warn_reported(&served.node, &served.api).await;
     }
     assert_eq!(served.api.events.lock().expect("lock").len(), 1);
     // A second pod uses the claim, and the hook reports its container too.
@@ -316,7 +317,7 @@ async fn pods_without_glibc_are_told_once() {
     served.api.put((id, claim));
     report();
     for _ in 0..2 {
-        background::warn_missing_glibc(&served.node, &served.api).await;
+        background::warn_reported(&served.node, &served.api).await;
     }
     {
         let events = served.api.events.lock().expect("lock");
@@ -326,7 +327,7 @@ async fn pods_without_glibc_are_told_once() {
     // The claim is deleted while a report is left: there are no pods to warn, so it is not read again.
     served.api.drop_claim("u1");
     report();
-    background::warn_missing_glibc(&served.node, &served.api).await;
+    background::warn_reported(&served.node, &served.api).await;
     assert!(!served.rig.path("run/claims/u1/no-glibc").exists());
     assert!(!served.rig.path("run/claims/u1/no-glibc.taken").exists());
     let events = served.api.events.lock().expect("lock");
@@ -337,6 +338,123 @@ async fn pods_without_glibc_are_told_once() {
         (Some("Pod"), Some("pod-uid"))
     );
     assert!(text.starts_with("NoGlibc: ") && text.contains("claim-u1"), "{text}");
+}
+
+/// A container whose list is a mount, in an image with glibc, is not one without glibc.
+#[tokio::test]
+async fn each_reason_gets_one_event_with_its_own_words() {
+    let served = Served::new().await;
+    let (id, mut claim) = claim("u1", &[("s1", 20, 25)]);
+    let holders = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"}]);
+    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holders).expect("holders");
+    served.api.put((id, claim));
+    served.prepare(&["u1"]).await;
+    for (file, words) in [
+        ("mounted", "PreloadListMounted: a container of this pod, "),
+        ("read-only", "ReadOnlyRoot: a container of this pod, "),
+        ("no-glibc", "NoGlibc: a container of this pod, "),
+    ] {
+        served.api.events.lock().expect("lock").clear();
+        for _ in 0..2 {
+            std::fs::write(served.rig.path("run/claims/u1").join(file), "").expect("reported");
+            background::warn_reported(&served.node, &served.api).await;
+        }
+        let events = served.api.events.lock().expect("lock");
+        assert_eq!(events.len(), 1, "{file}: {events:?}");
+        let text = &events[0].1;
+        assert!(text.starts_with(words) && text.contains("claim-u1"), "{file}: {text}");
+        assert_eq!(text.contains("image without glibc"), file == "no-glibc", "{text}");
+    }
+}
+
+/// Gives a claim these pods, as the resource claim controller does.
+fn held_by((id, mut claim): (ClaimId, ResourceClaim), pods: &[&str]) -> (ClaimId, ResourceClaim) {
+    let pods: Vec<_> = pods
+        .iter()
+        .map(|pod| serde_json::json!({"resource": "pods", "name": pod, "uid": format!("{pod}-uid")}))
+        .collect();
+    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(pods.into()).expect("pods");
+    (id, claim)
+}
+
+#[tokio::test]
+async fn a_failed_unprepare_is_told_once_until_it_fails_again() {
+    let served = Served::new().await;
+    for uid in ["u1", "u2"] {
+        served
+            .api
+            .put(held_by(claim(uid, &[(uid, 20, 25)]), &[&format!("pod-{uid}")]));
+    }
+    served.prepare(&["u1", "u2"]).await;
+    // As on a read-only or broken folder of CDI files: the file cannot be removed.
+    let files = std::fs::read_dir(served.rig.path("cdi")).expect("CDI files");
+    let file = files
+        .map(|entry| entry.expect("an entry").path())
+        .find(|path| path.to_string_lossy().contains("u1"))
+        .expect("a CDI file");
+    let mut told = background::Told::default();
+    for round in 1..=2 {
+        if file.is_file() {
+            std::fs::remove_file(&file).expect("removed");
+        }
+        std::fs::create_dir(&file).expect("in the way");
+        let answers = served.unprepare(&["u1", "u2"]).await;
+        assert_ne!(answers["u1"].error, "");
+        for _ in 0..2 {
+            background::warn_not_unprepared(&served.node, &served.api, &mut told).await;
+        }
+        let events = served.api.events.lock().expect("lock").clone();
+        assert_eq!(events.len(), round, "{events:?}");
+        let (regarding, text) = events.last().expect("an event");
+        assert_eq!(regarding.uid.as_deref(), Some("pod-u1-uid"));
+        assert!(
+            text.starts_with("UnprepareFailed: ") && text.contains("claim-u1"),
+            "{text}"
+        );
+        assert!(text.contains(&file.display().to_string()), "{text}");
+        // Repaired: kubelet's retry succeeds, and a later failure is a new one.
+        std::fs::remove_dir(&file).expect("removed");
+        assert_eq!(served.unprepare(&["u1"]).await["u1"].error, "");
+        background::warn_not_unprepared(&served.node, &served.api, &mut told).await;
+        served.prepare(&["u1"]).await;
+    }
+}
+
+#[tokio::test]
+async fn every_pod_of_a_claim_is_told_who_can_mend_its_ledger() {
+    let served = Served::new().await;
+    served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["one", "two"]));
+    served.api.put(held_by(claim("u2", &[("s2", 20, 25)]), &["three"]));
+    served.prepare(&["u1", "u2"]).await;
+    let mut told = background::Told::default();
+    background::warn_damaged_ledgers(&served.node, &served.api, &mut told).await;
+    assert_eq!(served.api.events.lock().expect("lock").len(), 0);
+    std::fs::write(served.rig.path("run/claims/u1/s1/ledger"), "damage").expect("damaged");
+    for _ in 0..2 {
+        background::warn_damaged_ledgers(&served.node, &served.api, &mut told).await;
+    }
+    let events = served.api.events.lock().expect("lock").clone();
+    let pods: Vec<_> = events
+        .iter()
+        .map(|(pod, _)| pod.uid.as_deref().unwrap_or_default())
+        .collect();
+    assert_eq!(pods, ["one-uid", "two-uid"]);
+    for (_, text) in &events {
+        for words in [
+            "LedgerDamaged: ",
+            "claim-u1",
+            "share s1",
+            "to delete the one that damaged it is not enough",
+            "(one, two)",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+    // The next release does not know what the ledger of an older library has to look like.
+    release(&served.rig.path("image"), "two");
+    let next = SharedNode::new(served.rig.open());
+    background::warn_damaged_ledgers(&next, &served.api, &mut background::Told::default()).await;
+    assert_eq!(served.api.events.lock().expect("lock").len(), 2);
 }
 
 #[tokio::test]

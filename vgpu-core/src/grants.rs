@@ -165,6 +165,13 @@ fn group(mut grants: Vec<Grant>) -> Result<Vec<GpuGrants>, GrantError> {
     Ok(gpus)
 }
 
+const MORE_FILES: &str = "raise the limit of open files (ulimit -n), or close files before the first call of CUDA";
+
+/// Returns true if the process has no file descriptor left.
+fn no_descriptor(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMFILE)
+}
+
 // === impl GrantError ===
 
 impl fmt::Display for GrantError {
@@ -174,12 +181,19 @@ impl fmt::Display for GrantError {
                 f,
                 "this process has no share of a GPU: {CONTAINER_DIR} is absent and {RUN_DIR_VARIABLE} is not set; request a GPU through a resource claim, or start the program with `vgpu run`"
             ),
+            Self::Directory(path, error) if no_descriptor(error) => {
+                write!(f, "directory of shares {}: {error}; {MORE_FILES}", path.display())
+            }
             Self::Directory(path, error) => write!(f, "directory of shares {}: {error}", path.display()),
             Self::NoShare(path) => write!(
                 f,
                 "directory of shares {} holds no share; delete the pod so that it is prepared again",
                 path.display()
             ),
+            // Not the pod's fault, nor that of the limits.
+            Self::Unreadable(path, error) if no_descriptor(error) => {
+                write!(f, "limits file {}: {error}; {MORE_FILES}", path.display())
+            }
             Self::Unreadable(path, error) => write!(
                 f,
                 "limits file {}: {error}; delete the pod so that it is prepared again",
@@ -211,6 +225,15 @@ mod tests {
             order,
             ..Limits::of_memory(share, gpu, 1 << 30, "/driver/libcuda.so.1", "/driver/libnvidia-ml.so.1")
         }
+    }
+
+    #[test]
+    fn a_limit_of_open_files_is_not_blamed_on_the_pod() {
+        let error = |errno| GrantError::Unreadable("/run/vgpu/a/limits".into(), io::Error::from_raw_os_error(errno));
+        let line = error(libc::EMFILE).to_string();
+        assert!(line.contains("/run/vgpu/a/limits: Too many open files"), "{line}");
+        assert!(line.contains("ulimit -n") && !line.contains("delete the pod"), "{line}");
+        assert!(error(libc::EIO).to_string().contains("delete the pod"));
     }
 
     fn put(directory: &Path, name: &str, text: &str) {

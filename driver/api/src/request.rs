@@ -3,7 +3,7 @@
 //! Kubernetes accepts any key and any unit: `memory: 20` silently becomes the smallest share, `cores: 250m` becomes one
 //! percent, and an unknown key finds no device without an error. Each of these is an error here.
 
-use vgpu_quantity::{WholeError, format_bytes, whole};
+use vgpu_quantity::{WholeError, format_bytes, quoted, whole};
 
 use crate::{capacity, class};
 
@@ -30,19 +30,20 @@ pub struct Requested {
 pub enum RequestError {
     #[error("{at}: {reason}")]
     Quantity { at: String, reason: WholeError },
-    #[error("{at}: {value:?} is less than the smallest share, 64Mi{}", .suggestion.as_ref().map(|s| format!("; did you mean {s}?")).unwrap_or_else(|| "; ask for at least 64Mi".to_owned()))]
+    #[error("{at}: {} is less than the smallest share, 64Mi{}", quoted(.value), .suggestion.as_ref().map(|s| format!("; did you mean {s}?")).unwrap_or_else(|| "; ask for at least 64Mi".to_owned()))]
     MemoryTooSmall {
         at: String,
         value: String,
         suggestion: Option<String>,
     },
-    #[error("{at}: {value:?} is more than any GPU has; ask for at most 10Ti")]
+    #[error("{at}: {} is more than any GPU has; ask for at most 10Ti", quoted(.value))]
     MemoryTooLarge { at: String, value: String },
     #[error(
-        "{at}: {value:?} is not a whole percentage of a GPU's time; ask for a whole number from 0 to 100, for example 25"
+        "{at}: {} is not a whole percentage of a GPU's time; ask for a whole number from 0 to 100, for example 25",
+        quoted(.value)
     )]
     Cores { at: String, value: String },
-    #[error("{at}: {value:?} is not allowed; a claim always takes one share, so remove the field")]
+    #[error("{at}: {} is not allowed; a claim always takes one share, so remove the field", quoted(.value))]
     Shares { at: String, value: String },
     #[error("{at}: no GPU has this capacity{}; use memory and cores", .suggestion.map(|s| format!(", did you mean {s}?")).unwrap_or_default())]
     UnknownKey {

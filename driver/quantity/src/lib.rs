@@ -23,12 +23,14 @@ mod error;
 mod format;
 mod parse;
 mod quantity;
+mod shorten;
 mod text;
 mod whole;
 
 pub use error::QuantityError;
 pub use format::Format;
 pub use quantity::Quantity;
+pub use shorten::{quoted, shortened};
 pub use whole::{WholeError, format_bytes, whole};
 
 #[cfg(test)]

@@ -10,23 +10,24 @@ use num_bigint::{BigInt, Sign};
 
 use crate::error::QuantityError;
 use crate::parse::{Text, Unit, split, unit};
+use crate::shorten::{quoted, shortened};
 
 /// Why a text is not a whole number that fits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WholeError {
     #[error("a quantity is empty; write a number with a unit, for example 20Gi")]
     Empty,
-    #[error("{text:?} is not a quantity; write a number with a unit, for example 20Gi or 512Mi")]
+    #[error("{} is not a quantity; write a number with a unit, for example 20Gi or 512Mi", quoted(.text))]
     NotANumber { text: String },
-    #[error("{text:?} has the unknown unit {suffix:?}{}; units are Ki, Mi, Gi, Ti (powers of 1024) and k, M, G, T (powers of 1000)", .suggestion.as_ref().map(|s| format!("; did you mean {s}?")).unwrap_or_default())]
+    #[error("{} has the unknown unit {}{}; units are Ki, Mi, Gi, Ti (powers of 1024) and k, M, G, T (powers of 1000)", quoted(.text), quoted(.suffix), .suggestion.as_ref().map(|s| format!("; did you mean {}?", shortened(s))).unwrap_or_default())]
     UnknownSuffix {
         text: String,
         suffix: String,
         suggestion: Option<String>,
     },
-    #[error("{text:?} is not a whole number; write one without a fraction")]
+    #[error("{} is not a whole number; write one without a fraction", quoted(.text))]
     NotWhole { text: String },
-    #[error("{text:?} is larger than any number that Kubernetes can hold (2^63 - 1)")]
+    #[error("{} is larger than any number that Kubernetes can hold (2^63 - 1)", quoted(.text))]
     TooLarge { text: String },
 }
 

@@ -23,6 +23,22 @@ pub(crate) const TESTS: &[Test] = &[
     ("more_memory_than_any_gpu_has_is_said_on_the_pod", too_much),
     ("config_of_another_driver_is_ignored", other_driver),
     ("container_without_glibc_starts_and_gets_one_warning", without_glibc),
+    (
+        "volume_over_the_preload_list_is_not_called_a_missing_glibc",
+        volume_over_the_list,
+    ),
+    (
+        "monitor_claim_in_a_namespace_without_the_label_is_refused",
+        monitor_without_label,
+    ),
+    (
+        "failed_unprepare_is_said_on_the_pod_that_stays_terminating",
+        failed_unprepare,
+    ),
+    (
+        "damaged_ledger_is_said_on_every_pod_of_its_claim",
+        damaged_ledger_of_two,
+    ),
     ("damaged_limits_file_is_named_on_the_containers_stderr", damaged_limits),
 ];
 
@@ -276,5 +292,161 @@ fn damaged_limits() -> Result<()> {
             bail!("stderr does not name the file: {}", said.stderr.trim());
         }
         Ok(())
+    })
+}
+
+fn volume_over_the_list() -> Result<()> {
+    shared::in_namespace("volume-over-list", |_, kube| {
+        kube.run(&["create", "configmap", "list", "--from-literal=ld.so.preload="])?;
+        let mut object: Value = serde_json::from_str(pod("covered", "client", &HOLD, "t").trim_end_matches("\n---\n"))?;
+        object["spec"]["volumes"] = json!([{"name": "list", "configMap": {"name": "list"}}]);
+        object["spec"]["containers"][0]["volumeMounts"] =
+            json!([{"name": "list", "mountPath": "/etc/ld.so.preload", "subPath": "ld.so.preload"}]);
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &object.to_string()))?;
+        kube.wait_running("covered", LIMIT)?;
+        wait(LIMIT, "a warning on the pod that names the volume", || {
+            let events = kube.events("covered", "PreloadListMounted")?;
+            Ok(events
+                .iter()
+                .any(|message| message.contains("/etc/ld.so.preload"))
+                .then_some(()))
+        })?;
+        let wrong = kube.events("covered", "NoGlibc")?;
+        match wrong.first() {
+            None => Ok(()),
+            Some(message) => bail!("the image has glibc: {message}"),
+        }
+    })
+}
+
+fn monitor_without_label() -> Result<()> {
+    shared::in_namespace("monitor-unlabelled", |_, kube| {
+        let file = layout::workspace().join("deploy/admission-cases/accept/monitor.yaml");
+        let claim = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let create = || kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &claim);
+        let said = create()?;
+        if said.status.success() {
+            bail!("a monitor claim is accepted in a namespace without the label");
+        }
+        if !said.stderr.contains("resource.kubernetes.io/admin-access") {
+            bail!("the refusal does not name the label: {}", said.stderr.trim());
+        }
+        // With the label it is accepted, so nothing else was wrong with it.
+        allow_admin_access(kube, "monitor-unlabelled")?;
+        let said = create()?;
+        if said.status.success() {
+            Ok(())
+        } else {
+            bail!("with the label: {}", said.stderr.trim())
+        }
+    })
+}
+
+fn failed_unprepare() -> Result<()> {
+    shared::in_namespace("failed-unprepare", |installed, kube| {
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("stuck", "client", &HOLD, "t")))?;
+        kube.wait_running("stuck", LIMIT)?;
+        let share = workload::shares(kube)?
+            .into_iter()
+            .next()
+            .context("the pod has no claim")?;
+        // A folder in the place of the CDI file cannot be removed as a file, as on a read-only or broken disk.
+        let (inside, _) = node::cdi_spec(&installed.cluster, &share.claim_uid)?;
+        let nodes = node::prepared_on(&installed.cluster, &share.claim_uid)?;
+        let file = nodes
+            .first()
+            .context("the claim is prepared on no node")?
+            .path_inside(&inside)?;
+        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        fs::create_dir(&file).with_context(|| format!("cannot create {}", file.display()))?;
+        let told = kube
+            .run(&["delete", "pod", "stuck", "--wait=false"])
+            .and_then(|_| {
+                wait(LIMIT, "an event on the pod that names its claim and the file", || {
+                    let events = kube.events("stuck", "UnprepareFailed")?;
+                    let found = events
+                        .iter()
+                        .any(|message| message.contains(&share.claim) && message.contains("dra.vgpu-claim_"));
+                    if found {
+                        Ok(Some(()))
+                    } else {
+                        Err(anyhow!("events: {}", kube.events("stuck", "")?.join(" | ")))
+                    }
+                })
+            })
+            .and_then(|()| {
+                let phases = kube.phases()?;
+                match phases.iter().any(|(pod, _)| pod == "stuck") {
+                    true => Ok(()),
+                    false => bail!("the pod is gone, though its claim is still prepared"),
+                }
+            });
+        // Repaired in any case: kubelet's retry ends the pod.
+        let repaired = fs::remove_dir(&file).with_context(|| format!("cannot remove {}", file.display()));
+        after(told, repaired)?;
+        kube.run(&["wait", "--for=delete", "pod/stuck", &patience::timeout(LIMIT * 2)])
+            .map(drop)
+    })
+}
+
+fn damaged_ledger_of_two() -> Result<()> {
+    shared::in_namespace("damaged-ledger", |installed, kube| {
+        let claim = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "both"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu", "capacity": {"requests": {"memory": "1Gi"}}}}]}},
+        });
+        // Not one that holds memory: it would not start under a damaged ledger.
+        let idle = ["python3", "-c", "import time; time.sleep(3600)"];
+        let of = |name: &str| -> Result<String> {
+            let mut object: Value = serde_json::from_str(pod(name, "client", &idle, "t").trim_end_matches("\n---\n"))?;
+            object["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "both"}]);
+            Ok(format!("{object}\n---\n"))
+        };
+        kube.apply(&(format!("{claim}\n---\n") + &of("one")? + &of("two")?))?;
+        for name in ["one", "two"] {
+            kube.wait_running(name, LIMIT)?;
+        }
+        let allocate = ["vgpu-client", "alloc", "2097152"];
+        kube.exec("one", &allocate)?;
+        let uid = kube.get(&["resourceclaim", "both"])?["metadata"]["uid"].clone();
+        let folder = node::claim_folder(&installed.cluster, uid.as_str().context("the claim has no UID")?)?;
+        let ledger = fs::read_dir(&folder)
+            .with_context(|| format!("cannot read {}", folder.display()))?
+            .flatten()
+            .map(|entry| entry.path().join("ledger"))
+            .find(|file| file.is_file())
+            .with_context(|| format!("{} holds no ledger", folder.display()))?;
+        fs::write(&ledger, "damage").with_context(|| format!("cannot write {}", ledger.display()))?;
+        // The plugin looks once in a minute.
+        for name in ["one", "two"] {
+            wait(
+                LIMIT * 3,
+                &format!("an event on pod {name} that says who can mend it"),
+                || {
+                    let events = kube.events(name, "LedgerDamaged")?;
+                    let words = ["ResourceClaim both", "not enough"];
+                    let both = ["(one, two)", "(two, one)"];
+                    let found = events.iter().any(|message| {
+                        words.iter().all(|word| message.contains(word))
+                            && both.iter().any(|pods| message.contains(pods))
+                    });
+                    Ok(found.then_some(()))
+                },
+            )?;
+        }
+        // As the event says: the ledger outlives one of its pods, and not both.
+        kube.run(&["delete", "pod", "one"])?;
+        kube.apply(&of("one")?)?;
+        kube.wait_running("one", LIMIT)?;
+        if kube.exec("one", &allocate).is_ok() {
+            bail!("a new pod of the claim allocates under a damaged ledger");
+        }
+        kube.run(&["delete", "pod", "one", "two"])?;
+        kube.apply(&of("one")?)?;
+        kube.wait_running("one", LIMIT)?;
+        kube.exec("one", &allocate).map(drop)
     })
 }

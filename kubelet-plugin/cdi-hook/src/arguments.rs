@@ -10,9 +10,10 @@ use vgpu_abi::paths::CONTAINER_PRELOAD;
 pub(crate) const HELP: &str = "\
 vgpu-cdi-hook: adds a library to a container's /etc/ld.so.preload (an OCI createContainer hook)
 
-usage: vgpu-cdi-hook preload [--library PATH] [--report FILE] < STATE
+usage: vgpu-cdi-hook preload [--library PATH] [--report FOLDER] < STATE
   --library PATH  the library's path in the container (default: /usr/lib/vgpu/libvgpu-preload.so)
-  --report FILE   gets one line if the container starts without the library (absolute, on the node)
+  --report FOLDER gets a file with one line, named after the reason, if the container starts without the library
+                  (absolute, on the node)
   STATE           the container's state, as the runtime passes it to hooks
 ";
 
@@ -43,7 +44,7 @@ pub enum Error {
     NoValue(&'static str),
     #[error("--library {0:?} is not an absolute path without white space, ':' and '#', which ld.so would split")]
     Library(OsString),
-    #[error("--report {0:?} is not an absolute path; name a file of the claim's directory on the node")]
+    #[error("--report {0:?} is not an absolute path; name the claim's directory on the node")]
     Report(PathBuf),
 }
 

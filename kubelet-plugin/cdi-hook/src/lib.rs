@@ -5,7 +5,7 @@
 //!  runtime ──stdin──► state (id, bundle) ──► bundle/config.json ──► root.path
 //!                                                                      │ rootfs: paths inside it
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► <root>/etc/ld.so.preload
-//!               --report   ◄── one line, if that is not possible and the container starts anyway
+//!               --report   ◄── a file, if that is not possible and the container starts anyway
 //! ```
 //!
 //! When it runs: the runtime has made the container's namespaces and mounts (so CDI's mounts exist) but has

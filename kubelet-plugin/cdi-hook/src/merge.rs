@@ -49,6 +49,17 @@ pub(crate) enum Reason {
     Mounted,
 }
 
+impl Reason {
+    /// The report's file name, which kubelet-plugin/src/report.rs knows.
+    pub(crate) fn file(&self) -> &'static str {
+        match self {
+            Self::NoGlibc => "no-glibc",
+            Self::ReadOnly => "read-only",
+            Self::Mounted => "mounted",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

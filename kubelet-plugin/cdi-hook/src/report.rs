@@ -4,12 +4,13 @@ use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use crate::merge::Reason;
 
-/// Writes the line. The first container's report stays until the plugin takes it. If it cannot be written (in
-/// a user namespace the folder may not be writable) the container still starts: the line goes to stderr,
-/// which is the runtime's log.
-pub(crate) fn write(file: Option<&Path>, id: &str, reason: &Reason) {
+/// Writes the line to the reason's file in `folder`, so that one container's reason does not hide another's. The first
+/// container's report stays until the plugin takes it. If it cannot be written (in a user namespace the folder may not
+/// be writable) the container still starts: the line goes to stderr, which is the runtime's log.
+pub(crate) fn write(folder: Option<&Path>, id: &str, reason: &Reason) {
     let line = format!("container {id} starts without libvgpu-preload.so: {reason}\n");
-    let written = file.map(|file| {
+    let written = folder.map(|folder| {
+        let file = folder.join(reason.file());
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(file);
         opened.and_then(|mut opened| opened.write_all(line.as_bytes()))
     });

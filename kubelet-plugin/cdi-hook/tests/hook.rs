@@ -41,6 +41,7 @@ impl Bundle {
             dir: tempfile::tempdir().expect("a folder"),
         };
         fs::create_dir(bundle.at("")).expect("a folder");
+        fs::create_dir(bundle.reports()).expect("a folder");
         bundle.config(r#"{"ociVersion": "1.1.0", "root": {"path": "rootfs", "readonly": true}}"#);
         bundle
     }
@@ -63,8 +64,17 @@ impl Bundle {
         fs::read_to_string(self.at("etc/ld.so.preload")).expect("a list")
     }
 
-    fn report(&self) -> PathBuf {
-        self.dir.path().join("report")
+    /// The folder for reports; the claim's directory on a node.
+    fn reports(&self) -> PathBuf {
+        self.dir.path().join("reports")
+    }
+
+    /// The one report, which is in the file of its reason.
+    fn report(&self, reason: &str) -> String {
+        let entries = fs::read_dir(self.reports()).expect("a folder");
+        let names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+        assert_eq!(names, [reason]);
+        fs::read_to_string(self.reports().join(reason)).expect("a report")
     }
 
     fn state(&self) -> String {
@@ -76,7 +86,7 @@ impl Bundle {
         let mut command = Command::new(HOOK);
         command
             .args(["preload", "--library", OURS, "--report"])
-            .arg(self.report());
+            .arg(self.reports());
         command
     }
 
@@ -140,7 +150,7 @@ fn a_missing_list_is_made() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o7777, 0o644);
-    assert!(!bundle.report().exists());
+    assert_eq!(fs::read_dir(bundle.reports()).expect("a folder").count(), 0);
     assert_eq!(bundle.names("etc"), ["ld.so.preload", "passwd"], "no temp file is left");
 }
 
@@ -265,7 +275,7 @@ fn an_image_without_glibc_is_left_alone_and_reported() {
     for bundle in [scratch, musl, looped] {
         bundle.run();
         bundle.run();
-        let report = fs::read_to_string(bundle.report()).expect("a report");
+        let report = bundle.report("no-glibc");
         assert!(
             report.starts_with("container c1 starts without libvgpu-preload.so: its image has no glibc"),
             "{report}"
@@ -389,7 +399,7 @@ fn a_wrong_command_line_is_one_line_with_a_hint() {
         )
     );
     let help = Command::new(HOOK).arg("--help").output().expect("the program starts");
-    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--report FILE"));
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--report FOLDER"));
 }
 
 /// Runs `prepare` and then the hook in their own mount namespace. None if that is not allowed.
@@ -420,8 +430,8 @@ fn in_namespace(test: &str, bundle: &Bundle, prepare: &str) -> Option<(bool, Str
     )))
 }
 
-fn reported(bundle: &Bundle, reason: &str) {
-    let report = fs::read_to_string(bundle.report()).expect("a report");
+fn reported(bundle: &Bundle, file: &str, reason: &str) {
+    let report = bundle.report(file);
     assert!(report.contains(reason), "{report}");
     assert_eq!(
         fs::read_to_string(bundle.at("etc/ld.so.preload")).ok().as_deref(),
@@ -437,7 +447,7 @@ fn a_read_only_root_file_system_is_reported() {
         return;
     };
     assert_eq!(told, (true, String::new()));
-    reported(&bundle, "its root file system cannot be written to");
+    reported(&bundle, "read-only", "its root file system cannot be written to");
 }
 
 /// A pod may mount the node's own /etc, or a file over the list; both are outside the image.
@@ -460,7 +470,7 @@ fn volumes_are_never_written_to() {
             return;
         };
         assert_eq!(told, (true, String::new()), "{prepare}");
-        let report = fs::read_to_string(bundle.report()).expect("a report");
+        let report = bundle.report("mounted");
         assert!(report.contains("a volume is mounted at /etc"), "{report}");
         assert_eq!(
             fs::read_to_string(node.path().join("ld.so.preload")).expect("read"),

@@ -38,7 +38,7 @@ use crate::share::{ClaimId, Role, Share};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use room::Full;
 pub use shared::SharedNode;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -103,6 +103,8 @@ pub struct Node {
     inventory: Result<Inventory, String>,
     /// Descriptions of damaged checkpoints that have no event on the node yet.
     damages: Vec<String>,
+    /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
+    not_unprepared: BTreeMap<String, (ClaimId, String)>,
     crash_points: Box<dyn CrashPoints>,
 }
 
@@ -137,6 +139,12 @@ impl Node {
         &self.dirs
     }
 
+    /// Digest of the library to which new claims are bound.
+    #[must_use]
+    pub fn library(&self) -> &str {
+        self.library.digest()
+    }
+
     /// Forces the next call to read the checkpoint again.
     pub fn forget(&mut self) {
         self.stamp = None;
@@ -153,6 +161,23 @@ impl Node {
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
         self.end_turn(&turn, answers)
+    }
+
+    /// Claims whose last Unprepare failed, and why.
+    #[must_use]
+    pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
+        self.not_unprepared.values().cloned().collect()
+    }
+
+    /// Remembers how an Unprepare ended, for the event on the claim's pods.
+    pub fn note_unprepare(&mut self, id: &ClaimId, answer: &Result<(), Error>) {
+        match answer {
+            Ok(()) => drop(self.not_unprepared.remove(&id.uid)),
+            Err(error) => drop(
+                self.not_unprepared
+                    .insert(id.uid.clone(), (id.clone(), error.to_string())),
+            ),
+        }
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.

@@ -58,6 +58,7 @@ impl Node {
             stamp: None,
             inventory: Err("the plugin has just started".into()),
             damages: Vec::new(),
+            not_unprepared: BTreeMap::new(),
             crash_points,
             config,
         };

@@ -42,9 +42,12 @@ spec:
     # A variable must not be an optional: in another expression it would read as empty, and every check would pass.
     - name: devices
       expression: object.{{ $spec }}.?devices.orValue({})
+    # null without requests: the API's field has no omitempty.
+    - name: allRequests
+      expression: "variables.devices.?requests.orValue(null) == null ? [] : variables.devices.requests"
     - name: asks
       expression: >-
-        variables.devices.?requests.orValue([]).transformList(i, r,
+        variables.allRequests.transformList(i, r,
           has(r.exactly)
           ? [{'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
               'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
@@ -117,37 +120,7 @@ spec:
           ? a.at + '.tolerations[' + string(i) + ']: tolerates every taint, also that of vgpu-controller\'s devices; set the key of the taint to tolerate'
           : '')))
 
-    # Our opaque parameters, each with its path and the requests to which it applies.
-    - name: configs
-      expression: >-
-        variables.devices.?config.orValue([]).transformList(i, c, c.?opaque.driver.orValue('') == 'dra.vgpu',
-          {'at': dyn('{{ $spec }}.devices.config[' + string(i) + '].opaque.parameters'),
-           'requests': dyn(c.?requests.orValue([])), 'p': dyn(c.opaque.parameters)})
-    - name: fields
-      expression: >-
-        variables.configs.map(c,
-          type(c.p) != map ? [c.at + ': is not an object; see the fields of VgpuConfig']
-          : [
-            c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
-            c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
-          ]
-          + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing'] ? ''
-              : c.at + '.' + k + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
-          + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
-             'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive']}
-            .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
-              : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? '"' + c.p[field] + '" is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
-          + (!('memoryPolicy' in c.p) ? []
-             : type(c.p.memoryPolicy) != map ? [c.at + '.memoryPolicy: is not an object; write {type: Hard}']
-             : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy.' + k + ': is not a field of VgpuConfig; use one of type, hostMemory')
-               + [c.p.memoryPolicy.?type.orValue('') == 'Hard' ? (
-                    'hostMemory' in c.p.memoryPolicy ? c.at + '.memoryPolicy.hostMemory: contradicts type Hard, which uses no host memory; remove it, or set type to Oversubscribe' : '')
-                  : c.p.memoryPolicy.?type.orValue('') != 'Oversubscribe' ? c.at + '.memoryPolicy.type: is missing or not allowed; use one of Hard, Oversubscribe'
-                  : !('hostMemory' in c.p.memoryPolicy) ? c.at + '.memoryPolicy.hostMemory: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi'
-                  : type(c.p.memoryPolicy.hostMemory) != string || !isQuantity(c.p.memoryPolicy.hostMemory) || !quantity(c.p.memoryPolicy.hostMemory).isInteger()
-                    || quantity(c.p.memoryPolicy.hostMemory).compareTo(quantity('0')) <= 0
-                  ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
-                  : '']))
+    {{- include "vgpu.configVariables" (list "variables.devices" (printf "%s.devices" $spec)) | nindent 4 }}
 
     # Compares configs with the requests to which they apply, for the classes that the chart knows. Each config is read
     # once, and only one with a value that matters is compared with its requests: 32 configs for 256 alternatives must
@@ -157,13 +130,14 @@ spec:
         variables.configs.filter(c, type(c.p) == map).map(c, {
           'at': dyn(c.at), 'requests': dyn(c.requests),
           'guaranteed': dyn(c.p.?computePolicy.orValue('') == 'Guaranteed'),
+          'exclusive': dyn(c.p.?sharing.orValue('') == 'Exclusive'),
           'looser': dyn(variables.bounds.transformMap(name, fields, fields.transformList(field, words,
             field == 'memoryPolicy'
             ? (type(c.p.?memoryPolicy.orValue('')) != map || c.p.memoryPolicy.?type.orValue('Hard') in words ? ''
                : 'memoryPolicy: Oversubscribe')
-            : type(c.p[?field].orValue(0)) != string || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
+            : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
             .transformMap(name, said, said.size() > 0, said[0]))
-        }).filter(c, c.guaranteed || c.looser.size() > 0)
+        }).filter(c, c.guaranteed || c.exclusive || c.looser.size() > 0)
     - name: requests
       expression: >-
         variables.asks.filter(r, r.size() > 0).transformMapEntry(i, r, {r[0].request[0]: r})
@@ -178,6 +152,11 @@ spec:
             : c.guaranteed && a.coreless && a.ask.deviceClassName in variables.bounds
             ? c.at + '.computePolicy: Guaranteed caps the share at its cores, and ' + a.at
               + ' asks for 0 cores; ask for capacity cores of at least 1, or set computePolicy to Balanced'
+            : c.exclusive && has(a.ask.capacity) && 'memory' in a.ask.capacity.?requests.orValue({})
+              && a.ask.deviceClassName in variables.fractions
+            ? c.at + '.sharing: Exclusive needs the whole GPU, and ' + a.at + ' asks for memory '
+              + string(a.ask.capacity.requests.memory)
+              + '; remove the capacity request for memory, or use class vgpu with sharing Shared'
             : '')))
   validations:
     - expression: variables.capacity.all(r, r.all(a, a.all(m, m == '')))
@@ -186,11 +165,91 @@ spec:
       messageExpression: variables.access.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
     - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
       messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
-    - expression: variables.fields.all(c, c.all(m, m == ''))
-      messageExpression: variables.fields.map(c, c.filter(m, m != '')).filter(c, c.size() > 0)[0][0]
+    {{- include "vgpu.configValidation" $root | nindent 4 }}
     - expression: variables.contradictions.all(c, c.all(r, r.all(m, m == '')))
       messageExpression: string(variables.contradictions.map(c, c.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)).filter(c, c.size() > 0)[0][0][0])
 ---
+{{ include "vgpu.binding" (list $root $name) }}
+{{- end -}}
+
+{{/*
+Variables `configs` and `fields` of a policy: the VgpuConfigs of an object, and what is wrong with each by itself.
+Arguments: (list holder path); `holder` is CEL for the object with the list `config`, `path` is its path in messages.
+*/}}
+{{- define "vgpu.configVariables" -}}
+{{- $holder := index . 0 }}
+{{- $path := index . 1 -}}
+# Our opaque parameters, each with its path and the requests to which it applies.
+- name: configs
+  expression: >-
+    {{ $holder }}.?config.orValue([]).transformList(i, c, c.?opaque.driver.orValue('') == 'dra.vgpu',
+      {'at': dyn('{{ $path }}.config[' + string(i) + '].opaque.parameters'),
+       'requests': dyn(c.?requests.orValue([])), 'p': dyn(c.opaque.parameters)})
+- name: fields
+  expression: >-
+    variables.configs.map(c,
+      type(c.p) != map ? [c.at + ': is not an object; see the fields of VgpuConfig']
+      : [
+        c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
+        c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
+      ]
+      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing'] ? ''
+          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
+      + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
+         'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive']}
+        .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
+          : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
+      + (!('memoryPolicy' in c.p) ? []
+         : type(c.p.memoryPolicy) != map ? [c.at + '.memoryPolicy: is not an object; write {type: Hard}']
+         : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy' + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of type, hostMemory')
+           + [c.p.memoryPolicy.?type.orValue('') == 'Hard' ? (
+                'hostMemory' in c.p.memoryPolicy ? c.at + '.memoryPolicy.hostMemory: contradicts type Hard, which uses no host memory; remove it, or set type to Oversubscribe' : '')
+              : c.p.memoryPolicy.?type.orValue('') != 'Oversubscribe' ? c.at + '.memoryPolicy.type: is missing or not allowed; use one of Hard, Oversubscribe'
+              : !('hostMemory' in c.p.memoryPolicy) ? c.at + '.memoryPolicy.hostMemory: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi'
+              : type(c.p.memoryPolicy.hostMemory) != string || !isQuantity(c.p.memoryPolicy.hostMemory) || !quantity(c.p.memoryPolicy.hostMemory).isInteger()
+                || quantity(c.p.memoryPolicy.hostMemory).compareTo(quantity('0')) <= 0
+              ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
+              : '']))
+{{- end -}}
+
+{{/*
+The admission policy for DeviceClasses: a mistake in the config of a class would refuse every claim of it at Prepare.
+*/}}
+{{- define "vgpu.classesPolicy" -}}
+{{- $name := printf "%s-deviceclasses" (include "vgpu.name" .) -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels: {{- include "vgpu.labels" . | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [resource.k8s.io]
+        apiVersions: [v1]
+        resources: [deviceclasses]
+        operations: [CREATE, UPDATE]
+  matchConditions:
+    # As for claims.
+    - name: spec-is-new
+      expression: request.operation == 'CREATE' || object.spec != oldObject.spec
+  variables:
+    {{- include "vgpu.configVariables" (list "object.spec" "spec") | nindent 4 }}
+  validations:
+    {{- include "vgpu.configValidation" . | nindent 4 }}
+---
+{{ include "vgpu.binding" (list . $name) }}
+{{- end -}}
+
+{{- define "vgpu.configValidation" -}}
+- expression: variables.fields.all(c, c.all(m, m == ''))
+  messageExpression: variables.fields.map(c, c.filter(m, m != '')).filter(c, c.size() > 0)[0][0]
+{{- end -}}
+
+{{- define "vgpu.binding" -}}
+{{- $root := index . 0 }}
+{{- $name := index . 1 -}}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 metadata:
@@ -199,6 +258,19 @@ metadata:
 spec:
   policyName: {{ $name }}
   validationActions: [Deny]
+{{- end -}}
+
+{{/*
+CEL for a text of the user, quoted as driver/api does it: a message of more than 5 KiB or of two lines would be dropped,
+and the user would see the expression.
+*/}}
+{{- define "vgpu.quoted" -}}
+strings.quote({{ . }}.size() > 64 ? {{ . }}.substring(0, 64) + '...' : {{ . }})
+{{- end -}}
+
+{{/* CEL for a field's name behind its object's path. */}}
+{{- define "vgpu.field" -}}
+({{ . }}.matches('^[A-Za-z0-9_./-]{1,64}$') ? '.' + {{ . }} : '[' + {{ include "vgpu.quoted" . }} + ']')
 {{- end -}}
 
 {{/*

@@ -1,6 +1,6 @@
 //! Errors of configs.
 
-use vgpu_quantity::WholeError;
+use vgpu_quantity::{WholeError, quoted};
 
 /// `at` is the path of the opaque parameters, or of the field, in the object that the user wrote or can read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum ConfigError {
     },
     #[error("{at}: is missing; set it to {expected:?}")]
     Missing { at: String, expected: &'static str },
-    #[error("{at}: {value:?} is not what this driver reads; set it to {expected:?}")]
+    #[error("{at}: {} is not what this driver reads; set it to {expected:?}", quoted(.value))]
     WrongVersion {
         at: String,
         value: String,
@@ -31,11 +31,11 @@ pub enum ConfigError {
         known: String,
         suggestion: Option<&'static str>,
     },
-    #[error("{at}: {value:?} is not allowed; use one of {allowed}")]
+    #[error("{at}: {} is not allowed; use one of {allowed}", quoted(.value))]
     BadValue { at: String, value: String, allowed: String },
     #[error("{at}: {reason}")]
     BadQuantity { at: String, reason: WholeError },
-    #[error("{at}: {value} is not positive; write how much host memory may be used, for example 10Gi")]
+    #[error("{at}: {} is not positive; write how much host memory may be used, for example 10Gi", quoted(.value))]
     NotPositive { at: String, value: String },
     #[error("{at}: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi")]
     HostMemoryMissing { at: String },

@@ -129,10 +129,20 @@ fn known(at: &str, fields: &Map<String, Value>, known: &'static [&'static str]) 
     match fields.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
         Some(key) => Err(ConfigError::UnknownField {
-            at: format!("{at}.{key}"),
+            at: field(at, key),
             known: known.join(", "),
             suggestion: known.iter().copied().find(|name| same_letters(name, key)),
         }),
+    }
+}
+
+/// The path of a field whose name the user chose.
+fn field(at: &str, name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
+    if (1..=64).contains(&name.len()) && name.chars().all(plain) {
+        format!("{at}.{name}")
+    } else {
+        format!("{at}[{}]", vgpu_quantity::quoted(name))
     }
 }
 

@@ -1,0 +1,47 @@
+//! The Helm chart as helm renders it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu")
+}
+
+/// The helm of this project's tools, else of this machine.
+pub(crate) fn helm(test: &str) -> Option<PathBuf> {
+    let tools = vgpu_cache::root()
+        .ok()
+        .and_then(|cache| std::fs::read_dir(cache.join("tools")).ok());
+    let built = tools
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|tool| tool.path().join("helm"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("helm"));
+    let helm = built.chain(found).find(|helm| helm.is_file());
+    if helm.is_none() {
+        vgpu_skip::skip(test, "no helm; `make demo` builds one");
+    }
+    helm
+}
+
+/// All objects of the chart, or what helm has against these values.
+pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
+    let mut command = Command::new(helm);
+    command
+        .args(["template", "x", "--namespace", "n", "--kube-version", "1.37.1"])
+        .arg(chart());
+    for value in values {
+        command.args(["--set", value]);
+    }
+    let output = command.output().expect("helm runs");
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let text = String::from_utf8(output.stdout).expect("text");
+    let documents = serde_saphyr::from_multiple::<Value>(&text).expect("YAML");
+    Ok(documents.into_iter().filter(|object| !object.is_null()).collect())
+}

@@ -1,0 +1,173 @@
+// What a ValidatingAdmissionPolicy does: compiled, and applied to objects as the API server has them.
+
+package main
+
+import (
+	"context"
+	"fmt"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+)
+
+// Every policy is applied to each object of a resource that it matches.
+type admissionQuestion struct {
+	Policies []admissionv1.ValidatingAdmissionPolicy `json:"policies"`
+	Objects  []runtime.RawExtension                  `json:"objects"`
+}
+
+type admissionVerdicts struct {
+	Verdicts []admissionVerdict `json:"verdicts"`
+	Error    string             `json:"error,omitempty"`
+}
+
+type admissionVerdict struct {
+	// How many policies match the resource: an object that none looks at is not accepted by any.
+	Policies int      `json:"policies"`
+	Denied   []string `json:"denied,omitempty"`
+	// Expressions that fail, for example by their cost. The API server refuses the object for them.
+	Errors []string `json:"errors,omitempty"`
+}
+
+func admissionReply(q *admissionQuestion) admissionVerdicts {
+	validators := make([]validating.Validator, len(q.Policies))
+	for i := range q.Policies {
+		validator, err := compile(&q.Policies[i])
+		if err != nil {
+			return admissionVerdicts{Error: fmt.Sprintf("policy %s: %v", q.Policies[i].Name, err)}
+		}
+		validators[i] = validator
+	}
+	said := admissionVerdicts{Verdicts: make([]admissionVerdict, len(q.Objects))}
+	for i := range q.Objects {
+		object, resource, err := typed(q.Objects[i].Raw)
+		if err != nil {
+			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
+		}
+		for p := range q.Policies {
+			if matches(&q.Policies[p], resource) {
+				said.Verdicts[i].apply(validators[p], object, resource)
+			}
+		}
+	}
+	return said
+}
+
+func (v *admissionVerdict) apply(validator validating.Validator, object runtime.Object, resource schema.GroupVersionResource) {
+	v.Policies++
+	kind := object.GetObjectKind().GroupVersionKind()
+	attributes := admission.NewAttributesRecord(
+		object, nil, kind, "default", "x", resource, "", admission.Create, &metav1.CreateOptions{}, false, nil)
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: admission.NewLazyObject(object)}
+	result := validator.Validate(context.Background(), resource, versioned, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+	for _, decision := range result.Decisions {
+		switch {
+		case decision.Evaluation == validating.EvalError:
+			v.Errors = append(v.Errors, decision.Message)
+		case decision.Action == validating.ActionDeny:
+			v.Denied = append(v.Denied, decision.Message)
+		}
+	}
+}
+
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource) bool {
+	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
+		for _, name := range rule.Resources {
+			if name == resource.Resource {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// typed makes of JSON what an admission plugin sees: a list without omitempty that is not there becomes null, and a
+// quantity is written as Kubernetes writes it.
+func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
+	var head metav1.TypeMeta
+	if err := json.Unmarshal(text, &head); err != nil {
+		return nil, schema.GroupVersionResource{}, err
+	}
+	var object runtime.Object
+	var resource string
+	switch head.Kind {
+	case "ResourceClaim":
+		object, resource = &resourceapi.ResourceClaim{}, "resourceclaims"
+	case "ResourceClaimTemplate":
+		object, resource = &resourceapi.ResourceClaimTemplate{}, "resourceclaimtemplates"
+	case "DeviceClass":
+		object, resource = &resourceapi.DeviceClass{}, "deviceclasses"
+	default:
+		return nil, schema.GroupVersionResource{}, fmt.Errorf("kind %q is none that this program has a type for", head.Kind)
+	}
+	if err := json.Unmarshal(text, object); err != nil {
+		return nil, schema.GroupVersionResource{}, err
+	}
+	return object, resourceapi.SchemeGroupVersion.WithResource(resource), nil
+}
+
+// compile does what the API server does when it loads a policy, from the same parts.
+func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validator, error) {
+	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	if err != nil {
+		return nil, err
+	}
+	const stored = environment.StoredExpressions
+	withAuthorizer := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	// In order: a variable may use those before it.
+	for _, v := range policy.Spec.Variables {
+		variable := &validating.Variable{Name: v.Name, Expression: v.Expression}
+		if result := compiler.CompileAndStoreVariable(variable, withAuthorizer, stored); result.Error != nil {
+			return nil, fmt.Errorf("variable %s: %w", v.Name, result.Error)
+		}
+	}
+	var conditions, validations, messages []cel.ExpressionAccessor
+	for i := range policy.Spec.MatchConditions {
+		conditions = append(conditions, (*matchconditions.MatchCondition)(&policy.Spec.MatchConditions[i]))
+	}
+	messages = make([]cel.ExpressionAccessor, len(policy.Spec.Validations)) // nil for a fixed message
+	for i, v := range policy.Spec.Validations {
+		validations = append(validations, &validating.ValidationCondition{Expression: v.Expression, Message: v.Message, Reason: v.Reason})
+		if v.MessageExpression != "" {
+			messages[i] = &validating.MessageExpressionCondition{MessageExpression: v.MessageExpression}
+		}
+	}
+	// The API server refuses a policy with an expression that does not compile, so this does too.
+	for _, part := range []struct {
+		expressions []cel.ExpressionAccessor
+		options     cel.OptionalVariableDeclarations
+	}{{conditions, withAuthorizer}, {validations, withAuthorizer}, {messages, cel.OptionalVariableDeclarations{}}} {
+		for _, expression := range part.expressions {
+			if expression == nil {
+				continue
+			}
+			if result := compiler.CompileCELExpression(expression, part.options, stored); result.Error != nil {
+				return nil, fmt.Errorf("%s: %w", expression.GetExpression(), result.Error)
+			}
+		}
+	}
+	fail := policy.Spec.FailurePolicy
+	var matcher matchconditions.Matcher
+	if len(conditions) > 0 {
+		evaluator := compiler.CompileCondition(conditions, withAuthorizer, stored)
+		matcher = matchconditions.NewMatcher(evaluator, fail, "policy", "validate", policy.Name)
+	}
+	return validating.NewValidator(
+		compiler.CompileCondition(validations, withAuthorizer, stored),
+		matcher,
+		compiler.CompileCondition(nil, withAuthorizer, stored),
+		compiler.CompileCondition(messages, cel.OptionalVariableDeclarations{}, stored),
+		fail,
+		nil,
+	), nil
+}
