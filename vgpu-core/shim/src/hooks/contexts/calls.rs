@@ -1,4 +1,5 @@
-//! Contexts: their calls, with real devices. `vgpu_core::memory::context_life` charges them.
+//! Hooks that create and destroy contexts, with device numbers translated. `vgpu_core::memory::context_life` charges
+//! them.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::contexts::measure::process;

@@ -1,4 +1,4 @@
-//! The process as `vgpu_core::memory::measure` sees it: its state, and NVML.
+//! Gives `vgpu_core::memory::measure` the state of the process and access to NVML.
 
 use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_SUCCESS};
 use crate::driver::Real;

@@ -1,5 +1,5 @@
-//! The locations that calls about memory carry: the program's devices in, the driver's out. None of these calls takes
-//! memory that is not charged elsewhere.
+//! Memory locations in arguments and results: translates between the program's device numbers and the driver's. None of
+//! these calls allocates memory that is not charged elsewhere.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};

@@ -1,5 +1,5 @@
-//! Calls about graphs. The need of a graph is counted when it is instantiated and charged when it is launched
-//! (`graphs`). Nodes that allocate carry devices, which are translated.
+//! Hooks for graphs. The memory that a graph needs is counted when it is instantiated and charged when it is launched
+//! (`graphs`). Nodes that allocate contain device numbers, which are translated.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};

@@ -1,5 +1,4 @@
-//! Calls about pools: whose pool it is, and what it says of devices, which is translated. How pools are
-//! charged: `vgpu_core::memory::pools`.
+//! Hooks for pools: finds the GPU of a pool and translates device numbers. `vgpu_core::memory::pools` charges them.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{Gpu, Real};

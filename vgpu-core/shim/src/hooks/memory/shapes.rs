@@ -1,4 +1,4 @@
-//! The bytes that the elements of an array take, by its descriptor.
+//! Computes the bytes of an array's elements from its descriptor.
 
 use core::ffi::c_uint;
 

@@ -1,4 +1,4 @@
-//! What NVML tells of a whole GPU, or of any process by its number, in forms of their own: cut to the share.
+//! NVML functions that report on a whole GPU, or on any process by its PID: their results are limited to the share.
 
 use crate::codes::{NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::info::{Memory, figures, gpu, running};

@@ -1,8 +1,9 @@
-//! Memory that is imported from other interfaces (Vulkan, NvSci): charged here, because nobody else charges it,
-//! until it and all that is mapped of it are gone. The caller passes its size, so it is charged before the call.
+//! Memory that is imported from other interfaces (Vulkan, NvSci): charged to this process, because no other call
+//! charges it, until the memory and all its mappings are gone. The caller passes the size, so it is charged before the
+//! driver is called.
 //!
-//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: those interfaces made them in this process, and
-//! the driver reports no size before they are mapped.
+//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) are not charged: these interfaces allocated them in this
+//! process, and the driver reports no size before they are mapped.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
