@@ -1,19 +1,19 @@
-//! Who holds how much of a GPU, exactly, whoever is killed whenever.
+//! Counts exactly how much of a GPU each process holds, even if processes are killed at any instruction.
 //!
-//! Each GPU has one word: its total, and the (process, sequence) of the operation that wrote it last. Each
-//! process has, for each GPU, three words that nobody but it (or whoever buries it) writes, save `done`:
+//! Each GPU has one word: its total, and the (process, sequence) of the operation that wrote it last. Each process has
+//! three words for each GPU. Only the process itself, or the one that buries it, writes them, except `done`:
 //!
 //! ```text
-//! intent  what it is about to do, under which sequence      1. written before the total
-//! word    total, process, sequence  <- compare-and-swap     2. the operation happens here
-//! held    what it holds, as of which sequence               3. written after the total
-//! done    written by the NEXT writer of the total, before it overwrites the word: "that one happened"
+//! intent  the planned operation and its sequence            1. written before the total
+//! word    total, process, sequence  <- compare-and-swap     2. the operation takes place here
+//! held    the units held after which sequence               3. written after the total
+//! done    written by the NEXT writer of the total, before it overwrites the word: this operation took place
 //! ```
 //!
-//! A process killed between 1 and 3 leaves an intent newer than `held`; it happened exactly if the word still
-//! carries its sequence or `done` does. So `settle` always knows, and the sum of what is held never differs
-//! from the total by more than operations in flight. Nothing here waits for anybody: a killed or stopped
-//! process holds no lock. All amounts are units of the profile's granularity.
+//! A process that is killed between 1 and 3 leaves an intent that is newer than `held`. The operation took place
+//! exactly if the word still has its sequence or `done` does. So `settle` always knows, and the sum of what processes
+//! hold differs from the total by no more than the operations in flight. Nothing here waits: a killed or stopped
+//! process holds no lock. All amounts are in units of the profile's granularity.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

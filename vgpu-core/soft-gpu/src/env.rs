@@ -1,4 +1,5 @@
-//! The two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. Read here only.
+//! Reads the two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. No other module reads
+//! them.
 
 #![allow(unsafe_code)] // getuid has no safe wrapper in std.
 

@@ -1,7 +1,7 @@
-//! The shared file `gpus`: what every process that names the same state folder maps.
+//! The layout of the shared file `gpus`, which every process that uses the same state folder maps.
 //!
-//! The file is complete before its name appears (written aside, then linked), never grows and never shrinks.
-//! Every word that changes is an atomic; a reader needs no lock.
+//! The file is complete before it gets its name (written to a temporary file, then linked), and never changes its size.
+//! Every word that changes is an atomic, so a reader needs no lock.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};

@@ -1,13 +1,13 @@
-//! Which processes live, and what their PIDs are called here.
+//! Tells which processes live, and their PIDs in this PID namespace.
 //!
-//! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file; a
-//! mapping of the file keeps that open after the descriptor is closed, so the lock ends exactly with the
-//! process's address space: closefrom() does not lose it, and MADV_DONTFORK keeps it from children. The
-//! mapping is placed by the kernel (high): mappings are released from the highest down, so this lock goes
-//! before anything that a program mapped lower.
+//! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file. A mapping of
+//! the file keeps it open after the descriptor is closed, so the lock ends exactly with the process's address space:
+//! closefrom() does not release it, and MADV_DONTFORK keeps it from children. The kernel places the mapping at a high
+//! address. Mappings are released from the highest down, so this lock is released before anything that a program mapped
+//! lower.
 //!
-//! Observers ask for a shared lock, so that they never disturb each other. `/proc/locks` names the holders in
-//! the PID namespace of its reader, and leaves out those that the namespace cannot see: just what NVML shows.
+//! Observers try a shared lock, so that they never disturb each other. `/proc/locks` lists the holders in the PID
+//! namespace of its reader and leaves out processes that the namespace cannot see, which is exactly what NVML shows.
 
 #![allow(unsafe_code)] // flock, mmap and madvise have no safe wrapper in std.
 

@@ -1,8 +1,8 @@
-//! Finds, makes and maps the state file.
+//! Finds, creates and maps the state file.
 //!
-//! Crash safety: a new state is written aside under the folder's lock and renamed into place whole; a maker
-//! that dies leaves a `.new` file, which the next one overwrites. A reader that finds a file of the wrong size or
-//! magic refuses it.
+//! How it fails: a new state is written to a temporary file under the folder's lock and renamed when it is complete. A
+//! process that dies meanwhile leaves a `.new` file, which the next one overwrites. A reader refuses a file of the
+//! wrong size or magic.
 
 #![allow(unsafe_code)] // mmap.
 

@@ -1,8 +1,9 @@
 //! The GPUs of one state folder, as a process uses them: join, allocate, launch, look.
 //!
-//! The picture that `look` gives is the sum of what living processes hold, so its parts always add up. A dead
-//! process is noticed before each picture and before an allocation fails; it is first marked (from then on it
-//! counts nowhere), then buried: its units go back to the total, under the folder's lock, resumably.
+//! The picture that `look` returns is the sum of the memory of living processes, so its parts always add up. Dead
+//! processes are detected before each picture and before an allocation fails. A dead process is first marked, and from
+//! then on not counted. Then it is buried: its units go back to the total, under the folder's lock. An interrupted
+//! burial is resumed.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;

@@ -1,10 +1,9 @@
-//! Modelled time: how long queued work takes when processes share a GPU, and what utilisation that gives.
+//! Models time: how long queued work takes if processes share a GPU, and the resulting utilisation.
 //!
-//! A process's work on one GPU runs in order. While k processes have work queued, each gets 1/k of the GPU:
-//! its queue is stretched by k, judged anew at each launch. What has been served of the queue until a moment
-//! follows from `queued`, `end` and k; samples of it, taken at launches, give the utilisation of the last
-//! window. Only the owner writes; readers need no lock. Times are CLOCK_MONOTONIC in ns, which all containers
-//! of a machine share.
+//! The work of a process on one GPU runs in order. While k processes have work queued, each gets 1/k of the GPU: its
+//! queue takes k times as long, with k determined anew at each launch. The GPU time that a process has got at a moment
+//! follows from `queued`, `end` and k. Samples of it, taken at launches, give the utilisation of the last window. Only
+//! the owner writes; readers need no lock. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

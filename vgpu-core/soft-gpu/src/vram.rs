@@ -1,12 +1,12 @@
-//! Device addresses: unique, never a host address, and from any address inside an allocation to its entry in
-//! constant time.
+//! Device addresses: allocates ranges that are unique and never host addresses, and finds the allocation of any address
+//! in constant time.
 //!
-//! A lane is a GPU, or what belongs to none; a class is a power of two. Addresses of class c in a lane are
-//! `(lane + 1) * 2^48 + (c - 9) * 2^43 + index * 2^c`, so lane, class and index follow from the address, and no
-//! process gets a host address there without asking for it. Freed indices are reused last in, first out.
-//! Allocations below the granularity share blocks of one granule, as drivers do: a block costs when its first
-//! entry is taken and is given back with its last one. No accounting here: `take` asks its caller to charge,
-//! `give` says what to give back.
+//! A lane is a GPU, or address space that belongs to no GPU; a class is a power of two. Addresses of class c in a lane
+//! are `(lane + 1) * 2^48 + (c - 9) * 2^43 + index * 2^c`, so lane, class and index follow from the address. The kernel
+//! places no host mapping there unless a program asks for the address. Freed indices are reused last in, first out.
+//! Allocations below the granularity share blocks of one granule, as in real drivers: a block is charged with its first
+//! entry and released with its last. This module does no accounting: `take` calls its caller to charge, `give` returns
+//! the units to release.
 
 use crate::profile::MAX_GPUS;
 
