@@ -24,12 +24,13 @@ use crate::profile::Profile;
 pub(crate) struct Region {
     pub(crate) shared: &'static Shared,
     pub(crate) profile: Profile,
-    /// Which file this is: a state that was replaced meanwhile has another inode.
+    /// Identifies the file: a state that was replaced meanwhile has another inode.
     pub(crate) inode: u64,
 }
 
 impl Region {
-    /// The folder's state, made first if there is none, or none that anybody uses and a different one is asked for.
+    /// Returns the folder's state. Creates it if there is none, or if another profile is requested and no process uses
+    /// the old state.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
         let folder = |source| Error::Folder {
             origin: config.origin,
@@ -65,7 +66,7 @@ impl Region {
         })
     }
 
-    /// Which file has the state's name now.
+    /// Returns the file that has the state's name now.
     pub(crate) fn open_inode(config: &Config) -> Option<u64> {
         fs::metadata(config.dir.join("gpus")).ok().map(|meta| meta.ino())
     }
