@@ -63,7 +63,8 @@ impl measure::Nvml for Nvml {
     }
 }
 
-/// Calls `call` with what it takes on the GPU of the current context charged; `undo` takes it back.
+/// Runs `call` and charges the memory that it needs on the GPU of the current context. `undo` undoes it if that does
+/// not fit.
 pub(crate) fn measured(
     ready: &'static Ready,
     change: Change,

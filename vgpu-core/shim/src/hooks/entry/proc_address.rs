@@ -77,7 +77,7 @@ unsafe fn answer(
     ask()
 }
 
-/// Our hook of the real function at `address`. Two names may share an address: the one asked for wins.
+/// Returns our hook of the real function at `address`. If two names share an address, the requested one is used.
 fn hook_of(name: &CStr, address: *mut c_void) -> Option<*const ()> {
     if address.is_null() {
         return None;

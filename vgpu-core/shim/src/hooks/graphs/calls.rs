@@ -131,7 +131,7 @@ unsafe fn instantiated(
     if result == SUCCESS {
         // SAFETY: as promised.
         let stale = ready.tables.graphs.insert(unsafe { *exec } as u64, needs);
-        // A driver gives a handle again only after it was destroyed: by a context's end that we missed.
+        // The driver returns a known handle only if the old one was destroyed: with a context, unseen here.
         stale.iter().for_each(|needs| leave(ready, needs));
     } else {
         leave(ready, &needs);

@@ -36,7 +36,7 @@ const HOST_NUMA: c_int = 3;
 const NUMA_ID: c_int = 134;
 const NUMA_HANDLES: c_int = 141;
 
-/// Makes `bytes` in host memory; `asked` has the real device.
+/// Creates `bytes` of host memory; `asked` has the real device.
 ///
 /// # Safety
 /// `handle` may be written.

@@ -14,7 +14,7 @@ use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Driver;
 
-/// Charges what `shape` takes and keeps it with the handle.
+/// Charges the bytes of `shape` and stores the charge with the handle.
 ///
 /// # Safety
 /// `array` is null or may be written.

@@ -60,7 +60,7 @@ pub(crate) unsafe fn alloc(
     }
 }
 
-/// From `pool`, or from the host where the share goes on there.
+/// Allocates from `pool`, or from host memory if the share has it and the pool cannot grow.
 ///
 /// # Safety
 /// As for the driver's function.

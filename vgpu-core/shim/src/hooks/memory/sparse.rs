@@ -18,7 +18,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::arrays;
 
-/// What a tile takes, whatever its elements are.
+/// The bytes of a tile, whatever its elements are.
 const TILE: u64 = 64 << 10;
 
 /// CUarrayMapInfo.

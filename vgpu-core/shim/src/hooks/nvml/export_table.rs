@@ -85,7 +85,7 @@ fn is_known() -> bool {
     result == NVML_SUCCESS && KNOWN.iter().any(|known| version.split('.').next() == Some(known))
 }
 
-/// Writes the processes that `list` gives, the way NVML does.
+/// Writes the processes of `list` as NVML does.
 fn answer(count: *mut c_uint, entries: *mut Entry, list: impl FnOnce(&'static Ready) -> Vec<Entry>) -> c_int {
     if count.is_null() {
         return NVML_INVALID_ARGUMENT;

@@ -64,7 +64,7 @@ pub(crate) unsafe fn rates(
     result
 }
 
-/// What the share's own processes do; None: that cannot be told.
+/// Returns the utilisation of the share's own processes, or None if NVML cannot distinguish them.
 fn own(ready: &'static Ready, device: usize) -> Option<Rates> {
     let own = running(ready, device)?;
     let idle = Rates { gpu: 0, memory: 0 };
@@ -154,7 +154,7 @@ pub(crate) unsafe fn of_processes(
         unsafe { keep(count, samples, |sample| listed && is_own(sample.pid)) };
         // SAFETY: not null, see above, and written.
         if unsafe { *count } == 0 && !samples.is_null() {
-            // What NVML says where there is no sample.
+            // NVML's result if there is no sample.
             return NVML_NOT_FOUND;
         }
     }

@@ -92,7 +92,7 @@ pub(crate) unsafe fn import(
     from: *mut c_void,
     kind: c_int,
 ) -> c_int {
-    // Held before the driver is asked: whoever made it may die meanwhile. A descriptor is passed as a pointer.
+    // Held before the driver is called, because the exporter may die meanwhile. A descriptor is passed as a pointer.
     let held =
         export_identity::of_descriptor(kind, || from as usize as c_int).and_then(|key| Held::of(&ready.gpus, key));
     // SAFETY: passed on.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Driver;
 
-/// Set once this process has mapped any: other processes skip the look at each free.
+/// Set once this process has mapped external memory. Other processes skip the look-up at each free.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC.
@@ -126,7 +126,7 @@ pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -
     result
 }
 
-/// Keeps what is charged for an address that cuMemFree takes.
+/// Stores the charge of an address that cuMemFree frees.
 pub(crate) fn keep(ready: &Ready, pointer: u64, memory: Backing) {
     USED.store(true, Ordering::Relaxed);
     ready.tables.buffers.insert(pointer, Arc::new(memory));
