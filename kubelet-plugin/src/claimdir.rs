@@ -91,13 +91,15 @@ impl ClaimDirs {
         Self { root, tmpfs }
     }
 
+    /// Returns the directory of claim `uid`.
     #[must_use]
-    pub fn of(&self, uid: &str) -> PathBuf {
+    pub fn claim_path(&self, uid: &str) -> PathBuf {
         self.root.join(uid)
     }
 
+    /// Returns the directory of a share of claim `uid`.
     #[must_use]
-    pub fn share(&self, uid: &str, share: &str) -> PathBuf {
+    pub fn share_path(&self, uid: &str, share: &str) -> PathBuf {
         self.root.join(uid).join(share)
     }
 
@@ -121,7 +123,7 @@ impl ClaimDirs {
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
         self.ensure_root()?;
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         create(&folder)?;
         crash_points.reached("claim directory")?;
         let path = folder.join(ENTRY);
@@ -151,7 +153,7 @@ impl ClaimDirs {
         limits: &Limits,
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
-        let folder = self.share(uid, &share.name);
+        let folder = self.share_path(uid, &share.name);
         create(&folder)?;
         crash_points.reached("share directory")?;
         if self.tmpfs {
@@ -179,7 +181,7 @@ impl ClaimDirs {
     /// # Errors
     /// A mount or a file cannot be removed.
     pub fn remove(&self, uid: &str, crash_points: &mut dyn CrashPoints) -> Result<(), Error> {
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         for share in folders(&folder).map_err(failed("list", &folder))? {
             let path = folder.join(share);
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
@@ -204,7 +206,7 @@ impl ClaimDirs {
     /// # Errors
     /// The copy is missing or damaged.
     pub fn read_entry(&self, uid: &str) -> Result<Entry, Damage> {
-        let bytes = files::read_bounded(&self.of(uid).join(ENTRY), MAX_ENTRY);
+        let bytes = files::read_bounded(&self.claim_path(uid).join(ENTRY), MAX_ENTRY);
         let bytes = bytes.map_err(|error| Damage::Unreadable(error.to_string()))?;
         let mut checkpoint = Checkpoint::parse(&bytes)?;
         let entry = checkpoint.claims.remove(uid);
@@ -214,7 +216,7 @@ impl ClaimDirs {
     /// Returns the damage of a claim's copy of its entry; `None` if it is valid or does not exist.
     #[must_use]
     pub fn damaged_entry(&self, uid: &str) -> Option<Damage> {
-        let there = self.of(uid).join(ENTRY).symlink_metadata().is_ok();
+        let there = self.claim_path(uid).join(ENTRY).symlink_metadata().is_ok();
         self.read_entry(uid).err().filter(|_| there)
     }
 
@@ -222,7 +224,7 @@ impl ClaimDirs {
     /// file is missing or not valid.
     #[must_use]
     pub fn read_shares(&self, uid: &str) -> (Vec<Share>, Vec<String>) {
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in folders(&folder).unwrap_or_default() {
             match read_limits(&folder.join(&name).join(LIMITS)) {
@@ -239,21 +241,21 @@ impl ClaimDirs {
     /// # Errors
     /// The ledger cannot be read, or is damaged.
     pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
-        let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
+        let bytes = files::read_bounded(&self.share_path(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
         Ok(ledger::read(&bytes)?)
     }
 
     /// Takes the hook's report of an image without glibc. Returns true if there is a report that is not yet
     /// on all pods of the claim. The hook can then report again, for example for a later pod.
     pub fn take_no_glibc(&self, uid: &str) -> bool {
-        let (folder, taken) = (self.of(uid), self.of(uid).join(NO_GLIBC_TAKEN));
+        let (folder, taken) = (self.claim_path(uid), self.claim_path(uid).join(NO_GLIBC_TAKEN));
         std::fs::rename(folder.join(NO_GLIBC), &taken).is_ok() || taken.exists()
     }
 
     /// UIDs of the pods that have the event already, from this or a former instance.
     #[must_use]
     pub fn warned_pods(&self, uid: &str) -> BTreeSet<String> {
-        let bytes = files::read_bounded(&self.of(uid).join(NO_GLIBC_WARNED), MAX_WARNED).unwrap_or_default();
+        let bytes = files::read_bounded(&self.claim_path(uid).join(NO_GLIBC_WARNED), MAX_WARNED).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         text.lines().map(str::to_owned).collect()
     }
@@ -264,7 +266,7 @@ impl ClaimDirs {
     /// # Errors
     /// A file cannot be written or removed.
     pub fn record_warned(&self, uid: &str, pods: &BTreeSet<String>, all: bool) -> io::Result<()> {
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         let lines: String = pods.iter().flat_map(|pod| [pod, "\n"]).collect();
         files::replace(&folder.join(NO_GLIBC_WARNED), lines.as_bytes(), 0o600)?;
         if all {
@@ -331,12 +333,12 @@ mod tests {
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
         dirs.ensure("u", &entry(), 7, &mut NeverStop).expect("made");
-        let folder = dirs.share("u", "s2");
+        let folder = dirs.share_path("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
         assert_eq!((limits.order, limits.context_reserve), (1, 7));
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
-        assert_eq!(mode(&dirs.of("u").join(ENTRY)), 0o600);
+        assert_eq!(mode(&dirs.claim_path("u").join(ENTRY)), 0o600);
         assert_eq!(mode(&dirs.root), 0o700);
         assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
         assert_eq!(dirs.read_entry("u"), Ok(entry()));
@@ -370,8 +372,8 @@ mod tests {
         let dirs = ClaimDirs::new(dir.path().join("claims"), true);
         make_use_and_remove(&dirs);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        assert!(tmpfs::is_mounted(&dirs.share("u", "s1")).expect("looked at"));
-        let grown = std::fs::write(dirs.share("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
+        assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
+        let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
         dirs.remove("u", &mut NeverStop).expect("removed");
     }
@@ -381,7 +383,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s1").join(LEDGER);
+        let path = dirs.share_path("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
             let error = dirs.usage("u", &share("s1")).expect_err("no ledger");
@@ -397,7 +399,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s1").join(LIMITS);
+        let path = dirs.share_path("u", "s1").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
@@ -409,7 +411,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s2").join(LIMITS);
+        let path = dirs.share_path("u", "s2").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         let (shares, missing) = dirs.read_shares("u");
         assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
@@ -426,7 +428,7 @@ mod tests {
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
         for _ in 0..2 {
             assert!(!dirs.take_no_glibc("u"));
-            std::fs::write(dirs.of("u").join(NO_GLIBC), "").expect("written");
+            std::fs::write(dirs.claim_path("u").join(NO_GLIBC), "").expect("written");
             assert!(dirs.take_no_glibc("u"));
             assert!(dirs.take_no_glibc("u"), "no event yet");
             dirs.record_warned("u", &pods, false).expect("marked");
