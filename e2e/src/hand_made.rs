@@ -1,5 +1,5 @@
-//! Objects of hand-made nodes with GPUs: as a kubelet and our plugin write them, and nothing behind them. A pod's way
-//! ends there at being bound.
+//! Objects of hand-made nodes with GPUs, as a kubelet and our plugin write them, without a machine behind them. A pod
+//! on such a node is bound and never starts.
 
 use serde_json::{Value, json};
 

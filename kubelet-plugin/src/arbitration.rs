@@ -45,8 +45,9 @@ impl Arbitration {
         Self { root, tmpfs }
     }
 
+    /// Returns the arbitration directory of `gpu`.
     #[must_use]
-    pub fn of(&self, gpu: &str) -> PathBuf {
+    pub fn gpu_path(&self, gpu: &str) -> PathBuf {
         self.root.join(gpu)
     }
 
@@ -67,7 +68,7 @@ impl Arbitration {
     /// The directory cannot be created or mounted.
     pub fn ensure(&self, gpu: &str) -> Result<(), Error> {
         self.ensure_root()?;
-        let folder = self.of(gpu);
+        let folder = self.gpu_path(gpu);
         let made = std::fs::create_dir_all(&folder)
             .and_then(|()| {
                 if self.tmpfs {
@@ -85,7 +86,7 @@ impl Arbitration {
     /// # Errors
     /// The page cannot be written.
     pub fn clear(&self, gpu: &str, slot: u8) -> Result<(), Error> {
-        let path = self.of(gpu).join(file_name(slot));
+        let path = self.gpu_path(gpu).join(file_name(slot));
         let cleared = open(&path).and_then(|file| file.write_all_at(&[0; PAGE], 0));
         cleared.map_err(|source| Error { path, source })
     }
@@ -139,7 +140,7 @@ mod tests {
 
     fn check(arbitration: &Arbitration) -> PathBuf {
         arbitration.ensure("GPU-1").expect("ready");
-        let folder = arbitration.of("GPU-1");
+        let folder = arbitration.gpu_path("GPU-1");
         assert_eq!(std::fs::read_dir(&folder).expect("listed").count(), usize::from(SLOTS));
         for slot in [0, 63] {
             let found = std::fs::metadata(folder.join(file_name(slot))).expect("there");

@@ -88,13 +88,15 @@ impl ClaimDirs {
         Self { root, tmpfs }
     }
 
+    /// Returns the directory of claim `uid`.
     #[must_use]
-    pub fn of(&self, uid: &str) -> PathBuf {
+    pub fn claim_path(&self, uid: &str) -> PathBuf {
         self.root.join(uid)
     }
 
+    /// Returns the directory of a share of claim `uid`.
     #[must_use]
-    pub fn share(&self, uid: &str, share: &str) -> PathBuf {
+    pub fn share_path(&self, uid: &str, share: &str) -> PathBuf {
         self.root.join(uid).join(share)
     }
 
@@ -118,7 +120,7 @@ impl ClaimDirs {
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
         self.ensure_root()?;
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         create(&folder)?;
         crash_points.reached("claim directory")?;
         let path = folder.join(ENTRY);
@@ -148,7 +150,7 @@ impl ClaimDirs {
         limits: &Limits,
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
-        let folder = self.share(uid, &share.name);
+        let folder = self.share_path(uid, &share.name);
         create(&folder)?;
         crash_points.reached("share directory")?;
         if self.tmpfs {
@@ -176,7 +178,7 @@ impl ClaimDirs {
     /// # Errors
     /// A mount or a file cannot be removed.
     pub fn remove(&self, uid: &str, crash_points: &mut dyn CrashPoints) -> Result<(), Error> {
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         for share in folders(&folder).map_err(failed("list", &folder))? {
             let path = folder.join(share);
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
@@ -201,7 +203,7 @@ impl ClaimDirs {
     /// # Errors
     /// The copy is missing or damaged.
     pub fn read_entry(&self, uid: &str) -> Result<Entry, Damage> {
-        let bytes = files::read_bounded(&self.of(uid).join(ENTRY), MAX_ENTRY);
+        let bytes = files::read_bounded(&self.claim_path(uid).join(ENTRY), MAX_ENTRY);
         let bytes = bytes.map_err(|error| Damage::Unreadable(error.to_string()))?;
         let mut checkpoint = Checkpoint::parse(&bytes)?;
         let entry = checkpoint.claims.remove(uid);
@@ -211,7 +213,7 @@ impl ClaimDirs {
     /// Returns the damage of a claim's copy of its entry; `None` if it is valid or does not exist.
     #[must_use]
     pub fn damaged_entry(&self, uid: &str) -> Option<Damage> {
-        let there = self.of(uid).join(ENTRY).symlink_metadata().is_ok();
+        let there = self.claim_path(uid).join(ENTRY).symlink_metadata().is_ok();
         self.read_entry(uid).err().filter(|_| there)
     }
 
@@ -219,7 +221,7 @@ impl ClaimDirs {
     /// file is missing or not valid.
     #[must_use]
     pub fn read_shares(&self, uid: &str) -> (Vec<Share>, Vec<String>) {
-        let folder = self.of(uid);
+        let folder = self.claim_path(uid);
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in folders(&folder).unwrap_or_default() {
             match read_limits(&folder.join(&name).join(LIMITS)) {
@@ -236,7 +238,7 @@ impl ClaimDirs {
     /// # Errors
     /// The ledger cannot be read, or is damaged.
     pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
-        let bytes = files::read_bounded(&self.share(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
+        let bytes = files::read_bounded(&self.share_path(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
         Ok(ledger::read(&bytes)?)
     }
 
@@ -270,7 +272,7 @@ impl ClaimDirs {
     }
 
     fn report_file(&self, uid: &str, report: Report, suffix: &str) -> PathBuf {
-        self.of(uid).join(format!("{}{suffix}", report.file()))
+        self.claim_path(uid).join(format!("{}{suffix}", report.file()))
     }
 }
 
@@ -331,12 +333,12 @@ mod tests {
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
         dirs.ensure("u", &entry(), 7, &mut NeverStop).expect("made");
-        let folder = dirs.share("u", "s2");
+        let folder = dirs.share_path("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
         assert_eq!((limits.order, limits.context_reserve), (1, 7));
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
-        assert_eq!(mode(&dirs.of("u").join(ENTRY)), 0o600);
+        assert_eq!(mode(&dirs.claim_path("u").join(ENTRY)), 0o600);
         assert_eq!(mode(&dirs.root), 0o700);
         assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
         assert_eq!(dirs.read_entry("u"), Ok(entry()));
@@ -370,8 +372,8 @@ mod tests {
         let dirs = ClaimDirs::new(dir.path().join("claims"), true);
         make_use_and_remove(&dirs);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        assert!(tmpfs::is_mounted(&dirs.share("u", "s1")).expect("looked at"));
-        let grown = std::fs::write(dirs.share("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
+        assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
+        let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
         dirs.remove("u", &mut NeverStop).expect("removed");
     }
@@ -381,7 +383,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s1").join(LEDGER);
+        let path = dirs.share_path("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
             let error = dirs.usage("u", &share("s1")).expect_err("no ledger");
@@ -397,7 +399,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s1").join(LIMITS);
+        let path = dirs.share_path("u", "s1").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
@@ -409,7 +411,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
-        let path = dirs.share("u", "s2").join(LIMITS);
+        let path = dirs.share_path("u", "s2").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         let (shares, missing) = dirs.read_shares("u");
         assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
@@ -426,7 +428,7 @@ mod tests {
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
         for report in [Report::ALL, Report::ALL].concat() {
             assert!(Report::ALL.iter().all(|other| !dirs.take_report("u", *other)));
-            std::fs::write(dirs.of("u").join(report.file()), "").expect("written");
+            std::fs::write(dirs.claim_path("u").join(report.file()), "").expect("written");
             assert!(dirs.take_report("u", report));
             assert!(dirs.take_report("u", report), "no event yet");
             dirs.record_warned("u", report, &pods, false).expect("marked");

@@ -27,7 +27,7 @@ const NODE_MODE: u32 = 0o666;
 
 /// The inputs of a spec besides the shares.
 #[derive(Clone, Copy, Debug)]
-pub struct Node<'a> {
+pub struct Inputs<'a> {
     pub claim_dir: &'a Path,
     pub gpus_dir: &'a Path,
     /// Folder of the library release to which the claim is bound.
@@ -65,9 +65,9 @@ pub fn qualified_name(uid: &str, share: &str) -> String {
 
 /// The CDI spec of a claim.
 #[must_use]
-pub fn spec(node: &Node<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
+pub fn spec(inputs: &Inputs<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
     let mut spec = Spec::new(kind());
-    spec.container_edits = common(node, shares);
+    spec.container_edits = common(inputs, shares);
     for placed in shares {
         let name = device_name(uid, &placed.share.name);
         // Two requests may monitor one GPU: they have the same device.
@@ -78,16 +78,16 @@ pub fn spec(node: &Node<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
             name,
             annotations: Default::default(),
             container_edits: match placed.share.role {
-                Role::Share => share(node, placed),
-                Role::Monitor => monitor(node, placed),
+                Role::Share => share(inputs, placed),
+                Role::Monitor => monitor(inputs, placed),
             },
         });
     }
     spec
 }
 
-fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
-    let driver = node.driver;
+fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
+    let driver = inputs.driver;
     let mut edits = ContainerEdits {
         // Stops NVIDIA's own runtime hook from injecting a second driver.
         env: vec!["NVIDIA_VISIBLE_DEVICES=void".into()],
@@ -125,7 +125,7 @@ fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.mounts.push(mount(file, CONTAINER_NVIDIA_SMI, Access::Execute));
     }
     if limited {
-        let shim = node.library.join(SHIM_FILE);
+        let shim = inputs.library.join(SHIM_FILE);
         for folder in CONTAINER_LIBRARY_DIRS {
             let names = SHIM_NAMES.iter().map(|name| format!("{folder}/{name}"));
             edits
@@ -133,24 +133,24 @@ fn common(node: &Node<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
                 .extend(names.map(|target| mount(&shim, &target, Access::Execute)));
         }
         edits.mounts.push(mount(
-            &node.library.join(PRELOAD_FILE),
+            &inputs.library.join(PRELOAD_FILE),
             CONTAINER_PRELOAD,
             Access::Execute,
         ));
-        edits.hooks.push(preload_hook(node));
+        edits.hooks.push(preload_hook(inputs));
     }
     edits
 }
 
-fn share(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
-    let folder = node.claim_dir.join(&placed.share.name);
+fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
+    let folder = inputs.claim_dir.join(&placed.share.name);
     let inside = format!("{CONTAINER_DIR}/{}", placed.share.name);
     let mut mounts = vec![
         mount(&folder, &inside, Access::Read),
         mount(&folder.join(LEDGER), &format!("{inside}/{LEDGER}"), Access::Write),
     ];
     if let Some(slot) = placed.slot {
-        let folder = node.gpus_dir.join(&placed.share.gpu);
+        let folder = inputs.gpus_dir.join(&placed.share.gpu);
         let inside = format!("{CONTAINER_ARBITRATION_DIR}/{}", placed.share.gpu);
         let file = arbitration::file_name(slot);
         mounts.push(mount(&folder, &inside, Access::Read));
@@ -165,24 +165,24 @@ fn share(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
 
 /// Edits of a monitor: the driver without the library. CDI refuses a device without edits, so that of a
 /// software GPU repeats a mount of the spec level.
-fn monitor(node: &Node<'_>, placed: &Placed<'_>) -> ContainerEdits {
+fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let library = format!("{}/{LIBNVIDIA_ML}", CONTAINER_LIBRARY_DIRS[0]);
     ContainerEdits {
         device_nodes: placed.gpu_node.iter().map(|path| device_node(path)).collect(),
-        mounts: vec![mount(&node.driver.libnvidia_ml, &library, Access::Execute)],
+        mounts: vec![mount(&inputs.driver.libnvidia_ml, &library, Access::Execute)],
         ..ContainerEdits::default()
     }
 }
 
-fn preload_hook(node: &Node<'_>) -> Hook {
+fn preload_hook(inputs: &Inputs<'_>) -> Hook {
     let arguments = [HOOK_FILE, "preload", "--library", CONTAINER_PRELOAD, "--report"];
     Hook {
         hook_name: HookName::CreateContainer,
-        path: text(&node.library.join(HOOK_FILE)),
+        path: text(&inputs.library.join(HOOK_FILE)),
         args: arguments
             .iter()
             .map(|one| (*one).to_owned())
-            .chain([text(node.claim_dir)])
+            .chain([text(inputs.claim_dir)])
             .collect(),
         env: Vec::new(),
         timeout: None,
@@ -263,13 +263,13 @@ mod tests {
 
     fn build(driver: &Driver, shares: &[Placed<'_>]) -> Spec {
         let claim_dir = Path::new("/run/vgpu/claims").join(UID);
-        let node = Node {
+        let inputs = Inputs {
             claim_dir: &claim_dir,
             gpus_dir: Path::new("/run/vgpu/gpus"),
             library: Path::new("/var/lib/vgpu/abc"),
             driver,
         };
-        let spec = spec(&node, UID, shares);
+        let spec = spec(&inputs, UID, shares);
         spec.validate().expect("a valid spec");
         spec
     }

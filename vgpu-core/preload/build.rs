@@ -1,11 +1,11 @@
-//! Linker arguments: nothing but our own code goes into a library that every program loads.
+//! Linker arguments: a library that every program loads contains only its own code.
 
 fn main() {
     for argument in [
         // No start files and no default libraries, so no DT_NEEDED: 90 us of each exec went there.
         "-nostdlib",
         "-nostartfiles",
-        // Our own calls never go through a table that others can fill.
+        // Calls inside the library never go through a table that other objects can change.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,--hash-style=gnu",

@@ -1,5 +1,5 @@
-//! Generates from `names/` and the hook tables: a slot a public name, a jump for each name that is
-//! not hooked, and the list of the hooked. Link flags of libvgpu.so are set here too.
+//! Generates from `names/` and the hook tables: a slot for each public name, a jump for each name that is not hooked,
+//! and the list of hooked names. Also sets the link flags of libvgpu.so.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

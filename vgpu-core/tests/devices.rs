@@ -1,5 +1,5 @@
-//! Limits land on the right GPU: whichever way memory is had, however CUDA_VISIBLE_DEVICES orders and
-//! names the GPUs, and whichever of them NVML counts first.
+//! Limits apply to the right GPU: whichever call allocates, however CUDA_VISIBLE_DEVICES orders and names the GPUs, and
+//! whichever of them NVML lists first.
 
 mod support;
 

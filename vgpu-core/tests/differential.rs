@@ -1,8 +1,8 @@
-//! Random calls through the library, compared after each with the software GPU's own account and with
-//! a simple model of what must fit.
+//! Random calls through the library, compared after each with the software GPU's own account and with a simple model of
+//! what must fit.
 //!
-//! A run is a seed, which each failure prints; `VGPU_SEED=N` repeats one, `VGPU_STEPS=N` cuts it after
-//! so many steps (a prefix fails in the same way), `VGPU_SECONDS=N` looks longer than the usual few.
+//! A run is a seed, which each failure prints. `VGPU_SEED=N` repeats one, `VGPU_STEPS=N` cuts it after N steps (a
+//! prefix fails in the same way), `VGPU_SECONDS=N` runs longer than the usual few seconds.
 
 mod support;
 

@@ -1,14 +1,12 @@
-//! SIGKILLs at random moments, while 8 processes of 4 threads each make, export, import and give back what
-//! they have together.
+//! SIGKILLs at random moments, while 8 processes of 4 threads each allocate, export, import and free shared memory.
 //!
-//! At no instant that anybody sees is the share's sum above the limit. After each round the survivors stand
-//! still, and say by what name and how large each piece is that they made or imported and still have: the
-//! ledger has at least the sum of these, each name once. So it has once half of them were killed too, whose
-//! pieces only importers have any more. (The software GPU's account ends shared memory with who made it.) Once
-//! the rest have closed what they imported the ledger and that account are equal, and once they have freed what
-//! they made both are empty. So are they when all are killed instead.
+//! No reader ever sees the share's sum above the limit. After each round the survivors pause and report the name and
+//! size of each piece that they exported or imported and still have. The ledger has at least the sum of these, each
+//! name once. That includes pieces of killed processes that only importers still have. (The software GPU's account ends
+//! shared memory with its exporter.) After the others have closed their imports, the ledger and that account are equal.
+//! After they have freed their exports, both are empty, and so they are if all processes are killed instead.
 //!
-//! VGPU_STORM_SECONDS: for how long at least (default 20).
+//! VGPU_STORM_SECONDS: the minimum duration (default 20).
 
 mod support;
 

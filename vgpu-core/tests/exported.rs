@@ -1,5 +1,5 @@
-//! Memory that something keeps after it was freed: descriptors that were handed out, and logical endpoints
-//! that it is bound to. And contexts that come and go by other names than cuCtxCreate and cuCtxDestroy.
+//! Memory that stays allocated after it was freed, because of exported descriptors or logical endpoints. And contexts
+//! that are created and destroyed by other functions than cuCtxCreate and cuCtxDestroy.
 
 mod support;
 

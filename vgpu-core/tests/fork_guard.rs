@@ -1,4 +1,4 @@
-//! The lock that holds forks back, in a program of its own: it is the whole process's, and who waits for it here
+//! The lock that delays forks, tested in a program of its own: the lock is process-wide, and a test that waits for it
 //! would keep other tests from opening their ledgers.
 #![allow(unsafe_code)] // fork, clone and the state.
 

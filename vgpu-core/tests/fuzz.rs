@@ -1,5 +1,5 @@
-//! What the library reads apart from its files' formats (those: vgpu-abi's tests): CUDA_VISIBLE_DEVICES, and
-//! a directory of shares with anything in it.
+//! Fuzzes inputs of the library other than its file formats (vgpu-abi's tests do those): CUDA_VISIBLE_DEVICES, and a
+//! directory of shares with arbitrary content.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! In the place of HAMi-core: a container as HAMi's device plugin makes it, by its variables alone, and
-//! the failures that its users report, each by its number there.
+//! The library in place of HAMi-core, in a container as HAMi's device plugin creates it, by its variables alone. And
+//! the failures that HAMi's users have reported, each by its issue number.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Memory that goes with the last of its references (handles, mappings, bindings, imports), compared
-//! after each call with the software GPU's own account.
+//! Memory that is freed with the last of its references (handles, mappings, bindings, imports), compared after each
+//! call with the software GPU's own account.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The limit holds: libvgpu.so over the software GPU, seen by a client that knows of neither.
+//! The limit is enforced: libvgpu.so over the software GPU, seen by a client that does not know of either.
 
 mod support;
 

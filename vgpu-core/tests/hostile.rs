@@ -1,5 +1,5 @@
-//! A ledger that somebody deletes, replaces, cuts or overwrites while it is in use. It can cost the processes
-//! of that claim their allocations; it crashes and hangs nobody, and frees pass.
+//! A ledger that is deleted, replaced, truncated or overwritten while it is in use. The processes of that claim may
+//! fail to allocate; nothing crashes or hangs, and frees succeed.
 
 mod support;
 

@@ -1,11 +1,9 @@
-//! Thousands of SIGKILLs at random moments, while 16 processes of 4 threads each allocate and free by
-//! every API family.
+//! Thousands of SIGKILLs at random moments, while 16 processes of 4 threads each allocate and free by every API family.
 //!
-//! At no instant that anybody sees is the share's sum, or the software GPU's own account, above the limit.
-//! After each round the survivors are asked to stand still, and the ledger equals the GPU's account; when
-//! they too are gone, both are empty.
+//! No reader ever sees the share's sum, or the software GPU's own account, above the limit. After each round the
+//! survivors pause, and the ledger equals the GPU's account. After they have ended too, both are empty.
 //!
-//! VGPU_KILLS: how many at least (default 0). VGPU_STORM_SECONDS: for how long at least (default 20).
+//! VGPU_KILLS: the minimum number of kills (default 0). VGPU_STORM_SECONDS: the minimum duration (default 20).
 
 mod support;
 

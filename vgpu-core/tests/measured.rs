@@ -1,8 +1,8 @@
-//! What contexts, modules and limits take is measured, exactly, while other threads of the process allocate and
-//! free without a pause.
+//! The memory of contexts, modules and limits is measured exactly, while other threads of the process allocate and free
+//! without a pause.
 //!
-//! After each measured call the whole client is stopped: whatever its threads are at, no less is charged than the
-//! software GPU's own account has. Then its other threads stand still between two calls, and both are equal.
+//! After each measured call the whole client is stopped: whatever its threads are doing, at least as much is charged as
+//! the software GPU's own account has. Then its other threads pause between two calls, and both are equal.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Calls that name GPUs by number or UUID: a process with a share of the second GPU alone sees that one as
-//! its number 0, and no other.
+//! Calls that name GPUs by number or UUID: a process with a share of only the second GPU sees it as number 0, and no
+//! other.
 
 mod support;
 

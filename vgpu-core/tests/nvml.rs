@@ -1,4 +1,4 @@
-//! NVML's figures are the share's: never a neighbour's, and never beyond what there is.
+//! NVML's figures are those of the share: never a neighbour's, and never more than there is.
 
 mod support;
 

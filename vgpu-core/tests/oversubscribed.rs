@@ -1,5 +1,5 @@
-//! memoryPolicy Oversubscribe: beyond the share's device memory allocations go on in host memory, up to
-//! its bound, and the account has both parts.
+//! memoryPolicy Oversubscribe: allocations that exceed the share's device memory use host memory, up to its limit, and
+//! both parts are charged.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! memoryPolicy Oversubscribe and memory in the order of streams: what pools cannot have goes on in host
-//! memory, and is freed when its stream has come to the free, not before.
+//! memoryPolicy Oversubscribe and stream-ordered memory: allocations that do not fit into pools use host memory, which
+//! is freed when its stream has reached the free, not before.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Memory that a call takes at once: charged what the software GPU's own account shows, and no more
-//! than the limit. Each test makes the calls of one way and compares after each.
+//! Calls that allocate at once are charged the amount in the software GPU's own account, and no more than the limit.
+//! Each test makes the calls of one family and compares after each.
 
 mod support;
 

@@ -1,7 +1,7 @@
-//! The backstop's own look-up in loaded objects, compared with the loader's: for every name of every library
-//! of this process, and for names that differ from one a little.
+//! The backstop's own symbol look-up in loaded objects, compared with the loader's: for every name of every library of
+//! this process, and for names that differ slightly.
 //!
-//! The tables that it reads are those of objects that the loader has accepted, so it is not fed damaged ones.
+//! It is not tested with damaged objects, because it only reads objects that the loader has accepted.
 #![allow(unsafe_code)] // The loader's lists, and look-ups by C strings.
 
 #[allow(dead_code, unreachable_pub, reason = "the library uses the rest")]

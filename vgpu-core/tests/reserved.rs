@@ -1,5 +1,5 @@
-//! Memory that the driver keeps in reserve (pools, graphs) and tells when asked, compared after each call
-//! with the software GPU's own account; on the device that was named.
+//! Memory that the driver reserves for later (pools, graphs) and reports when asked. After each call the charges are
+//! compared with the software GPU's own account, on the device that the call named.
 
 mod support;
 

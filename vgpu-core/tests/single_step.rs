@@ -1,33 +1,30 @@
-//! SIGKILL at any instruction: a client is led by ptrace through one call after the other that changes the
-//! ledger, and stops at each instruction of libvgpu.so, and at the entry and end of each system call.
+//! SIGKILL at every instruction: ptrace leads a client through every call that changes the ledger, and stops it at each
+//! instruction of libvgpu.so and at the entry and exit of each system call.
 //!
-//! What a SIGKILL leaves is what others can see: the ledgers and the software GPU's state. All else of a process
-//! goes with it, its locks too. So each stop's files are compared with those of the stop before, and each state
-//! that differs is kept. Every stop leaves one of these, and each of them is put in place once all clients are
-//! dead, twice, for newcomers to find:
+//! After a SIGKILL, other processes see only the ledgers and the software GPU's state. Everything else of a process
+//! ends with it, its locks too. So the files at each stop are compared with those of the stop before, and each new
+//! state is kept. Once all clients are dead, each kept state is restored twice, for new processes to find:
 //!
 //! ```text
 //!  victim              stop k: as at stop k - 1? ─ no ──► kept; no more used than charged, no more than the limit
-//!  newcomer            [alloc, free: the next writer] ──► the whole share at once ──► granted: all came back
-//!  bare client         the software GPU's own account ──► what the ledger says
+//!  new process         [alloc, free: the next writer] ──► allocates the whole share ──► granted: all was released
+//!  client without shim the software GPU's own account ──► equals the ledger
 //! ```
 //!
-//! That a kill leaves just that is tried beside it, by kills at a sample of the stops while a neighbour lives,
-//! each in a process of its own:
+//! Real kills are tested too, at a sample of the stops while a neighbour lives, each in a process of its own:
 //!
 //! ```text
-//!  neighbour (lives)   ask ──► its own allocation goes through while the victim stands at stop k
+//!  neighbour (lives)   its own allocation succeeds while the victim is stopped at stop k
 //!  victim              stop k ──► SIGKILL
-//!  neighbour           the whole share at once ──► granted: all that the victim held came back
+//!  neighbour           allocates the whole share ──► granted: everything of the victim was released
 //! ```
 //!
-//! Of what the neighbour itself has made and the victim imports, it has all until it frees it, before it asks
-//! for the whole share.
+//! If the victim imports memory of the neighbour, the neighbour frees it before it allocates the whole share.
 //!
-//! The sample is of stops beside changes and of others. VGPU_EVERY_INSTRUCTION=1 kills at them all, as far as
-//! VGPU_MOST_STOPS (default 6000) allows in one call: of longer ones at every n-th.
+//! The sample has stops next to changes and others. VGPU_EVERY_INSTRUCTION=1 kills at all stops, up to VGPU_MOST_STOPS
+//! (default 6000) in one call; in longer calls at every n-th.
 //!
-//! Without the right to ptrace this is skipped, and says so.
+//! Without the right to ptrace the test is skipped and logged.
 
 mod support;
 

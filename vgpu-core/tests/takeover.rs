@@ -1,6 +1,6 @@
-//! What processes of one share have together is charged once: to the share, for as long as anybody has it,
-//! whoever made it, frees it or dies. Compared with the software GPU's own account wherever that tells the
-//! truth: it counts shared memory once, with who made it, and unlike a GPU it ends it with that process.
+//! Memory that several processes of one share have is charged once, as long as any of them has it, whichever process
+//! exported it, frees it or dies. It is compared with the software GPU's own account where that is right: that account
+//! counts shared memory once, with its exporter, and unlike a GPU it ends the memory with that process.
 
 mod support;
 

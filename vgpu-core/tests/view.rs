@@ -1,4 +1,4 @@
-//! What clients see, by whatever way they load the library, and what they are told when refused.
+//! What programs see, by whichever way they load the library, and which errors they get when they are refused.
 
 mod support;
 

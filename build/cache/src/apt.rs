@@ -1,10 +1,10 @@
-//! Root file systems of distributions, from their packages. Nothing is installed: apt gets a configuration of
-//! its own and an empty list of installed packages, and what it downloads is unpacked into a folder.
+//! Creates root file systems of distributions from their packages. Nothing is installed on this machine: apt gets its
+//! own configuration and an empty list of installed packages, and the downloaded packages are unpacked into a folder.
 //!
-//! The mirror and the keys of Debian are this machine's own; those of Ubuntu are what Debian's debootstrap and
-//! ubuntu-keyring say. So a machine that is not Debian gets an `Err`.
+//! For Debian it uses this machine's mirror and keys, for Ubuntu those of Debian's packages debootstrap and
+//! ubuntu-keyring. So on a machine that is not Debian the result is an `Err`.
 //!
-//! No script of a package is run, so nothing is configured: no loader cache, no alternatives.
+//! No script of a package runs, so nothing is configured: there is no loader cache and there are no alternatives.
 
 use crate::{folder, run};
 use std::fs;

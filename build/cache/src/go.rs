@@ -1,4 +1,4 @@
-//! Programs that this repository has in Go, because what they are compared with is in Go, built once into the cache.
+//! Builds this repository's Go programs, which compare our code with Go originals, once into the cache.
 
 use crate::{Error, folder, run};
 use std::fs;

@@ -1,12 +1,13 @@
-//! The cache outside the clone, which all clones share: tools that were built, packages that were fetched.
+//! The cache outside the clone, which all clones share: built tools and downloaded packages.
 //!
 //! ```text
 //!  $XDG_CACHE_HOME, else ~/.cache ─► dra-driver-vgpu/
-//!                                      <name>-<hash of what decides the content>/   one thing, whole
+//!                                      <name>-<hash of everything that decides the content>/   one complete thing
 //! ```
 //!
-//! How it fails: a folder appears in it by one rename, so a cut download leaves nothing that a later run
-//! would trust, and of two runs at once the faster one's stays. What a killed run left is removed a day later.
+//! How it fails: a folder gets its name by one rename, so an interrupted download leaves nothing that a later run would
+//! trust. If two runs create the same thing at once, the first one's stays. What a killed run left is removed a day
+//! later.
 #![forbid(unsafe_code)]
 
 pub mod apt;

@@ -1,4 +1,4 @@
-//! Packages from PyPI, fetched once into the cache, in the versions that are named.
+//! Downloads packages from PyPI into the cache, once, in the given versions.
 
 use crate::{Error, folder, run};
 use std::path::PathBuf;

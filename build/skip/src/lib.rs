@@ -1,4 +1,4 @@
-//! For tests that cannot run where they are: said, logged and counted (`build/test.sh`).
+//! Skips tests that cannot run on this machine: the skip is printed, logged and counted (`build/test.sh`).
 #![forbid(unsafe_code)]
 
 use std::fs::OpenOptions;

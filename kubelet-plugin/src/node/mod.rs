@@ -290,15 +290,15 @@ impl Node {
                 gpu_node: self.root.gpu_node(gpu.minor)?,
             });
         }
-        let claim_dir = self.dirs.of(uid);
+        let claim_dir = self.dirs.claim_path(uid);
         let library = self.library.folder(&entry.library);
-        let node = edits::Node {
+        let inputs = edits::Inputs {
             claim_dir: &claim_dir,
             gpus_dir: &self.config.gpus_dir,
             library: &library,
             driver,
         };
-        let spec = edits::spec(&node, uid, &placed);
+        let spec = edits::spec(&inputs, uid, &placed);
 
         self.dirs
             .ensure(uid, entry, self.config.context_reserve, self.crash_points.as_mut())?;

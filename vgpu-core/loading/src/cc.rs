@@ -1,4 +1,4 @@
-//! Compiles the programs of `c/`, for this machine's libc, or by zig for one as old as the artefacts'.
+//! Compiles the programs of `c/` for this machine's libc, or by zig for a libc as old as that of the artefacts.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(name)
 }
 
-/// `c/SOURCE` to `output`.
+/// Compiles `c/SOURCE` to `output`.
 ///
 /// # Panics
 /// It does not compile.

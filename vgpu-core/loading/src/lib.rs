@@ -1,21 +1,21 @@
-//! How programs come to the library: the kit of three matrices, which are this crate's tests.
+//! Tests how programs load the library. This crate has the tools for three test matrices, which are its tests.
 //!
 //! ```text
-//!  tests/loaders.rs   every way of loading x every order  ─┐
-//!  tests/libc.rs      every libc of the last decade       ─┼─► a place with a share ─► program ─► its answer
+//!  tests/loaders      every way of loading x every order  ─┐
+//!  tests/libc.rs      every libc of the last decade       ─┼─► a place with a share ─► program ─► its output
 //!  tests/clients.rs   real clients from their packages    ─┘        │                               │
 //!                                                              the ledger, read from outside ◄── compared
 //! ```
 //!
-//! - [`share`]: a share of a software GPU in a folder, and what its ledger says.
-//! - [`place`]: where a program runs under it. As in a container (a mount namespace with the CDI spec's
-//!   mounts and /etc/ld.so.preload, over this machine's root file system or another), or as an ordinary
-//!   user's `vgpu run` lets it (LD_LIBRARY_PATH and LD_PRELOAD).
-//! - [`cc`]: compiles `c/`.  [`cache`]: what is fetched once, and by whom.  [`apt`], [`pip`]: fetch.
+//! - [`share`]: creates a share of a software GPU in a folder, and reads its ledger.
+//! - [`place`]: runs a program under the share. Either as in a container (a mount namespace with the CDI spec's mounts
+//!   and /etc/ld.so.preload, over this machine's root file system or another), or as `vgpu run` of an ordinary user
+//!   does (LD_LIBRARY_PATH and LD_PRELOAD).
+//! - [`cc`]: compiles `c/`. The crate `vgpu_cache` downloads packages and root file systems.
 //!
-//! How it fails: what a machine cannot do (no root, no overlayfs, no network) is an `Err` that names it,
-//! which a test passes to `vgpu_skip`. A namespace and its mounts end with the process that holds them, which is
-//! killed when the place is dropped; nothing is ever mounted on the machine itself.
+//! How it fails: if a machine lacks something (no root, no overlayfs, no network), the result is an `Err` that names
+//! it, which a test passes to `vgpu_skip`. A namespace and its mounts end with the process that holds them, which is
+//! killed when the place is dropped. Nothing is ever mounted on the machine itself.
 #![forbid(unsafe_code)]
 
 pub mod cc;
@@ -28,10 +28,10 @@ use vgpu_abi::paths::{PRELOAD_FILE, SHIM_FILE};
 use vgpu_cache::run;
 
 pub const GIB: u64 = 1 << 30;
-/// What the software GPU's driver hands out at least.
+/// The granularity of the software GPU's driver.
 pub const GRANULE: u64 = 2 << 20;
 
-/// A file of the release artefacts.
+/// Returns the path of a release artefact.
 ///
 /// # Panics
 /// It is missing, or a library is older than its sources.
@@ -52,7 +52,7 @@ pub fn dist(file: &str) -> PathBuf {
         .unwrap_or_else(|error| panic!("{}: {error}: run `make dist`", path.display()))
 }
 
-/// A program of this crate's examples.
+/// Returns the path of a program of this crate's examples.
 ///
 /// # Panics
 /// It was not built.
@@ -69,7 +69,7 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// This machine's Python, by its path.
+/// Returns the path of this machine's Python.
 ///
 /// # Panics
 /// There is none.

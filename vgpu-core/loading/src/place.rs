@@ -1,4 +1,4 @@
-//! Where a program runs under a share: in a container, or as an ordinary user's `vgpu run` lets it.
+//! Runs programs under a share: in a container, or as `vgpu run` of an ordinary user does.
 
 use crate::dist;
 use crate::share::Share;
@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, HOOK_FILE, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 use vgpu_cache::run;
 
-/// No program of these tests takes as long, on a machine that is busy with ten others.
+/// A time limit that no program of these tests reaches, even on a machine that runs ten others.
 const SECONDS: &str = "300";
 
 /// The two ways in which limits are delivered.
@@ -25,21 +25,21 @@ pub enum Form {
 pub struct Place {
     pub share: Share,
     pub form: Form,
-    // Before the folder on which its namespace mounts.
+    // Dropped before the folder, on which its namespace mounts.
     holder: Option<Holder>,
     work: tempfile::TempDir,
 }
 
-/// The process that keeps a container's namespaces; they end with it.
+/// The process that holds a container's namespaces, which end with it.
 #[derive(Debug)]
 struct Holder {
     child: Child,
-    /// The first process in it, as the machine numbers it.
+    /// The PID of its first process in the machine's namespace.
     first: String,
 }
 
 impl Form {
-    /// Where a program under the share finds the real libraries.
+    /// The folder in which a program under the share finds the real libraries.
     #[must_use]
     pub fn driver(self) -> PathBuf {
         match self {
@@ -49,10 +49,10 @@ impl Form {
     }
 }
 
-/// Whether this machine can make a container: namespaces, and a file system laid over another.
+/// Checks that this machine can create a container: namespaces and overlay mounts.
 ///
 /// # Errors
-/// What it cannot do.
+/// What the machine cannot do.
 pub fn possible() -> Result<(), String> {
     let work = tempfile::tempdir().map_err(|error| error.to_string())?;
     let script = "mount -t tmpfs vgpu-loading $1 && mkdir $1/upper $1/work $1/root && \
@@ -82,10 +82,10 @@ pub fn possible() -> Result<(), String> {
 // === impl Place ===
 
 impl Place {
-    /// As `vgpu run` of an ordinary user: nothing but the environment.
+    /// A place as `vgpu run` of an ordinary user creates it: with environment variables only.
     ///
     /// # Panics
-    /// No folder can be made.
+    /// No folder can be created.
     #[must_use]
     pub fn user(share: Share) -> Self {
         let work = tempfile::tempdir().expect("a folder");
@@ -101,8 +101,8 @@ impl Place {
         }
     }
 
-    /// As a container of the image `root`: what CDI mounts, the hook, a PID namespace. `visible`: folders that
-    /// the container sees at the same paths.
+    /// A container of the image `root`, with the mounts of CDI, the hook and a PID namespace. The container sees the
+    /// folders `visible` at the same paths.
     ///
     /// # Errors
     /// What this machine cannot do.
@@ -153,8 +153,8 @@ impl Place {
         })
     }
 
-    /// A program under the share, with a clean environment. `environment` comes on top: of LD_LIBRARY_PATH
-    /// what an image or a user's script puts in front.
+    /// Returns the command of a program under the share, with a clean environment plus `environment`. Its
+    /// LD_LIBRARY_PATH is put in front, as an image or a user's script does.
     #[must_use]
     pub fn command(&self, program: &Path, environment: &[(&str, &str)]) -> Command {
         let mut variables = vec![
@@ -193,7 +193,7 @@ impl Place {
                 None => variables.push(((*name).to_owned(), (*value).to_owned())),
             }
         }
-        // By the shell: variables of the loader are none of nsenter's.
+        // Set by the shell, so that the loader's variables do not affect nsenter.
         let quoted = |value: &str| format!("'{}'", value.replace('\'', r"'\''"));
         let exports: String = variables
             .iter()
@@ -207,7 +207,7 @@ impl Place {
         command
     }
 
-    /// The folder in which the loader finds the shim by its names.
+    /// Returns the folder in which the loader finds the shim by its names.
     #[must_use]
     pub fn names(&self) -> PathBuf {
         match self.form {
@@ -219,7 +219,7 @@ impl Place {
     /// Runs a program to its end.
     ///
     /// # Errors
-    /// All that it said, if it failed.
+    /// The program failed; the error has all of its output.
     pub fn run(&self, program: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
         run(self.command(program, environment).args(arguments))
     }
@@ -227,7 +227,7 @@ impl Place {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // With it, by --kill-child, the first process of the PID namespace and so all in it.
+        // By --kill-child this also kills the first process of the PID namespace, and so all processes in it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -235,7 +235,7 @@ impl Drop for Holder {
 
 // === Running ===
 
-/// A program that says a line and waits for the end of its input.
+/// A program that prints a line and waits for the end of its input.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -256,7 +256,7 @@ impl Running {
         Self { child, out }
     }
 
-    /// Its next line; empty at its end.
+    /// Returns its next line; empty at its end.
     ///
     /// # Panics
     /// It cannot be read.
@@ -266,14 +266,14 @@ impl Running {
         line.trim_end().to_owned()
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go_on(&mut self) {
         if let Some(input) = self.child.stdin.as_mut() {
             let _ = input.write_all(b"on\n");
         }
     }
 
-    /// Ends its input, waits, and gives what it said on stderr.
+    /// Closes its input, waits for its end, and returns its stderr.
     ///
     /// # Errors
     /// It failed.

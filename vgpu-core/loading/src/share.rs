@@ -1,4 +1,4 @@
-//! A share of a software GPU, as Prepare and `vgpu run` make it: limits, ledger, the GPU's state.
+//! Creates a share of a software GPU as Prepare and `vgpu run` do: limits file, ledger, the GPU's state.
 
 use crate::dist;
 use std::fs;
@@ -21,7 +21,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// `memory` bytes of the first GPU. `probe`: the client of `c/client.c`, which names that GPU.
+    /// A share of `memory` bytes of the first GPU. `probe`: the client of `c/client.c`, which prints the GPU's UUID.
     /// `driver`: the folder in which programs under the share find the real libraries.
     ///
     /// # Panics
@@ -62,19 +62,19 @@ impl Share {
         share
     }
 
-    /// The folder of shares.
+    /// Returns the folder of shares.
     #[must_use]
     pub fn shares(&self) -> PathBuf {
         self.folder.path().join("shares")
     }
 
-    /// The software GPU's state.
+    /// Returns the folder of the software GPU's state.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.folder.path().join("state")
     }
 
-    /// What the ledger says, as the node reads it.
+    /// Reads the ledger as the node does.
     ///
     /// # Panics
     /// It is damaged.
@@ -84,7 +84,7 @@ impl Share {
         ledger::read(&bytes).expect("a sound ledger")
     }
 
-    /// Bytes charged.
+    /// Returns the bytes charged.
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.usage().charged

@@ -1,7 +1,7 @@
-//! Real clients, unmodified, from their packages, under a share of the software GPU: each sees the share and no
-//! more, fails with its own out-of-memory error, and shows what the ledger says.
+//! Tests real clients, unmodified, from their packages, under a share of the software GPU. Each sees the share and no
+//! more, fails with its own out-of-memory error, and shows the figures of the ledger.
 //!
-//! Packages are fetched once (`vgpu_cache`). A client that cannot be had here is skipped by its name.
+//! Packages are downloaded once (`vgpu_cache`). A client that cannot be downloaded here is skipped by its name.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! Every libc of the last decade: in root file systems of distributions, with a container's mounts, the same
-//! artefacts hold the limit, and a program that never touches CUDA notices nothing.
+//! Tests every libc of the last decade, in root file systems of distributions with a container's mounts: the same
+//! artefacts enforce the limit, and a program that never uses CUDA notices nothing.
 
 use std::fmt::Debug;
 use std::fs;

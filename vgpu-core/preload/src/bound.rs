@@ -1,19 +1,21 @@
-//! Calls that the loader bound to a driver before anybody asked us: a program or a plugin that is linked
-//! with libcuda and finds a driver of the image by its RPATH or by LD_LIBRARY_PATH.
+//! Redirects calls that the loader bound to a driver before this library was asked: those of a program or plugin that
+//! is linked with libcuda and finds a driver of the image by its RPATH or by LD_LIBRARY_PATH.
 //!
 //! ```text
 //!  importer: DT_NEEDED libcuda.so.1 ─► slot of cuMemAlloc_v2 ─► the image's driver
 //!                                             └── from here on ─► the shim
 //! ```
 //!
-//! When: in our constructor, where a start-up object has a driver's name, which is before the program
-//! runs (constructors of libraries run earlier); and at each of our calls after an object was loaded, so
-//! that a plugin is seen at the latest when its functions are looked up. Objects of the driver itself stay
-//! as they are, and so does whatever leads to anybody but a driver: an interposer keeps its place.
+//! When: in the constructor, if a start-up object has a driver's name. That is before the program runs, but after
+//! constructors of libraries. And at each call of this library after an object was loaded, so at the latest when the
+//! functions of a plugin are looked up. Objects of the driver itself are not changed, and neither is a slot that does
+//! not lead to a driver: an interposer keeps its place.
 //!
-//! All is done under the loader's lock, which keeps objects loaded and other threads out; what the loader
-//! sealed is opened for the write and sealed again. A slot is one word: a thread in a call sees the one or
-//! the other. Where there is no shim, nothing is changed.
+//! Slots are changed under the loader's lock, which keeps objects loaded and other threads out. Pages that the loader
+//! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
+//! either value.
+//!
+//! How it fails: if there is no shim, or pages cannot be made writable, the slots stay as they are.
 #![allow(unsafe_code)] // A system call, and words of other objects.
 
 use core::{
@@ -32,23 +34,23 @@ const SYS_MPROTECT: usize = 10;
 const PROT_READ: usize = 1;
 const PROT_WRITE: usize = 2;
 
-/// How many objects had been loaded at the last look.
+/// How many objects had been loaded at the last search.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// For programs without a driver: a comparison of a few names.
+/// The constructor. For programs without a driver it only compares a few names.
 pub(crate) extern "C" fn redirect_at_start() {
     if loader::started_with(name::is_driver_library) {
         redirect_new();
     }
 }
 
-/// Where objects were loaded since the last look: leads their calls of a driver to the shim.
+/// If objects were loaded since the last search, redirects their calls of a driver to the shim.
 pub(crate) fn redirect_new() {
     let (mut driver, mut importer) = (false, false);
     let (mut index, mut count, mut new) = (0_u64, 0, 0);
     objects(&mut |report| {
         if index == 0 {
-            // Relaxed: a look too many does no harm, and the loader's lock orders the looks themselves.
+            // Relaxed: one search too many does no harm, and the loader's lock orders the searches.
             new = report.loaded.wrapping_sub(SEEN.swap(report.loaded, Relaxed));
             if new == 0 {
                 return true;
@@ -62,12 +64,12 @@ pub(crate) fn redirect_new() {
         if is_driver(report) {
             driver |= !is_shim(report);
         } else if index.saturating_add(new) > count {
-            // One of the newest, which come last. What they need was loaded before them or with them.
+            // A new object: they are last in the list. What it needs was loaded before it or with it.
             importer |= imports_driver(report);
         }
         false
     });
-    // Opening the shim is not possible under the lock.
+    // The shim cannot be opened under the loader's lock.
     if driver
         && importer
         && let Some(shim) = shim::find(true).and_then(LinkMap::object)
@@ -95,7 +97,7 @@ fn imports_driver(report: &Report) -> bool {
         .is_some_and(|object| object.needs(name::is_driver_library))
 }
 
-/// Every slot of the object that leads to a driver.
+/// Redirects every slot of the object that leads to a driver.
 fn redirect(report: &Report, shim: &Object) {
     let Some(object) = report.object() else {
         return;
@@ -112,11 +114,11 @@ fn redirect(report: &Report, shim: &Object) {
         if !slot.is_aligned() {
             return;
         }
-        // SAFETY: the loader has written this word of a loaded object, it is aligned, and others may read it
+        // SAFETY: an aligned word of a loaded object, which the loader has written; other threads may read it
         // meanwhile.
         let word = unsafe { AtomicUsize::from_ptr(slot) };
         let now = word.load(Relaxed);
-        // A call that was never made leads back into the object, where the loader will be asked.
+        // With lazy binding, the slot of a function that was never called leads back into the object.
         let leads_to_driver = now != target
             && if report.holds(now) {
                 is_first_in_driver(name)
@@ -141,7 +143,7 @@ fn redirect(report: &Report, shim: &Object) {
     }
 }
 
-/// Returns true if an address is a driver's that is not the shim.
+/// Returns true if an address is in a driver library other than the shim.
 fn is_in_driver(address: usize) -> bool {
     let mut found = false;
     objects(&mut |report| {
@@ -152,7 +154,7 @@ fn is_in_driver(address: usize) -> bool {
     found
 }
 
-/// Returns true if the loader would find `name` in a driver first.
+/// Returns true if the first object that defines `name` is a driver library other than the shim.
 fn is_first_in_driver(name: Text) -> bool {
     let mut found = false;
     objects(&mut |report| {
@@ -163,7 +165,7 @@ fn is_first_in_driver(name: Text) -> bool {
     found
 }
 
-/// mprotect, without errno.
+/// mprotect that does not change errno. Returns false if it fails.
 fn protect(start: usize, length: usize, protection: usize) -> bool {
     let result: isize;
     // SAFETY: changes the protection of pages that the loader sealed; the kernel touches nothing else.

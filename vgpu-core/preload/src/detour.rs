@@ -1,7 +1,10 @@
-//! The four exports and the constructor. Each export asks for a plan, puts the planned argument in place of its own, and jumps.
+//! The four exported functions and the constructor. Each export computes a plan, replaces one argument by the planned
+//! one, and jumps to the planned function.
 //!
-//! A jump, because a call would put our address where the loader looks for its caller's. What the plan
-//! needs of the stack is gone again by then.
+//! It jumps, because a call would put this library's address where the loader expects the return address of its caller.
+//! Everything that the plan put on the stack is removed before the jump.
+//!
+//! How it fails: if no real function exists, the exports return null, as when they fail.
 #![allow(unsafe_code)] // Naked functions; exported names.
 
 use core::{arch::naked_asm, ffi::c_int};
@@ -18,20 +21,20 @@ use crate::{
 struct Plan {
     /// Where to jump.
     function: usize,
-    /// What the path or handle becomes.
+    /// The new path or handle.
     argument: usize,
 }
 
 const RTLD_NOLOAD: c_int = 4;
-/// RTLD_DEFAULT and RTLD_NEXT, which mean the caller's place in the order of objects.
+/// RTLD_DEFAULT and RTLD_NEXT, whose meaning depends on the caller's place in the order of objects.
 const PSEUDO_HANDLES: [usize; 2] = [0, usize::MAX];
 
-/// Answers with what it is given in the handle's place.
+/// Returns its first argument: the planned address, passed instead of the handle.
 extern "C" fn given(answer: usize) -> usize {
     answer
 }
 
-/// Stands in where no real function exists: all four answer null when they fail.
+/// Used if no real function exists. Returns null, as all four functions do when they fail.
 extern "C" fn absent() -> usize {
     0
 }
@@ -40,7 +43,7 @@ fn real(function: Function) -> usize {
     function.find().unwrap_or(absent as *const () as usize)
 }
 
-/// Runs when the start-up objects are bound, before the program.
+/// The constructor: runs after the start-up objects are bound and before the program.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = bound::redirect_at_start;
@@ -151,7 +154,8 @@ extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan
     }
 }
 
-/// The shim has no versions. So where the driver has what is asked for, its name alone is looked up there.
+/// The shim's functions have no versions. So if the driver has the version, the shim's function is looked up by name
+/// only.
 extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *const u8, caller: usize) -> Plan {
     type Look = unsafe extern "C" fn(usize, *const u8, *const u8) -> usize;
     look_again(handle);
@@ -160,7 +164,7 @@ extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *co
         .map(|own| (given as *const () as usize, own))
         .or_else(|| shim_for(handle, name, caller).map(|shim| (real(Function::Symbol), shim)));
     if let Some((instead, argument)) = plan {
-        // SAFETY: dlvsym has this type, and `absent` takes whatever it gets; the arguments are the caller's.
+        // SAFETY: dlvsym has this type, and `absent` ignores its arguments. The arguments are the caller's.
         let known = unsafe { core::mem::transmute::<usize, Look>(function)(handle, name, version) };
         if known != 0 {
             return Plan {
@@ -175,16 +179,16 @@ extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *co
     }
 }
 
-/// What was loaded may be about to be used. Not for the pseudo handles: allocators and tracers look up there
-/// what is next to themselves, with locks held that must not meet the loader's.
+/// Redirects the slots of newly loaded objects, which may be used next. Not for the pseudo handles: allocators and
+/// tracers look up their next definition by these, and may hold locks under which the loader's lock must not be taken.
 fn look_again(handle: usize) {
     if !PSEUDO_HANDLES.contains(&handle) {
         bound::redirect_new();
     }
 }
 
-/// Our own function, where the one of that name is looked up to which ours would go on. Not another's: who
-/// stands behind us in the chain and asks for the next must not get the first.
+/// Returns our own function if `name` is looked up in the object to whose function ours would jump. Not for another
+/// object: an interposer that is after this library in the chain and looks up the next one must not get the first.
 fn own_for(handle: usize, name: *const u8) -> Option<usize> {
     // SAFETY: the caller passes a name, as dlsym demands.
     let name = unsafe { Text::new(name)? };
@@ -197,7 +201,8 @@ fn own_for(handle: usize, name: *const u8) -> Option<usize> {
     (map.object()?.function(name)? == function.find()?).then_some(own)
 }
 
-/// The function of that name that we stand in front of, and ours. No table: each entry would be a relocation.
+/// Returns the function that this library interposes under `name`, and our own. No table, because each entry would need
+/// a relocation.
 fn ours(name: Text) -> Option<(Function, usize)> {
     let is = |own| name.is(Text::literal(own));
     if is(c"dlopen") {
@@ -213,7 +218,7 @@ fn ours(name: Text) -> Option<(Function, usize)> {
     }
 }
 
-/// The path to open instead of `file`; `file` itself in all doubt.
+/// Returns the path to open instead of `file`, or `file` itself if it is no driver library or there is no shim.
 fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     // SAFETY: the caller passes a path or null, as dlopen demands.
     let Some(path) = (unsafe { Text::new(file) }) else {
@@ -223,13 +228,13 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     if !asked_for_driver || shim::may_pass(caller) {
         return file.expose_provenance();
     }
-    // Who only asks whether it is loaded does not get it loaded.
+    // RTLD_NOLOAD only asks if it is loaded, so it must not load the shim.
     let shim = shim::find(mode & RTLD_NOLOAD == 0).and_then(LinkMap::name);
     shim.unwrap_or(path).pointer().expose_provenance()
 }
 
-/// The shim's handle, where `name` is looked up in a driver library that was reached past us and the shim
-/// has that function too.
+/// Returns the shim's handle if `name` is looked up in a driver library that was opened all the same and the shim has
+/// this function as well.
 fn shim_for(handle: usize, name: *const u8, caller: usize) -> Option<usize> {
     // SAFETY: the caller passes a name, as dlsym demands.
     let name = unsafe { Text::new(name)? };
@@ -239,7 +244,7 @@ fn shim_for(handle: usize, name: *const u8, caller: usize) -> Option<usize> {
     // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
     let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
     let object = map.object()?;
-    // By its own name too: an image may keep a driver under another file name.
+    // By its DT_SONAME too, because an image may have a driver under another file name.
     let named = [map.name(), object.own_name()]
         .into_iter()
         .flatten()

@@ -1,7 +1,7 @@
-//! A loaded ELF object, as its dynamic section describes it: look-ups of defined symbols, and the slots
-//! into which the loader wrote the functions that it imports.
+//! Reads the dynamic section of a loaded ELF object: looks up defined functions, and lists the slots into which the
+//! loader wrote the addresses of imported functions.
 //!
-//! Only objects that the loader has accepted come here, so their tables are what it uses itself.
+//! Only objects that the loader has accepted are read, so their tables are those that the loader itself uses.
 #![allow(unsafe_code)] // Tables are reached through addresses that the loader has written.
 
 use crate::name::Text;
@@ -48,7 +48,7 @@ const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 
-/// Relocations by which a function's address comes into a word: in data, in the table of addresses, for a call.
+/// Relocations that store the address of a function in a word: in data, in the GOT, in the PLT's slots.
 const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
@@ -56,13 +56,13 @@ const R_X86_64_JUMP_SLOT: u32 = 7;
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const STB_LOCAL: u8 = 0;
-/// In a version index: not the default version of this name.
+/// Bit of a version index: not the default version of this name.
 const VERSION_HIDDEN: u16 = 0x8000;
 
 /// The entries of a dynamic section.
 ///
 /// # Safety
-/// `dynamic` is one, and stays.
+/// `dynamic` is a dynamic section that stays loaded.
 unsafe fn entries(dynamic: *const Dynamic) -> impl Iterator<Item = Dynamic> {
     let mut next = dynamic;
     core::iter::from_fn(move || {
@@ -77,7 +77,7 @@ unsafe fn entries(dynamic: *const Dynamic) -> impl Iterator<Item = Dynamic> {
     })
 }
 
-/// glibc turns these offsets into addresses in place, other loaders and the vDSO do not.
+/// glibc replaces these offsets by addresses in memory; other loaders and the vDSO do not.
 fn address(base: usize, value: usize) -> usize {
     if value < base { base + value } else { value }
 }
@@ -130,8 +130,8 @@ impl Object {
         })
     }
 
-    /// The address of the function `name` that this object defines: of its default version, as a
-    /// reference without a version gets it. Variables of that name are none.
+    /// Returns the address of the function `name` that this object defines, in its default version, as a reference
+    /// without a version gets it. A variable of this name does not count.
     pub(crate) fn function(&self, name: Text) -> Option<usize> {
         if !self.gnu_hash.is_null() {
             self.in_gnu_hash(name)
@@ -142,7 +142,7 @@ impl Object {
         }
     }
 
-    /// The name that it gives itself.
+    /// Returns its DT_SONAME.
     pub(crate) fn own_name(&self) -> Option<Text> {
         self.words(DT_SONAME).next().and_then(|offset| self.string(offset))
     }
@@ -153,8 +153,8 @@ impl Object {
             .any(|offset| self.string(offset).is_some_and(wanted))
     }
 
-    /// Shows `visitor` each word that holds, or will hold once it is called, the address of a function that
-    /// others define, and the function's name.
+    /// Calls `visitor` for each imported function with its name and the word that has its address, or will have it
+    /// after the first call.
     pub(crate) fn imports(&self, visitor: &mut dyn FnMut(Text, *mut usize)) {
         for (table, size) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
             let (Some(table), Some(size)) = (self.words(table).next(), self.words(size).next()) else {
@@ -178,7 +178,7 @@ impl Object {
         }
     }
 
-    /// The values of `tag`.
+    /// Returns the values of `tag`.
     fn words(&self, tag: i64) -> impl Iterator<Item = usize> + use<> {
         // SAFETY: by `new`, the dynamic section stays while the value is used.
         let all = unsafe { entries(self.dynamic) };
@@ -254,7 +254,7 @@ impl Object {
         None
     }
 
-    /// The address of symbol `index`, where it is a function called `name` that others may use.
+    /// Returns the address of symbol `index`, if it is an exported function called `name`.
     fn defined(&self, index: u32, name: Text) -> Option<usize> {
         // SAFETY: `index` comes from the hash table, which has symbols of this table alone; names are
         // offsets into the string table; versions, where there are any, go along with symbols.

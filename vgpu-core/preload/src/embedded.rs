@@ -1,17 +1,17 @@
-//! A shim in this very file, for places that have room for one: HAMi mounts one library into a container
-//! and names it in /etc/ld.so.preload.
+//! Loads a shim that is appended to this very file, for systems that mount only one library: HAMi mounts one library
+//! into a container and names it in /etc/ld.so.preload.
 //!
 //! ```text
 //!  libvgpu-hami.so = this library, the shim, the shim's length, "vgpushim"
-//!                                   └─► a file in memory ─► dlopen, once, by the first that needs it
+//!                                   └─► a file in memory ─► dlopen, once, at the first use
 //! ```
 //!
-//! The trailer lies behind all that ELF knows of, so the loader sees this library alone. A process that
-//! never asks for a driver reads none of it.
+//! The shim and the trailer are after everything that the ELF headers describe, so the loader sees this library alone.
+//! A process that never uses a driver reads none of it.
 //!
-//! How it fails: no /proc, no memfd_create (Linux before 3.17), memory that may not be executed: no shim,
-//! as if the file had none. The name that the loader keeps ("/proc/self//fd/5", a spelling that nobody else
-//! has) answers in its own namespace; dlmopen into another one finds nothing there and fails.
+//! How it fails: without /proc, without memfd_create (Linux before 3.17), or if memory may not be executed, there is no
+//! shim, as if the file had none. The name that the loader keeps ("/proc/self//fd/5", spelled so that no other library
+//! has it) only works in its own namespace: dlmopen into another one finds nothing there and fails.
 #![allow(unsafe_code)] // System calls.
 
 use core::{arch::asm, ptr};
@@ -32,10 +32,10 @@ const SEEK_END: usize = 2;
 const MARK: u64 = u64::from_le_bytes(*b"vgpushim");
 /// The shim's length and the mark.
 const TRAILER: usize = 16;
-/// No shim is larger.
+/// An upper bound of the shim's length.
 const LARGEST: u64 = 64 << 20;
 
-/// Calls `open` with a path to the shim that the file at `own` carries.
+/// Calls `open` with a path of the shim that is appended to the file `own`.
 pub(crate) fn with<T>(own: Text, open: impl FnOnce(Text) -> Option<T>) -> Option<T> {
     let file = descriptor(call(SYS_OPEN, [own.pointer().expose_provenance(), O_CLOEXEC, 0, 0]))?;
     let copied = copy(file);
@@ -43,13 +43,13 @@ pub(crate) fn with<T>(own: Text, open: impl FnOnce(Text) -> Option<T>) -> Option
     let memory = copied?;
     let mut path = *b"/proc/self//fd/\0\0\0\0\0\0\0\0\0\0\0";
     write_number(&mut path[15..], memory);
-    // SAFETY: ends with a zero, for a descriptor has at most ten digits.
+    // SAFETY: ends with a zero, because a descriptor has at most ten digits.
     let opened = unsafe { Text::new(path.as_ptr()) }.and_then(open);
     close(memory);
     opened
 }
 
-/// The shim at the end of `file`, as a file in memory.
+/// Copies the shim at the end of `file` into a file in memory and returns its descriptor.
 fn copy(file: usize) -> Option<usize> {
     let size = u64::try_from(call(SYS_LSEEK, [file, 0, SEEK_END, 0])).ok()?;
     let end = size.checked_sub(TRAILER as u64)?;
@@ -66,7 +66,7 @@ fn copy(file: usize) -> Option<usize> {
     let name = c"libvgpu.so".as_ptr().expose_provenance();
     let memory = descriptor(call(SYS_MEMFD_CREATE, [name, MFD_CLOEXEC, 0, 0]))?;
     while from < end {
-        // The kernel moves `from` on.
+        // The kernel advances `from`.
         let place = ptr::from_mut(&mut from).expose_provenance();
         if call(SYS_SENDFILE, [memory, file, place, usize::try_from(end - from).ok()?]) <= 0 {
             close(memory);
@@ -84,7 +84,7 @@ fn close(descriptor: usize) {
     call(SYS_CLOSE, [descriptor, 0, 0, 0]);
 }
 
-/// Writes `number` in decimal; `into` has room for it.
+/// Writes `number` in decimal. `into` must be long enough.
 fn write_number(into: &mut [u8], number: usize) {
     let (mut digits, mut left) = (1, number);
     while left >= 10 {
@@ -98,11 +98,11 @@ fn write_number(into: &mut [u8], number: usize) {
     }
 }
 
-/// The kernel's answer; no errno is touched.
+/// Makes a system call and returns the kernel's result. errno is not changed.
 fn call(number: usize, arguments: [usize; 4]) -> isize {
     let answer;
     let [a, b, c, d] = arguments;
-    // SAFETY: each use passes what the call of that number takes: descriptors, and pointers to what lives
+    // SAFETY: each caller passes the arguments of that system call: descriptors, and pointers to memory that lives
     // longer than the call.
     unsafe {
         asm!(

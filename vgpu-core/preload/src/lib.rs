@@ -1,42 +1,42 @@
-//! libvgpu-preload.so: the backstop. Programs that ask for NVIDIA's driver by a path get the shim.
+//! libvgpu-preload.so, the backstop: programs that open NVIDIA's driver by a path get the shim instead.
 //!
 //! ```text
-//!  program: dlopen("/opt/app/compat/libcuda.so.1") ──► detour.s (naked: keeps the caller's address)
+//!  program: dlopen("/opt/app/compat/libcuda.so.1") ──► detour (naked: keeps the caller's return address)
 //!                                                        │ plan: name ─► loader ─► shim
 //!                                                        ▼
-//!           the real dlopen("<the shim's own path>")  ◄── jump, as if the program had called it
+//!           the real dlopen("<path of the shim>")     ◄── jump, as if the program had called it
 //! ```
 //!
-//! The shim lies where the loader looks for `libcuda.so.1`, and catches everything that asks for that
-//! name. What is left is a driver that is asked for by path, or by a name for which RPATH or a cache
-//! leads to a driver that the image brought along. This library sees those calls, because it stands in
-//! /etc/ld.so.preload (containers) or LD_PRELOAD (`vgpu run` of an ordinary user).
+//! The shim is where the loader searches for `libcuda.so.1`, so every program that opens this name gets it. What is
+//! left are programs that open a driver by path, or by a name for which an RPATH or a cache leads to a driver in the
+//! image. This library sees these calls, because it is in /etc/ld.so.preload (containers) or LD_PRELOAD (`vgpu run` of
+//! an ordinary user).
 //!
-//! Every program in the container loads it, so what it costs and what it can break come first:
-//! - no DT_NEEDED, no thread-local, no allocation, no lock, no environment, no errno; one weak import
-//!   from the loader, `_r_debug`, from which all else is found when it is needed; one constructor, which
-//!   compares the names of the start-up objects and does nothing where none is a driver's;
-//! - detours end in a jump to the real function with the caller's return address still on the stack.
-//!   The loader reads namespace, RPATH and RTLD_NEXT off that address, so they mean what they meant;
-//! - whatever cannot be resolved goes to the real function as it came.
+//! Every program in the container loads it, so it must cost little and break nothing:
+//! - It has no DT_NEEDED, no thread-local, no allocation and no lock, and touches neither the environment nor errno. It
+//!   has one weak import from the loader, `_r_debug`; everything else is found from there when it is needed. Its one
+//!   constructor compares the names of the start-up objects, and does nothing more if none is a driver's.
+//! - A detour ends in a jump to the real function with the caller's return address still on the stack. The loader
+//!   derives namespace, RPATH and RTLD_NEXT from that address, so they keep their meaning.
+//! - A call that cannot be resolved goes to the real function unchanged.
 //!
-//! What holds, and what does not:
+//! What is redirected, and what is not:
 //!
-//! | asked | answer |
+//! | call | gets |
 //! |---|---|
 //! | `dlopen`, `dlmopen` of a driver library, by any path or name | the shim |
-//! | the same by the shim, by a driver library, or for a path under /usr/lib/vgpu/driver | as asked |
-//! | `dlsym`, `dlvsym` of a driver function in a driver library that was reached all the same | the shim's |
-//! | libc's own four functions, by `dlsym` or `dlvsym` in its handle | ours |
-//! | calls that the loader bound to a driver, by DT_NEEDED with an RPATH or LD_LIBRARY_PATH | the shim's |
-//! | `RTLD_DEFAULT`, `RTLD_NEXT`, functions that the shim does not know | as asked |
-//! | libc's own `dlopen`, found by reading ELF files; static programs; another namespace's libc | not seen |
+//! | the same from the shim or a driver library, or of a path under /usr/lib/vgpu/driver | what it asks for |
+//! | `dlsym`, `dlvsym` of a driver function in a driver library that was opened all the same | the shim's function |
+//! | libc's own four functions, by `dlsym` or `dlvsym` in libc's handle | ours |
+//! | calls that the loader bound to a driver, by DT_NEEDED with an RPATH or LD_LIBRARY_PATH | the shim's function |
+//! | `RTLD_DEFAULT`, `RTLD_NEXT`, functions that the shim does not have | what it asks for |
+//! | libc's own `dlopen`, found by reading ELF files; static programs; the libc of another namespace | not seen |
 //!
-//! The last row is why this is no security boundary: the node compares its own figures with the ledger.
+//! Because of the last row this is no security boundary: the node compares NVML's figures with the ledger.
 //!
-//! Where the shim is: see `shim`. How the real functions are found from glibc 2.17 on: see `loader`.
+//! `shim` tells where the shim is found, `loader` how the real functions are found from glibc 2.17 on.
 #![no_std]
-// Loops here stay loops: the compiler may not turn them into calls of a libc that we do not link.
+// The compiler must not turn loops into calls of memcpy or strlen: no libc is linked.
 #![no_builtins]
 
 mod bound;
@@ -47,12 +47,12 @@ mod loader;
 mod name;
 mod shim;
 
-/// Generated by build.rs: of which sources this library was built.
+/// Generated by build.rs: a hash of the sources of this library.
 mod built_from {
     include!(concat!(env!("OUT_DIR"), "/built_from.rs"));
 }
 
-/// Nothing here panics; if that were ever wrong, stopping is better than going on.
+/// Nothing here panics. If that were wrong, the thread stops here instead of going on.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {

@@ -1,17 +1,17 @@
-//! The loader's list of objects, and the real functions in it.
+//! Finds the real dlopen, dlmopen, dlsym and dlvsym by walking the loader's list of objects.
 //!
-//! "Real" is what the loader itself would find after us for the same name: the next definition in the
-//! order of the start-up objects. So other interposers (a sanitizer, a tracer) stay in the chain.
+//! The real function is the one that the loader itself would find after this library: the next definition in the order
+//! of the start-up objects. So other interposers (a sanitizer, a tracer) stay in the chain.
 //!
-//! The functions lie in libc.so.6 from glibc 2.34 on. Before, they lie in libdl.so.2, which may be
-//! - loaded at the start: found as above;
-//! - loaded later, as a dependency of a library: found by `dl_iterate_phdr`, and looked for each time,
-//!   because it may be unloaded again with that library;
-//! - not loaded at all. Then nobody can expect dlopen to exist; who finds ours by a weak reference gets
-//!   the answer null, as from a dlopen that fails.
+//! From glibc 2.34 on the functions are in libc.so.6. Before, they are in libdl.so.2:
+//! - If it was loaded at start-up, it is found in the same way.
+//! - If it was loaded later, as a dependency of a library, it is found by `dl_iterate_phdr`. It is searched each time,
+//!   because it may be unloaded again with that library.
+//! - If it is not loaded at all, no program can expect dlopen to exist. A program that finds ours by a weak reference
+//!   gets null, as from a dlopen that fails.
 //!
-//! The list is read without the loader's lock, which is sound for its beginning: start-up objects are
-//! never unloaded, and later ones come after them. They end with the loader itself at the latest.
+//! The list is read without the loader's lock. This is sound for its beginning: start-up objects are never unloaded,
+//! and later ones come after them. No start-up object comes after the loader's own record.
 #![allow(unsafe_code)] // Structures of the loader, by pointer.
 
 use core::{
@@ -32,7 +32,7 @@ pub(crate) struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// What the loader shows to debuggers.
+/// `r_debug`, which the loader exports for debuggers.
 #[repr(C)]
 struct Debug {
     version: c_int,
@@ -44,14 +44,14 @@ struct Debug {
 
 const _: () = assert!(size_of::<LinkMap>() == 40 && size_of::<Debug>() == 40);
 
-/// One of `dl_iterate_phdr`'s reports: the part that every glibc since 2.4 has.
+/// `dl_phdr_info`, which `dl_iterate_phdr` passes for each object: the fields that every glibc since 2.4 has.
 #[repr(C)]
 pub(crate) struct Report {
     base: usize,
     name: *const u8,
     headers: *const ProgramHeader,
     count: u16,
-    /// How many objects were ever loaded.
+    /// `dlpi_adds`: how many objects were ever loaded.
     pub(crate) loaded: u64,
 }
 
@@ -75,7 +75,7 @@ const PT_GNU_RELRO: u32 = 0x6474_e552;
 const PAGE: usize = 4096;
 
 impl LinkMap {
-    /// The path by which it was loaded; empty for the program itself.
+    /// Returns the path by which it was loaded; empty for the program itself.
     pub(crate) fn name(&self) -> Option<Text> {
         // SAFETY: the loader keeps the name as long as the record.
         unsafe { Text::new(self.name) }
@@ -105,7 +105,7 @@ impl Report {
         })
     }
 
-    /// What the loader made read-only when it had written it: start and length, in whole pages.
+    /// Returns start and length, in whole pages, of what the loader made read-only after relocation (RELRO).
     pub(crate) fn sealed(&self) -> Option<(usize, usize)> {
         let header = self.headers().find(|header| header.kind == PT_GNU_RELRO)?;
         let start = self.base.wrapping_add(header.address);
@@ -119,7 +119,7 @@ impl Report {
     }
 }
 
-/// The functions that we stand in front of, and two that we use. Each is looked for on first use.
+/// The functions that this library interposes, and those that it uses itself. Each is looked up on first use.
 #[derive(Clone, Copy)]
 pub(crate) enum Function {
     Open,
@@ -146,10 +146,10 @@ impl Function {
         })
     }
 
-    /// The address of the real function.
+    /// Returns the address of the real function.
     pub(crate) fn find(self) -> Option<usize> {
         let cell = FOUND.get(self as usize)?;
-        // Relaxed: the address alone matters, and whoever finds it finds the same.
+        // Relaxed: only the address matters, and every thread finds the same.
         match cell.load(Relaxed) {
             0 => (),
             found => return Some(found),
@@ -165,17 +165,17 @@ impl Function {
     }
 }
 
-/// The definition after ours among the start-up objects.
+/// Returns the next definition after this library among the start-up objects.
 fn next_definition(name: Text) -> Option<usize> {
-    // SAFETY: the loader's records of start-up objects are complete before any code of ours can run, and
-    // are never taken away.
+    // SAFETY: the loader's records of start-up objects are complete before any code of this library runs, and are never
+    // removed.
     let debug = unsafe { debug()?.as_ref()? };
     let after_us = |passed: &mut bool, map: &LinkMap| {
         let own = map.dynamic == own_dynamic();
         *passed |= own;
         *passed && !own
     };
-    // Where the loader stands before us in its own list (musl), nothing after us has the name.
+    // musl's loader is before this library in its own list, so no object after this library has the name.
     let not_us_nor_the_program = |passed: &mut bool, map: &LinkMap| {
         let first = !*passed;
         *passed = true;
@@ -202,7 +202,7 @@ fn first_of(debug: &Debug, wanted: impl Fn(&mut bool, &LinkMap) -> bool, name: T
     None
 }
 
-/// Returns true if one of the start-up objects has such a name.
+/// Returns true if the name of a start-up object is `wanted`.
 pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
     // SAFETY: as in `next_definition`.
     let Some(debug) = (unsafe { debug().and_then(|debug| debug.as_ref()) }) else {
@@ -219,7 +219,7 @@ pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
     false
 }
 
-/// In a libdl.so.2 that came after the start, before glibc 2.34.
+/// Returns the function in a libdl.so.2 that was loaded after start-up (before glibc 2.34).
 fn in_late_libdl(name: Text) -> Option<usize> {
     let mut found = None;
     objects(&mut |report| {
@@ -236,7 +236,8 @@ fn in_late_libdl(name: Text) -> Option<usize> {
 
 type Visitor<'a> = &'a mut dyn FnMut(&Report) -> bool;
 
-/// Shows every object to `visitor` until it returns true, under the loader's lock. `false`: it cannot.
+/// Calls `visitor` with every object until it returns true, under the loader's lock. Returns false if
+/// `dl_iterate_phdr` was not found.
 pub(crate) fn objects(visitor: Visitor<'_>) -> bool {
     type Iterate = unsafe extern "C" fn(
         unsafe extern "C" fn(&Report, usize, *mut Visitor<'_>) -> c_int,
@@ -259,10 +260,11 @@ pub(crate) fn objects(visitor: Visitor<'_>) -> bool {
     true
 }
 
-/// The loader's own report, by the only name that we import. Weak, so that its lack is no error.
+/// Returns the loader's `_r_debug`, the only import of this library. It is weak, so that a loader without it is no
+/// error.
 fn debug() -> Option<*const Debug> {
     let address: usize;
-    // SAFETY: reads one word of our own table, which the loader has filled before.
+    // SAFETY: reads one word of this library's own table, which the loader has filled before.
     unsafe {
         asm!(
             ".weak _r_debug",

@@ -1,18 +1,18 @@
-//! Which names are the driver's. Pure: NUL-terminated text in, an answer out.
+//! Decides which library and function names are the driver's. Pure functions of NUL-terminated text.
 #![allow(unsafe_code)] // Text comes from C as a pointer without a length.
 
-/// Text that ends with a NUL, as C passes it.
+/// Text that ends with a NUL, as in C.
 #[derive(Clone, Copy)]
 pub(crate) struct Text(*const u8);
 
 impl Text {
     /// # Safety
-    /// `pointer` is null, or leads to text that ends with a NUL and outlives the value.
+    /// `pointer` is null, or points to text that ends with a NUL and outlives the value.
     pub(crate) unsafe fn new(pointer: *const u8) -> Option<Self> {
         (!pointer.is_null()).then_some(Self(pointer))
     }
 
-    /// Text of our own; `literal` ends with a NUL, which the compiler checks.
+    /// A constant; the type of `literal` guarantees the NUL.
     pub(crate) const fn literal(literal: &'static core::ffi::CStr) -> Self {
         Self(literal.as_ptr().cast())
     }
@@ -35,7 +35,7 @@ impl Text {
         })
     }
 
-    /// What comes after `prefix`, where the text starts with it.
+    /// Returns the rest after `prefix`, or None if the text does not start with it.
     fn strip(self, prefix: &[u8]) -> Option<Self> {
         let mut bytes = self.bytes();
         for expected in prefix {
@@ -51,7 +51,7 @@ impl Text {
         self.bytes().next().unwrap_or(0)
     }
 
-    /// The part after the last slash.
+    /// Returns the part after the last slash.
     fn file(self) -> Self {
         let mut start = self;
         for (index, byte) in self.bytes().enumerate() {
@@ -63,7 +63,7 @@ impl Text {
         start
     }
 
-    /// The length of the folder with its slash, where there is one.
+    /// Returns the length of the folder with its slash, or None if there is no slash.
     pub(crate) fn folder_len(self) -> Option<usize> {
         self.bytes()
             .enumerate()
@@ -82,10 +82,10 @@ impl Text {
     }
 }
 
-/// Where the container keeps the real driver (docs/architecture.md).
+/// The folder of the real driver in containers (docs/architecture.md).
 const PRIVATE: &[u8] = b"/usr/lib/vgpu/driver/";
 
-/// A path or name of libcuda or libnvidia-ml, of any version.
+/// Returns true for a path or name of libcuda or libnvidia-ml, of any version.
 pub(crate) fn is_driver_library(path: Text) -> bool {
     let file = path.file();
     let rest = file.strip(b"libcuda.so").or_else(|| file.strip(b"libnvidia-ml.so"));
@@ -93,12 +93,12 @@ pub(crate) fn is_driver_library(path: Text) -> bool {
     rest.is_some_and(|rest| matches!(rest.first(), 0 | b'.'))
 }
 
-/// A path of the real driver that only the shim asks for.
+/// Returns true for a path of the real driver that only the shim opens.
 pub(crate) fn is_private(path: Text) -> bool {
     path.strip(PRIVATE).is_some()
 }
 
-/// A function of the driver API or of NVML. `cu` alone would take cuDNN's and cuBLAS's.
+/// Returns true for a function of the driver API or of NVML. The prefix `cu` alone would match cuDNN and cuBLAS too.
 pub(crate) fn is_driver_function(name: Text) -> bool {
     if let Some(rest) = name.strip(b"nvml").or_else(|| name.strip(b"cu")) {
         return rest.first().is_ascii_uppercase() || rest.strip(b"dbg").is_some();

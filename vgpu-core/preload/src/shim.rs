@@ -1,19 +1,19 @@
-//! Where the shim is, and who may pass it by.
+//! Finds the shim, and decides which callers may open the real driver.
 //!
-//! The shim is known by what it exports: names of libcuda, of its debugger interface and of NVML in one
-//! file. Neither a driver library nor a program with a `cuInit` of its own does that.
+//! The shim is recognised by its exports: names of libcuda, of its debugger interface and of NVML in one file. Neither
+//! a driver library nor a program with a `cuInit` of its own exports all three.
 //!
-//! It is asked for, with the real dlopen, in this order, and the first that is the shim is taken:
-//! 1. `libcuda.so.1` in the folder of this library (`vgpu run` may lay both side by side; then no RPATH
-//!    can come between);
-//! 2. in a container, which is where this library lies in /usr/lib/vgpu: the two paths of the CDI spec;
-//! 3. what this very file carries: see `embedded`;
-//! 4. its bare names. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache.
-//!    A driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; so the
-//!    other names come into it.
+//! It is opened with the real dlopen, in this order. The first that is the shim is used:
+//! 1. `libcuda.so.1` in the folder of this library. `vgpu run` may put both into one folder; then no RPATH can
+//!    interfere.
+//! 2. In a container, that is if this library is in /usr/lib/vgpu: the two paths of the CDI spec.
+//! 3. The shim that is appended to this file: see `embedded`.
+//! 4. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
+//!    driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; therefore the other
+//!    names are tried too.
 //!
-//! Its path, as the loader knows it, is what callers get instead of theirs: the loader answers a name
-//! that it knows without another search. The shim is never unloaded, so the path stays.
+//! Callers get the shim's path, as the loader knows it, instead of theirs: the loader finds a known name without
+//! another search. The shim is never unloaded, so the path stays valid.
 #![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
 
 use core::{
@@ -35,7 +35,7 @@ type Close = unsafe extern "C" fn(*mut LinkMap) -> c_int;
 
 const RTLD_LAZY: c_int = 1;
 const RTLD_NOLOAD: c_int = 4;
-/// Paths are shorter, or the kernel refuses them.
+/// The kernel refuses paths that are not shorter.
 const PATH_MAX: usize = 4096;
 
 const MARKS: [Text; 3] = [
@@ -56,9 +56,9 @@ const BARE: [Text; 3] = [
 
 static SHIM: AtomicPtr<LinkMap> = AtomicPtr::new(ptr::null_mut());
 
-/// The shim's record. `load`: also where nothing has loaded it yet.
+/// Returns the shim's record. If `load`, loads the shim if it is not loaded yet.
 pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
-    // SAFETY: what `SHIM` holds was opened once and never closed, so it stays.
+    // SAFETY: the object in `SHIM` was opened once and never closed, so it stays.
     if let Some(shim) = unsafe { SHIM.load(Ordering::Acquire).as_ref() } {
         return Some(shim);
     }
@@ -78,9 +78,9 @@ pub(crate) fn is_shim(object: &Object) -> bool {
     MARKS.iter().all(|mark| object.function(*mark).is_some())
 }
 
-/// Returns true if the code at `address` gets what it asks for: the shim, and the driver's own libraries.
+/// Returns true if the code at `address` may open the real driver: the shim, and the driver's own libraries.
 pub(crate) fn may_pass(address: usize) -> bool {
-    // The last call of the shim, which stays loaded: it asks a thousand times in a row from one place.
+    // The last caller in the shim, which stays loaded: it makes a thousand calls in a row from one place.
     static LAST: AtomicUsize = AtomicUsize::new(0);
     if address == LAST.load(Ordering::Relaxed) && address != 0 {
         return true;
@@ -110,7 +110,7 @@ fn search(mode: c_int) -> Option<&'static LinkMap> {
     objects(&mut |report| {
         let ours = report.holds(here);
         if ours {
-            // This library is never unloaded while it runs, so its name stays.
+            // This library stays loaded while it runs, so its name stays.
             own = report.name();
         }
         ours
@@ -134,7 +134,7 @@ fn search(mode: c_int) -> Option<&'static LinkMap> {
     BARE.iter().find_map(|name| open(*name, mode))
 }
 
-/// `name` in the folder of `own`.
+/// Returns the path of `name` in the folder of `own`.
 fn beside(own: Text, name: Text, buffer: &mut MaybeUninit<[u8; PATH_MAX]>) -> Option<Text> {
     let folder = own.folder_len()?;
     let start = buffer.as_mut_ptr().cast::<u8>();
@@ -162,12 +162,12 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     let close = unsafe { core::mem::transmute::<usize, Close>(Function::Close.find()?) };
     // SAFETY: `path` is text; a handle is the loader's record.
     let handle = unsafe { open(path.pointer(), mode) };
-    // SAFETY: an open handle's record is there.
+    // SAFETY: the record of an open handle exists.
     let map = unsafe { handle.as_ref()? };
     if map.object().is_some_and(|object| is_shim(&object)) {
         let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);
-        // One shim a process: of two threads that have each opened a copy of what this file carries, the
-        // first wins. The other's has done nothing yet.
+        // One shim for each process: if two threads have each opened a copy of the embedded shim, the first one is
+        // used. The other has done nothing yet.
         return match first {
             // SAFETY: as in `find`.
             Err(other) => unsafe { other.as_ref() },
@@ -179,7 +179,7 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     None
 }
 
-/// Where this thread's errno is.
+/// Returns the address of this thread's errno.
 fn errno() -> Option<*mut c_int> {
     type Location = unsafe extern "C" fn() -> *mut c_int;
     let address = Function::Errno.find()?;

@@ -10,34 +10,46 @@ use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use vgpu_core::os::{stderr, thread};
 
-/// The classes of a table's hooks ([`crate::table`]). True: calls of this class may change GPU memory or its charges, so
-/// `vgpu_core::calls` tracks them.
-pub(crate) mod class {
-    pub(crate) const charged: bool = true;
-    pub(crate) const released: bool = true;
-    pub(crate) const limited: bool = true;
-    pub(crate) const virtualised: bool = false;
+/// The classes of the driver API's hooks, as the tables write them ([`crate::table`]).
+#[allow(non_camel_case_types)] // The words of the tables.
+#[derive(Clone, Copy)]
+pub(crate) enum Class {
+    charged,
+    released,
+    limited,
+    virtualised,
 }
 
-/// A hook of the driver API: `handle` gets the state and the address of the real function.
+impl Class {
+    /// Returns true if calls of this class may change GPU memory or its charges, so that `vgpu_core::calls` has to track
+    /// them.
+    const fn may_change_memory(self) -> bool {
+        match self {
+            Self::charged | Self::released | Self::limited => true,
+            Self::virtualised => false,
+        }
+    }
+}
+
+/// Runs a hook of the driver API. `handle` gets the state of the process and the address of the real function.
 #[inline(always)]
-pub(crate) fn cuda(changes: bool, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
     /// Functions that only report sizes. They are called often and must stay cheap, so they are not tracked.
-    const TELLS: [usize; 4] = [
+    const REPORTS: [usize; 4] = [
         slot::cuMemGetInfo,
         slot::cuMemGetInfo_v2,
         slot::cuDeviceTotalMem,
         slot::cuDeviceTotalMem_v2,
     ];
     run(slot, NOT_PERMITTED, |ready, address| {
-        let _call = (changes && !TELLS.contains(&slot)).then(|| ready.calls.begin(thread()));
+        let _call = (class.may_change_memory() && !REPORTS.contains(&slot)).then(|| ready.calls.begin(thread()));
         handle(ready, address)
     })
 }
 
-/// A hook of NVML.
+/// Runs a hook of NVML. It changes no GPU memory, so its class does not matter here.
 #[inline(always)]
-pub(crate) fn nvml(_changes: bool, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
     run(slot, NVML_NO_PERMISSION, |ready, address| {
         if ready.hides_nvml() && !INIT.contains(&slot) {

@@ -5,7 +5,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::memory::driver::{Answer, Driver};
 
-/// The real driver: its functions have no state of ours.
+/// The real driver. It has no state in this library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Real;
 
@@ -29,7 +29,7 @@ fn pool_attribute(pool: usize, attribute: c_int) -> Answer<u64> {
 
 impl Driver for Real {
     fn free(&self, pointer: u64) -> c_int {
-        // SAFETY: the driver validates the pointer, which nobody else has.
+        // SAFETY: the driver validates the pointer, which no other thread has.
         unsafe { real!(cuMemFree_v2(u64))(pointer) }
     }
 
@@ -139,7 +139,7 @@ impl Driver for Real {
     }
 
     fn destroy_event(&self, event: usize) -> c_int {
-        // SAFETY: an event of ours, which is used no more.
+        // SAFETY: an event of ours that is not used any more.
         unsafe { real!(cuEventDestroy_v2(usize))(event) }
     }
 

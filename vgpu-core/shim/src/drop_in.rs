@@ -1,11 +1,11 @@
-//! In the place of HAMi-core (`vgpu_core::hami`): what needs the driver's libraries.
+//! The process state for a container of HAMi (`vgpu_core::hami`): the part that needs the driver's libraries.
 //!
-//! No limits file names the driver here, so it is looked for where the loader would find it; whatever is
-//! this file, or another of its kind, is passed over. NVML is asked for the GPUs, because limits are by
-//! UUID: the driver API cannot be asked before the program's own cuInit.
+//! No limits file names the driver here, so it is searched for where the loader would find it, skipping this file and
+//! its copies. The GPUs come from NVML, because limits are by UUID and the driver API cannot be called before the
+//! program's own cuInit.
 //!
-//! How it fails, with one line each: no driver library, no NVML beside it (containers get it with the
-//! driver capability `utility`), variables that say nothing, no place for the ledger.
+//! How it fails, each with one line on stderr: no driver library, no NVML beside it (containers get it with the driver
+//! capability `utility`), variables that cannot be parsed, no place for the ledger.
 
 use crate::names::slot;
 use crate::process::{self, Ready};
@@ -24,8 +24,7 @@ use vgpu_core::hami::variables::Settings;
 use vgpu_core::hami::{place, region};
 use vgpu_core::os::stderr;
 
-/// Where drivers lie, in the order of the loader: Debian's folders, Red Hat's, and those of container
-/// platforms.
+/// Folders with drivers, in the order of the loader: Debian's, Red Hat's, and those of container platforms.
 const FOLDERS: [&str; 10] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -38,13 +37,13 @@ const FOLDERS: [&str; 10] = [
     "/usr/local/cuda/compat",
     "/usr/lib/wsl/lib",
 ];
-/// From this level of LIBCUDA_LOG_LEVEL on the limits in force are told.
+/// From this level of LIBCUDA_LOG_LEVEL on, the limits are printed.
 const INFO: u8 = 3;
 
-/// The shares, and a region of HAMi's that is to be kept.
+/// The shares, and the writer of HAMi's region file if there is one.
 pub(crate) type Shares = (Vec<GpuGrants>, Option<Mirror>);
 
-/// The shares that HAMi's variables give, and the region to be kept; None: there are no such variables.
+/// Returns the shares that HAMi's variables define, or None if there are no such variables.
 pub(crate) fn shares() -> Result<Option<Shares>, String> {
     let settings = Settings::read(|name| Some(real::variable(name)?.to_string_lossy().into_owned()))
         .map_err(|error| error.to_string())?;
@@ -77,12 +76,12 @@ pub(crate) fn shares() -> Result<Option<Shares>, String> {
     Ok(Some((grants, mirror)))
 }
 
-/// The account as its changes are mirrored.
+/// Returns the account with a watch that mirrors its changes.
 pub(crate) fn watched(account: Account) -> Account {
     account.watched(Watch(Box::new(|_| changed())))
 }
 
-/// Mirrors what is charged, if it is time to.
+/// Mirrors the charges, if a write is due.
 #[cold]
 fn changed() {
     if let Some((ready, mirror)) = process::known().and_then(|ready| Some((ready, ready.mirror.as_ref()?))) {
@@ -90,7 +89,7 @@ fn changed() {
     }
 }
 
-/// Mirrors what is charged now.
+/// Mirrors the charges now.
 #[cold]
 pub(crate) fn show(ready: &Ready) {
     if let Some(mirror) = &ready.mirror {
@@ -108,7 +107,7 @@ fn charged(ready: &Ready) -> u64 {
 fn processes(ready: &Ready) -> Processes {
     let mut found: Processes = BTreeMap::new();
     for (place, gpu) in ready.gpus.iter().enumerate() {
-        // Who holds nothing adds nothing to the monitor's sums, and may be dead.
+        // A process that holds nothing adds nothing to the monitor's sums, and may be dead.
         for (namespace, pid, held) in gpu.account.holders().filter(|(_, _, held)| *held > 0) {
             let used = found
                 .entry((namespace, pid))
@@ -121,7 +120,7 @@ fn processes(ready: &Ready) -> Processes {
     found
 }
 
-/// The real library of that name.
+/// Returns the path of the real library `name`.
 fn driver(name: &str) -> Result<PathBuf, String> {
     let own = own_file();
     let path = real::variable("LD_LIBRARY_PATH")
@@ -147,7 +146,7 @@ fn driver(name: &str) -> Result<PathBuf, String> {
 /// It is read and not asked: a look-up that fails ends a program in a dlmopen namespace before glibc 2.34.
 fn is_shim(path: &Path, size: u64) -> bool {
     const MARKS: [&[u8]; 3] = [b"\0cuInit\0", b"\0cudbgGetAPIVersion\0", b"\0nvmlInit_v2\0"];
-    /// NVIDIA's libcuda is larger than ours will ever be.
+    /// NVIDIA's libcuda is always larger than the shim.
     const LARGEST: u64 = 8 << 20;
     if size > LARGEST {
         return false;
@@ -157,7 +156,7 @@ fn is_shim(path: &Path, size: u64) -> bool {
     MARKS.into_iter().all(has)
 }
 
-/// Device and inode of the file that this code is from.
+/// Returns device and inode of the file that this code is in.
 fn own_file() -> Option<(u64, u64)> {
     // SAFETY: an all-zero Dl_info is a value of its type.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
@@ -189,7 +188,7 @@ fn devices() -> Option<Vec<Device>> {
 
 fn device(index: c_uint) -> Option<Device> {
     let (mut handle, mut uuid) = (0_usize, [0 as c_char; 96]);
-    // SAFETY: handle and text are to be written, the latter within its length.
+    // SAFETY: handle and text may be written, the text within its length.
     let result: c_int = unsafe {
         match real!(nvmlDeviceGetHandleByIndex_v2(c_uint, *mut usize))(index, &mut handle) {
             0 => real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, uuid.as_mut_ptr(), 95),
@@ -205,7 +204,8 @@ fn device(index: c_uint) -> Option<Device> {
     })
 }
 
-/// What clients can allocate: the second form tells what the driver keeps for itself.
+/// Returns the memory that programs can allocate. Version 2 of the call also reports what the driver reserves for
+/// itself.
 fn memory(handle: usize) -> Option<u64> {
     const VERSION_2: u64 = (2 << 24) | 40;
     if real::has(slot::nvmlDeviceGetMemoryInfo_v2) {

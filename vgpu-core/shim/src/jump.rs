@@ -1,5 +1,5 @@
-//! Functions that are not hooked: each is one jump through a table to the real function, which is looked up at the first
-//! call.
+//! Functions that are not hooked: each is one jump through a table to the real function, which is looked up at the
+//! first call.
 
 use crate::codes::{refused_cuda, refused_nvml};
 use crate::detour::guarded;
@@ -8,10 +8,10 @@ use crate::{real, start};
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where each name leads; [`bind`] until it is first called and its real function is known.
+/// The target of each name: [`bind`], until the first call has found the real function.
 pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
 
-/// A public name that jumps. r11 is free at a call in this ABI and tells `bind` who it was.
+/// A public name that jumps. r11 is not used for arguments in this ABI; it tells `bind` which name was called.
 macro_rules! jump {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]
@@ -27,7 +27,7 @@ macro_rules! jump {
     };
 }
 
-/// A public object (the debugger's): present, and zero as without a debugger.
+/// A public object of the debugger interface: it exists and is zero, as without a debugger.
 macro_rules! object {
     ($name:ident) => {
         #[unsafe(no_mangle)]
@@ -41,7 +41,7 @@ pub(crate) use {jump, object};
 #[allow(dead_code)] // Read by debuggers alone.
 pub struct Object(core::cell::UnsafeCell<[u8; 4096]>);
 
-// SAFETY: we never touch it; what a debugger does from outside is its business.
+// SAFETY: the library never uses it; only a debugger in another process does.
 unsafe impl Sync for Object {}
 
 impl Object {
@@ -50,7 +50,7 @@ impl Object {
     }
 }
 
-/// Looks the real function up, with all arguments kept, and goes on there.
+/// Looks up the real function and jumps there with all arguments unchanged.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn bind() {
     naked_asm!(
@@ -105,7 +105,7 @@ extern "C" fn resolve(index: u32) -> *const () {
     let found = guarded(|| {
         start::ready()?;
         let address = real::address(index);
-        // Kept only once it will not change any more.
+        // Stored only when it will not change any more.
         if let (Some(known), Some(place)) = (real::known(index), TABLE.get(index)) {
             place.store(known.cast_mut(), Ordering::Release);
         }

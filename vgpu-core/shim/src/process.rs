@@ -1,5 +1,5 @@
-//! The state of this process: its shares, its devices, its live allocations. `start` makes it at the first call
-//! of any hooked function, and anew in a fork child.
+//! The state of this process: its shares, its devices, its live allocations. `start` creates it at the first call of
+//! any function, and again in a fork child.
 
 use crate::driver::{Gpu, Tables};
 use crate::real::{self, real};
@@ -12,40 +12,40 @@ use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
 use vgpu_core::visible::choose;
 
-/// Either, for good: a process that was refused stays refused.
+/// The state, or None if the process was refused. It never changes: a refused process stays refused.
 struct State(Option<Ready>);
 
 /// A process with shares.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
-    /// Which threads are in calls that may change what the GPUs hold.
+    /// Tracks threads inside calls that may change GPU memory.
     pub(crate) calls: Calls,
-    /// Everything that is charged or keeps a charge.
+    /// Everything that has a charge or keeps one.
     pub(crate) tables: Tables,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
     /// How often the program has initialised NVML, less how often it has shut it down.
     pub(crate) nvml_users: AtomicU32,
-    /// Whether we have initialised it ourselves.
+    /// True if this library has initialised NVML for itself.
     pub(crate) nvml_own: Spin<bool>,
-    /// What NVML calls this process; 0: not known yet.
+    /// The PID by which NVML lists this process; 0: not known yet.
     pub(crate) nvml_pid: AtomicU32,
     /// Our copies of NVML's export tables, by the address of the original.
     pub(crate) export_tables: Spin<Vec<(usize, Box<[usize]>)>>,
     /// Held by the thread that is in the driver's cuInit.
     pub(crate) initialising: Word,
-    /// CUDA_VISIBLE_DEVICES as it was then.
+    /// The value of CUDA_VISIBLE_DEVICES at that time.
     pub(crate) visible: Spin<Option<String>>,
-    /// In the place of HAMi-core: what its monitor reads.
+    /// In a HAMi container: the writer of the file that HAMi's monitor reads.
     pub(crate) mirror: Option<Mirror>,
     devices: OnceLock<Devices>,
 }
 
-/// The CUDA devices that exist for this process: virtual ordinal -> real device and GPU.
+/// The CUDA devices of this process: virtual ordinal -> real device and GPU.
 #[derive(Debug)]
 pub(crate) struct Devices {
     pub(crate) list: Vec<(c_int, usize)>,
-    /// How many there would be without CUDA_VISIBLE_DEVICES.
+    /// Their number without CUDA_VISIBLE_DEVICES.
     pub(crate) shared: usize,
     only: Option<usize>,
 }
@@ -56,20 +56,21 @@ pub(crate) struct NvmlDevice {
     pub(crate) gpu: usize,
 }
 
-/// The state of this process, if it was made already; the inner None: the process was refused.
+/// Returns the state of this process, if it exists already. The inner None: the process was refused.
 #[inline(always)]
 pub(crate) fn made() -> Option<Option<&'static Ready>> {
     Some(fork::current::<State>()?.0.as_ref())
 }
 
-/// The state of this process, if it was made already and the process was not refused.
+/// Returns the state of this process, if it exists already and the process was not refused.
 pub(crate) fn known() -> Option<&'static Ready> {
     made().flatten()
 }
 
-/// Makes the state of this process with `make`, once; None: there is no memory for it, or the process was refused.
+/// Creates the state of this process with `make`, once. Returns None if there is no memory for it, or the process is
+/// refused.
 pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Ready> {
-    // SAFETY: State is the only type that this library keeps there.
+    // SAFETY: State is the only type that this library stores there.
     let state = unsafe { fork::start(|| State(make())) }?;
     state.0.as_ref()
 }
@@ -92,7 +93,7 @@ impl Ready {
         }
     }
 
-    /// Returns true if NVML is initialised by us alone, so that the program must not find it so.
+    /// Returns true if only this library has initialised NVML. The program must then find it uninitialised.
     pub(crate) fn hides_nvml(&self) -> bool {
         self.nvml_users.load(Ordering::Relaxed) == 0 && *self.nvml_own.lock()
     }
@@ -101,7 +102,7 @@ impl Ready {
         self.devices.get().is_some()
     }
 
-    /// The devices, once the driver is initialised.
+    /// Returns the devices, or None if the driver is not initialised yet.
     #[inline(always)]
     pub(crate) fn devices(&self) -> Option<&Devices> {
         match self.devices.get() {
@@ -116,7 +117,8 @@ impl Ready {
         Some(self.devices.get_or_init(|| devices))
     }
 
-    /// The GPU of the calling thread's context; None: there is none, and the driver will say so.
+    /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return that
+    /// error.
     #[inline(always)]
     pub(crate) fn current(&self) -> Option<usize> {
         let devices = self.devices()?;
@@ -124,7 +126,7 @@ impl Ready {
             return devices.only;
         }
         let mut device = -1;
-        // SAFETY: `device` is to be written.
+        // SAFETY: `device` may be written.
         let result = unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) };
         (result == 0).then_some(())?;
         devices
@@ -136,10 +138,10 @@ impl Ready {
 }
 
 impl Devices {
-    /// `visible`: those that CUDA_VISIBLE_DEVICES shows. None: the driver is not initialised.
+    /// Lists the devices. `visible`: the value of CUDA_VISIBLE_DEVICES. Returns None if the driver is not initialised.
     fn enumerate(gpus: &[Gpu], visible: Option<&str>) -> Option<Self> {
         let mut count = 0;
-        // SAFETY: `count` is to be written.
+        // SAFETY: `count` may be written.
         if unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } != 0 {
             return None;
         }
@@ -164,7 +166,7 @@ impl Devices {
         } else {
             real!(cuDeviceGetUuid_v2(*mut c_void, c_int))
         };
-        // SAFETY: device and the 16 bytes of the UUID are to be written.
+        // SAFETY: device and the 16 bytes of the UUID may be written.
         let result = unsafe {
             match real!(cuDeviceGet(*mut c_int, c_int))(&mut device, ordinal) {
                 0 => get_uuid(uuid.as_mut_ptr().cast(), device),
@@ -177,24 +179,24 @@ impl Devices {
         Some((device, gpu))
     }
 
-    /// The real device of virtual ordinal `device`.
+    /// Returns the real device of virtual ordinal `device`.
     pub(crate) fn real(&self, device: c_int) -> Option<c_int> {
         let index = usize::try_from(device).ok()?;
         self.list.get(index).map(|(real, _)| *real)
     }
 
-    /// The GPU of virtual ordinal `device`.
+    /// Returns the GPU of virtual ordinal `device`.
     pub(crate) fn gpu(&self, device: c_int) -> Option<usize> {
         let index = usize::try_from(device).ok()?;
         self.list.get(index).map(|(_, gpu)| *gpu)
     }
 
-    /// The real device that is GPU `gpu`.
+    /// Returns the real device of GPU `gpu`.
     pub(crate) fn of_gpu(&self, gpu: usize) -> Option<c_int> {
         self.list.iter().find(|(_, known)| *known == gpu).map(|(real, _)| *real)
     }
 
-    /// The real devices of a mask of virtual ordinals.
+    /// Returns the mask of real devices for a mask of virtual ordinals.
     pub(crate) fn real_mask(&self, mask: u32) -> u32 {
         let bits = self
             .list
@@ -206,7 +208,7 @@ impl Devices {
         })
     }
 
-    /// The virtual ordinal of a real device.
+    /// Returns the virtual ordinal of a real device.
     pub(crate) fn ordinal(&self, real: c_int) -> Option<c_int> {
         let index = self.list.iter().position(|(known, _)| *known == real)?;
         c_int::try_from(index).ok()

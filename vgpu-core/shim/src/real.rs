@@ -1,19 +1,20 @@
-//! The real libraries: opened by the path in the limits file, once our own file holds both names.
+//! Opens NVIDIA's real libraries by the paths in the limits file, and looks up their functions.
 //!
-//! The real file's DT_SONAME is `libcuda.so.1`. Opened while nothing else holds that name, it would answer the
-//! program's next dlopen of it in our place. So both names are asked for first, with RTLD_NOLOAD, which makes the
-//! loader note them on our file (found through our DT_RPATH $ORIGIN, before any other place). Handles are never
-//! closed.
+//! First this file takes both driver names. The real file's DT_SONAME is `libcuda.so.1`. If it were opened while no
+//! other object has that name, the loader would give it to the program's next dlopen of that name, instead of this
+//! library. So both names are opened first with RTLD_NOLOAD, which makes the loader record them on this file (found by
+//! the DT_RPATH $ORIGIN before any other place). Handles are never closed.
 //!
-//! libcuda is opened with the process's state. NVML, which many programs never need, is opened when the first of its
-//! functions is called: by any thread, and by a fork child too, whose parent did not need it. Both names are asked
-//! for again then. Code that needs NVML under a lock of ours opens it before ([`need_nvml`]), and does without it if
-//! that failed ([`has_nvml`]): a constructor that runs while it is opened may call the driver.
+//! libcuda is opened when the process's state is created. NVML, which many programs never need, is opened when the
+//! first of its functions is called, by any thread, or by a fork child whose parent did not need it. Both names are
+//! then taken again. A constructor that runs while NVML is opened may call the driver. So code that needs NVML while it
+//! holds a lock of ours opens it before ([`need_nvml`]), and works without it if that failed ([`has_nvml`]).
 //!
-//! How it fails: a driver was loaded before us and holds the name. It keeps it; the backstop library is there for
-//! that, and redirects to us the calls that the loader binds to that driver. NVML is there and cannot be opened: one
-//! line, and its functions are "not found", as if there were none, until it can be opened ([`BETWEEN`]). The memory
-//! of contexts is then not measured (`vgpu_core::memory::measure`).
+//! How it fails:
+//! - A driver was loaded before this library and has the name. It keeps it. For this case there is the backstop
+//!   library, which redirects the calls that the loader binds to that driver.
+//! - NVML exists and cannot be opened: one line on stderr. Its functions return "not found", as if it did not exist,
+//!   until it can be opened ([`BETWEEN`]). The memory of contexts is then not measured (`vgpu_core::memory::measure`).
 
 use crate::codes::{missing_cuda, missing_nvml};
 use crate::names::{COUNT, CUDA, exports, name};
@@ -27,14 +28,14 @@ use vgpu_core::os::{coarse_millis, errno, fork, stderr};
 
 /// The real libraries' handles: libcuda, libnvidia-ml. A fork child keeps them.
 static HANDLES: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
-/// The real function of each slot; null until it was looked up.
+/// The real function of each slot; null until it is looked up.
 static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(core::ptr::null_mut()) }; COUNT];
 /// Milliseconds between two attempts to open NVML.
 const BETWEEN: u64 = 2000;
-/// Where NVML is; null: not known yet. Leaked, for it never changes.
+/// The path of NVML; null: not known yet. Leaked, because it never changes.
 static NVML: AtomicPtr<PathBuf> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The real functions of hooked names, called with the hook's signature.
+/// Returns the real function of a hooked name, with the hook's signature.
 macro_rules! real {
     ($name:ident ($($kind:ty),*)) => {
         $crate::real::function::<unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>($crate::names::slot::$name)
@@ -42,7 +43,7 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// Opens `libcuda`, which must be there, and notes where NVML is.
+/// Opens `libcuda`, which must exist, and stores the path of NVML.
 ///
 /// # Errors
 /// One line that names the file.
@@ -56,7 +57,7 @@ pub(crate) fn open(libcuda: &Path, libnvidia_ml: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The library of slot `index`, opened if it is not yet; null: there is none.
+/// Returns the library of slot `index`, and opens it if necessary. Null: there is none.
 fn library(index: usize) -> *mut c_void {
     if index < CUDA {
         return HANDLES[0].load(Ordering::Acquire);
@@ -65,23 +66,23 @@ fn library(index: usize) -> *mut c_void {
     if known.is_null() { open_nvml() } else { known }
 }
 
-/// Opens NVML now, if it can be opened.
+/// Opens NVML now, if possible.
 pub(crate) fn need_nvml() {
     library(CUDA);
 }
 
-/// Returns true if NVML is open. A thread that holds a lock of ours calls none of its functions before that: the call
-/// would open it.
+/// Returns true if NVML is open. A thread that holds a lock of ours must check this before it calls NVML, because the
+/// call would open it.
 pub(crate) fn has_nvml() -> bool {
     !HANDLES[1].load(Ordering::Acquire).is_null()
 }
 
-/// Two threads that come here at once get the same handle. What cannot be opened is tried again a while later: a
-/// process may have had no descriptor left just then.
+/// Opens NVML. Two threads at once get the same handle. If NVML cannot be opened, it is tried again later, because the
+/// process may only have had no descriptor left.
 #[cold]
 fn open_nvml() -> *mut c_void {
     static SAID: AtomicBool = AtomicBool::new(false);
-    /// When to try again, by [`coarse_millis`].
+    /// The time of the next attempt, by [`coarse_millis`].
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = coarse_millis();
     if now < NEXT.load(Ordering::Relaxed) {
@@ -91,13 +92,13 @@ fn open_nvml() -> *mut c_void {
     let Some(path) = (unsafe { NVML.load(Ordering::Acquire).as_ref() }) else {
         return core::ptr::null_mut();
     };
-    // A child of a fork meanwhile would have the loader's lists as they are half way.
+    // A child that is forked during dlopen would inherit the loader's lists half changed.
     let _no_fork = fork::guard();
     take_names();
     let own = exports::nvmlInit_v2 as *const ();
     if let Err(reason) = load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
         NEXT.store(now.saturating_add(BETWEEN), Ordering::Relaxed);
-        // A container may have libcuda without it; who asks for it then hears "not found".
+        // A container may have libcuda without NVML: then there is no line, and its functions return "not found".
         if path.exists() && !SAID.swap(true, Ordering::Relaxed) {
             stderr::say(&reason);
         }
@@ -105,22 +106,23 @@ fn open_nvml() -> *mut c_void {
     HANDLES[1].load(Ordering::Acquire)
 }
 
-/// Makes the loader answer both names with this file, before anything else of that name is opened.
+/// Makes the loader resolve both names to this file, before anything else of that name is opened.
 pub(crate) fn take_names() {
     for name in [LIBCUDA, LIBNVIDIA_ML] {
         take(name);
     }
 }
 
-/// Makes the loader answer `name` with this file.
+/// Makes the loader resolve `name` to this file.
 fn take(name: &str) {
     if let Ok(name) = CString::new(name) {
-        // SAFETY: a C string. The handle is kept for good: that is what holds the name.
+        // SAFETY: a C string. The handle is never closed, which keeps the name.
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     }
 }
 
-/// `own`: a function that the library has, and where it would be if that were us.
+/// Opens the library at `path`. `own` is a function that it must have, and the address of ours, to detect that `path`
+/// is this library itself.
 fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Result<(), String> {
     if !handle.load(Ordering::Acquire).is_null() {
         return Ok(());
@@ -137,7 +139,7 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Res
             path.display()
         ));
     }
-    // It has that function: before glibc 2.34 a look-up that fails ends a program in a dlmopen namespace.
+    // A function that every driver has: before glibc 2.34, a failed look-up ends a program in a dlmopen namespace.
     // SAFETY: a handle from dlopen and a C string.
     let found = unsafe { libc::dlsym(library, own.0.as_ptr()) };
     if core::ptr::eq(found.cast_const().cast(), own.1) {
@@ -150,25 +152,25 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Res
     Ok(())
 }
 
-/// The real function of slot `index` as an `F`, a function pointer; calling it is what is unsafe: `F`
-/// must have NVIDIA's signature.
+/// Returns the real function of slot `index` as a function pointer of type `F`. Only calling it is unsafe: `F` must
+/// have NVIDIA's signature.
 #[inline(always)]
 pub(crate) fn function<F: Copy>(index: usize) -> F {
     const { assert!(size_of::<F>() == size_of::<*const ()>()) };
-    // SAFETY: F is as large as an address; it is the real function of that name, or one of ours that
-    // takes any arguments and answers "not supported".
+    // SAFETY: F is as large as an address. It is the real function of that name, or one of ours that ignores its
+    // arguments and returns "not supported".
     unsafe { core::mem::transmute_copy(&address(index)) }
 }
 
-/// The real function of slot `index`; one that answers "not supported" if the library lacks it.
+/// Returns the real function of slot `index`, or one that returns "not supported" if the library lacks it.
 #[inline(always)]
 pub(crate) fn address(index: usize) -> *const () {
     let address = TABLE[index].load(Ordering::Acquire);
     if address.is_null() { look_up(index) } else { address }
 }
 
-/// The real function of slot `index`, or the one that answers "not supported" for good: None while the library
-/// itself could not be opened, which is tried again.
+/// Returns what [`address`] has found for slot `index`. None if it was not looked up yet, or the library could not be
+/// opened, which is tried again.
 pub(crate) fn known(index: usize) -> Option<*const ()> {
     let address = TABLE[index].load(Ordering::Acquire);
     (!address.is_null()).then_some(address.cast_const())
@@ -201,12 +203,12 @@ pub(crate) fn has(index: usize) -> bool {
     address != missing_cuda as *const () && address != missing_nvml as *const ()
 }
 
-/// VGPU_RUN_DIR.
+/// Returns VGPU_RUN_DIR.
 pub(crate) fn run_dir() -> Option<std::ffi::OsString> {
     variable(vgpu_abi::paths::RUN_DIR_VARIABLE)
 }
 
-/// A variable, ignored where the program is setuid.
+/// Returns an environment variable, or None if the program is setuid.
 pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
     unsafe extern "C" {
         fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;

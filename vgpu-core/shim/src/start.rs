@@ -1,4 +1,4 @@
-//! Start-up: makes the state of this process at the first call of any function, and anew in a fork child.
+//! Start-up: creates the state of this process at the first call of any function, and again in a fork child.
 //!
 //! How it fails: if there is no valid share, one line is written to stderr, and every call of this process is refused.
 
@@ -50,7 +50,8 @@ fn open() -> Result<Ready, String> {
     Ok(Ready::new(gpus, mirror))
 }
 
-/// The shares of this process, with the driver's libraries opened; `vgpu_core::grants` says where shares come from.
+/// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` tells where shares come
+/// from.
 fn shares() -> Result<drop_in::Shares, String> {
     let directory = match grants::directory(real::run_dir()) {
         Ok(directory) => directory,

@@ -1,5 +1,5 @@
-//! Generates what no hand should write: the stubs of names that are not modelled, the `_ptsz` and older names of
-//! those that are, and the table behind cuGetProcAddress. A name is modelled if a source file defines it.
+//! Generates the stubs of functions that are not modelled, the `_ptsz` and older names of those that are, and the table
+//! of cuGetProcAddress. A name is modelled if a source file defines it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

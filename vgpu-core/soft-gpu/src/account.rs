@@ -1,25 +1,25 @@
-//! Who holds how much of a GPU, exactly, whoever is killed whenever.
+//! Counts exactly how much of a GPU each process holds, even if processes are killed at any instruction.
 //!
-//! Each GPU has one word: its total, and the (process, sequence) of the operation that wrote it last. Each
-//! process has, for each GPU, three words that nobody but it (or whoever buries it) writes, save `done`:
+//! Each GPU has one word: its total, and the (process, sequence) of the operation that wrote it last. Each process has
+//! three words for each GPU. Only the process itself, or the one that buries it, writes them, except `done`:
 //!
 //! ```text
-//! intent  what it is about to do, under which sequence      1. written before the total
-//! word    total, process, sequence  <- compare-and-swap     2. the operation happens here
-//! held    what it holds, as of which sequence               3. written after the total
-//! done    written by the NEXT writer of the total, before it overwrites the word: "that one happened"
+//! intent  the planned operation and its sequence            1. written before the total
+//! word    total, process, sequence  <- compare-and-swap     2. the operation takes place here
+//! held    the units held after which sequence               3. written after the total
+//! done    written by the NEXT writer of the total, before it overwrites the word: this operation took place
 //! ```
 //!
-//! A process killed between 1 and 3 leaves an intent newer than `held`; it happened exactly if the word still
-//! carries its sequence or `done` does. So `settle` always knows, and the sum of what is held never differs
-//! from the total by more than operations in flight. Nothing here waits for anybody: a killed or stopped
-//! process holds no lock. All amounts are units of the profile's granularity.
+//! A process that is killed between 1 and 3 leaves an intent that is newer than `held`. The operation took place
+//! exactly if the word still has its sequence or `done` does. So `settle` always knows, and the sum of what processes
+//! hold differs from the total by no more than the operations in flight. Nothing here waits: a killed or stopped
+//! process holds no lock. All amounts are in units of the profile's granularity.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The most units that a GPU can have.
+/// The largest number of units of a GPU.
 pub const MAX_UNITS: u64 = (1 << 24) - 1;
-/// The most processes; their numbers fill the word's field.
+/// The largest number of processes; their numbers fill the word's field.
 pub const MAX_PROCS: usize = 1 << 10;
 const SEQ_MASK: u64 = (1 << 30) - 1;
 
@@ -28,7 +28,7 @@ const SEQ_MASK: u64 = (1 << 30) - 1;
 #[repr(C)]
 pub struct Total(AtomicU64);
 
-/// What one process holds of one GPU.
+/// The units that one process holds of one GPU.
 #[derive(Default)]
 #[repr(C)]
 pub struct Held {
@@ -71,7 +71,7 @@ fn delta(raw: u64) -> i64 {
     if raw & MINUS == 0 { units } else { -units }
 }
 
-/// The GPU has not so many units left.
+/// The GPU does not have as many units left.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -80,9 +80,9 @@ impl Total {
         Word::unpack(self.0.load(Ordering::Acquire)).units
     }
 
-    /// Changes what process `me` holds by `delta` units, unless the total would pass `capacity`.
+    /// Changes the units of process `me` by `delta`, unless the total would exceed `capacity`.
     ///
-    /// `all` finds the words of any process for this GPU. One thread at a time may act for a process.
+    /// `all` returns the words of any process for this GPU. Only one thread at a time may act for a process.
     pub fn change<'a>(
         &self,
         me: usize,
@@ -117,12 +117,12 @@ impl Total {
         }
     }
 
-    /// Notes for the process that wrote `raw` that its operation happened, if `raw` is still the newest.
+    /// Records for the process that wrote `raw` that its operation took place, if `raw` is still the newest.
     fn record(&self, raw: u64, writer: &Held) {
         let mark = Word::unpack(raw).seq << 34 | USED;
         let before = writer.done.load(Ordering::SeqCst);
-        // While the word is unchanged no newer operation can have been recorded, so `before` is not newer; if
-        // one is recorded later, the exchange fails. A slow recorder thus never undoes a newer record.
+        // While the word is unchanged, no newer operation can have been recorded, so `before` is not newer. If one is
+        // recorded later, the exchange fails. So a slow recorder never undoes a newer record.
         if before != mark && self.0.load(Ordering::SeqCst) == raw {
             let _ = writer
                 .done
@@ -130,8 +130,8 @@ impl Total {
         }
     }
 
-    /// What processes 0 to `count` - 1 hold at one instant, operations in flight included, whoever stands
-    /// still in the middle of one. None if the total changed meanwhile, or somebody holds more outside.
+    /// Returns the units of processes 0 to `count` - 1 at one instant, including operations in flight, even if a
+    /// process is stopped in the middle of one. None if the total changed meanwhile, or another process holds units.
     pub fn snapshot<'a>(&self, count: usize, all: impl Fn(usize) -> &'a Held) -> Option<Vec<u64>> {
         let raw = self.0.load(Ordering::SeqCst);
         let word = Word::unpack(raw);
@@ -141,7 +141,7 @@ impl Total {
             let held = place.held.load(Ordering::SeqCst);
             let intent = place.intent.load(Ordering::SeqCst);
             let done = place.done.load(Ordering::SeqCst);
-            // Otherwise `intent` may belong to the operation after the one that `held` lacks.
+            // Otherwise `intent` may belong to the operation after the one that `held` does not contain yet.
             if place.held.load(Ordering::SeqCst) != held {
                 return None;
             }
@@ -154,7 +154,7 @@ impl Total {
         (self.0.load(Ordering::SeqCst) == raw && list.iter().sum::<u64>() == word.units).then_some(list)
     }
 
-    /// Brings `held` of a dead process in line with what it did before it died; its units.
+    /// Updates `held` of a dead process to the last operation that took place. Returns its units.
     pub fn settle(&self, proc: usize, dead: &Held) -> u64 {
         let intent = dead.intent.load(Ordering::SeqCst);
         let held = dead.held.load(Ordering::SeqCst);
@@ -162,7 +162,7 @@ impl Total {
             return dead.units();
         }
         let seq = intent >> 34;
-        // The word first: should a next writer come between the two reads, it has recorded by then.
+        // The word first: a writer that overwrites it between the two reads has recorded this operation before.
         let word = Word::unpack(self.0.load(Ordering::SeqCst));
         let newest = word.proc == proc && word.seq == seq;
         if newest || dead.done.load(Ordering::SeqCst) == (seq << 34 | USED) {
@@ -181,7 +181,7 @@ impl Held {
         raw & (USED - 1)
     }
 
-    /// For a new process in this place. Only while the place holds nothing.
+    /// Resets the words for a new process in this place. Only while the place has no units.
     pub fn clear(&self) {
         self.intent.store(0, Ordering::SeqCst);
         self.held.store(0, Ordering::SeqCst);
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn places() -> Vec<Held> {
-        // An interpreter remembers the history of every word, so it gets few.
+        // Miri keeps the history of every word, so it gets few.
         let count = if cfg!(miri) { 5 } else { MAX_PROCS };
         (0..count).map(|_| Held::default()).collect()
     }
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!((places[1].units(), places[2].units(), total.units()), (9, 1, 10));
     }
 
-    /// Every point at which process 1 can die, with and without a later writer: total = sum of what is held.
+    /// Every step at which process 1 can die, with and without a later writer: the total is the sum of all units.
     #[test]
     fn a_death_between_any_two_steps_is_settled() {
         for first in [5, -3] {
@@ -219,7 +219,7 @@ mod tests {
                     total.change(1, 4, 100, |i| &places[i]).unwrap();
                     total.change(2, 7, 100, |i| &places[i]).unwrap();
                     let all = |i: usize| &places[i];
-                    // Process 1, by hand, up to `step`.
+                    // The operation of process 1, step by step up to `step`.
                     let raw = total.0.load(Ordering::SeqCst);
                     let last = Word::unpack(raw);
                     total.record(raw, &places[last.proc]);

@@ -1,5 +1,5 @@
-//! What C hands over, and gets back. Values of these types come only from C callers, whose side of the contract (cuda.h, nvml.h) is that
-//! a pointer is null or valid for what the function says. All dereferencing of such pointers is here.
+//! Arguments from C and results to C. Values of these types come only from C callers. By the contract of cuda.h and
+//! nvml.h a pointer is null or valid for what the function documents. All such pointers are dereferenced here.
 
 #![allow(unsafe_code)] // Reading and writing through callers' pointers.
 

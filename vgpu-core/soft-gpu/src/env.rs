@@ -1,4 +1,5 @@
-//! The two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. Read here only.
+//! Reads the two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. No other module reads
+//! them.
 
 #![allow(unsafe_code)] // getuid has no safe wrapper in std.
 
@@ -13,7 +14,7 @@ use crate::profile::Profile;
 /// Where root's `vgpu run` mounts the state for a program with a cleared environment.
 const OF_RUN: &str = "/run/vgpu/.soft-gpu";
 
-/// Where the state lies and, if a profile was named, what it says.
+/// The state folder and, if a profile was named, its content.
 pub struct Config {
     pub dir: PathBuf,
     /// The variable that led to `dir`, for messages.
@@ -32,7 +33,7 @@ impl Config {
             Some(value) => {
                 let path = PathBuf::from(value);
                 let read = |path: &Path| -> io::Result<String> {
-                    // Asked before it is opened: a FIFO without a writer would hold us for ever.
+                    // Tested before it is opened, because opening a FIFO without a writer would block forever.
                     if !fs::metadata(path)?.is_file() {
                         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
                     }
@@ -77,7 +78,7 @@ fn given(dir: &Path) -> Result<PathBuf, Error> {
     fs::canonicalize(dir).map_err(error)
 }
 
-/// One folder a user, which nobody else can have prepared.
+/// Returns a folder for this user, which no other user can have prepared.
 fn default_dir() -> Result<PathBuf, Error> {
     // SAFETY: getuid always succeeds and touches no memory.
     let uid = unsafe { libc::getuid() };

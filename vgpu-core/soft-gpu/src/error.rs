@@ -1,4 +1,4 @@
-//! What keeps the software GPU from starting. Each message is one line that names the variable and its value.
+//! Reasons why the software GPU cannot start. Each message is one line that names the variable and its value.
 
 use std::fmt;
 use std::io;

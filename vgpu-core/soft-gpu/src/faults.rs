@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::profile::Fault;
 
-/// The failures that one library injects; calls pay one load while there are none.
+/// The failures that one library injects. A call costs one load while there are none.
 pub struct Faults {
     armed: AtomicBool,
     list: OnceLock<Vec<Fault>>,
@@ -30,7 +30,8 @@ impl Faults {
         }
     }
 
-    /// The code that this call of `name` is to fail with. Profiles name a function with or without its version.
+    /// Returns the code with which this call of `name` has to fail. Profiles name a function with or without its
+    /// version.
     #[inline]
     pub fn hit(&self, name: &'static str) -> Option<i32> {
         if self.armed.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
-//! The shared file `gpus`: what every process that names the same state folder maps.
+//! The layout of the shared file `gpus`, which every process that uses the same state folder maps.
 //!
-//! The file is complete before its name appears (written aside, then linked), never grows and never shrinks.
-//! Every word that changes is an atomic; a reader needs no lock.
+//! The file is complete before it gets its name (written to a temporary file, then linked), and never changes its size.
+//! Every word that changes is an atomic, so a reader needs no lock.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -15,7 +15,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x01");
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
 pub const CALLS: usize = 2048;
-/// Where libnvidia-ml's counters begin.
+/// The first counter of libnvidia-ml.
 pub const NVML_CALLS: usize = 1024;
 
 /// The phases of a process's place; the rest of the word is its generation.
@@ -27,7 +27,7 @@ pub const PHASE_MASK: u64 = 3;
 #[repr(C)]
 pub struct Shared {
     pub magic: AtomicU64,
-    /// The most places that were ever in use: readers look no further.
+    /// The largest number of places that were ever in use. Readers read no further.
     pub high_water: AtomicU32,
     pub profile_len: AtomicU32,
     pub profile: [u8; PROFILE_BYTES],
@@ -40,14 +40,14 @@ pub struct Shared {
 pub struct Gpu {
     pub total: Total,
     pub uuid: [u8; 16],
-    /// Until when changes wait, so that a picture can be taken (see `clock`); 0: none is wanted.
+    /// Changes wait until this time, so that a picture can be taken (see `clock`); 0: no wait.
     pub still_until: AtomicU64,
 }
 
 #[repr(C, align(128))]
 pub struct Proc {
     pub phase: AtomicU64,
-    /// As the process itself sees it; readers prefer what the kernel says (see `liveness`).
+    /// The PID in the process's own namespace. Readers prefer the kernel's list (see `liveness`).
     pub pid: AtomicU32,
     pub gpus: [ProcGpu; MAX_GPUS],
 }

@@ -6,19 +6,21 @@
 //!   <state>/gpus  ◄── region (mmap) ────┤        layout: what the file holds
 //!   <state>/procs/<place>  ◄── flock ── liveness
 //!                                       │
-//!   soft-gpu-cuda ──► state::Member ── grow, shrink ──► account   who holds how much, exactly
+//!   soft-gpu-cuda ──► state::Member ── grow, shrink ──► account   exact memory of each process
 //!                          │        ── launch ────────► timeline  when work is done, utilisation
 //!                          └ vram: addresses, by size class
 //!   soft-gpu-nvml ──► state::State ── look ──► one consistent picture, with this namespace's PIDs
 //! ```
 //!
-//! How it fails, and what then: a process killed between any two steps leaves words that `account` can settle;
-//! whoever looks or allocates next buries it. Nobody waits for a lock that a dead or stopped process could keep
-//! for ever: joining, and burying, which a picture or an allocation that finds dead does first, wait for the
-//! folder's lock for a bounded time; changes stand still for a picture for milliseconds. A state file that is
-//! damaged or of another version refuses, with one line that names the variable.
+//! How it fails:
+//! - A process that is killed between any two steps leaves words that `account` can settle. The next process that looks
+//!   or allocates buries it.
+//! - No process waits forever for a lock that a dead or stopped process holds. Joining and burying wait a bounded time
+//!   for the folder's lock; changes pause for a picture for milliseconds.
+//! - A state file that is damaged or of another version is refused, with one line that names the variable.
 //!
-//! It is the yardstick of the tests, so it shares neither code nor liveness mechanism with vgpu-abi's ledger.
+//! The tests measure the library by this GPU, so it shares neither code nor the liveness mechanism with vgpu-abi's
+//! ledger.
 
 pub mod account;
 pub mod c;

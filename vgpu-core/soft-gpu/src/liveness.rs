@@ -1,13 +1,13 @@
-//! Which processes live, and what their PIDs are called here.
+//! Tells which processes live, and their PIDs in this PID namespace.
 //!
-//! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file; a
-//! mapping of the file keeps that open after the descriptor is closed, so the lock ends exactly with the
-//! process's address space: closefrom() does not lose it, and MADV_DONTFORK keeps it from children. The
-//! mapping is placed by the kernel (high): mappings are released from the highest down, so this lock goes
-//! before anything that a program mapped lower.
+//! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file. A mapping of
+//! the file keeps it open after the descriptor is closed, so the lock ends exactly with the process's address space:
+//! closefrom() does not release it, and MADV_DONTFORK keeps it from children. The kernel places the mapping at a high
+//! address. Mappings are released from the highest down, so this lock is released before anything that a program mapped
+//! lower.
 //!
-//! Observers ask for a shared lock, so that they never disturb each other. `/proc/locks` names the holders in
-//! the PID namespace of its reader, and leaves out those that the namespace cannot see: just what NVML shows.
+//! Observers try a shared lock, so that they never disturb each other. `/proc/locks` lists the holders in the PID
+//! namespace of its reader and leaves out processes that the namespace cannot see, which is exactly what NVML shows.
 
 #![allow(unsafe_code)] // flock, mmap and madvise have no safe wrapper in std.
 
@@ -23,8 +23,8 @@ fn path(dir: &Path, place: usize) -> PathBuf {
     dir.join("procs").join(format!("{place:04}"))
 }
 
-/// Opens a file for everybody, made if missing. Never O_CREAT on an existing file: in a sticky folder the
-/// kernel refuses that for files of other users (fs.protected_regular).
+/// Opens a file that all users may use, and creates it if it is missing. Never with O_CREAT on an existing file: in a
+/// sticky folder the kernel refuses that for files of other users (fs.protected_regular).
 pub(crate) fn open_shared(path: &Path) -> io::Result<File> {
     for _ in 0..100 {
         match OpenOptions::new().read(true).write(true).open(path) {
@@ -64,14 +64,15 @@ fn try_lock(file: &File, how: libc::c_int) -> io::Result<bool> {
     }
 }
 
-/// Takes a place for this process, for good. False: another holds it (or an observer looks at it just now).
+/// Claims a place for this process until it ends. Returns false if another process holds it, or an observer tests it at
+/// this moment.
 pub fn take(dir: &Path, place: usize) -> io::Result<bool> {
     let file = open_shared(&path(dir, place))?;
     if !try_lock(&file, libc::LOCK_EX)? {
         return Ok(false);
     }
-    // SAFETY: a fresh mapping at an address of the kernel's choice; nobody reads through it. It is never
-    // unmapped: it is what keeps the lock.
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing reads through it. It is never unmapped,
+    // because it keeps the lock.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -95,15 +96,15 @@ pub fn take(dir: &Path, place: usize) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether the process in this place lives; if it is dead, the answer holds the place so until it is dropped.
+/// Tells if the process in a place lives. While a `Dead` exists, no process can claim the place.
 pub enum Pulse {
     Alive,
     Dead(#[allow(dead_code, reason = "its shared lock keeps the place from being taken")] File),
 }
 
-/// Asks the kernel. What cannot be asked (no descriptor left, say) counts as alive: nothing is taken away. So does
-/// what was asked of another file: a program that closes every descriptor closes this one too, and its number is
-/// another file's then.
+/// Tests if the process in a place lives. If that is not possible (for example without a free descriptor), it counts as
+/// alive, so that nothing is released. The same if the test used another file by mistake: a program that closes all
+/// descriptors closes this one too, and another file may get its number.
 pub fn pulse(dir: &Path, place: usize) -> Pulse {
     let path = path(dir, place);
     match File::open(&path) {
@@ -123,24 +124,24 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// How long the state folder's lock is waited for; hundreds of processes may start at once on two cores.
+/// How long to wait for the state folder's lock. Hundreds of processes may start at once on two cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a waiter sleeps between two tries: twice as long each time. Hundreds who tried without a pause would
-/// keep the holder from its CPU.
+/// How long a waiter sleeps between two tries, doubled each time. Hundreds of waiters without a pause would keep the
+/// holder from its CPU.
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
 
-/// The state folder's lock: held for microseconds, given back by the kernel if its holder dies.
+/// The state folder's lock: held for microseconds, released by the kernel if its holder dies.
 pub struct Lock(File);
 
 impl Lock {
-    /// An error when others hold it all the time that one waits.
+    /// Waits for the lock. Returns an error if other processes hold it for the whole wait.
     pub fn take(dir: &Path) -> io::Result<Self> {
         Self::take_while(dir, || true)?
             .ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "its file lock stays locked"))
     }
 
-    /// The same while it is `wanted`: who waits for what another does meanwhile is not in the way of those who
-    /// need the lock themselves.
+    /// The same, but stops waiting when `wanted` returns false: then another process has done the work meanwhile, and
+    /// this one need not delay the others.
     pub fn take_while(dir: &Path, wanted: impl Fn() -> bool) -> io::Result<Option<Self>> {
         let file = open_shared(&dir.join("lock"))?;
         let until = Instant::now() + PATIENCE;
@@ -161,17 +162,16 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Explicitly, so that a child forked meanwhile, which shares the open file, does not keep it locked.
+        // Explicit, so that a child that was forked meanwhile and shares the open file does not keep the lock.
         // SAFETY: flock takes no pointers; the descriptor is open.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 
-/// Who holds a write flock on which file, as this PID namespace sees it: (device, inode) to PID. None when
-/// /proc does not tell.
+/// The holders of write flocks in this PID namespace: (device, inode) to PID. None if /proc cannot be read.
 pub struct Holders {
     known: Option<HashMap<(u64, u64), u32>>,
-    /// How often the list may still be read again.
+    /// How many more times the list may be read.
     more: u32,
 }
 
@@ -187,8 +187,8 @@ impl Holders {
         fs::read_to_string("/proc/locks").ok().map(|text| parse_locks(&text))
     }
 
-    /// The PID of the process in this place; `own` is what it called itself. The kernel's list may miss locks
-    /// while others come and go, so only who is never in it is unseen.
+    /// Returns the PID of the process in a place; `own` is the PID that it recorded itself. The kernel's list may miss
+    /// locks while others change, so a process counts as invisible only if several lists lack it.
     pub fn pid(&mut self, dir: &Path, place: usize, own: u32) -> Option<u32> {
         let Some(known) = &mut self.known else { return Some(own) };
         let meta = fs::metadata(path(dir, place)).ok()?;

@@ -1,8 +1,8 @@
-//! Finds, makes and maps the state file.
+//! Finds, creates and maps the state file.
 //!
-//! Crash safety: a new state is written aside under the folder's lock and renamed into place whole; a maker
-//! that dies leaves a `.new` file, which the next one overwrites. A reader that finds a file of the wrong size or
-//! magic refuses it.
+//! How it fails: a new state is written to a temporary file under the folder's lock and renamed when it is complete. A
+//! process that dies meanwhile leaves a `.new` file, which the next one overwrites. A reader refuses a file of the
+//! wrong size or magic.
 
 #![allow(unsafe_code)] // mmap.
 
@@ -24,12 +24,13 @@ use crate::profile::Profile;
 pub(crate) struct Region {
     pub(crate) shared: &'static Shared,
     pub(crate) profile: Profile,
-    /// Which file this is: a state that was replaced meanwhile has another inode.
+    /// Identifies the file: a state that was replaced meanwhile has another inode.
     pub(crate) inode: u64,
 }
 
 impl Region {
-    /// The folder's state, made first if there is none, or none that anybody uses and a different one is asked for.
+    /// Returns the folder's state. Creates it if there is none, or if another profile is requested and no process uses
+    /// the old state.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
         let folder = |source| Error::Folder {
             origin: config.origin,
@@ -65,7 +66,7 @@ impl Region {
         })
     }
 
-    /// Which file has the state's name now.
+    /// Returns the file that has the state's name now.
     pub(crate) fn open_inode(config: &Config) -> Option<u64> {
         fs::metadata(config.dir.join("gpus")).ok().map(|meta| meta.ino())
     }

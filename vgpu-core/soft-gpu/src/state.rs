@@ -1,8 +1,9 @@
 //! The GPUs of one state folder, as a process uses them: join, allocate, launch, look.
 //!
-//! The picture that `look` gives is the sum of what living processes hold, so its parts always add up. A dead
-//! process is noticed before each picture and before an allocation fails; it is first marked (from then on it
-//! counts nowhere), then buried: its units go back to the total, under the folder's lock, resumably.
+//! The picture that `look` returns is the sum of the memory of living processes, so its parts always add up. Dead
+//! processes are detected before each picture and before an allocation fails. A dead process is first marked, and from
+//! then on not counted. Then it is buried: its units go back to the total, under the folder's lock. An interrupted
+//! burial is resumed.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use crate::profile::{Pci, Profile};
 use crate::region::Region;
 use crate::timeline::WINDOW_NS;
 
-/// The GPUs, without a place among their users: all that NVML needs.
+/// The GPUs, without being one of their users. NVML needs no more.
 pub struct State {
     shared: &'static Shared,
     profile: Profile,
@@ -30,11 +31,11 @@ pub struct State {
 pub struct Member {
     state: State,
     place: usize,
-    /// Serialises this process's threads; nobody else ever waits for it.
+    /// Serialises the threads of this process. Other processes never wait for it.
     turns: Vec<Mutex<Turn>>,
 }
 
-/// How many processes share a GPU's time, and when that was counted.
+/// The number of processes that share a GPU's time, and when it was counted.
 #[derive(Default)]
 struct Turn {
     counted_at: u64,
@@ -53,7 +54,7 @@ pub struct User {
     pub busy: u32,
 }
 
-/// One GPU at one moment.
+/// The picture of one GPU at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub used: u64,
@@ -61,7 +62,7 @@ pub struct Picture {
     pub users: Vec<User>,
 }
 
-/// How long others stand still for a picture, doubled with each one that fails.
+/// How long other processes pause for a picture, doubled with each one that fails.
 const STILL_NS: std::ops::Range<u64> = 100_000..20_000_000;
 
 pub fn now() -> u64 {
@@ -79,7 +80,7 @@ impl State {
         })
     }
 
-    /// Whether this is still the state that the folder holds, and the profile that is asked for.
+    /// Returns true if the folder still has this state, with the requested profile.
     pub fn is_current(&self, config: &Config) -> bool {
         let same_profile = config
             .profile
@@ -96,7 +97,7 @@ impl State {
         self.shared.gpus[gpu].uuid
     }
 
-    /// `GPU-8-4-4-4-12` as NVML prints it.
+    /// Returns the UUID as NVML prints it, `GPU-8-4-4-4-12`.
     pub fn uuid_text(&self, gpu: usize) -> String {
         let hex: String = self.uuid(gpu).iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
@@ -117,14 +118,14 @@ impl State {
         self.profile.pci.iter().position(|one| *one == pci)
     }
 
-    /// Notes a call of a function that is not modelled; `index` is its place in the name list.
+    /// Counts a call of a function that is not modelled; `index` is its position in the name list.
     pub fn count_call(&self, nvml: bool, index: usize) {
         if let Some(counter) = self.shared.calls.get(index + if nvml { NVML_CALLS } else { 0 }) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// How often each function that is not modelled was called, by all processes.
+    /// Returns how often all processes called each function that is not modelled.
     pub fn calls(&self, nvml: bool) -> Vec<u32> {
         let from = if nvml { NVML_CALLS } else { 0 };
         self.shared.calls[from..from + NVML_CALLS]
@@ -139,9 +140,9 @@ impl State {
         shared.procs[..count].iter().enumerate()
     }
 
-    /// Whether who joins looks for the dead, so that their places are used again: always while there are few
-    /// processes, else each time that twice as many places are taken. Hundreds that start at once would all ask
-    /// about each other.
+    /// Returns true if a joining process tests for dead ones, so that their places are used again: always while there
+    /// are few processes, otherwise each time that the number of places has doubled. Hundreds of processes that start
+    /// at once would otherwise all test each other.
     fn is_filling_up(&self) -> bool {
         const FEW: usize = 16;
         let is_free = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == FREE;
@@ -154,7 +155,7 @@ impl State {
         move |place| &shared.procs[place % MAX_PROCS].gpus[gpu].held
     }
 
-    /// Marks the dead among the processes that `concerns` picks; true if there are any dead to bury.
+    /// Marks the dead among the processes that `concerns` picks. Returns true if there are dead ones to bury.
     fn mark_dead(&self, own: Option<usize>, concerns: impl Fn(&Proc) -> bool) -> bool {
         let mut any = false;
         for (place, proc) in self
@@ -164,7 +165,8 @@ impl State {
             let phase = proc.phase.load(Ordering::Acquire);
             match phase & PHASE_MASK {
                 LIVE => {
-                    // While `_proof` lives, nobody can take the place, so the phase is still the dead one's.
+                    // While `_proof` exists, no process can claim the place, so the phase is still that of the dead
+                    // one.
                     if let Pulse::Dead(_proof) = pulse(&self.dir, place) {
                         let dead = phase & !PHASE_MASK | DEAD;
                         let _ = proc
@@ -180,7 +182,7 @@ impl State {
         any
     }
 
-    /// Gives back what the marked dead held. If another does it just now, waits for him, but not for ever.
+    /// Releases the units of marked processes. If another process is doing it, waits for that one, but not forever.
     fn bury(&self) {
         let is_dead = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == DEAD;
         if let Ok(Some(_lock)) = Lock::take_while(&self.dir, || self.places().any(is_dead)) {
@@ -209,13 +211,13 @@ impl State {
         }
     }
 
-    /// One consistent look at a GPU: its users' bytes add up to `used`.
+    /// Returns a consistent picture of a GPU: its users' bytes add up to `used`.
     pub fn look(&self, gpu: usize) -> Picture {
         if self.mark_dead(None, |_| true) {
             self.bury();
         }
         let units = self.snapshot(gpu);
-        // Who died since may have left room to somebody who is in the snapshot too; it counts no more.
+        // A process that died since does not count: its units may already belong to another one in the snapshot.
         self.mark_dead(None, |_| true);
         let now = now();
         let mut picture = Picture {
@@ -231,7 +233,7 @@ impl State {
                 continue;
             }
             let pid = holders.pid(&self.dir, place, proc.pid.load(Ordering::Relaxed));
-            // Another phase: not the process that the snapshot saw in this place.
+            // Another phase: not the process that was in this place in the snapshot.
             let is_gone = || pid.is_none() && matches!(pulse(&self.dir, place), Pulse::Dead(_));
             if proc.phase.load(Ordering::Acquire) != phase || is_gone() {
                 continue;
@@ -251,9 +253,9 @@ impl State {
         picture
     }
 
-    /// The phase of each place, and what its process held at one later instant. A try takes microseconds; where
-    /// neighbours allocate so fast that none succeeds, they are asked to stand still for a moment. The last
-    /// resort is what each says of itself.
+    /// Returns the phase of each place, and the units of its process at one later instant. A try takes microseconds. If
+    /// other processes allocate so fast that no try succeeds, they are asked to pause for a moment. The last resort is
+    /// the figure that each process recorded itself.
     fn snapshot(&self, gpu: usize) -> Vec<(u64, u64)> {
         let phases = || -> Vec<u64> {
             let places = self.places();
@@ -265,7 +267,7 @@ impl State {
             for _ in 0..64 {
                 let before = phases();
                 let units = entry.total.snapshot(before.len(), self.held(gpu));
-                // Who joined in between may be in the one and not in the other.
+                // A process that joined in between may be in one of the two and not in the other.
                 if let Some(units) = units.filter(|_| phases() == before) {
                     entry.still_until.store(0, Ordering::Relaxed);
                     return before.into_iter().zip(units).collect();
@@ -282,7 +284,7 @@ impl State {
         phases().into_iter().zip(own).collect()
     }
 
-    /// Bytes in use on a GPU, without names: cheap while one process alone uses it.
+    /// Returns the bytes in use on a GPU, without their processes. Cheap while only one process uses it.
     fn used(&self, gpu: usize, own: usize) -> u64 {
         if self.mark_dead(Some(own), |proc| proc.gpus[gpu].held.units() > 0) {
             self.bury();
@@ -290,7 +292,7 @@ impl State {
         self.shared.gpus[gpu].total.units() * self.profile.granularity
     }
 
-    /// Becomes a user of the GPUs.
+    /// Joins as a user of the GPUs.
     pub fn join(self, config: &Config) -> Result<Member, Error> {
         let mut state = self;
         for _ in 0..10 {
@@ -299,13 +301,13 @@ impl State {
                 path: config.dir.clone(),
                 source,
             };
-            // Asked before, because the kernel's answers take most of the time.
+            // Before the lock, because the tests of the kernel take most of the time.
             if state.is_filling_up() {
                 state.mark_dead(None, |_| true);
             }
             let _lock = Lock::take(&state.dir).map_err(folder)?;
             if Region::open_inode(config) != Some(state.inode) {
-                // Another process put a new state in place since: use that one.
+                // Another process has replaced the state since: use the new one.
                 drop(_lock);
                 state = Self::open(config)?;
                 continue;
@@ -347,7 +349,7 @@ impl Member {
         self.turns[gpu].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stands still while somebody takes a picture: for a bounded time, so who asks for it may die.
+    /// Pauses while another process takes a picture, for a bounded time, because that process may die.
     fn stand_still(&self, gpu: usize) {
         let asked = &self.state.shared.gpus[gpu].still_until;
         let until = asked.load(Ordering::Relaxed);
@@ -358,7 +360,7 @@ impl Member {
         let _ = asked.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Takes units of a GPU. Dead neighbours are buried before this says that it is full.
+    /// Allocates units of a GPU. Dead processes are buried before it reports that the GPU is full.
     pub fn grow(&self, gpu: usize, units: u64) -> Result<(), Full> {
         let Ok(delta) = i64::try_from(units) else {
             return Err(Full);
@@ -380,19 +382,19 @@ impl Member {
         })
     }
 
-    /// Gives units back.
+    /// Releases units.
     pub fn shrink(&self, gpu: usize, units: u64) {
         let _turn = self.turn(gpu);
         self.stand_still(gpu);
         let state = &self.state;
         let delta = -(units.min(state.held(gpu)(self.place).units()) as i64);
-        // Taking away cannot exceed a capacity.
+        // A release cannot exceed the capacity.
         let _ = state.shared.gpus[gpu]
             .total
             .change(self.place, delta, 0, state.held(gpu));
     }
 
-    /// Bytes of a GPU that nobody holds.
+    /// Returns the free bytes of a GPU.
     pub fn free(&self, gpu: usize) -> u64 {
         self.state
             .profile
@@ -405,12 +407,12 @@ impl Member {
         let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add_signed(change));
     }
 
-    /// Queues work on a GPU; when it will be done.
+    /// Queues work on a GPU. Returns when it will be done.
     pub fn launch(&self, gpu: usize, work_ns: u64) -> u64 {
         let mut turn = self.turn(gpu);
         let now = now();
         let state = &self.state;
-        // Counting costs a look at each neighbour, so it is done once in a while only.
+        // Counting reads the words of every other process, so it is done rarely.
         if now.saturating_sub(turn.counted_at) > 1_000_000 {
             let busy = |(place, proc): &(usize, &Proc)| {
                 *place != self.place
@@ -427,7 +429,7 @@ impl Member {
             .launch(now, work_ns, turn.sharers)
     }
 
-    /// When all that this process queued on a GPU will be done.
+    /// Returns when all work that this process queued on a GPU will be done.
     pub fn idle_at(&self, gpu: usize) -> u64 {
         self.state.shared.procs[self.place].gpus[gpu].usage.end()
     }

@@ -1,17 +1,16 @@
-//! Modelled time: how long queued work takes when processes share a GPU, and what utilisation that gives.
+//! Models time: how long queued work takes if processes share a GPU, and the resulting utilisation.
 //!
-//! A process's work on one GPU runs in order. While k processes have work queued, each gets 1/k of the GPU:
-//! its queue is stretched by k, judged anew at each launch. What has been served of the queue until a moment
-//! follows from `queued`, `end` and k; samples of it, taken at launches, give the utilisation of the last
-//! window. Only the owner writes; readers need no lock. Times are CLOCK_MONOTONIC in ns, which all containers
-//! of a machine share.
+//! The work of a process on one GPU runs in order. While k processes have work queued, each gets 1/k of the GPU: its
+//! queue takes k times as long, with k determined anew at each launch. The GPU time that a process has got at a moment
+//! follows from `queued`, `end` and k. Samples of it, taken at launches, give the utilisation of the last window. Only
+//! the owner writes; readers need no lock. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const SAMPLES: usize = 32;
 /// The least time between samples. All samples together reach back further than WINDOW_NS.
 const SAMPLE_NS: u64 = 20_000_000;
-/// What utilisation is measured over. NVML says "between 1/6 and 1 second".
+/// The window over which utilisation is measured. NVML says "between 1/6 and 1 second".
 pub const WINDOW_NS: u64 = 500_000_000;
 
 #[derive(Default)]
@@ -25,7 +24,7 @@ struct Sample {
 #[derive(Default)]
 #[repr(C)]
 pub struct Usage {
-    /// GPU time queued since the process began.
+    /// GPU time queued since the process started.
     queued: AtomicU64,
     /// When the queue will be empty.
     end: AtomicU64,
@@ -47,13 +46,12 @@ impl Usage {
         self.end.load(Relaxed).saturating_sub(at) / u64::from(self.sharers.load(Relaxed).max(1))
     }
 
-    /// GPU time that the process had got by `at`.
+    /// Returns the GPU time that the process had got at `at`.
     pub fn served(&self, at: u64) -> u64 {
         self.queued.load(Relaxed).saturating_sub(self.remaining(at))
     }
 
-    /// Queues `work` ns of GPU time behind what is queued, and says when it will be done. The owner's, one
-    /// thread at a time.
+    /// Queues `work` ns of GPU time and returns when it will be done. Only the owner calls this, one thread at a time.
     pub fn launch(&self, now: u64, work: u64, sharers: u32) -> u64 {
         let remaining = self.remaining(now);
         let head = self.head.load(Relaxed) as usize;
@@ -71,7 +69,7 @@ impl Usage {
         end
     }
 
-    /// GPU time that the process had got by `at`, a moment in the past, as well as samples tell.
+    /// Returns the GPU time that the process had got at `at`, a moment in the past, as exactly as the samples tell.
     fn served_then(&self, at: u64, now: u64) -> u64 {
         let mut before = (0, 0);
         let mut after = (now, self.served(now));
@@ -87,18 +85,18 @@ impl Usage {
             }
         }
         if before.0 == 0 {
-            // The process began within the window.
+            // The process started within the window.
             return 0;
         }
         if after.0 == now {
-            // Nothing was launched since: the queue as it stands tells.
+            // Nothing was launched since, so the present queue tells.
             return self.served(at).max(before.1).min(after.1);
         }
         let part = (after.1.saturating_sub(before.1)) as u128 * (at - before.0) as u128;
         before.1 + (part / (after.0 - before.0).max(1) as u128) as u64
     }
 
-    /// GPU time in the window that ends now.
+    /// Returns the GPU time in the window that ends now.
     pub fn in_window(&self, now: u64) -> u64 {
         let then = now.saturating_sub(WINDOW_NS);
         self.served(now)
@@ -106,7 +104,7 @@ impl Usage {
             .min(WINDOW_NS)
     }
 
-    /// For a new process in this place.
+    /// Resets the words for a new process in this place.
     pub fn clear(&self) {
         for word in [&self.queued, &self.end] {
             word.store(0, Relaxed);
@@ -120,8 +118,8 @@ impl Usage {
     }
 }
 
-/// How long a kernel runs alone: its blocks go in waves over the multiprocessors, each of which holds 2048
-/// threads and at most 32 blocks.
+/// Returns how long a kernel runs alone: its blocks run in waves on the multiprocessors, each of which has room for
+/// 2048 threads and at most 32 blocks.
 pub fn kernel_ns(blocks: u64, threads_per_block: u64, sms: u32, wave_ns: u64) -> u64 {
     let resident = (2048 / threads_per_block.clamp(1, 1024)).clamp(1, 32) * u64::from(sms.max(1));
     blocks.max(1).div_ceil(resident).saturating_mul(wave_ns)

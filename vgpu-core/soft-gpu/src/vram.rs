@@ -1,21 +1,21 @@
-//! Device addresses: unique, never a host address, and from any address inside an allocation to its entry in
-//! constant time.
+//! Device addresses: allocates ranges that are unique and never host addresses, and finds the allocation of any address
+//! in constant time.
 //!
-//! A lane is a GPU, or what belongs to none; a class is a power of two. Addresses of class c in a lane are
-//! `(lane + 1) * 2^48 + (c - 9) * 2^43 + index * 2^c`, so lane, class and index follow from the address, and no
-//! process gets a host address there without asking for it. Freed indices are reused last in, first out.
-//! Allocations below the granularity share blocks of one granule, as drivers do: a block costs when its first
-//! entry is taken and is given back with its last one. No accounting here: `take` asks its caller to charge,
-//! `give` says what to give back.
+//! A lane is a GPU, or address space that belongs to no GPU; a class is a power of two. Addresses of class c in a lane
+//! are `(lane + 1) * 2^48 + (c - 9) * 2^43 + index * 2^c`, so lane, class and index follow from the address. The kernel
+//! places no host mapping there unless a program asks for the address. Freed indices are reused last in, first out.
+//! Allocations below the granularity share blocks of one granule, as in real drivers: a block is charged with its first
+//! entry and released with its last. This module does no accounting: `take` calls its caller to charge, `give` returns
+//! the units to release.
 
 use crate::profile::MAX_GPUS;
 
 const LANE: u32 = 48;
 /// The lane of reserved address ranges, which belong to no GPU. GPUs have the lanes below it.
 pub const RESERVED_LANE: usize = MAX_GPUS;
-/// The lane of GPU 0's memory pools; the others follow.
+/// The lane of GPU 0's memory pools; those of the other GPUs follow.
 pub const POOL_LANE: usize = MAX_GPUS + 1;
-/// The lane of addresses that GPU 0's graphs allocate; the others follow.
+/// The lane of addresses that GPU 0's graphs allocate; those of the other GPUs follow.
 pub const GRAPH_LANE: usize = POOL_LANE + MAX_GPUS;
 pub const LANES: usize = GRAPH_LANE + MAX_GPUS;
 const FIRST_CLASS: u32 = 9;
@@ -23,7 +23,7 @@ const LAST_CLASS: u32 = 40;
 const REGION: u32 = 43;
 const CHUNK: usize = 1 << 10;
 
-/// What the caller keeps with an address range.
+/// The data that the caller stores with an address range.
 pub struct Entry<T> {
     pub base: u64,
     pub size: u64,
@@ -35,7 +35,7 @@ struct Class<T> {
     chunks: Vec<Vec<Option<Entry<T>>>>,
     used: usize,
     freed: Vec<usize>,
-    /// Entries in use of each shared block.
+    /// Number of entries in use in each shared block.
     blocks: Vec<u32>,
 }
 
@@ -55,7 +55,7 @@ fn class_of(size: u64) -> Option<u32> {
     (class <= LAST_CLASS).then_some(class)
 }
 
-/// The lane of an address; None: not a device address.
+/// Returns the lane of an address, or None if it is not a device address.
 pub fn lane_of(address: u64) -> Option<usize> {
     let lane = (address >> LANE).checked_sub(1)? as usize;
     (lane < LANES).then_some(lane)
@@ -83,7 +83,8 @@ impl<T> AddressMap<T> {
         Some((list, class, ((offset & ((1 << REGION) - 1)) >> class) as usize))
     }
 
-    /// Takes a range of at least `size` bytes. `charge` is asked for the units that it costs now, and may refuse.
+    /// Allocates a range of at least `size` bytes. Calls `charge` with the units that this needs now; `charge` may
+    /// refuse.
     pub fn take<E>(
         &mut self,
         size: u64,
@@ -123,7 +124,7 @@ impl<T> AddressMap<T> {
         Ok(base)
     }
 
-    /// Ends the range that begins at `base`; its entry, and the units that this gives back.
+    /// Frees the range that begins at `base`. Returns its entry, and the units to release.
     pub fn give(&mut self, base: u64) -> Option<(Entry<T>, u64)> {
         let (list, class, index) = self.place(base)?;
         let list = &mut self.classes[list];
@@ -139,7 +140,7 @@ impl<T> AddressMap<T> {
         Some((entry, units))
     }
 
-    /// The entry whose range holds `address`.
+    /// Returns the entry whose range contains `address`.
     pub fn find(&mut self, address: u64) -> Option<&mut Entry<T>> {
         let (list, _, index) = self.place(address)?;
         let list = &mut self.classes[list];
@@ -147,7 +148,7 @@ impl<T> AddressMap<T> {
         (address - entry.base < entry.size.max(1)).then_some(entry)
     }
 
-    /// The starts of all ranges that `pick` chooses.
+    /// Returns the start addresses of all ranges for which `pick` returns true.
     pub fn select(&self, pick: impl Fn(&T) -> bool) -> Vec<u64> {
         let entries = self
             .classes

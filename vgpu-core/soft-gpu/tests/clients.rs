@@ -1,6 +1,6 @@
 //! Real clients, unmodified, from their packages: cuda-bindings, nvidia-ml-py, gpustat, nvidia-smi.
 //!
-//! Packages are fetched once (`vgpu_cache`). Where they cannot be had the tests are skipped by name.
+//! Packages are downloaded once (`vgpu_cache`). If that is not possible, the tests are skipped by name.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! The interface: two variables, their mistakes, the names that are exported, a profile's effects.
+//! The interface of the software GPU: two variables, their error messages, the exported names, the effects of a
+//! profile.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Several processes on the same GPUs: what they hold, what their death gives back, who sees whom.
+//! Several processes on the same GPUs: their memory, its release when they die, and which processes NVML lists.
 
 mod common;
 

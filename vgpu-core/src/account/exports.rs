@@ -1,24 +1,25 @@
-//! Charges that processes have together: [`crate::ledger::objects`], over all shares of a GPU.
+//! Charges that several processes share because one exported the memory and others imported it:
+//! [`crate::ledger::objects`], for all shares of this process on one GPU.
 //!
-//! A charge that is split over shares becomes an object in each, all found by the one key; who imports finds
-//! those of its own shares, and the sum tells it whether that is all.
+//! A charge may be split over several shares. It then becomes an object in the ledger of each, all with the same key.
+//! An importer finds the objects of its own shares; their sum tells if they are the whole memory.
 
 use super::{Account, Charge, Kind, Part};
 use crate::ledger::Key;
 use crate::ledger::share::Share;
 
 impl Account {
-    /// Moves a charge to objects that are found by `key`, as far as there is room for it: so memory that
-    /// another process of the same shares imports is charged once. What is not moved is charged to each, and
-    /// moved by a later export if there is room then.
+    /// Moves a charge to objects with `key`, so that memory which another process of the same shares imports is charged
+    /// once. A part for which no object is free stays in its lane and is charged to each process; a later export moves
+    /// it if an object is free then.
     pub fn export(&self, charge: &mut Charge, key: Key) {
         let is_known = |part: &Part| self.share(*part)?.exports(part.reservation, key);
-        // A part that is found by it already says that it is the same memory as before, and names the rest.
+        // If the key finds a part already, it names the same memory as before, and older objects with it must stay.
         if !charge.parts().any(|part| is_known(part) == Some(true)) {
             self.hide(key);
         }
         for part in charge.parts_mut() {
-            // What is an object's already stays it.
+            // A part that is an object already stays one.
             let share = self.share(*part);
             if let Some(moved) = share.and_then(|share| share.export(part.reservation, part.bytes, key)) {
                 part.reservation = moved;
@@ -27,13 +28,13 @@ impl Account {
         self.notify();
     }
 
-    /// Has `key` name nothing that was exported before.
+    /// Hides everything that was exported before by `key` from later imports.
     pub fn hide(&self, key: Key) {
         self.all().for_each(|share| share.hide(key));
     }
 
-    /// Holds what was exported by `key`: its charge is this process's too from now on, and goes with the last
-    /// of those who have it. None: nobody of these shares has exported it.
+    /// Holds the memory that was exported by `key`. This process shares its charge from now on; the last holder
+    /// releases it. Returns None if no process of these shares has exported it.
     #[must_use]
     pub fn import(&self, key: Key) -> Option<Charge> {
         let mut parts = self.of(Kind::Device).flat_map(|(place, share)| {
@@ -51,7 +52,7 @@ impl Account {
         Some(Charge { first, rest })
     }
 
-    /// The ledger of a part; None: of host memory, which is never mapped by another process.
+    /// Returns the ledger of a part, or None for host memory, which other processes never map.
     fn share(&self, part: Part) -> Option<&Share> {
         let ledger = self.ledgers.get(part.place.index());
         ledger
@@ -81,7 +82,7 @@ mod tests {
             found.into_iter().for_each(|charge| account.release(charge));
             bytes
         };
-        // The second ledger cannot be opened for a while, so nothing of it can be held.
+        // The second ledger cannot be opened for a while, so none of its objects can be held.
         let (ledger, away) = (fresh::ledger(folder.path(), "b"), folder.path().join("away"));
         std::fs::rename(&ledger, &away).expect("a rename");
         for _ in 0..2 {

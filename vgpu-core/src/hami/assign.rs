@@ -1,9 +1,13 @@
 //! Assigns HAMi's limits to GPUs.
 //!
-//! HAMi numbers its limits by place. If NVIDIA_VISIBLE_DEVICES names GPUs, a place is one in that list, because
-//! HAMi's scheduler wrote both in that order. If it has numbers, they are the node's: the container's GPUs are those
-//! in ascending order, unless it sees more GPUs than are named, and so all. Otherwise a place is NVML's own order.
-//! GPUs that a list leaves out have no share.
+//! HAMi numbers its limits by place:
+//! - If NVIDIA_VISIBLE_DEVICES names GPUs, a place is a position in that list: HAMi's scheduler writes both in this
+//!   order.
+//! - If it has numbers, and as many as the container sees GPUs, they are the node's numbers: the container's GPUs are
+//!   these in ascending order. If the container sees more GPUs than numbers, it sees all, and a number is NVML's index.
+//! - Otherwise a place is NVML's index.
+//!
+//! A GPU that the list leaves out gets no share.
 #![forbid(unsafe_code)]
 
 use super::variables::{MAX_DEVICES, Policy, Settings};
@@ -15,24 +19,24 @@ use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     pub uuid: String,
-    /// Bytes that clients can allocate.
+    /// Bytes that programs can allocate.
     pub memory: u64,
 }
 
-/// Why there is no assignment.
+/// Why limits cannot be assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AssignError {
-    /// NVIDIA_VISIBLE_DEVICES leaves no GPU.
+    /// NVIDIA_VISIBLE_DEVICES names no GPU that is here.
     NoDevice(String),
     /// It names instances of a partitioned GPU.
     Instances(String),
     TooMany(usize),
 }
 
-/// The limits of each GPU, in the order of their places. `devices` are in NVML's order.
+/// Returns the limits of each GPU, in the order of their places. `devices` are in NVML's order.
 ///
 /// # Errors
-/// No GPU is left, or more than HAMi knows of.
+/// No GPU is left, or more than HAMi's variables can number.
 pub fn assign(
     settings: &Settings,
     devices: &[Device],
@@ -81,7 +85,7 @@ pub fn assign(
         .collect())
 }
 
-/// The device at each place; None: one that is named and not there.
+/// Returns the device at each place; None where the named device does not exist.
 fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>, AssignError> {
     let value = value.unwrap_or("all").trim();
     if value.eq_ignore_ascii_case("all") {
@@ -113,7 +117,7 @@ fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>,
     if found.iter().all(Option::is_none) {
         return Err(AssignError::NoDevice(value.to_owned()));
     }
-    // A GPU that is named twice has the limit of its first place.
+    // A GPU that is named twice gets the limit of its first place.
     let is_first = |at: usize| !found[..at].contains(&found[at]);
     Ok((0..found.len()).map(|at| found[at].filter(|_| is_first(at))).collect())
 }
@@ -196,11 +200,11 @@ mod tests {
                 &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)],
             ),
             (Some("gpu-BBBB"), &[7], &[("GPU-bbbb-2", 7)]),
-            // One that is not there keeps its place, and its limit.
+            // A GPU that is not there keeps its place and its limit.
             (Some("GPU-dddd-4,GPU-aaaa-1"), &[1, 2], &[("GPU-aaaa-1", 2)]),
-            // All GPUs are seen: a number is NVML's.
+            // The container sees all GPUs: a number is NVML's index.
             (Some("2,0"), &[1, 2], &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)]),
-            // As many as are named: the node's numbers, in ascending order.
+            // The container sees as many as are named: the node's numbers, in ascending order.
             (
                 Some("6,2,4"),
                 &[1, 2, 3],

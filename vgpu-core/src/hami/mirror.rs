@@ -1,13 +1,15 @@
-//! The region file, written so that HAMi's monitor still sees what a container uses.
+//! Writes HAMi's region file, so that HAMi's monitor still shows what a container uses.
 //!
-//! Each writer writes the figures of all processes, as the ledgers have them. Nothing is read from the file but its
-//! size and its first word, and no lock in it is taken; a process that died is gone from the next writer's figures.
-//! The file is opened for a moment, written with pwrite and never mapped, so nobody's truncation can hurt. Writers
-//! that meet leave a mixture until the next one.
+//! Each process writes the figures of all processes, as the ledgers have them. It reads only the file's size and first
+//! word, and takes none of its locks. A process that died is missing from the next figures. The file is opened only for
+//! the write, written with pwrite and never mapped, so truncating it cannot crash anybody.
 //!
-//! When: as soon as the charges have changed by a part of the limits that a figure would show, else at most every
-//! [`INTERVAL`]. There is no thread: smaller changes stand until the next call that would change or ask for figures,
-//! and the figures of processes that have all ended until the next process comes.
+//! When: at once if the charges have changed by 1/[`PART`] of the limits, which a figure would show; otherwise at most
+//! every [`INTERVAL`]. There is no thread. So a smaller change is written by the next call that changes or reads
+//! figures. Figures of processes that have all ended stay until the next process starts.
+//!
+//! How it fails: writers that write at once leave a mixture until the next write. If the file cannot be written, one
+//! line says so; limits still hold.
 
 use super::region::{self, Device};
 use crate::os::spin::Word;
@@ -21,27 +23,27 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How old figures may be that have changed by little.
+/// How old figures may be that have changed only a little.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// The part of the limits whose change is written at once.
+/// A change by 1/PART of the limits is written at once.
 const PART: u64 = 64;
 
-/// The region of one container, as one process writes it.
+/// The region file of one container, as one process writes it.
 #[derive(Debug)]
 pub struct Mirror {
     path: PathBuf,
     devices: Vec<Device>,
-    /// What all limits are together.
+    /// The sum of all limits.
     limit: u64,
     busy: Word,
     written: AtomicU64,
     charged: AtomicU64,
     told: AtomicBool,
-    /// Whether this process has put its limits there.
+    /// True once this process has written its limits.
     presented: AtomicBool,
 }
 
-/// What a process uses, by place of the GPU; processes are told apart by PID namespace and PID.
+/// Bytes that each process uses, by place of the GPU. The key is PID namespace and PID.
 pub type Processes = BTreeMap<(u64, u32), Vec<u64>>;
 
 impl Mirror {
@@ -62,7 +64,7 @@ impl Mirror {
         }
     }
 
-    /// Writes what `processes` answers, if it is time to: `charged` is the sum of all charges.
+    /// Writes the result of `processes`, if a write is due. `charged` is the sum of all charges.
     pub fn refresh(&self, charged: u64, processes: impl FnOnce() -> Processes) {
         let changed = self.charged.load(Relaxed).abs_diff(charged);
         let age = u128::from(coarse_millis().saturating_sub(self.written.load(Relaxed)));
@@ -74,7 +76,7 @@ impl Mirror {
 
     /// Writes now.
     pub fn write(&self, charged: u64, processes: impl FnOnce() -> Processes) {
-        // Another thread of ours is writing: it has these figures, or the next call has.
+        // Another thread of this process is writing: it, or the next call, writes these figures.
         if !self.busy.try_lock() {
             return;
         }
@@ -115,7 +117,7 @@ impl Mirror {
         if magic != region::MAGIC {
             file.write_all_at(&header, region::HEADER_AT)?;
         } else if !self.presented.swap(true, Relaxed) {
-            // All but the lock, which is its holder's.
+            // All except the lock, which only its holder may write.
             file.write_all_at(
                 &header[region::DEVICES_AT - region::HEADER_AT as usize..],
                 region::DEVICES_AT as u64,
@@ -191,7 +193,7 @@ mod tests {
         fs::write(&path, b"").expect("a file");
         mirror(&path).write(0, || processes(&[(7, 100)]));
         let file = fs::OpenOptions::new().write(true).open(&path).expect("a file");
-        // HAMi's semaphore is taken by a process that was killed; the monitor has set its switches.
+        // A process was killed while it held HAMi's semaphore; the monitor has set its switches.
         file.write_all_at(&0_u64.to_le_bytes(), 24).expect("a lock");
         file.write_all_at(&[1; 12], region::PROCESS_COUNT_AT + 4)
             .expect("switches");

@@ -1,24 +1,25 @@
-//! Where the ledgers of a HAMi container lie, so that all of its processes find the same.
+//! Finds or creates the ledgers of a HAMi container, so that all of its processes use the same.
 //!
-//! Not beside the region file: the monitor refuses a folder with more files than HAMi puts there. In
-//! /dev/shm, else /tmp, a folder for each GPU is named by the region file's device, inode and path, which
-//! are a container's own, or, where no region file is named, by the user, the root folder and the limits:
+//! They are not beside the region file, because the monitor refuses a folder with more files than HAMi puts there. Each
+//! GPU has a folder in /dev/shm, or in /tmp if that is not writable. Its name has device, inode and a checksum of the
+//! path of the region file, which every container has for itself. Without a region file, the name has the user, the
+//! root folder and the limits:
 //!
 //! ```text
-//!  /dev/shm/vgpu-<device>-<inode>-<sum of the path>-<GPU>/{limits,ledger}
+//!  /dev/shm/vgpu-<device>-<inode>-<checksum of the path>-<GPU>/{limits,ledger}
 //! ```
 //!
-//! Both files are complete before one rename gives the folder its name, and never change afterwards
-//! but for the charges; whoever renames second uses the first's. Its limit is the first process's: one
-//! that changes its variables later does not lift it.
+//! Both files are complete before a rename gives the folder its name. If two processes create it at once, the second
+//! uses the folder of the first. Afterwards only the charges change: the limit is that of the first process, so a
+//! process that changes its variables later does not lift it.
 //!
-//! How it fails: anybody may write to /dev/shm and /tmp, and what lies there under our name may be
-//! anything. No link is followed, nothing is opened but a regular file, the ledger is checked like any
-//! other, and of the limits file one number is taken and never a path. So a stranger who was there first
-//! can at worst refuse us memory or lift the limit, as a tenant of the same container can. Without a
-//! region file that names a container, a folder must be our own or root's. Killed between the first
-//! file and the rename, a process leaves a folder with a dot that nobody uses. When /dev/shm is full
-//! the process is refused: another folder would be another account.
+//! How it fails:
+//! - Anybody may write to /dev/shm and /tmp, so anything may be there under this name. No link is followed, only
+//!   regular files are opened, the ledger is checked like any other, and from the limits file one number is used and
+//!   never a path. So a stranger who was there first can at worst refuse memory or lift the limit, as a tenant of the
+//!   same container can. If no region file identifies the container, the folder must belong to this user or to root.
+//! - A process that is killed before the rename leaves a folder whose name starts with a dot. No process uses it.
+//! - If /dev/shm is full, the process is refused: a folder elsewhere would be another account.
 #![allow(unsafe_code)] // geteuid.
 
 use crate::grants::{GpuGrants, Grant};
@@ -32,10 +33,10 @@ use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 use vgpu_abi::{checksum::crc32, ledger};
 
-/// Folders that every process of a container can write to and that its neighbours do not see.
+/// Folders that every process of a container can write to and other containers do not see.
 pub const BASES: [&str; 2] = ["/dev/shm", "/tmp"];
 
-/// Why there is no place.
+/// Why no ledger can be found or created.
 #[derive(Debug)]
 pub enum PlaceError {
     /// The region file that the variable names.
@@ -43,20 +44,20 @@ pub enum PlaceError {
     /// None of [`BASES`] can be written to.
     Nowhere,
     Make(PathBuf, io::Error),
-    /// What lies there is no folder of ours: why.
+    /// The path exists, and is not a folder that this module created: the reason.
     Stranger(PathBuf, &'static str),
     Limits(PathBuf, String),
 }
 
-/// The shares of `limits`, one a GPU, whose ledgers are made if they are not there.
+/// Returns the shares of `limits`, one for each GPU. Creates the ledgers that do not exist.
 ///
 /// # Errors
-/// A ledger that can neither be found nor made.
+/// A ledger can neither be found nor created.
 pub fn prepare(cache: Option<&Path>, limits: Vec<Limits>, bases: &[&Path]) -> Result<Vec<GpuGrants>, PlaceError> {
     let named = match cache {
         Some(path) => {
             let found = region(path).map_err(|error| PlaceError::Cache(path.to_owned(), error))?;
-            // Inodes come again when their file is gone; HAMi's names do not.
+            // The path too, because the inode of a removed file is used again, while HAMi's paths are unique.
             let name = crc32(path.as_os_str().as_encoded_bytes());
             Some(format!("{}-{name:08x}", identity(&found)))
         }
@@ -83,8 +84,8 @@ pub fn prepare(cache: Option<&Path>, limits: Vec<Limits>, bases: &[&Path]) -> Re
     limits.into_iter().map(each).collect()
 }
 
-/// The region file, made if it is not there. Never opened to be created where it may be another's:
-/// in a sticky folder the kernel refuses that.
+/// Returns the metadata of the region file, which is created if it does not exist. An existing file is not opened with
+/// O_CREAT: the kernel refuses that for another user's file in a sticky folder.
 fn region(path: &Path) -> io::Result<fs::Metadata> {
     for _ in 0..3 {
         match path.symlink_metadata() {
@@ -94,7 +95,7 @@ fn region(path: &Path) -> io::Result<fs::Metadata> {
             Err(error) => return Err(error),
         }
         match OpenOptions::new().write(true).create_new(true).mode(0o666).open(path) {
-            // Every user of the container writes its figures there.
+            // Processes of every user of the container write their figures there.
             Ok(file) => file.set_permissions(Permissions::from_mode(0o666))?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -112,7 +113,7 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The folder `name` in the first base that can have it.
+/// Finds or creates folder `name` in the first base that allows it.
 fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<PathBuf, PlaceError> {
     for base in bases {
         let place = base.join(name);
@@ -141,7 +142,7 @@ fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<
     Err(PlaceError::Nowhere)
 }
 
-/// Returns true if the folder is there, and an error if something else is.
+/// Returns true if the folder exists, and an error if there is something else or it belongs to another user.
 fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     let found = match place.symlink_metadata() {
         Ok(found) => found,
@@ -157,21 +158,21 @@ fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     Ok(true)
 }
 
-/// Makes the folder complete, unless another does.
+/// Creates the folder with its files, unless another process is first.
 fn make(base: &Path, place: &Path, limits: &Limits) -> io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let moment = now.map_or(0, |now| now.as_nanos());
     let new = base.join(format!(".vgpu-{}-{moment:x}-{number}", std::process::id()));
-    // Nobody's folder is taken over: this fails if the name is there, whatever it is.
+    // Never uses an existing folder: this fails if the name exists, whatever it is.
     DirBuilder::new().mode(0o700).create(&new)?;
     let outcome = fill(&new, limits).and_then(|()| match fs::rename(&new, place) {
         Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => Ok(false),
         other => other.map(|()| true),
     });
     if !matches!(outcome, Ok(true)) {
-        // The error that matters is the first.
+        // Ignored: the first error is the one to report.
         let _ = fs::remove_dir_all(&new);
     }
     outcome.map(drop)
@@ -183,14 +184,14 @@ fn fill(folder: &Path, limits: &Limits) -> io::Result<()> {
     fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
-/// Writes a new file, all of it, so that no page of it can be missing later.
+/// Writes a new file completely, so that all of its pages are allocated.
 fn put(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.write_all(bytes)?;
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// The memory limit of the first process.
+/// Returns the memory limit in the limits file, which the first process wrote.
 fn recorded(path: &Path) -> Result<u64, PlaceError> {
     let read = || -> io::Result<Vec<u8>> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;

@@ -1,4 +1,4 @@
-//! Tests of [`super`]: folders that others made, and many that come at once.
+//! Tests of [`super`]: folders that other users made, and many processes at once.
 
 use super::*;
 use std::os::unix::fs::symlink;

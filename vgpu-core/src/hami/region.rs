@@ -1,16 +1,16 @@
-//! The layout of HAMi's shared region, version 1.2, as its monitor reads it: 2,008,952 bytes,
-//! little-endian, with 16 GPUs and 1024 processes. Bytes in, bytes out; the file is [`super::mirror`]'s.
+//! The layout of HAMi's shared region, version 1.2, as its monitor reads it: 2,008,952 bytes, little-endian, for 16
+//! GPUs and 1024 processes. This module only encodes bytes; [`super::mirror`] writes the file.
 //!
 //! ```text
 //!        0  magic 19920718, written last          56  GPUs           64  their UUIDs, 96 bytes each
-//!     1600  limits (bytes), 8 bytes each        1728  limits of time (percent)
-//!     1856  processes, 1960 bytes each: pid, host pid, then per GPU what it uses (64 bytes: context,
-//!           module, data, offset, total), what the monitor found, utilisation, status
+//!     1600  memory limits (bytes), 8 bytes each  1728  time limits (percent), 8 bytes each
+//!     1856  processes, 1960 bytes each: PID, host PID, then for each GPU the memory in use (64 bytes: context,
+//!           module, data, offset, total), the monitor's figures, utilisation, status
 //!  2008896  number of processes, switches of the monitor, time of the last launch
 //! ```
 //!
-//! Locks in it (a semaphore at 24, another after the last launch) are HAMi-core's own. A new file has
-//! them free; we take neither.
+//! The locks in it (a semaphore at 24, another after the last launch) belong to HAMi-core. This library writes them as
+//! free into a new file and never takes them.
 #![forbid(unsafe_code)]
 
 use super::variables::MAX_DEVICES;
@@ -18,14 +18,14 @@ use super::variables::MAX_DEVICES;
 pub const SIZE: u64 = 2_008_952;
 pub const MAGIC: u32 = 19_920_718;
 const VERSION: [u32; 2] = [1, 2];
-/// Processes that fit.
+/// How many processes the region has room for.
 pub const MAX_PROCESSES: usize = 1024;
 
 pub const MAGIC_AT: u64 = 0;
-/// From here to the first process all is the header.
+/// The header reaches from here to the first process.
 pub const HEADER_AT: u64 = 4;
 const SEMAPHORE_AT: usize = 24;
-/// From here on the header is of the GPUs; before are versions and a lock.
+/// From here on the header describes the GPUs; before are versions and a lock.
 pub const DEVICES_AT: usize = 56;
 const UUIDS_AT: usize = 64;
 const UUID_SIZE: usize = 96;
@@ -33,13 +33,13 @@ const LIMITS_AT: usize = UUIDS_AT + MAX_DEVICES * UUID_SIZE;
 const SM_LIMITS_AT: usize = LIMITS_AT + MAX_DEVICES * 8;
 const PROCESSES_AT: usize = SM_LIMITS_AT + MAX_DEVICES * 8;
 const PROCESS_SIZE: usize = 1960;
-/// Of a process: what it uses of each GPU begins here, 64 bytes each.
+/// In the entry of a process: the memory in use on each GPU, 64 bytes each.
 const USED_AT: usize = 8;
 const USED_SIZE: usize = 64;
 const DATA_AT: usize = 16;
 const TOTAL_AT: usize = 32;
 pub const PROCESS_COUNT_AT: u64 = (PROCESSES_AT + MAX_PROCESSES * PROCESS_SIZE) as u64;
-/// Free, after the last launch: the second semaphore.
+/// The second semaphore, after the time of the last launch.
 pub const LAST_SEMAPHORE_AT: u64 = PROCESS_COUNT_AT + 24;
 
 const _: () = assert!(LIMITS_AT == 1600 && SM_LIMITS_AT == 1728 && PROCESSES_AT == 1856);
@@ -51,11 +51,11 @@ const _: () = assert!(USED_AT + MAX_DEVICES * USED_SIZE + 128 + MAX_DEVICES * 48
 pub struct Device {
     pub uuid: String,
     pub limit: u64,
-    /// Percent; 100 where time is not limited.
+    /// Percent; 100 if time is not limited.
     pub sm_limit: u64,
 }
 
-/// The bytes from [`HEADER_AT`] to the first process.
+/// Returns the bytes from [`HEADER_AT`] to the first process.
 #[must_use]
 pub fn header(devices: &[Device]) -> Vec<u8> {
     let mut bytes = vec![0; PROCESSES_AT];
@@ -75,14 +75,14 @@ pub fn header(devices: &[Device]) -> Vec<u8> {
     bytes.split_off(HEADER_AT as usize)
 }
 
-/// Where what we write of process `slot` begins.
+/// Returns the offset of the entry of process `slot`.
 #[must_use]
 pub fn process_at(slot: usize) -> u64 {
     (PROCESSES_AT + slot.min(MAX_PROCESSES - 1) * PROCESS_SIZE) as u64
 }
 
-/// What we write of a process: its PID as it sees itself and what it uses of each GPU. What follows in
-/// the file is the monitor's.
+/// Returns the start of a process entry: the PID in its own namespace, and the memory in use on each GPU. The monitor
+/// writes the rest of the entry.
 #[must_use]
 pub fn process(pid: u32, used: &[u64]) -> Vec<u8> {
     let mut bytes = vec![0; USED_AT + MAX_DEVICES * USED_SIZE];
@@ -96,7 +96,7 @@ pub fn process(pid: u32, used: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// Returns true if a file of `size` bytes that begins with `magic` is a region of this version, or none yet.
+/// Returns true if a file of `size` bytes that begins with `magic` is a region of this version, or not initialised yet.
 #[must_use]
 pub fn is_region(size: u64, magic: u32) -> bool {
     size == SIZE && (magic == MAGIC || magic == 0)

@@ -1,14 +1,14 @@
-//! HAMi's variables, from text to settings.
+//! Parses HAMi's environment variables into settings.
 //!
-//! How it fails: a value that says nothing (`3000q`, `GPU`, a number beyond all bounds) refuses and
-//! is named: HAMi-core takes it for "no limit". Variables that limit nothing (log level, priority) fall
-//! back to their defaults, as they do there.
+//! How it fails: a limit that cannot be parsed (`3000q`, `GPU`, a number that is too large) is an error that names the
+//! variable, where HAMi-core would set no limit. Variables that do not limit anything (log level, priority) fall back
+//! to their defaults, as in HAMi-core.
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// GPUs that HAMi's region and its variables can tell apart.
+/// The largest number of GPUs in HAMi's region and variables.
 pub const MAX_DEVICES: usize = 16;
 
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -19,24 +19,24 @@ const POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
 const LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// What HAMi's variables say.
+/// The values of HAMi's variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes of device memory by place in the container's list of GPUs; None: all of it.
     pub memory: [Option<u64>; MAX_DEVICES],
     /// Percent of a GPU's time by place, 1 to 100; None: not limited.
     pub sm: [Option<u32>; MAX_DEVICES],
-    /// Where the monitor looks; every process of a container names the same.
+    /// Path of the region file that the monitor reads; the same for every process of a container.
     pub cache: Option<PathBuf>,
     pub high_priority: bool,
     pub policy: Policy,
-    /// 0 to 4; from 3 on the limits in force are told.
+    /// 0 to 4; from 3 on the limits are printed.
     pub log_level: u8,
-    /// NVIDIA_VISIBLE_DEVICES, as it came.
+    /// NVIDIA_VISIBLE_DEVICES, unparsed.
     pub devices: Option<String>,
 }
 
-/// When a GPU's time is limited. Kept for the limiter.
+/// When a GPU's time is limited. Not used until compute is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     #[default]
@@ -45,7 +45,7 @@ pub enum Policy {
     Disable,
 }
 
-/// A variable whose value says nothing.
+/// A variable whose value cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadVariable {
     name: String,
@@ -54,10 +54,11 @@ pub struct BadVariable {
 }
 
 impl Settings {
-    /// The settings that `get` gives; None: no variable limits or places anything, this is no HAMi container.
+    /// Reads the settings through `get`. Returns None if no variable sets a limit or a region file: then this is not a
+    /// HAMi container.
     ///
     /// # Errors
-    /// The first variable that says nothing.
+    /// The first variable that cannot be parsed.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, BadVariable> {
         let get = |name: &str| get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let each = |base: &str, wanted, parse: fn(&str) -> Option<u64>| -> Result<_, BadVariable> {
@@ -71,7 +72,7 @@ impl Settings {
             let general = one(base.to_owned())?;
             let mut numbers = [None; MAX_DEVICES];
             for (place, number) in numbers.iter_mut().enumerate() {
-                // 0 is no limit, and so no reason to look no further.
+                // 0 means no limit for this GPU, so the general one applies.
                 let own = one(format!("{base}_{place}"))?.filter(|own| *own > 0);
                 *number = own.or(general).filter(|number| *number > 0);
             }
@@ -100,7 +101,7 @@ impl Settings {
     }
 }
 
-/// A size with HAMi's suffixes, all binary. `0x` numbers are hexadecimal, as strtoul has them.
+/// Parses a size with HAMi's suffixes, which are all binary. `0x` numbers are hexadecimal, as for strtoul.
 fn bytes(text: &str) -> Option<u64> {
     let last = text.chars().last()?;
     let shift = match last.to_ascii_lowercase() {
@@ -188,7 +189,7 @@ mod tests {
     fn nothing_that_limits_is_no_hami_container() {
         assert_eq!(read(&[(DEVICES, "all"), (LOG_LEVEL, "4"), (PRIORITY, "0")]), Ok(None));
         assert_eq!(read(&[(MEMORY, " ")]), Ok(None));
-        // A monitored container without limits, and one that says so.
+        // A monitored container without limits, and one with the explicit limit 0.
         assert_eq!(settings(&[(CACHE, "/c")]).memory, [None; MAX_DEVICES]);
         assert_eq!(settings(&[(MEMORY, "0")]).memory, [None; MAX_DEVICES]);
     }

@@ -1,15 +1,14 @@
-//! Proof by exhaustion: every interleaving of a few writers, of which any may be killed after any
-//! step, followed by a reaper that may be killed after any step too, and a second one.
+//! Tests the protocol exhaustively: every interleaving of a few writers, each of which may be killed after any step,
+//! followed by a reaper that may be killed after any step too, and a second reaper.
 //!
-//! Checked in every state: the total never exceeds the limit and equals the sum of what all lanes
-//! hold, by the rule that a reader has for the dead. At every end: after the reap the total is what
-//! the living hold.
+//! Checked in every state: the total never exceeds the limit and is the sum of the charges of all lanes, by the rule
+//! that a reader uses for dead processes. In every final state, after the reap, the total is the charge of the living.
 //!
-//! The steps are taken in one thread, so each sees all before it; that the orderings of the stores are
-//! enough where threads really run beside each other is what `threads.rs` is for.
+//! The steps run in one thread, so each sees all stores before it. `threads.rs` tests that the memory orderings suffice
+//! for threads that run in parallel.
 
 use super::operation::{Change, Operation, Outcome, Step};
-use super::reap::{Reap, Sought, reap};
+use super::reap::{Reap, Scope, reap};
 use super::region::Region;
 use super::wide::Pair;
 use std::collections::HashSet;
@@ -20,7 +19,7 @@ const LIMIT: u64 = 100;
 /// Lanes in use: the reaper's and those of the writers.
 const USED: usize = 4;
 
-/// What the shared memory holds, so that a branch can be taken back.
+/// A copy of the shared memory, to go back to the state before a branch.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Memory {
     total: Pair,
@@ -90,7 +89,7 @@ impl Memory {
         self.total.charged
     }
 
-    /// What lane `index` holds, were its owner dead now.
+    /// Returns the charge of lane `index` as if its owner were dead now.
     pub(super) fn held(&self, index: usize) -> u64 {
         let [_, sequence, applied, even, odd] = self.lanes[index];
         settled_charge(index, sequence, applied, [even, odd], self.total.writer)
@@ -115,7 +114,7 @@ impl Memory {
 impl World {
     fn check(&self) {
         assert!(self.memory.total.charged <= LIMIT, "beyond the limit");
-        // A reap that took place but has not freed its lane yet holds the charge twice in the lanes.
+        // A reap that took place but has not freed its lane yet: the lane still shows the subtracted charge.
         let taken = self.memory.reaped_but_not_freed(|_| None);
         let sum: u64 = (REAPER + 1..USED)
             .filter(|index| Some(*index) != taken)
@@ -125,7 +124,7 @@ impl World {
     }
 }
 
-/// All states reachable from `start`; each is checked.
+/// Visits and checks every state that is reachable from `start`.
 fn explore(start: World) -> usize {
     let region = region();
     let mut seen = HashSet::new();
@@ -162,7 +161,7 @@ fn step_writer(world: &World, index: usize, region: &Region) -> Option<World> {
         Some(running) => running,
         None => {
             let change = writer.script.pop()?;
-            // A program frees only what it was given.
+            // A program frees only what it has allocated.
             if matches!(change, Change::Release { bytes } if bytes > writer.holds) {
                 return Some(next);
             }
@@ -189,7 +188,7 @@ fn step_writer(world: &World, index: usize, region: &Region) -> Option<World> {
     Some(next)
 }
 
-/// The reaper's next step, and its death (once, so that there is an end).
+/// The reaper's next step, and its death (only once, so that the search ends).
 fn step_reaper(world: &World, region: &Region, open: &mut Vec<World>) {
     world.memory.restore(region);
     let mut next = world.clone();
@@ -223,7 +222,7 @@ fn step_reaper(world: &World, region: &Region, open: &mut Vec<World>) {
 
 fn end(world: &World, region: &Region) {
     world.memory.restore(region);
-    assert_eq!(reap(region, Sought::All, |_| false), Ok(0), "nothing is pending");
+    assert_eq!(reap(region, Scope::All, |_| false), Ok(0), "nothing is pending");
     let living: u64 = world.writers.iter().filter(|w| w.alive).map(|w| w.holds).sum();
     assert_eq!(region.total.charged(), living);
 }
@@ -234,7 +233,7 @@ fn world(scripts: &[&[Change]], used: [u64; 2]) -> World {
     for (index, script) in scripts.iter().enumerate() {
         let lane = REAPER + 1 + index;
         region.lanes[lane].generation.store(1, Relaxed);
-        // Sequences of both parities, left by an owner before.
+        // Sequences of both parities, as previous owners left them.
         region.lanes[lane].sequence.store(used[index % 2], Relaxed);
         region.lanes[lane].applied.store(used[index % 2], Relaxed);
         writers.push(Writer {

@@ -1,9 +1,10 @@
-//! Proof by exhaustion, as in `explore.rs`, for exported objects: a maker that charges, exports and frees, an
-//! importer, a neighbour that only charges and a reaper, in every order, each of them killed after any store.
+//! Tests the protocol of exported objects exhaustively, like `explore.rs`: an exporter that charges, exports and frees,
+//! an importer, a neighbour that only charges, and a reaper, in every order of their steps, each killed after any
+//! store.
 //!
-//! Checked in every state: the total is within the limit, it is the sum of what lanes and objects hold, and
-//! it is never less than what the driver holds: the piece, as long as anybody has it, once, and what the
-//! living have beside it. At every end all that nobody living has was given back.
+//! Checked in every state: the total is within the limit, and it is the sum of the charges of lanes and objects. It is
+//! never less than what the driver holds: the exported piece once, as long as any process has it, and what the living
+//! have beside it. In every final state, everything that no living process has was released.
 
 use super::explore::{Memory, region};
 use super::objects::{self, Key, Kind, Move};
@@ -32,34 +33,34 @@ struct World {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Actor {
-    /// [`REAPER`]: one of any process, which takes what is dead out.
+    /// [`REAPER`]: a thread of any process that releases the charges of the dead.
     lane: usize,
     alive: bool,
-    /// What its lane holds for something that the driver holds.
+    /// The charge of its lane for memory that the driver holds.
     charged: u64,
-    /// Whether it has the piece in the driver, and whether it holds the object's lock.
+    /// It has the piece in the driver; it holds the object's lock.
     has: bool,
     holds: bool,
-    at: At,
+    phase: Phase,
     script: &'static [Act],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Act {
     Change(Change),
-    /// Charges the piece and has it.
+    /// Charges and allocates the piece.
     Make,
     Export,
     Import,
-    /// Frees or closes the piece, and lets the object go.
+    /// Frees or closes the piece, and unlocks the object.
     Free,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At {
+enum Phase {
     Idle,
     Operating(Operation, Change),
-    /// Waits for the reaper's lock, to do this.
+    /// Waits for the reaper's lock.
     Waiting(Under),
     Finishing(Option<Reap>, Under),
     Moving(Move),
@@ -120,7 +121,7 @@ impl World {
         }
         assert_eq!(total, sum, "total, and lanes and object: {:?}", self.actors);
         let living = self.actors.iter().filter(|actor| actor.alive);
-        // Until it is moved, the piece is part of what its maker's lane holds.
+        // Until it is moved, the piece is part of the charge of its exporter's lane.
         let is_in_lane = living.clone().any(|actor| actor.charged >= PIECE);
         let is_had = living.clone().any(|actor| actor.has);
         let piece = if is_had && !is_in_lane { PIECE } else { 0 };
@@ -132,7 +133,7 @@ impl World {
         let mut next = self.clone();
         let actor = &mut next.actors[index];
         if actor.lane == REAPER {
-            actor.at = At::Idle;
+            actor.phase = Phase::Idle;
             next.reapers_killed += 1;
         } else {
             actor.alive = false;
@@ -154,7 +155,7 @@ impl World {
         Some(Stamp { lane, number })
     }
 
-    /// The next step of an actor; None: it has none.
+    /// Makes the next step of an actor. Returns None if it has none.
     fn step(&self, index: usize, region: &Region) -> Option<Self> {
         let mut next = self.clone();
         self.restore(region);
@@ -163,52 +164,52 @@ impl World {
         if !actor.alive {
             return None;
         }
-        actor.at = match actor.at {
-            At::Idle if actor.lane == REAPER => {
+        actor.phase = match actor.phase {
+            Phase::Idle if actor.lane == REAPER => {
                 let is_needed = self.dead(region).is_some() || Reap::pending(region).is_some();
                 if !is_needed {
                     return None;
                 }
-                At::Waiting(Under::Reap)
+                Phase::Waiting(Under::Reap)
             }
-            At::Idle => match next_act(&mut actor.script)? {
+            Phase::Idle => match next_act(&mut actor.script)? {
                 // A program exports, frees and gives back only what it has.
-                Act::Export | Act::Free if !actor.has => At::Idle,
-                Act::Change(Change::Release { bytes }) if bytes > actor.charged => At::Idle,
+                Act::Export | Act::Free if !actor.has => Phase::Idle,
+                Act::Change(Change::Release { bytes }) if bytes > actor.charged => Phase::Idle,
                 Act::Change(change) => {
                     // The driver first.
                     if let Change::Release { bytes } = change {
                         actor.charged -= bytes;
                     }
-                    At::Operating(Operation::new(actor.lane, change), change)
+                    Phase::Operating(Operation::new(actor.lane, change), change)
                 }
                 Act::Make => {
                     let change = Change::Charge {
                         bytes: PIECE,
                         limit: LIMIT,
                     };
-                    At::Operating(Operation::new(actor.lane, change), change)
+                    Phase::Operating(Operation::new(actor.lane, change), change)
                 }
-                Act::Export => At::Waiting(Under::Export),
-                Act::Import => At::Waiting(Under::Import),
+                Act::Export => Phase::Waiting(Under::Export),
+                Act::Import => Phase::Waiting(Under::Import),
                 Act::Free => {
                     // The driver first.
                     actor.has = false;
                     if actor.holds {
                         objects::hide(region, key());
-                        At::Hidden
+                        Phase::Hidden
                     } else {
                         let change = Change::Release { bytes: PIECE };
                         actor.charged -= PIECE;
-                        At::Operating(Operation::new(actor.lane, change), change)
+                        Phase::Operating(Operation::new(actor.lane, change), change)
                     }
                 }
             },
-            At::Hidden => {
+            Phase::Hidden => {
                 actor.holds = false;
-                At::Waiting(Under::Bury(self.object[0]))
+                Phase::Waiting(Under::Bury(self.object[0]))
             }
-            At::Operating(mut operation, change) => {
+            Phase::Operating(mut operation, change) => {
                 operation.advance(region);
                 match operation.step() {
                     Step::Done(outcome) => {
@@ -220,46 +221,46 @@ impl World {
                             }
                             _ => {}
                         }
-                        At::Idle
+                        Phase::Idle
                     }
-                    _ => At::Operating(operation, change),
+                    _ => Phase::Operating(operation, change),
                 }
             }
-            At::Waiting(_) if !is_session_free => return None,
-            At::Waiting(under) => {
+            Phase::Waiting(_) if !is_session_free => return None,
+            Phase::Waiting(under) => {
                 next.session = Some(index);
-                At::Finishing(None, under)
+                Phase::Finishing(None, under)
             }
-            At::Finishing(reap, under) => match reap.or_else(|| Reap::pending(region)) {
+            Phase::Finishing(reap, under) => match reap.or_else(|| Reap::pending(region)) {
                 Some(mut reap) => {
                     let ended = reap.advance(region);
                     assert!(!matches!(ended, Some(Outcome::Damaged | Outcome::Refused)));
-                    At::Finishing(ended.is_none().then_some(reap), under)
+                    Phase::Finishing(ended.is_none().then_some(reap), under)
                 }
-                None if objects::settle_step(region) => At::Finishing(None, under),
+                None if objects::settle_step(region) => Phase::Finishing(None, under),
                 None => {
-                    let at = self.under(actor, under, region);
-                    if matches!(at, At::Idle | At::Hidden) {
+                    let phase = self.under(actor, under, region);
+                    if matches!(phase, Phase::Idle | Phase::Hidden) {
                         next.session = None;
                     }
-                    at
+                    phase
                 }
             },
-            At::Moving(mut step) => match step.advance(region) {
-                None => At::Moving(step),
+            Phase::Moving(mut step) => match step.advance(region) {
+                None => Phase::Moving(step),
                 Some(outcome) => {
                     assert_eq!(outcome, Outcome::Applied);
                     actor.charged -= PIECE;
                     next.session = None;
-                    At::Idle
+                    Phase::Idle
                 }
             },
-            At::Reaping(mut reap) => match reap.advance(region) {
-                None => At::Reaping(reap),
+            Phase::Reaping(mut reap) => match reap.advance(region) {
+                None => Phase::Reaping(reap),
                 Some(outcome) => {
                     assert_eq!(outcome, Outcome::Applied);
                     next.session = None;
-                    At::Idle
+                    Phase::Idle
                 }
             },
         };
@@ -267,27 +268,27 @@ impl World {
         Some(next)
     }
 
-    /// What an actor does under the reaper's lock, once all is in order.
-    fn under(&self, actor: &mut Actor, under: Under, region: &Region) -> At {
+    /// Does the work of an actor under the reaper's lock, after the work of dead processes is finished.
+    fn under(&self, actor: &mut Actor, under: Under, region: &Region) -> Phase {
         let object = &region.objects[OBJECT];
         match under {
-            Under::Export if objects::is_claimed(object) => At::Idle,
+            Under::Export if objects::is_claimed(object) => Phase::Idle,
             Under::Export => {
                 actor.holds = true;
-                At::Moving(Move::new(OBJECT, actor.lane, PIECE, key(), 1))
+                Phase::Moving(Move::new(OBJECT, actor.lane, PIECE, key(), 1))
             }
             Under::Import => {
                 if let Some((_, bytes)) = objects::find(region, key()).next() {
                     assert_eq!(bytes, PIECE);
                     actor.holds = true;
-                    // The driver lets it be imported as long as anybody has it.
+                    // The driver can import it as long as any process has it.
                     actor.has = self.actors.iter().any(|other| other.alive && other.has);
                     if !actor.has {
-                        // The driver refused: let go again.
-                        return At::Hidden;
+                        // The driver refused: unlock the object again.
+                        return Phase::Hidden;
                     }
                 }
-                At::Idle
+                Phase::Idle
             }
             Under::Bury(generation) => {
                 let is_last = !self.is_held() && self.object[0] == generation && objects::is_claimed(object);
@@ -296,14 +297,14 @@ impl World {
                     number: generation,
                 };
                 if is_last {
-                    At::Reaping(Reap::new(region, target))
+                    Phase::Reaping(Reap::new(region, target))
                 } else {
-                    At::Idle
+                    Phase::Idle
                 }
             }
             Under::Reap => self
                 .dead(region)
-                .map_or(At::Idle, |target| At::Reaping(Reap::new(region, target))),
+                .map_or(Phase::Idle, |target| Phase::Reaping(Reap::new(region, target))),
         }
     }
 }
@@ -314,7 +315,8 @@ fn next_act(script: &mut &'static [Act]) -> Option<Act> {
     Some(*first)
 }
 
-/// All states reachable from a beginning; each is checked. So many of the actors may be killed, and the reaper.
+/// Visits and checks every reachable state. At most `mortals` actors are killed, and the reaper. Returns the number of
+/// states.
 fn explore(scripts: &[&'static [Act]], mortals: usize) -> usize {
     let region = region();
     let mut actors: Vec<Actor> = Vec::new();
@@ -327,7 +329,7 @@ fn explore(scripts: &[&'static [Act]], mortals: usize) -> usize {
             charged: 0,
             has: false,
             holds: false,
-            at: At::Idle,
+            phase: Phase::Idle,
             script,
         });
     }

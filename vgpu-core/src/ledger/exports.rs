@@ -1,8 +1,11 @@
-//! A share's exported objects, as one process makes, finds and holds them: the rules of [`objects`](super::objects),
-//! with locks.
+//! Makes, finds, holds and releases the exported objects of a share for one process: the protocol of
+//! [`objects`](super::objects), under locks.
 //!
-//! Each hold is a lock of its own, so a process may hold an object twice, as its maker and as an importer. A
-//! [`Reservation`] of an object stands where one of a lane would, and is released like it.
+//! Each hold is a lock of its own, so a process may hold an object twice: as the exporter and as an importer. The
+//! [`Reservation`] of an object is used and released like that of a lane.
+//!
+//! How it fails: if a lock cannot be had in time, an export leaves the charge in its lane and an import finds nothing.
+//! An object whose last holder cannot get the reaper's lock is released by the next reap.
 
 use super::holds::Hold;
 use super::objects::{self, Key, Move};
@@ -17,15 +20,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use vgpu_abi::ledger::{LANES, Stamp};
 
-/// How long an export or an import waits for another's reap, and an export for its lane: who exports may hold
-/// back the other threads of its process meanwhile. It is too much, not too little, if that is in vain.
+/// How long an export or an import waits for the reap of another process, and an export for its lane. It is short
+/// because an export may block other threads of its process meanwhile. A timeout charges too much, never too little.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long the last holder does, before it leaves the object to the next reap.
+/// How long the last holder waits before it leaves the object to the next reap.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Share {
-    /// Moves `bytes`, which `reservation` charged in a lane, to an object that is found by `key`. None: there
-    /// is no room or no time for it, and they stay where they are.
+    /// Moves `bytes`, which `reservation` charged in a lane, to a new object with `key`. Returns None if no object is
+    /// free or a lock cannot be had in time; the charge then stays in the lane.
     #[must_use]
     pub fn export(&self, reservation: Reservation, bytes: u64, key: Key) -> Option<Reservation> {
         let own = self.own.get(reservation.0 as usize)?;
@@ -55,8 +58,8 @@ impl Share {
         })
     }
 
-    /// Holds every object of `key`: reservations, and what each is charged. Nothing: there is none, or no
-    /// time for it.
+    /// Holds every object with `key`. Returns the reservation and the charge of each; nothing if there is none or the
+    /// reaper's lock cannot be had in time.
     #[must_use]
     pub fn import(&self, key: Key) -> Vec<(Reservation, u64)> {
         if objects::find(self.region(), key).next().is_none() || self.holds.is_full() {
@@ -67,7 +70,7 @@ impl Share {
             for (index, bytes) in objects::find(region, key) {
                 let (lock, object) = match (self.lock(index), region.objects.get(index)) {
                     (Ok(Some(lock)), Some(object)) => (lock, object),
-                    // Each further one would be waited for as long.
+                    // The wait for every further object would be as long.
                     (Err(_), _) => break,
                     _ => continue,
                 };
@@ -86,21 +89,21 @@ impl Share {
         found.unwrap_or_default()
     }
 
-    /// Has `key` name nothing that was exported before: it is about to name other memory.
+    /// Hides the objects with `key` from later imports, because `key` is about to name other memory.
     pub fn hide(&self, key: Key) {
         objects::hide(self.region(), key);
     }
 
-    /// Returns whether the object of a reservation is still found by `key`, or None if the reservation is of a lane.
+    /// Returns true if `key` still finds the object of a reservation, and None if the reservation is of a lane.
     #[must_use]
     pub fn exports(&self, reservation: Reservation, key: Key) -> Option<bool> {
         let (index, _) = object_of(reservation)?;
         Some(objects::find(self.region(), key).any(|(found, _)| found == index))
     }
 
-    /// What this process has made and still holds, and how often that has changed.
+    /// Returns the bytes that this process has exported and still holds, after a counter of their changes.
     pub(super) fn made(&self) -> (u64, u64) {
-        // The changes first: one that comes between the two shows in the next look.
+        // The counter first: a change between the two reads then shows in the next call.
         let changes = self.holds.changes.load(Acquire);
         let list = self.holds.list.lock();
         let made = list.iter().filter(|hold| hold.made);
@@ -108,7 +111,7 @@ impl Share {
         (changes, bytes)
     }
 
-    /// What the processes hold together: the payer's claim, and its bytes.
+    /// Returns the exported objects: the claim of the process that each is shown with, and its bytes.
     pub(super) fn objects(&self) -> impl Iterator<Item = (Option<Stamp>, u64)> {
         let region = self.region();
         let claimed = objects::used(region).filter(|(_, object)| objects::is_claimed(object));
@@ -122,7 +125,7 @@ impl Share {
         })
     }
 
-    /// Lets an object go that `reservation` holds; whoever is the last takes it out.
+    /// Drops the hold of `reservation` on an object. The last holder releases the object's charge.
     #[cold]
     pub(super) fn let_go(&self, reservation: Reservation) {
         let Some((index, made)) = object_of(reservation) else {
@@ -138,7 +141,7 @@ impl Share {
             return;
         };
         if made {
-            // What is freed is no longer to be found, whoever else holds it.
+            // The exporter frees the memory: no later import may find it, even if others still hold it.
             object.place.store(0, Release);
             self.holds.changes.fetch_add(1, Release);
         }
@@ -148,7 +151,7 @@ impl Share {
         self.session(LAST_PATIENCE, |region| self.bury(region, index, object, generation));
     }
 
-    /// Takes an object out that nobody holds.
+    /// Releases the charge of an object, if no process holds it.
     fn bury(&self, region: &Region, index: usize, object: &Object, generation: u64) -> Option<()> {
         let is_free = {
             let no_fork = fork::guard();
@@ -170,7 +173,7 @@ impl Share {
         Some(())
     }
 
-    /// A hold on the object `index`; None: somebody has it to himself.
+    /// Locks object `index` for reading. Returns None if another process holds an exclusive lock.
     fn lock(&self, index: usize) -> io::Result<Option<PinnedLock>> {
         PinnedLock::share(&self.file, self.at + lane_offset(LANES + index))
     }
@@ -185,7 +188,7 @@ impl Share {
         reservation
     }
 
-    /// Does `act` under the reaper's lock, once what others left is ended.
+    /// Runs `act` under the reaper's lock, after finishing what dead processes left unfinished.
     fn session<T>(&self, patience: Duration, act: impl FnOnce(&Region) -> Option<T>) -> Option<T> {
         let _kept = errno::keep();
         let (lock, _) = self.reaper(patience);
@@ -198,8 +201,8 @@ impl Share {
     }
 }
 
-/// A free object, with what `lock` answers for it. What fails for one (no descriptor, no place, no guard against
-/// a fork) fails for the others too, and each would be waited for.
+/// Returns a free object and the lock on it. The search ends at the first error of `lock`: a missing descriptor, place
+/// or fork guard fails for the other objects as well, and each would have its own wait.
 fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
     for (index, object) in region.objects.iter().enumerate() {
         if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
@@ -212,7 +215,7 @@ fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L
     None
 }
 
-/// The object of a reservation, and whether it is its maker's.
+/// Returns the object of a reservation, and true if this process exported it.
 fn object_of(reservation: Reservation) -> Option<(usize, bool)> {
     let number = (reservation.0 as usize).checked_sub(OWN_LANES)?;
     Some((number / 2, number % 2 == 1))
@@ -250,7 +253,7 @@ mod tests {
         let (lane, is_done) = (&share.own[0].busy, AtomicBool::new(false));
         assert!(lane.try_lock());
         let moved = std::thread::scope(|threads| {
-            // For much longer than an export waits, by the same clock, which stands still while nobody may run.
+            // For much longer than an export waits, by the same clock, which does not count time without a CPU.
             threads.spawn(|| {
                 let mut patience = Patience::new(Duration::from_millis(1500));
                 loop {

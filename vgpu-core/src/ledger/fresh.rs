@@ -4,7 +4,7 @@ use super::Share;
 use std::path::{Path, PathBuf};
 use vgpu_abi::limits::Limits;
 
-/// Where the ledger of the share of that name lies.
+/// Returns the path of the ledger of share `name`.
 pub(crate) fn ledger(folder: &Path, name: &str) -> PathBuf {
     folder.join(name)
 }

@@ -1,4 +1,4 @@
-//! The exported objects that one process holds, each with the lock that says so.
+//! The exported objects that one process holds, each with its lock.
 
 use crate::os::pinned::{MOST_SHARED, PinnedLock};
 use crate::os::spin::Spin;
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     pub(super) list: Spin<Vec<Hold>>,
-    /// How often the objects have changed that it has made and still holds.
+    /// How often the set of objects that this process exported and still holds has changed.
     pub(super) changes: AtomicU64,
 }
 
@@ -17,13 +17,13 @@ pub(super) struct Hold {
     pub(super) object: usize,
     pub(super) generation: u64,
     pub(super) bytes: u64,
-    /// Made by this process, so that the driver counts it as its use of the GPU.
+    /// This process exported it, so the driver reports the memory as used by this process.
     pub(super) made: bool,
     pub(super) _lock: PinnedLock,
 }
 
 impl Holds {
-    /// Returns true if one more would be refused for sure: cheaper to ask here than for each place of a lock.
+    /// Returns true if no further hold is possible. This is cheaper than trying every place for a lock.
     pub(super) fn is_full(&self) -> bool {
         self.list.lock().len() >= MOST_SHARED
     }

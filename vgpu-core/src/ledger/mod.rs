@@ -1,22 +1,21 @@
-//! The ledger: how the processes of a share keep one exact account without trusting each other to live.
+//! The ledger: a file in shared memory in which the processes of a share count their memory exactly, even if any of
+//! them is killed at any instruction.
 //!
 //! ```text
 //!  reserve, release ──► Share (own lanes) ──► Operation ──► Region (mapped file)
-//!  would fail, look ──► reap ─ reaper's lock ─► lane 0 ─────►   │
-//!                        └ whose lane's lock is free?           └► vgpu_abi::ledger::read (node)
+//!  limit reached ────► reap ─ reaper's lock ─► lane 0 ────►   │
+//!                       └ which lanes have no locked owner?   └► vgpu_abi::ledger::read (on the node)
 //! ```
 //!
-//! - A file that is no sound ledger of this share is refused: `open`.
+//! - `open` refuses a file that is not a sound ledger of this share.
 //! - The total is one 16-byte word that names its last writer: [`wide`].
-//! - It is changed in steps, and the owner may be killed after any of them: [`operation`].
+//! - A process changes the total in steps and may be killed after any of them: [`operation`].
 //! - Memory that processes share by export and import is charged once: [`objects`].
-//! - A lane's owner holds a lock that the kernel drops with its address space: [`crate::os::pinned`]. The charges of
-//!   the dead are taken out by the process that needs the room: [`reap`].
+//! - The owner of a lane holds a lock that the kernel releases with the owner's address space:
+//!   [`crate::os::pinned`]. A process that needs memory releases the charges of dead processes: [`reap`].
 //!
-//! There is no helper thread, no signal, no PID that could be reused, no robust futex.
-//!
-//! Deviation from the first design: a reaper does not work in a lane of its own process but in lane 0, whose lock is
-//! the reaper's lock. So the one pending reap is always found there, and a process can reap before it has a lane.
+//! A reap is an operation of lane 0, whose lock is the reaper's lock (docs/adr/0004-a-ledger-for-each-share.md). There
+//! is no helper thread, no signal, no PID that could be reused, no robust futex.
 
 mod exports;
 mod holds;

@@ -1,40 +1,40 @@
-//! Exported memory: charged once, for as long as anybody has it.
+//! Exported memory is charged once, for as long as any process has it.
 //!
-//! Memory that a process exports by a name (cuIpcGetMemHandle, a descriptor) and that another process of the same
-//! share imports has an entry of its own in the ledger, an object. Its charge is in the object and in nobody's lane,
-//! and every process that has the memory holds a read lock on the object's first byte:
+//! A process exports memory by a name (cuIpcGetMemHandle, a file descriptor), and another process of the same share
+//! imports it. Such memory has an entry of its own in the ledger: an object. The charge is in the object and in no
+//! lane. Every process that has the memory holds a read lock on the object's first byte:
 //!
 //! ```text
-//!  maker:     handle ─► claim, move the charge here ─► return the handle       free  ─► let go ─┐
-//!  importer:  find ─► hold ─► the driver's import   ...   the driver's close ─► let go ─────────┤
-//!  anybody:   dead ─► the kernel lets go ───────────────────────────────────────────────────────┤
-//!                                        nobody holds it: taken out like a dead process's lane ◄┘
+//!  exporter: create handle ─► claim object, move the charge ─► return handle   ...   free ─► unlock ─┐
+//!  importer: find object ─► lock ─► the driver's import   ...   the driver's close ─► unlock ─────────┤
+//!  either:   dies ─► the kernel unlocks ──────────────────────────────────────────────────────────────┤
+//!                                           no lock is left: reaped like the lane of a dead process ◄─┘
 //! ```
 //!
-//! So no charge is passed on when the maker frees the memory or dies: it stays in the object, and ends with the last
-//! lock. There is no list of holders that could be wrong, and no PID.
+//! So the charge is not handed over when the exporter frees the memory or dies. It stays in the object until the last
+//! lock is gone. There is no list of holders that could be wrong, and no PID.
 //!
 //! Why it is exact at every instant:
-//! - The move is one operation of the maker's lane that leaves the total as it is ([`Change::Move`]). The object
-//!   names it in `from` and is claimed before it: until the exchange the lane holds the bytes, from then on the
-//!   object does, by the rule that also says what a dead owner's lane holds.
-//! - Moves, searches and reaps take place under the reaper's lock. A process that has that lock and sees a `from`
-//!   knows that its mover died on the way, and settles it ([`settle`]) before any lane is freed: later the lane may
-//!   have another owner, whose operations say nothing about this one.
-//! - A maker's charge is moved before the handle is returned, an importer holds before the driver is asked, and both
-//!   let go after the driver has.
+//! - The move is one operation of the exporter's lane that does not change the total ([`Change::Move`]). Before it, the
+//!   object names the operation in `from` and is claimed. Until the operation's exchange the lane holds the bytes,
+//!   after it the object does. The rule is the one that tells what the lane of a dead process holds.
+//! - Moves, searches and reaps run under the reaper's lock. A process that has this lock and finds a `from` knows that
+//!   the mover died on the way. It settles the object ([`settle`]) before any lane is freed: later the lane may have
+//!   another owner, and its operations say nothing about this one.
+//! - The charge is moved before the handle is returned, and an importer locks the object before it calls the driver.
+//!   Both unlock after the driver has freed or closed the memory.
 //!
 //! How it fails, each time by charging too much:
-//! - If no object is free, a process has as many as it may hold ([`MOST_SHARED`](crate::os::pinned::MOST_SHARED)),
-//!   the reaper's lock is not to be had in time (its holder is frozen), or a process has no descriptors or mappings
-//!   left, then the exporter keeps the charge in its lane, and the importer is charged as well.
-//! - The same happens to an importer of another share, of another PID namespace (a handle names its maker by PID),
-//!   or of memory that its maker exported by two names.
-//! - Garbage in the table: the importer refuses a wrong size; an object that looks claimed but is held by nobody is
-//!   taken out; an object that claims more than the total counts as damage, like a lane's.
-//! - Handles are assumed to differ for as long as the memory of either lives, because the driver has nothing else to
-//!   go by. A new export by a name that is still here hides the older object ([`hide`]), even if the new one finds
-//!   no room. An object is hidden when its maker frees it.
+//! - The exporter keeps the charge in its lane, and the importer is charged as well, if no object is free, a process
+//!   holds as many as it may ([`MOST_SHARED`](crate::os::pinned::MOST_SHARED)), the reaper's lock cannot be had in time
+//!   (its holder is frozen), or a process has no descriptors or mappings left.
+//! - The same happens to an importer of another share, of another PID namespace (a handle names its exporter by PID),
+//!   or of memory that was exported by two names.
+//! - Garbage in the table: the importer refuses a wrong size. An object that looks claimed but is held by no process is
+//!   released. An object that claims more than the total counts as damage, like a lane's.
+//! - Handles are assumed to be unique for as long as the memory of either lives, because the driver has nothing else to
+//!   distinguish them. A new export by a name that is still in use hides the older object ([`hide`]), even if no object
+//!   is free for the new one. An object is also hidden when its exporter frees the memory.
 
 use super::operation::{Change, Operation, Outcome, Step};
 use super::region::{Object, Region};
@@ -42,19 +42,19 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use vgpu_abi::ledger::object::{self, HOLDERS, OBJECTS};
 use vgpu_abi::ledger::{LANES, Stamp};
 
-/// What an object is found by: what the driver handed out, in whose PID namespace.
+/// Identifies an export: the handle that the driver returned, and the PID namespace of the exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     place: u64,
     words: [u64; 8],
 }
 
-/// How memory is handed out.
+/// How memory is exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// By the 64 bytes of cuIpcGetMemHandle.
+    /// By the 64-byte handle of cuIpcGetMemHandle.
     Ipc = 1,
-    /// By a descriptor with an inode of its own.
+    /// By a file descriptor with an inode of its own.
     Descriptor = 2,
 }
 
@@ -76,7 +76,7 @@ impl Key {
     }
 }
 
-/// The objects that were ever used, with their indices; `objects_used` may be garbage.
+/// Returns the objects that were ever used, with their indices. `objects_used` may be garbage.
 pub fn used(region: &Region) -> impl Iterator<Item = (usize, &Object)> {
     let count = usize::try_from(region.objects_used.load(Acquire)).unwrap_or(usize::MAX);
     region.objects.iter().enumerate().take(count)
@@ -86,23 +86,23 @@ pub fn is_claimed(object: &Object) -> bool {
     !object.generation.load(Acquire).is_multiple_of(2)
 }
 
-/// Those of `key`, and what each is charged.
+/// Returns the indices of the claimed objects with `key`, and the charge of each.
 pub fn find(region: &Region, key: Key) -> impl Iterator<Item = (usize, u64)> {
     used(region)
         .filter(move |(_, object)| is_claimed(object) && key.is_of(object))
         .map(|(index, object)| (index, held(region, object)))
 }
 
-/// Has nobody find the objects of `key` any more: it names other memory from now on.
+/// Hides the objects with `key` from imports, because `key` names other memory from now on.
 pub fn hide(region: &Region, key: Key) {
     for (_, object) in used(region).filter(|(_, object)| key.is_of(object)) {
         object.place.store(0, Release);
     }
 }
 
-/// What an object is charged.
+/// Returns the charge of an object.
 pub fn held(region: &Region, object: &Object) -> u64 {
-    // The writer before `applied`: who overwrites the total records first.
+    // The writer before `applied`: a process records the last writer in `applied` before it overwrites the total.
     let writer = region.total.writer();
     let bytes = object.bytes.load(Acquire);
     if moved(region, object.from.load(Acquire), writer) {
@@ -123,9 +123,9 @@ fn moved(region: &Region, from: u64, writer: u64) -> bool {
     )
 }
 
-/// Ends what movers left that died on the way; the caller holds the reaper's lock.
+/// Settles the objects of movers that died on the way. The caller holds the reaper's lock.
 pub fn settle(region: &Region) {
-    // Who scribbles here meanwhile keeps nobody for long.
+    // Bounded, so that a process that writes garbage here meanwhile cannot block this one.
     for _ in 0..2 * OBJECTS {
         if !settle_step(region) {
             return;
@@ -133,7 +133,7 @@ pub fn settle(region: &Region) {
     }
 }
 
-/// Makes one store of that. Returns false if nothing was left to do.
+/// Makes one store of [`settle`]. Returns false if there was nothing left to do.
 pub(super) fn settle_step(region: &Region) -> bool {
     let is_open = |(_, object): &(usize, &Object)| is_claimed(object) && object.from.load(Acquire) != 0;
     let Some((_, object)) = used(region).find(is_open) else {
@@ -148,13 +148,13 @@ pub(super) fn settle_step(region: &Region) -> bool {
     true
 }
 
-/// Names a holder, as far as there is room.
+/// Records a holder, if a place is free. The record only serves lists of processes: the lock is what holds an object.
 pub fn enter(object: &Object, process: u64) {
     let free = |place: &&std::sync::atomic::AtomicU64| place.compare_exchange(0, process, AcqRel, Relaxed).is_ok();
     let _ = object.holders.iter().find(free);
 }
 
-/// Takes it out again.
+/// Removes the record of a holder.
 pub fn leave(object: &Object, process: u64) {
     let own = |place: &&std::sync::atomic::AtomicU64| place.compare_exchange(process, 0, AcqRel, Relaxed).is_ok();
     let _ = object.holders.iter().find(own);
@@ -164,12 +164,12 @@ pub fn holders(object: &Object) -> [u64; HOLDERS] {
     std::array::from_fn(|place| object.holders[place].load(Acquire))
 }
 
-/// Moves a charge out of a lane into a free object, step by step. Who calls holds the reaper's lock and a
-/// lock on the object, and nobody else uses the lane meanwhile.
+/// Moves a charge out of a lane into a free object, step by step. The caller holds the reaper's lock and a lock on the
+/// object, and no other thread uses the lane meanwhile.
 ///
 /// ```text
-///  Writing ─► Claiming ─► Moving (operation of the lane) ─► Settling ─► Listing ─► Done
-///                              └ damaged: Emptying ─► Freeing ─► Done
+///  Write ─► Claim ─► Transfer (operation of the lane) ─► Settle ─► Publish ─► Done
+///                     └ damaged: Clear ─► Free ─► Done
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Move {
@@ -178,23 +178,24 @@ pub struct Move {
     bytes: u64,
     key: Key,
     process: u64,
-    at: At,
+    step: MoveStep,
 }
 
+/// The next step of a [`Move`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At {
-    Writing,
-    Claiming,
-    Moving(Operation),
-    Settling,
-    Listing,
-    Emptying,
-    Freeing,
+enum MoveStep {
+    Write,
+    Claim,
+    Transfer(Operation),
+    Settle,
+    Publish,
+    Clear,
+    Free,
     Done(Outcome),
 }
 
 impl Move {
-    /// Moves `bytes` of `lane` into the free object `object` (counted from 0), for `process`.
+    /// A move of `bytes` from `lane` into the free object `object` (counted from 0), by `process`.
     #[must_use]
     pub fn new(object: usize, lane: usize, bytes: u64, key: Key, process: u64) -> Self {
         Self {
@@ -203,57 +204,57 @@ impl Move {
             bytes,
             key,
             process,
-            at: At::Writing,
+            step: MoveStep::Write,
         }
     }
 
-    /// One step, of at most one store that counts; Some: how it ended.
+    /// Makes one step, with at most one store that counts. Returns the outcome after the last step.
     pub fn advance(&mut self, region: &Region) -> Option<Outcome> {
         let (Some(object), Some(lane)) = (region.objects.get(self.object), region.lanes.get(self.lane)) else {
             return Some(Outcome::Damaged);
         };
-        self.at = match self.at {
-            At::Writing => {
+        self.step = match self.step {
+            MoveStep::Write => {
                 let number = lane.sequence.load(Relaxed).saturating_add(1);
                 let from = Stamp {
                     lane: self.lane,
                     number,
                 };
                 self.write(region, object, from);
-                At::Claiming
+                MoveStep::Claim
             }
-            At::Claiming => {
+            MoveStep::Claim => {
                 object.generation.fetch_add(1, AcqRel);
-                At::Moving(Operation::new(self.lane, Change::Move { bytes: self.bytes }))
+                MoveStep::Transfer(Operation::new(self.lane, Change::Move { bytes: self.bytes }))
             }
-            At::Moving(mut operation) => {
+            MoveStep::Transfer(mut operation) => {
                 operation.advance(region);
                 match operation.step() {
-                    Step::Done(Outcome::Applied) => At::Settling,
-                    Step::Done(_) => At::Emptying,
-                    _ => At::Moving(operation),
+                    Step::Done(Outcome::Applied) => MoveStep::Settle,
+                    Step::Done(_) => MoveStep::Clear,
+                    _ => MoveStep::Transfer(operation),
                 }
             }
-            At::Settling => {
+            MoveStep::Settle => {
                 object.from.store(0, Release);
-                At::Listing
+                MoveStep::Publish
             }
-            At::Listing => {
+            MoveStep::Publish => {
                 object.place.store(self.key.place, Release);
-                At::Done(Outcome::Applied)
+                MoveStep::Done(Outcome::Applied)
             }
-            At::Emptying => {
+            MoveStep::Clear => {
                 object.bytes.store(0, Release);
-                At::Freeing
+                MoveStep::Free
             }
-            At::Freeing => {
+            MoveStep::Free => {
                 object.generation.fetch_add(1, AcqRel);
-                At::Done(Outcome::Damaged)
+                MoveStep::Done(Outcome::Damaged)
             }
-            At::Done(outcome) => At::Done(outcome),
+            MoveStep::Done(outcome) => MoveStep::Done(outcome),
         };
-        match self.at {
-            At::Done(outcome) => Some(outcome),
+        match self.step {
+            MoveStep::Done(outcome) => Some(outcome),
             _ => None,
         }
     }
@@ -267,7 +268,7 @@ impl Move {
         }
     }
 
-    /// Into an object that nobody has: unseen before it is claimed.
+    /// Writes the fields of an object that no process uses. Nothing reads them before the object is claimed.
     fn write(&self, region: &Region, object: &Object, from: Stamp) {
         object.place.store(0, Relaxed);
         object.bytes.store(self.bytes, Relaxed);
@@ -282,7 +283,7 @@ impl Move {
     }
 }
 
-/// The object that a reap's target names, if it is one.
+/// Returns the object that the target of a reap names, or None if it names a lane.
 pub(super) fn target(region: &Region, index: usize) -> Option<&Object> {
     region.objects.get(index.checked_sub(LANES)?)
 }

@@ -1,28 +1,30 @@
-//! One change of the total, in steps between which its owner may be killed.
+//! One change of the total, made in steps. The process may be killed after any of them.
 //!
 //! ```text
 //!  Begin ─► Written ─► Published ─► Seen ─► Recorded ─► Done
 //!    │        │           ▲  │        │         │
-//!    │        │           │  │        │         └ another writer was first: Published again
-//!    │        │           │  │        └ beyond the limit, or damaged: Withdrawn ─► Done
-//!    │        │           sequence is stored: the intent
-//!    │        charged of the coming parity is stored
-//!    charged of the present parity is what the lane holds
+//!    │        │           │  │        │         └ another writer was first: back to Seen
+//!    │        │           │  │        └ above the limit, or damaged: Withdrawn ─► Done
+//!    │        │           sequence is stored: the operation is announced
+//!    │        the charge after the operation is stored, in the word of the next parity
+//!    the word of the present parity has the lane's charge
 //! ```
 //!
-//! Why a dead owner's charge is known at every point (`vgpu_abi::ledger::settled_charge`):
-//! - Before `Published` the lane's sequence is that of the operation before, which is settled, and
-//!   the present parity is untouched.
-//! - The exchange that changes the total also names this operation there. It is not overwritten
-//!   before it is recorded in `applied` (step `Recorded` of the next writer), so from then on either
-//!   the total or `applied` says that it took place. A lane's owner need not record its own: when it
-//!   overwrites its own name, its sequence has gone on.
-//! - `Withdrawn` makes both parities equal before it calls the operation settled.
+//! A lane has two words for its charge; the lowest bit of its sequence tells which one is valid.
 //!
-//! Ordering: a lane's charge is stored before its sequence (release), the sequence before the
-//! exchange (a full barrier), the record before the overwriting exchange. Whoever reads the total
-//! with acquire and then `applied` therefore misses nothing. There is no ABA: a stamp (lane,
-//! sequence) never comes back, so a total that looks unchanged is unchanged.
+//! Why the charge of a dead process is known after every step (`vgpu_abi::ledger::settled_charge`):
+//! - Before `Published`, the lane's sequence is that of the previous operation, which is settled. Its word is
+//!   untouched.
+//! - The exchange that changes the total also writes this operation's stamp there. The next writer records the stamp in
+//!   `applied` (step `Recorded`) before it overwrites it. So from the exchange on, either the total or `applied` tells
+//!   that the operation took place. A process need not record its own last operation: when it overwrites its own stamp,
+//!   its sequence has already increased.
+//! - `Withdrawn` makes both words equal before it marks the operation as settled.
+//!
+//! Ordering: a lane's charge is stored before its sequence (release), the sequence before the exchange (a full
+//! barrier), and `applied` before the exchange that overwrites the stamp. So a process that reads the total with
+//! acquire and then `applied` misses nothing. There is no ABA problem: a stamp (lane, sequence) is never used twice, so
+//! a total that looks unchanged is unchanged.
 
 use super::region::{Lane, Region};
 use super::wide::Pair;
@@ -32,15 +34,15 @@ use vgpu_abi::ledger::{REAPER, Stamp};
 /// What an operation does to the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// Adds bytes, if the total stays within the limit.
+    /// Adds bytes to this lane, if the total stays within the limit.
     Charge { bytes: u64, limit: u64 },
-    /// Takes out bytes of this lane.
+    /// Subtracts bytes from this lane and from the total.
     Release { bytes: u64 },
-    /// Takes out bytes of this lane that stay in the total: an exported object has them from then on
+    /// Subtracts bytes from this lane, but not from the total: an exported object has the charge from then on
     /// ([`super::objects`]).
     Move { bytes: u64 },
-    /// Takes out the charge of a dead owner's lane, `target`. An operation of the reaper's lane, which records
-    /// `target` where other lanes have their charge.
+    /// Subtracts the charge of `target`, the lane of a dead process, from the total. This is an operation of the
+    /// reaper's lane, which has `target` where other lanes have their charge.
     Reap { bytes: u64, target: Stamp },
 }
 
@@ -48,13 +50,13 @@ pub enum Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     Applied,
-    /// Beyond the limit.
+    /// Above the limit.
     Refused,
-    /// The ledger holds what no version-2 library writes; nothing was changed.
+    /// The ledger has values that no version-2 library writes. Nothing was changed.
     Damaged,
 }
 
-/// An operation and how far it is.
+/// An operation and its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
     lane: usize,
@@ -75,7 +77,7 @@ pub enum Step {
 }
 
 impl Operation {
-    /// The next operation of `lane`, which the caller owns and nobody else uses meanwhile.
+    /// The next operation of `lane`. The caller owns the lane, and no other thread uses it meanwhile.
     #[inline(always)]
     #[must_use]
     pub fn new(lane: usize, change: Change) -> Self {
@@ -87,10 +89,11 @@ impl Operation {
         }
     }
 
-    /// Runs to the end.
+    /// Runs all steps and returns the outcome.
     #[inline(always)]
     pub fn run(mut self, region: &Region) -> Outcome {
-        // These five steps are the common case and compile to straight code; the loop is for a writer that was overtaken.
+        // These five steps are the common case and compile to straight code. The loop is needed only if another process
+        // changed the total first.
         self.advance(region);
         self.advance(region);
         self.advance(region);
@@ -104,13 +107,13 @@ impl Operation {
         }
     }
 
-    /// How far it is.
+    /// Returns the last step.
     #[must_use]
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// One step: at most one store that others can see.
+    /// Makes one step, with at most one store that other processes can see.
     #[inline(always)]
     pub fn advance(&mut self, region: &Region) {
         let Some(lane) = region.lanes.get(self.lane) else {
@@ -204,8 +207,8 @@ impl Operation {
     }
 }
 
-/// Makes both parities of `lane` equal again, whose operation `sequence` is not to be. Never inlined: the
-/// usual way would compute for it where they lie.
+/// Makes both charge words of `lane` equal again, because its operation `sequence` does not take place. Never inlined,
+/// because the common case would then compute both addresses for it.
 #[cold]
 #[inline(never)]
 fn withdraw(lane: &Lane, sequence: u64) {
@@ -213,7 +216,7 @@ fn withdraw(lane: &Lane, sequence: u64) {
     parity(lane, sequence).store(held, Release);
 }
 
-/// The charge of `lane` after its operation `sequence`.
+/// Returns the word with the charge of `lane` after its operation `sequence`.
 #[inline(always)]
 pub(super) fn parity(lane: &Lane, sequence: u64) -> &std::sync::atomic::AtomicU64 {
     let [even, odd] = &lane.charged;

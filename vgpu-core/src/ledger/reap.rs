@@ -1,20 +1,20 @@
 //! Releases the charges of dead processes.
 //!
-//! The caller holds the reaper's lock, so it alone frees lanes and writes to lane 0. A reap is one
-//! operation of lane 0 that takes the dead lane's charge out of the total and names its target
-//! (lane and generation), followed by stores that free the lane:
+//! The caller holds the reaper's lock, so it alone frees lanes and writes to lane 0. A reap is one operation of lane 0
+//! that subtracts the dead lane's charge from the total and names its target (lane and generation). Then stores free
+//! the lane:
 //!
 //! ```text
-//!  Taking (operation of lane 0) ─► Zeroing(0) ─► Zeroing(1) ─► Settling ─► Freeing ─► Done
+//!  Subtract (operation of lane 0) ─► Clear(0) ─► Clear(1) ─► Settle ─► Free ─► Done
 //! ```
 //!
-//! An exported object that no process holds is released in the same way. Objects are numbered after the lanes, and one
-//! is dead if nobody has a lock on it.
+//! An exported object that no process holds is released in the same way. Objects are numbered after the lanes; an
+//! object is dead if no process has a lock on it.
 //!
 //! If a reaper is killed on the way, the next one finishes its work first ([`finish`]). If the last operation of lane 0
-//! took place and its target still has the generation that it names, the charge is out of the total and the lane not yet
-//! free: the stores are repeated, which is harmless. If the operation did not take place, nothing happened, and the dead
-//! lane is found like any other.
+//! took place and its target still has the generation that it names, the charge is already subtracted and the lane is
+//! not free yet: the stores are repeated, which is harmless. If the operation did not take place, nothing happened, and
+//! the dead lane is found like any other.
 
 use super::objects;
 use super::operation::{Change, Operation, Outcome, Step, parity};
@@ -23,24 +23,26 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use vgpu_abi::ledger::{LANES, REAPER, Stamp, settled_charge};
 
-/// Takes one dead lane out, step by step.
+/// Releases the charge of one dead lane and frees the lane, step by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reap {
     target: Stamp,
-    at: At,
+    step: ReapStep,
 }
 
+/// The next step of a [`Reap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At {
-    Taking(Operation),
-    Zeroing(usize),
-    Settling,
-    Freeing,
+enum ReapStep {
+    Subtract(Operation),
+    /// Clears one of the two words of the charge.
+    Clear(usize),
+    Settle,
+    Free,
     Done(Outcome),
 }
 
 impl Reap {
-    /// Reaps claim `target`, whose owner is dead and whose lane is still odd.
+    /// A reap of the claim `target`. Its owner is dead, and the lane's generation is still odd.
     #[must_use]
     pub fn new(region: &Region, target: Stamp) -> Self {
         let bytes = match objects::target(region, target.lane) {
@@ -53,11 +55,11 @@ impl Reap {
         let operation = Operation::new(REAPER, Change::Reap { bytes, target });
         Self {
             target,
-            at: At::Taking(operation),
+            step: ReapStep::Subtract(operation),
         }
     }
 
-    /// What is left of the last reap, if its reaper died on the way.
+    /// Returns the rest of the last reap, if its reaper died on the way.
     #[must_use]
     pub fn pending(region: &Region) -> Option<Self> {
         let reaper = region.lanes.get(REAPER)?;
@@ -75,44 +77,48 @@ impl Reap {
         let unfinished = target.lane != REAPER && generation == target.number && !generation.is_multiple_of(2);
         unfinished.then_some(Self {
             target,
-            at: At::Zeroing(0),
+            step: ReapStep::Clear(0),
         })
     }
 
-    /// One step; Some: how it ended.
+    /// Makes one step. Returns the outcome after the last step.
     pub fn advance(&mut self, region: &Region) -> Option<Outcome> {
         let Some(generation) = generation(region, self.target.lane) else {
             return Some(Outcome::Damaged);
         };
-        self.at = match self.at {
-            At::Taking(mut operation) => {
+        self.step = match self.step {
+            ReapStep::Subtract(mut operation) => {
                 operation.advance(region);
                 match operation.step() {
-                    Step::Done(Outcome::Applied) => At::Zeroing(0),
-                    Step::Done(outcome) => At::Done(outcome),
-                    _ => At::Taking(operation),
+                    Step::Done(Outcome::Applied) => ReapStep::Clear(0),
+                    Step::Done(outcome) => ReapStep::Done(outcome),
+                    _ => ReapStep::Subtract(operation),
                 }
             }
-            At::Zeroing(which) => {
+            ReapStep::Clear(which) => {
                 if let Some(charged) = charge(region, self.target.lane, which) {
                     charged.store(0, Release);
                 }
-                if which == 0 { At::Zeroing(1) } else { At::Settling }
+                if which == 0 {
+                    ReapStep::Clear(1)
+                } else {
+                    ReapStep::Settle
+                }
             }
-            At::Settling => {
+            ReapStep::Settle => {
                 if let Some(lane) = region.lanes.get(self.target.lane) {
                     lane.applied.fetch_max(lane.sequence.load(Relaxed), AcqRel);
                 }
-                At::Freeing
+                ReapStep::Free
             }
-            At::Freeing => {
+            ReapStep::Free => {
                 generation.store(self.target.number.wrapping_add(1), Release);
-                At::Done(Outcome::Applied)
+                ReapStep::Done(Outcome::Applied)
             }
-            At::Done(outcome) => At::Done(outcome),
+            ReapStep::Done(outcome) => ReapStep::Done(outcome),
         };
-        match self.at {
-            At::Done(outcome) => Some(outcome),
+        match self.step {
+            ReapStep::Done(outcome) => Some(outcome),
             _ => None,
         }
     }
@@ -126,7 +132,7 @@ impl Reap {
     }
 }
 
-/// The generation of a lane or, behind the lanes, of an object.
+/// Returns the generation of a lane or, after the lanes, of an object.
 fn generation(region: &Region, index: usize) -> Option<&AtomicU64> {
     match objects::target(region, index) {
         Some(object) => Some(&object.generation),
@@ -134,7 +140,7 @@ fn generation(region: &Region, index: usize) -> Option<&AtomicU64> {
     }
 }
 
-/// Where its charge is: in two words or in one.
+/// Returns word `which` of its charge: a lane has two, an object one.
 fn charge(region: &Region, index: usize, which: usize) -> Option<&AtomicU64> {
     match objects::target(region, index) {
         Some(object) => (which == 0).then_some(&object.bytes),
@@ -144,7 +150,7 @@ fn charge(region: &Region, index: usize, which: usize) -> Option<&AtomicU64> {
 
 /// Which lanes a reap tests for dead owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sought {
+pub enum Scope {
     /// Only lanes with a charge: each test costs a system call, and many processes may start at once. All lanes if
     /// they are running out ([`CROWDED`]), because a process that starts then needs a free one.
     Charged,
@@ -154,14 +160,14 @@ pub enum Sought {
 /// From this number of claimed lanes on, every reap tests all of them.
 const CROWDED: usize = LANES / 2;
 
-/// Ends what a dead reaper left, then takes out every claimed lane that `is_dead` says is dead, and every
-/// object that nobody holds. Returns how many. The caller holds the reaper's lock.
+/// Finishes the work of a dead reaper. Then releases every claimed lane for which `is_dead` returns true, and every
+/// object that no process holds. Returns how many it released. The caller holds the reaper's lock.
 ///
 /// # Errors
-/// [`Outcome::Damaged`], when the ledger cannot be: nothing is taken out from there on.
-pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
+/// [`Outcome::Damaged`] if the ledger has impossible values. Nothing is released from there on.
+pub fn reap(region: &Region, scope: Scope, mut is_dead: impl FnMut(usize) -> bool) -> Result<usize, Outcome> {
     let mut count = finish(region)?;
-    // Each lane is asked for once: many objects may name it, and an answer costs a system call.
+    // Each lane is tested once: many objects may name it, and a test costs a system call.
     let mut living = [false; LANES];
     let mut is_dead = |index: usize| match living.get_mut(index) {
         Some(lives) => {
@@ -174,8 +180,8 @@ pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> b
     let is_crowded = region.lanes.iter().filter(is_claimed).count() >= CROWDED;
     for (index, lane) in region.lanes.iter().enumerate().skip(REAPER + 1) {
         let generation = lane.generation.load(Acquire);
-        // Only the reaper frees a lane, so a dead owner's generation cannot change under us.
-        let passes = || sought == Sought::Charged && !is_crowded && held(region, index, lane) == 0;
+        // Only the reaper frees a lane, so the generation of a dead owner's lane cannot change meanwhile.
+        let passes = || scope == Scope::Charged && !is_crowded && held(region, index, lane) == 0;
         if generation.is_multiple_of(2) || passes() || !is_dead(index) {
             continue;
         }
@@ -193,7 +199,8 @@ pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> b
             lane: LANES + index,
             number: object.generation.load(Acquire),
         };
-        // Whom it is shown with is worth a look, although nothing may be charged to its lane any more.
+        // Also test the processes that the object names: lists would show the object with a dead one, which has perhaps
+        // no charge in its lane and was skipped above.
         let named = objects::holders(object).map(Stamp::unpack).into_iter();
         for claim in named.chain([claim]) {
             let is_there = || generation(region, claim.lane).is_some_and(|now| now.load(Acquire) == claim.number);
@@ -209,7 +216,7 @@ pub fn reap(region: &Region, sought: Sought, mut is_dead: impl FnMut(usize) -> b
     Ok(count)
 }
 
-/// Ends what dead reapers and movers left: the first thing that whoever has the reaper's lock does.
+/// Finishes the work of dead reapers and movers. Whoever takes the reaper's lock does this first.
 ///
 /// # Errors
 /// As for [`reap`].
@@ -225,7 +232,7 @@ pub fn finish(region: &Region) -> Result<usize, Outcome> {
 
 /// Returns the charge of a lane whose owner is dead. For a live owner it may be one operation old.
 pub(super) fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
-    // The writer before `applied`: who overwrites the total records first.
+    // The writer before `applied`: a process records the last writer in `applied` before it overwrites the total.
     let writer = region.total.writer();
     let applied = lane.applied.load(Acquire);
     let pair = [lane.charged[0].load(Acquire), lane.charged[1].load(Acquire)];
@@ -237,7 +244,7 @@ mod tests {
     use super::*;
     use crate::ledger::explore;
 
-    /// Claims so many lanes, whose owners die without having charged anything.
+    /// Claims `count` lanes, whose owners die without having charged anything.
     fn with_dead(count: usize) -> Box<Region> {
         let region = explore::region();
         for lane in region.lanes.iter().skip(REAPER + 1).take(count) {
@@ -249,11 +256,11 @@ mod tests {
     #[test]
     fn idle_dead_lanes_are_left_until_lanes_run_out() {
         let few = with_dead(CROWDED - 1);
-        assert_eq!(reap(&few, Sought::Charged, |_| true), Ok(0));
-        assert_eq!(reap(&few, Sought::All, |_| true), Ok(CROWDED - 1));
+        assert_eq!(reap(&few, Scope::Charged, |_| true), Ok(0));
+        assert_eq!(reap(&few, Scope::All, |_| true), Ok(CROWDED - 1));
         let many = with_dead(CROWDED);
         assert_eq!(
-            reap(&many, Sought::Charged, |index| index != 1),
+            reap(&many, Scope::Charged, |index| index != 1),
             Ok(CROWDED - 1),
             "one lives"
         );
@@ -275,7 +282,7 @@ mod tests {
         }
         region.objects_used.store(OBJECTS as u64, Release);
         let mut asked = Vec::new();
-        let count = reap(&region, Sought::All, |index| {
+        let count = reap(&region, Scope::All, |index| {
             asked.push(index);
             false
         });

@@ -17,7 +17,7 @@ pub struct Region {
     _constant: [u8; 100],
     pub total: Total,
     _total: [u8; 112],
-    /// Exported objects that were ever used: a hint, for who looks through them.
+    /// Number of exported objects that were ever used: how far a search has to go.
     pub objects_used: AtomicU64,
     _header: [u8; 6 * format::LINE - 8],
     pub lanes: [Lane; format::LANES],
@@ -26,7 +26,7 @@ pub struct Region {
     pub seal: AtomicU64,
 }
 
-/// What one process holds, or one of its threads when they contend.
+/// The charge of one process, or of one of its threads when they contend.
 #[repr(C, align(128))]
 pub struct Lane {
     /// Odd while claimed.
@@ -41,7 +41,7 @@ pub struct Lane {
     _line: [u8; 64],
 }
 
-/// Memory that processes hold together: `vgpu_abi::ledger::object`.
+/// Memory that several processes hold: `vgpu_abi::ledger::object`.
 #[repr(C, align(128))]
 pub struct Object {
     /// Odd while claimed.
@@ -85,8 +85,8 @@ const _: () = {
     assert!(offset_of!(Lane, context) == format::lane::CONTEXT);
 };
 
-/// Where lane `index` lies in the file: its first byte is what its owner holds locked. Object `i`, whose
-/// holders share a lock, has the index `LANES + i`.
+/// Returns the offset of lane `index` in the file. Its owner locks the first byte. Object `i`, on which all holders
+/// have a read lock, has the index `LANES + i`.
 #[must_use]
 pub fn lane_offset(index: usize) -> usize {
     format::FIRST_LANE_AT + index * format::LINE

@@ -1,11 +1,11 @@
 //! One open share: reserves and releases bytes in the ledger, in lanes of this process.
 //!
-//! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads meet. A charge is
+//! A process has up to [`OWN_LANES`] lanes: the first from the start, more when its threads contend. A charge is
 //! released in the lane that made it, so no lane's charge falls below zero.
 //!
 //! How it fails:
-//! - No lane is free for a process's first (1,014 live processes, or 507 that each use a second lane): it is
-//!   refused, with one line, until another process ends.
+//! - No lane is free for a new process (1,014 live processes, or 507 that each use a second lane): it is refused, with
+//!   one line, until another process ends.
 //! - No lane is free for another thread: the threads of the process take turns.
 //! - A thread that leaves an operation by a longjmp keeps that lane busy: other threads use other lanes, and the
 //!   charge of that lane stays until the process ends.
@@ -15,7 +15,7 @@
 use super::holds::Holds;
 use super::open::{OpenError, Problem, check};
 use super::operation::{Change, Operation, Outcome};
-use super::reap::{Sought, held, reap};
+use super::reap::{Scope, held, reap};
 use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
@@ -31,11 +31,12 @@ use vgpu_abi::ledger::{self as format, LANES, REAPER, Stamp};
 
 /// The most lanes of one process.
 pub const OWN_LANES: usize = 4;
-/// How long an allocation that would fail waits for another's reap.
+/// How long an allocation that would fail waits for the reap of another process.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
-/// Milliseconds without another wait after a wait in vain: the other process is stopped, or frozen with its container.
+/// Milliseconds without another wait after a wait that timed out: the other process is stopped, or its container
+/// frozen.
 const IN_VAIN: u64 = 10_000;
-/// How long a starting process, and a list of processes, wait for another's reap.
+/// How long a starting process, and a list of processes, wait for the reap of another process.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
 const LANE_PATIENCE: Duration = Duration::from_secs(2);
@@ -54,12 +55,12 @@ pub struct Share {
     locks: Spin<Vec<PinnedLock>>,
     /// When this process last looked for dead neighbours.
     looked: AtomicU64,
-    /// When it last waited for another's reap in vain; 0: never.
+    /// When its last wait for another process's reap timed out; 0: never.
     in_vain: AtomicU64,
     damaged: AtomicBool,
 }
 
-/// A lane of ours, or none yet (index 0).
+/// A lane of this process, or none yet (index 0).
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct OwnLane {
@@ -94,7 +95,7 @@ impl Share {
         Self::open_at(path, 0, share_mark, limit)
     }
 
-    /// The same of the ledger that begins `at` bytes into its file.
+    /// The same for the ledger that begins `at` bytes into its file.
     ///
     /// # Errors
     /// As for [`Share::open`].
@@ -128,12 +129,12 @@ impl Share {
             damaged: AtomicBool::new(false),
         };
         if share.charged() > 0 {
-            share.reap(Sought::Charged, START_PATIENCE);
+            share.reap(Scope::Charged, START_PATIENCE);
         }
         match share.claim(0, REAPER + 1..LANES) {
             Ok(true) => Ok(share),
             Ok(false) => {
-                share.reap(Sought::All, REAP_PATIENCE);
+                share.reap(Scope::All, REAP_PATIENCE);
                 match share.claim(0, REAPER + 1..LANES) {
                     Ok(true) => Ok(share),
                     Ok(false) => Err(OpenError::Lane(path.to_owned())),
@@ -144,22 +145,22 @@ impl Share {
         }
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     #[inline]
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes charged to the share by all its processes, at this moment.
+    /// Returns the bytes charged to the share by all its processes at this moment.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.region().total.charged()
     }
 
-    /// What each lane of this very process has charged, and what it has exported and still holds: the driver
-    /// counts that with it, and what it imported with others.
+    /// Returns the charge of each lane of this process, and the bytes that it has exported and still holds: the driver
+    /// reports exported memory as used by the exporter, imported memory as used by others.
     pub fn own(&self) -> impl Iterator<Item = OwnCharge> {
         let (changes, bytes) = self.made();
         let indices = self.own.iter().map(|own| own.index.load(Acquire));
@@ -167,7 +168,7 @@ impl Share {
         lanes
             .filter(|(index, _)| *index != REAPER)
             .map(|(index, lane)| OwnCharge {
-                // Before the charge: a change that comes between the two shows in the next look.
+                // The counter before the charge: a change between the two reads then shows in the next call.
                 changes: lane.sequence.load(Acquire),
                 bytes: held(self.region(), index, lane),
             })
@@ -188,7 +189,7 @@ impl Share {
 
     #[cold]
     fn retry(&self, bytes: u64, refusal: Refusal) -> Result<Reservation, Refusal> {
-        if refusal == Refusal::Limit && self.reap(Sought::Charged, REAP_PATIENCE) > 0 {
+        if refusal == Refusal::Limit && self.reap(Scope::Charged, REAP_PATIENCE) > 0 {
             return self.attempt(bytes);
         }
         Err(refusal)
@@ -219,10 +220,10 @@ impl Share {
             return;
         }
         self.looked.store(now, Relaxed);
-        self.reap(Sought::Charged, Duration::ZERO);
+        self.reap(Scope::Charged, Duration::ZERO);
     }
 
-    /// Notes that this process has a context: it is on the GPU even while it holds nothing.
+    /// Records that this process has a context: it uses the GPU even while nothing is charged to it.
     pub fn note_context(&self) {
         let lane = self.region().lanes.get(self.own[0].index.load(Acquire));
         if let Some(lane) = lane {
@@ -230,18 +231,18 @@ impl Share {
         }
     }
 
-    /// The processes of this PID namespace that hold something or have a context, and what each holds.
-    /// Who has the share open for a look alone is none of the GPU's.
+    /// Returns the processes of this PID namespace that hold memory or have a context, with their bytes. A process that
+    /// only has the share open does not use the GPU.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {
-        self.reap(Sought::All, START_PATIENCE);
+        self.reap(Scope::All, START_PATIENCE);
         let here = pid_namespace();
         let ours = self.holders().filter(|(namespace, _, _)| *namespace == here);
         ours.map(|(_, pid, held)| (pid, held)).collect()
     }
 
-    /// The same of every PID namespace, as it is: namespace, PID, and what it holds. Who died a moment ago
-    /// is still among them.
+    /// The same for every PID namespace, without a reap: namespace, PID and bytes. A process that has just died is
+    /// still among them.
     pub fn holders(&self) -> impl Iterator<Item = (u64, u32, u64)> {
         let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
         lanes
@@ -294,7 +295,7 @@ impl Share {
             if !own.busy.try_lock() {
                 continue;
             }
-            // More lanes come from the upper half, so that they never keep a process out.
+            // Further lanes come from the upper half, so that they never block a new process.
             if own.index.load(Acquire) != 0 || matches!(self.claim(slot, LANES / 2..LANES), Ok(true)) {
                 return Some(slot);
             }
@@ -331,7 +332,7 @@ impl Share {
     }
 
     /// Writes this process into a lane that is free and locked. The generation is last: once it is odd, the lane counts
-    /// as dead if nobody holds its lock.
+    /// as dead if no process holds its lock.
     fn take_lane(&self, lane: &Lane, index: usize, generation: u64) {
         let claim = Stamp {
             lane: index,
@@ -348,9 +349,9 @@ impl Share {
         lane.generation.store(generation, Release);
     }
 
-    /// Reaps, after waiting for at most `patience` for another reaper. Returns how many lanes were released, with 1 more
-    /// if there was another reaper: it may have released some.
-    fn reap(&self, sought: Sought, patience: Duration) -> usize {
+    /// Reaps, after waiting for at most `patience` for another reaper. Returns how many lanes were released, with 1
+    /// more if there was another reaper: it may have released some.
+    fn reap(&self, scope: Scope, patience: Duration) -> usize {
         let _kept = errno::keep();
         let (lock, waited) = self.reaper(patience);
         if lock.is_none() {
@@ -362,7 +363,7 @@ impl Share {
             let Ok(file) = self.file.open(&no_fork) else {
                 return waited;
             };
-            reap(region, sought, |index| {
+            reap(region, scope, |index| {
                 matches!(file::is_locked(&file, self.at + lane_offset(index)), Ok(false)) && file.check().is_ok()
             })
         };
@@ -402,8 +403,8 @@ impl Share {
 
     #[inline(always)]
     pub(super) fn region(&self) -> &Region {
-        // SAFETY: the mapping has the size of a Region and a page's alignment, and lives as long as
-        // self; every byte pattern is a value of a Region, which others change as atomics only.
+        // SAFETY: the mapping has the size of a Region and a page's alignment, and lives as long as self. Every byte
+        // pattern is a value of a Region, and other processes change it by atomic operations only.
         unsafe { self.mapping.start().cast::<Region>().as_ref() }
     }
 
@@ -418,7 +419,7 @@ impl Share {
     }
 }
 
-/// Inode of this process's PID namespace; 0 where /proc does not tell.
+/// Returns the inode of this process's PID namespace, or 0 if /proc cannot be read.
 #[must_use]
 pub fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())

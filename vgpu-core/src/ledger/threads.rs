@@ -1,10 +1,10 @@
-//! The same core with real threads: writers that die in the middle of an operation, a reaper beside them,
-//! and a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`) stores become
-//! visible as late as their orderings allow, a different interleaving for every seed.
+//! Tests the same protocol with real threads: writers that die in the middle of an operation, a reaper beside them, and
+//! a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`), stores become visible as late as
+//! their orderings allow, with another interleaving for every seed.
 
 use super::explore::region;
 use super::operation::{Change, Operation, Outcome, Step};
-use super::reap::{Sought, held, reap};
+use super::reap::{Scope, held, reap};
 use super::region::Region;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const LIMIT: u64 = 100;
 const WRITERS: usize = 3;
 
-/// Charges and gives back, and stops after `steps` steps wherever it is then: killed.
+/// Charges and releases, and stops after `steps` steps wherever it is then, as if killed.
 fn write(region: &Region, lane: usize, mut steps: usize) {
     let mut holds = 0;
     loop {
@@ -54,14 +54,14 @@ fn the_dead_are_taken_out_beside_the_living() {
                 let (region, dead) = (&region, &dead);
                 threads.spawn(move || {
                     write(region, lane, 60 + 7 * lane + round * 13 % 97);
-                    // What the kernel does with the lane's lock.
+                    // Stands for the kernel, which releases the lane's lock.
                     dead.fetch_or(1 << lane, Release);
                 });
             }
             let is_dead = |lane: usize| dead.load(Acquire) & 1 << lane != 0;
             let mut count = 0;
             while count < WRITERS {
-                count += reap(&region, Sought::All, is_dead).expect("a sound ledger");
+                count += reap(&region, Scope::All, is_dead).expect("a sound ledger");
                 let sum: u64 = (1..=WRITERS).map(|lane| held(&region, lane, &region.lanes[lane])).sum();
                 assert!(sum <= LIMIT * 2, "{sum}: each lane is at most an operation apart");
                 std::thread::yield_now();

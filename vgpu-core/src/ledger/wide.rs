@@ -1,12 +1,12 @@
-//! The total's word: two 8-byte words that change as one (cmpxchg16b), read one after the other.
+//! The word of the total: charged bytes and the stamp of their last writer, 16 bytes that change together (cmpxchg16b).
 //!
-//! A reader that sees the same writer before and after the bytes has a true pair: a stamp never
-//! comes back, so the pair did not change in between.
+//! They are read one after the other: stamp, bytes, stamp again. If both stamps are equal, bytes and stamp belong
+//! together: no stamp is ever used twice, so the word has not changed in between.
 #![allow(unsafe_code)] // One instruction that Rust's stable atomics do not offer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// {charged bytes, stamp of the last writer}.
+/// The total in the ledger: charged bytes and the stamp of the last writer.
 #[repr(C, align(16))]
 pub struct Total {
     charged: AtomicU64,
@@ -27,21 +27,21 @@ pub fn supported() -> bool {
 }
 
 impl Total {
-    /// Bytes charged, at this moment.
+    /// Returns the bytes charged at this moment.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Acquire)
     }
 
-    /// Stamp of the last writer, at this moment.
+    /// Returns the stamp of the last writer at this moment.
     #[inline]
     #[must_use]
     pub fn writer(&self) -> u64 {
         self.writer.load(Ordering::Acquire)
     }
 
-    /// Both, as they were at one moment.
+    /// Returns both as they were at the same moment.
     #[inline]
     #[must_use]
     pub fn load(&self) -> Pair {
@@ -54,19 +54,19 @@ impl Total {
         }
     }
 
-    /// Puts `new` in the place of `old`, or answers with what it found.
+    /// Replaces `old` by `new`, if the value is `old`.
     ///
     /// # Errors
-    /// The value found, when it is not `old`.
+    /// The value found, if it is not `old`.
     #[inline]
     #[cfg(not(miri))]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         let (low, high): (u64, u64);
         let done: u8;
-        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and shared memory is changed by
-        // this instruction alone; rbx, which LLVM may keep for itself, is restored. All operands have
-        // registers of their own: `reg` could be rbx, which the first instruction overwrites. Without
-        // `nomem` the compiler moves no access over it; the lock prefix makes it a full barrier.
+        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and only this instruction changes shared memory.
+        // rbx, which LLVM reserves, is restored. Every operand has a register of its own, because `reg` could be rbx,
+        // which the first instruction overwrites. Without `nomem` the compiler moves no access across it; the lock
+        // prefix makes it a full barrier.
         unsafe {
             std::arch::asm!(
                 "xchg rsi, rbx",
@@ -92,7 +92,7 @@ impl Total {
         }
     }
 
-    /// Miri knows no assembly; one lock for all totals has the same meaning.
+    /// The same for Miri, which cannot run assembly: one lock for all totals.
     #[cfg(miri)]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -110,7 +110,7 @@ impl Total {
         Err(found)
     }
 
-    /// For tests and for a fresh region that nobody shares yet.
+    /// Sets the value. Only for tests and for a new region that no other process maps yet.
     pub fn set(&self, pair: Pair) {
         self.charged.store(pair.charged, Ordering::Release);
         self.writer.store(pair.writer, Ordering::Release);

@@ -1,13 +1,15 @@
-//! Contexts come and go: the memory that each takes is measured ([`measure`](super::measure)), and the first of a
-//! process on a GPU is charged the share's reserve before. What was allocated in a context goes with it.
+//! Creates and destroys contexts with their memory charged. The memory of each context is measured
+//! ([`measure`](super::measure)); the first one of a process on a GPU is charged the share's reserve before. Destroying
+//! a context also releases the charges of the memory that was allocated in it.
 //!
 //! ```text
-//!  begin ─► reserve charged, if it is the first ─► driver ─► measured ─► counted, or undone and out of memory
-//!  end   ─► deferred frees waited for ─► driver ─► counted out ─► what went with it released ─► measured
+//!  create:  charge the reserve (first context) ─► driver ─► measure ─► count it, or undo and out of memory
+//!  destroy: wait for deferred frees ─► driver ─► uncount it ─► release what was freed with it ─► measure
 //! ```
 //!
-//! How it fails: a call that the driver refuses changes nothing. Others may hold a primary context by ways that are
-//! not seen here: then the driver says that it lives, and its arrays stay charged.
+//! How it fails: a call that the driver refuses changes nothing. Something else in the process may hold a primary
+//! context without a call that is seen here. The driver then reports the context as active, and its arrays stay
+//! charged.
 
 use super::contexts::{Contexts, Made};
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
@@ -25,8 +27,8 @@ pub struct Place<'a, D> {
     pub gpu: &'a Gpu<D>,
 }
 
-/// Makes a context through `make` with what it takes charged. `count` counts it in; `undo` takes it back. It is
-/// measured if `is_new`: a retained context that is there already takes nothing.
+/// Creates a context through `make` and charges its memory. `count` counts the context; `undo` destroys it again if it
+/// does not fit. It is measured only if `is_new`: retaining an existing context needs no memory.
 pub fn begin<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
@@ -63,8 +65,8 @@ pub fn begin<D: Driver, N: Nvml>(
     result
 }
 
-/// Ends a context through `end` and releases what went with it; `count` counts it out. The caller holds the lock of
-/// `contexts`.
+/// Destroys a context through `end` and releases the charges of what was freed with it. `count` uncounts the context.
+/// The caller holds the lock of `contexts`.
 fn end_of<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
@@ -78,7 +80,7 @@ fn end_of<D: Driver, N: Nvml>(
         let result = end();
         if result == SUCCESS {
             count(contexts);
-            // Before the second look: what went with the context is not charged any more.
+            // Before the second measurement, because memory that was freed with the context must not be charged there.
             sweep(process, place);
             sweep_arrays(contexts);
             room::refresh(place.gpu);
@@ -94,7 +96,7 @@ fn end_of<D: Driver, N: Nvml>(
     result
 }
 
-/// Releases the memory that went with a context. The driver knows which pointers are left.
+/// Releases the charges of memory that was freed with a context. The driver tells which pointers still exist.
 fn sweep<D: Driver, N>(process: &Process<'_, D, N>, place: &Place<'_, D>) {
     let (tables, driver) = (process.tables, &place.gpu.driver);
     let is_gone = |pointer| driver.is_gone(pointer);
@@ -103,7 +105,7 @@ fn sweep<D: Driver, N>(process: &Process<'_, D, N>, place: &Place<'_, D>) {
     drop(buffers.drain(|pointer, memory| memory.gpu == place.index && is_gone(pointer)));
 }
 
-/// After the last context of a GPU went, and with it all graphs that need it.
+/// Forgets the graphs of a GPU after its last context was destroyed, and with it all graphs that need it.
 fn forget_graphs<D: Driver, N>(process: &Process<'_, D, N>, place: &Place<'_, D>) {
     process.tables.graphs.drain(|_, needs| {
         needs.retain(|(gpu, _)| *gpu != place.index);
@@ -123,7 +125,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
     let _outside = process.calls.outside(thread());
     process.nvml.load();
     let (gpus, tables) = (process.gpus, process.tables);
-    // Held until it is counted: another thread may retain or release it at the same time.
+    // Locked until the release is counted: another thread may retain or release the context at the same time.
     let mut contexts = place.gpu.contexts.lock();
     loop {
         if !all && contexts.retains > 1 {
@@ -135,7 +137,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
         if primary == 0 || !deferred_free::has_of(gpus, primary) {
             break;
         }
-        // Work is waited for without the lock; a thread that retains the context meanwhile is seen above.
+        // Wait for the GPU's work without the lock. If a thread retains the context meanwhile, the check above sees it.
         drop(contexts);
         deferred_free::empty(gpus, &tables.live, primary);
         contexts = place.gpu.contexts.lock();
@@ -147,7 +149,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
         call,
         |contexts| contexts.retains = 0,
         |contexts| {
-            // Others may hold it by ways that we do not see: then nothing has gone.
+            // Something else may hold the context unseen; then nothing was freed.
             if !place.gpu.driver.is_primary_active(device) {
                 tables.arrays.sweep(gpus, contexts.primary);
             }
@@ -159,7 +161,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
 pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, end: impl FnOnce() -> c_int) -> c_int {
     let (gpus, tables) = (process.gpus, process.tables);
     let _outside = process.calls.outside(thread());
-    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+    // Remove it from the table first: once it is destroyed, the driver may return the same handle to another thread.
     let Some(known) = tables.contexts.remove(context as u64) else {
         return end();
     };
@@ -187,12 +189,12 @@ pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, 
     result
 }
 
-/// Counts one user more of a context that is not the primary one.
+/// Counts one more user of a context that is not the primary one.
 pub fn attach<D>(tables: &Tables<D>, context: usize) {
     tables.contexts.with(context as u64, |known| known.attached += 1);
 }
 
-/// Ends one use of a context through `end`; the last one's end destroys it.
+/// Ends one use of a context through `end`. The last detach destroys the context.
 pub fn detach<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, end: impl FnOnce() -> c_int) -> c_int {
     let others = process.tables.contexts.with(context as u64, |known| {
         let others = known.attached > 0;
@@ -209,7 +211,7 @@ pub fn detach<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, e
     result
 }
 
-/// Keeps a context that is not the primary one.
+/// Records a context that is not the primary one.
 pub fn keep<D, N>(process: &Process<'_, D, N>, context: usize, gpu: usize, is_green: bool) {
     let made = Made {
         gpu,
@@ -228,7 +230,7 @@ mod tests {
     const PRIMARY: usize = 7;
     const DEVICE: c_int = 3;
 
-    /// Makes a context that takes `bytes`, as far as NVML sees.
+    /// Creates a context for which NVML reports `bytes`.
     fn make(process: &Process<'_, Fake, &Scene>, bytes: u64) -> c_int {
         let scene = process.nvml;
         begin(

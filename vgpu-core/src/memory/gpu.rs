@@ -16,7 +16,7 @@ pub struct Gpu<D> {
     pub driver: D,
     pub uuid: String,
     pub account: Account,
-    /// Bytes of it that the driver does not count as this process's, or counts once where they are charged twice.
+    /// Charged bytes that NVML does not report for this process: memory of another process, or memory charged twice.
     pub surplus: AtomicU64,
     pub context_reserve: u64,
     pub contexts: Spin<Contexts>,
@@ -27,8 +27,8 @@ pub struct Gpu<D> {
     pub graphs: Graphs,
 }
 
-/// The GPUs of this process. The usual way of an allocation and a free takes it by reference, and not as a slice: that
-/// is one register across the call of the driver instead of two.
+/// The GPUs of this process. Allocation and free pass it by reference and not as a slice, because that needs one
+/// register across the driver's call instead of two.
 pub type Gpus<D> = Vec<Gpu<D>>;
 
 impl<D: Driver> Gpu<D> {

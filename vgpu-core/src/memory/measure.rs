@@ -1,40 +1,48 @@
-//! The memory that contexts, code, static variables and the limits of contexts take: measured, because no call
-//! returns it.
+//! Measures and charges the GPU memory that no driver call reports: contexts, code, static variables and what the
+//! limits of contexts reserve. Together they are the overhead of this process on a GPU.
 //!
 //! ```text
-//!  the driver's call
-//!  what NVML says of this process - what is charged for all else ─► charged, or undone and out of memory
+//!  first context: charge the reserve ─► driver call ─► measure ─► charge the overhead
+//!                                                             └─► does not fit: undo, out of memory
+//!
+//!  overhead = what NVML reports for this process - what this process is charged for everything else
 //! ```
 //!
-//! NVML names processes by PIDs of its own namespace, so this process is recognised by its coming: it is
-//! the one that NVML lists after the process's first context and did not list before.
+//! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. It is
+//! the one that NVML lists after this process's first context and did not list before.
 //!
-//! What is charged for all else is reserved before the driver takes it and given back after (pools are
-//! asked again, and charged, after each look), so a call that another thread is in makes the overhead look
-//! smaller than it is, and once that call has ended too little would be charged. So a look counts while no
-//! thread is in such a call and no charge changes ([`vgpu_core::calls`]); others wait with their next call
-//! meanwhile, but not while the driver does what is measured, which may take seconds, or wait for them.
+//! When a measurement is valid: the charge for other memory is made before the driver allocates it and ends after the
+//! driver has freed it. While another thread is inside such a call, more is charged than allocated. A measurement would
+//! then find too little overhead, and too little would stay charged after that call. So a measurement counts only if no
+//! thread is inside such a call and no charge changes ([`crate::calls`]):
 //!
 //! ```text
-//!  stop ─► those under way end ─► charged? ─► NVML's list ─► still nobody under way, charged as before ─► go on
+//!  block new calls ─► wait until none is running ─► read the charges ─► read NVML's list
+//!                  ─► still no call running and the same charges? ─► unblock
 //! ```
 //!
-//! A call that does not end soon (a free or the launch of a graph waits for the GPU; its thread is not running, or
-//! ended in it) is not waited for, nor are the locks that it holds: what it may have taken or given back is what is
-//! charged and lies in no table ([`settled_bytes`]). The overhead then lies between two bounds, the greater is
-//! charged, and the next look corrects it.
+//! Pools are the exception: the driver grows a pool before it is charged. So pools are read and charged again after
+//! NVML's list. New calls are blocked only while charges and list are read, not during the driver call that is
+//! measured: it may take seconds, or wait for another thread's call itself.
 //!
-//! A list that lacks this process tells nothing, and is asked for again; after the last context nothing
-//! is left, and no list is needed to know that.
+//! Calls that do not end soon: a free or the launch of a graph may wait for the GPU, and a thread may be stopped or may
+//! have ended inside a call. A measurement waits neither for such a call nor for the locks that it holds. What the call
+//! may have allocated or freed is at most what is charged but is in no table ([`settled_bytes`]). The overhead then
+//! lies between two bounds. The upper bound is charged, and the next measurement corrects it.
 //!
-//! How it fails: NVML is missing, does not list processes, or several came at once: nothing is measured,
-//! and the first context is charged the share's reserve until the last is gone. Code that the driver
-//! loads later than it was asked to (lazy loading) is charged at the next call that is measured.
-//! Between the driver's call and the charge, the GPU holds what is not charged yet. Where a call that does not
-//! end keeps the greater bound from fitting, what was made is undone although it might have fitted.
+//! NVML's list may lack this process for a moment. Such a list is ignored and read again. After the last context the
+//! overhead is 0; no list is needed for that.
 //!
-//! Memory of another process that is charged here too, for it could not be recognised, is not in the list's
-//! figure of this one, nor is what is charged twice; so it is not taken from that.
+//! Some charged bytes are not in NVML's figure for this process: imported memory of another process that could not be
+//! matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the figure.
+//!
+//! How it fails:
+//! - NVML is missing, lists no processes, or several new processes appear at once: nothing is measured. The first
+//!   context is charged the share's reserve, until the last context is gone.
+//! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call.
+//! - Between the driver call and the charge, the GPU holds memory that is not charged.
+//! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
+//!   have fitted.
 //!
 //! [`settled_bytes`]: super::settled_bytes
 
@@ -53,9 +61,9 @@ use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// NVML, as far as memory is measured with it.
+/// The functions of NVML that a measurement needs.
 pub trait Nvml {
-    /// Loads the library, if there is one. No lock of ours is held.
+    /// Loads the library, if there is one. The caller holds no lock of this crate.
     fn load(&self);
     /// Returns NVML's handle of GPU `gpu`, or None if NVML is missing.
     fn device(&self, gpu: usize) -> Option<usize>;
@@ -68,25 +76,25 @@ pub trait Nvml {
 pub struct Process<'a, D: 'static, N> {
     pub gpus: &'a Vec<Gpu<D>>,
     pub tables: &'a Tables<D>,
-    /// Which threads are in calls that may change what the GPUs hold.
+    /// Tracks threads inside calls that may change GPU memory.
     pub calls: &'a Calls,
     pub nvml: N,
-    /// What NVML calls this process; 0: not known yet.
+    /// The PID by which NVML lists this process; 0: not known yet.
     pub pid: &'a AtomicU32,
 }
 
-/// How often NVML is asked for a list that has this process in it.
+/// How many lists without this process are read before a measurement gives up.
 const ATTEMPTS: u32 = 16;
-/// How often a look begins anew because something changed: calls that were stopped too long go on meanwhile.
+/// How often a measurement starts again because something changed. New calls are unblocked between two attempts.
 const LOOKS: u32 = 256;
-/// How long others' calls are waited for; for the same ones only once.
+/// How long a measurement waits for calls of other threads. It waits for the same calls only once.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How many looks more before something is refused that may fit once others' calls have ended.
+/// How often a call that does not fit is measured again, because calls of other threads may have ended meanwhile.
 const SECOND_THOUGHTS: u32 = 10;
-/// How many lists in a row must show the same new process before it is taken for this one.
+/// How many lists in a row must have the same one new process before it counts as this one.
 const AGREED: u32 = 4;
 
-/// What a call may do to the overhead.
+/// How a call may change the overhead.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Takes,
@@ -94,17 +102,17 @@ pub enum Change {
     Either,
 }
 
-/// One look at what NVML says.
+/// The result of one measurement.
 enum Look {
-    /// Bytes that are not charged for anything else, at least and at most; below 0 where more is charged than
-    /// the GPU holds.
+    /// The lower and the upper bound of the overhead in bytes. Negative if more is charged than allocated.
     Excess(i64, i64),
-    /// We do not know yet which process is ours: those that there are.
+    /// The PID of this process in NVML's list is not known yet; these are all PIDs in the list.
     Strangers(Vec<u32>),
+    /// NVML could not be asked, or its lists did not allow a measurement.
     Blind,
 }
 
-/// The right to measure the overhead of a GPU, which one thread at a time has.
+/// Measures the overhead of a GPU. It holds the lock of the overhead, so only one thread measures at a time.
 pub struct Measurement<'a, D: 'static, N> {
     process: &'a Process<'a, D, N>,
     gpu: &'a Gpu<D>,
@@ -123,13 +131,14 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         }
     }
 
-    /// After the last context went; nothing is left of it.
+    /// Releases the whole overhead, after the last context was destroyed.
     pub fn clear(&mut self) {
         self.overhead.clear(&self.gpu.account);
     }
 
-    /// Calls `call`, measured. `first`: it makes the first context on this GPU, for which so much is charged before.
-    /// Returns the result of the call, and false if what it took does not fit.
+    /// Runs `call` and charges what it adds to the overhead. `first`: `call` creates the first context on this GPU, and
+    /// this reserve is charged before it. Returns the result of `call`, and false if the new overhead exceeds the
+    /// limit.
     pub fn around(&mut self, first: Option<u64>, change: Change, call: impl FnOnce() -> c_int) -> (c_int, bool) {
         let ahead = first.unwrap_or(0);
         if ahead > self.overhead.charge.bytes() {
@@ -138,8 +147,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 None => return (OUT_OF_MEMORY, true),
             }
         }
-        // Asked for only where it counts: each look is a call of NVML. Who is new beside a first context may be
-        // this process; later it has long been listed, and who is new is another.
+        // A measurement costs a call of NVML, so there is one before `call` only if its result is used. Only at the
+        // first context can a new process in the list be this one; later this process is listed already.
         let is_coming = first.is_some() && self.process.pid.load(Ordering::Relaxed) == 0;
         let before = if is_coming || change == Change::GivesBack {
             self.look(None)
@@ -165,14 +174,15 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             self.overhead.in_vain = UnderWay::default();
             fits = self.settle(change, start, &before, known);
         }
-        // What went is not refused for what else is there.
+        // A call that only frees memory succeeds, whatever else is charged.
         (result, fits || change == Change::GivesBack)
     }
 
-    /// Charges what is there after a call; `start`: what was there before. Returns false if that does not fit.
+    /// Measures after a call and charges the result. `start` is the overhead before the call. Returns false if the
+    /// result exceeds the limit.
     fn settle(&mut self, change: Change, start: u64, before: &Look, known: Option<&[u32]>) -> bool {
         let Look::Excess(least, most) = self.look(known) else {
-            // Not seen: what was charged ahead stays, and what went is still charged.
+            // No measurement: the reserve stays charged, and so does memory that the call may have freed.
             self.overhead.measured = self.overhead.charge.bytes();
             self.overhead.may_fall |= change != Change::Takes;
             return true;
@@ -197,10 +207,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         fits || self.overhead.charge.set(&self.gpu.account, target)
     }
 
+    /// Measures the overhead. `known`: the PIDs in NVML's list before the call, if they are needed to find this
+    /// process.
     fn look(&mut self, known: Option<&[u32]>) -> Look {
         let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
         let mut patience = Patience::new(PATIENCE);
-        // Before others are stopped: to open NVML takes milliseconds.
+        // Before calls are blocked, because opening NVML takes milliseconds.
         let Some(device) = self.process.nvml.device(self.index) else {
             return Look::Blind;
         };
@@ -218,7 +230,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             let Some(list) = self.process.nvml.processes(device) else {
                 return Look::Blind;
             };
-            // A pool is charged after it grew: who was at it while NVML was asked shows now.
+            // A pool is charged after it grew: growth while NVML was asked changes the charges here.
             let is_fresh = room::refresh_with(self.gpu, &mut patience);
             let is_still = self.process.calls.under_way() == others
                 && self.gpu.account.own() == charged
@@ -234,7 +246,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 let came: Vec<u32> = pids.filter(|pid| !known.contains(pid)).collect();
                 let own = match came.as_slice() {
                     several if several.contains(&std::process::id()) => std::process::id(),
-                    // Another namespace's name for this process, if it stays the only one.
+                    // A PID of another namespace. It is ours if it stays the only new one.
                     [one] => {
                         agreed = if *one == stranger { agreed + 1 } else { 1 };
                         stranger = *one;
@@ -261,7 +273,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     return Look::Excess(least, least.saturating_add_unsigned(at_stake));
                 }
                 Some(_) => {}
-                // A list may miss a process for a moment: that it is not there says nothing.
+                // A list may lack a process for a moment, so this does not mean that it holds no memory.
                 None => {
                     lists += 1;
                     if lists == ATTEMPTS {
@@ -277,12 +289,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         SettledBytes::of(self.process.tables, self.gpu, self.index)
     }
 
-    /// What this process is charged when no other thread is in a call, or who still is; and whether that is what
-    /// pools and graphs reserve.
+    /// Waits until no other thread is inside a call, or until it has waited long enough. Returns the charges of this
+    /// process, the calls that are still running, and false if the charges of pools and graphs could not be updated.
     fn stillness(&mut self, patience: &mut Patience) -> (Own, UnderWay, bool) {
         loop {
             let is_fresh = room::refresh_with(self.gpu, patience);
-            // In this order: a call that began before it charged is under way then.
+            // The charges first. A call is marked as running before it charges, so a charge that is seen here belongs
+            // to a call that is seen below or has ended.
             let charged = self.gpu.account.own();
             let others = self.process.calls.under_way();
             if others.is_nobody() || others == self.overhead.in_vain || !patience.nap() {
@@ -293,7 +306,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     }
 }
 
-/// Calls `call` with what it takes on GPU `index` charged. Where that does not fit, `undo` takes it back.
+/// Runs `call` and charges what it adds to the overhead of GPU `index`. If that does not fit, runs `undo` and returns
+/// out of memory.
 pub fn measured<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     index: usize,

@@ -1,5 +1,5 @@
-//! The charge for the memory that contexts, code and the limits of contexts take on one GPU;
-//! [`measure`](super::measure) sets it.
+//! The overhead of this process on one GPU: the charge for the memory of contexts, code and limits of contexts, and
+//! what the last measurement found. [`measure`](super::measure) sets it.
 
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;
@@ -8,15 +8,16 @@ use crate::calls::UnderWay;
 #[derive(Debug, Default)]
 pub struct Overhead {
     pub charge: TrackedCharge,
+    /// Bytes after the last measurement, even if they could not be charged.
     pub measured: u64,
-    /// It may be less than what is charged: something was given back unseen, or a call did not end.
+    /// The next measurement may find less: memory may have been freed unmeasured, or a call did not end.
     pub may_fall: bool,
-    /// Calls of others that were waited for in vain.
+    /// Calls of other threads that did not end while a measurement waited for them.
     pub in_vain: UnderWay,
 }
 
 impl Overhead {
-    /// After the last context went; nothing is left of it.
+    /// Releases the whole charge, after the last context was destroyed.
     pub fn clear(&mut self, account: &Account) {
         *self = Self {
             charge: core::mem::take(&mut self.charge),

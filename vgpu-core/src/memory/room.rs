@@ -1,4 +1,4 @@
-//! Makes room for an allocation that would be refused: has the driver release what pools and graphs keep unused.
+//! Makes room for an allocation that would exceed the limit: lets the driver free what pools and graphs keep unused.
 
 use super::driver::{Driver, OUT_OF_MEMORY};
 use super::gpu::Gpu;
@@ -7,7 +7,7 @@ use super::{graphs, pools};
 use crate::os::spin::Patience;
 use core::ffi::c_int;
 
-/// Has the driver release what pools and graphs keep unused. Returns false if there are none.
+/// Lets the driver free what pools and graphs keep unused. Returns false if there are none.
 #[cold]
 pub fn make_room<D: Driver>(gpu: &Gpu<D>) -> bool {
     let pools = gpu.pools.trim_all(&gpu.driver, &gpu.account);
@@ -21,7 +21,7 @@ pub fn refresh<D: Driver>(gpu: &Gpu<D>) {
     gpu.graphs.refresh(&gpu.driver, &gpu.account);
 }
 
-/// The same. Returns false if the calls that other threads are in outlast `patience`.
+/// Like [`refresh`]. Returns false if other threads hold the locks for longer than `patience`.
 pub fn refresh_with<D: Driver>(gpu: &Gpu<D>, patience: &mut Patience) -> bool {
     gpu.pools.refresh_with(&gpu.driver, &gpu.account, patience)
         && gpu.graphs.refresh_with(&gpu.driver, &gpu.account, patience)
@@ -35,8 +35,8 @@ pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
     }
 }
 
-/// Allocates from a pool with its growth charged; where the limit is reached, once more with what graphs keep
-/// unused given back.
+/// Allocates from a pool and charges the pool's growth. If that exceeds the limit, frees what graphs keep unused and
+/// tries once more.
 pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Result<u64, c_int>) -> Result<(), c_int> {
     if let Growth::Done(result) = gpu
         .pools
@@ -44,7 +44,7 @@ pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Resu
     {
         return result;
     }
-    // A launch holds the lock of graphs and takes that of pools: never the other way round.
+    // Not under the lock of pools: the launch of a graph locks graphs first and then pools.
     gpu.graphs.trim_all(&gpu.driver, &gpu.account);
     match gpu
         .pools

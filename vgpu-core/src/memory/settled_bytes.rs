@@ -1,17 +1,17 @@
-//! The bytes that the driver holds for sure while some thread is in a call that does not end: everything that is
-//! charged and lies in a table.
+//! Counts the charged memory that is in a table. The driver holds these bytes for certain, even while a thread is
+//! inside a call that does not end.
 //!
 //! ```text
 //!  charged ─► driver ─► in its table ─► taken out ─► driver ─► released
-//!  \_ under way ____/  \__ settled __/  \____ under way __________/
+//!  \_ in a call ____/  \__ settled __/  \____ in a call __________/
 //! ```
 //!
-//! Asked for rarely, so it is counted then. Left out is memory that only a binding or a tile keeps, or that another
-//! process made, and pools and graphs that another thread is at: the measurement asks what may be under way, and
-//! may assume too much.
+//! The sum is rarely needed, so it is counted each time and not kept. It leaves out memory that only a binding or a
+//! tile of a sparse array keeps, memory of other processes, and pools and graphs that another thread has locked. That
+//! is safe: the measurement then assumes that more may be inside a call than is.
 //!
-//! How it fails: the tables are read one after the other, and before or after whatever they are compared with.
-//! So they are read twice: if the two results are equal, nothing has changed in between.
+//! How it fails: the tables are read one after the other and may change meanwhile. So the caller counts twice; if both
+//! results are equal, nothing has changed in between.
 
 use super::backing::Backing;
 use super::driver::Driver;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SettledBytes {
     pub bytes: u64,
-    /// Over what it is: other memory of as many bytes has another mark.
+    /// A hash of the counted entries, so that other memory of the same size compares as different.
     mark: u64,
 }
 
@@ -39,7 +39,7 @@ impl SettledBytes {
     #[cold]
     pub fn of<D: Driver>(tables: &Tables<D>, gpu: &Gpu<D>, index: usize) -> Self {
         let mut found = Self::default();
-        // By the charge: several handles and mappings may be of one.
+        // Keyed by the backing, because several handles and mappings may share one.
         let mut backings = BTreeMap::new();
         let mut note = |backing: &Arc<Backing<D>>| {
             if backing.gpu == index {

@@ -1,4 +1,4 @@
-//! A client that makes random calls, and what it holds.
+//! A client that makes random calls, and the memory that it has.
 
 use super::caller::Caller;
 use super::{Bench, GRANULE, MIB};

@@ -1,4 +1,4 @@
-//! A client that is told its calls one by one.
+//! A client that makes single calls, as the test tells it.
 
 use super::serve::Serving;
 use super::text::number;

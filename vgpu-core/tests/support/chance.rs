@@ -1,4 +1,4 @@
-//! Numbers by chance, from a seed that is printed, and how many of what a run is to have.
+//! Random numbers from a seed that is printed, and the number of steps of a run.
 
 use std::sync::OnceLock;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! A hang is a failure, not an endless run.
+//! Turns a hang into a test failure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! A share in a temporary folder, and clients under it: what `vgpu run` sets up, by hand.
+//! A share in a temporary folder, and clients under it, set up as `vgpu run` does.
 #![allow(dead_code, unused_imports)] // Not every test file uses all of it.
 
 pub(crate) mod actor;

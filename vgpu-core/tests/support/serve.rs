@@ -1,4 +1,4 @@
-//! Clients that take their steps one by one.
+//! Clients that make one step at a time, as the test tells them.
 
 use super::text::number;
 use std::io::{BufRead, BufReader, Read, Write};

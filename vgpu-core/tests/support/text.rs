@@ -1,4 +1,4 @@
-//! What clients print, and the wait for something to become true.
+//! Parses the output of clients, and waits for a condition.
 
 use std::process::Output;
 use std::time::{Duration, Instant};

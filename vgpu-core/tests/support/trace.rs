@@ -1,6 +1,6 @@
-//! A client under ptrace, led through one call of libvgpu.so: each instruction of the library is a stop,
-//! and each entry and end of a system call. What other libraries do in between runs on its own, until it
-//! comes back to the address that the library's call left on the stack.
+//! Runs a client under ptrace through one call of libvgpu.so, and stops at each instruction of the library and at the
+//! entry and exit of each system call. Code of other libraries runs without stops until it returns to the address that
+//! the library's call left on the stack.
 #![allow(unsafe_code)] // ptrace, and symbols of a library that is opened for their addresses.
 
 use libc::{c_int, c_long, pid_t, user_regs_struct};

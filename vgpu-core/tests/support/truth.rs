@@ -1,4 +1,4 @@
-//! The software GPU's own account, against which the ledger is held.
+//! The software GPU's own account, with which the ledger is compared.
 
 use super::Bench;
 use super::serve::Serving;

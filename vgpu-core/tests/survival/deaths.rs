@@ -1,5 +1,5 @@
-//! Who is dead and who only looks so: stopped, without its first thread, with another's PID. And who gives back
-//! what the dead held.
+//! Processes that are dead and processes that only look dead (stopped, without a first thread, with a reused PID), and
+//! the release of dead processes' memory.
 
 use crate::support::alone::{alone, is_possible};
 use crate::support::hang::guard;

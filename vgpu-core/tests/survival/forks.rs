@@ -1,5 +1,4 @@
-//! Children, by whatever call, and a program in another's place: each counts for itself, and what a dead parent
-//! held is free.
+//! Children, created by any call, and exec: each process is counted on its own, and a dead parent's memory is free.
 
 use crate::support::hang::guard;
 use crate::support::serve::Serving;

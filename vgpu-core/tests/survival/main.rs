@@ -1,11 +1,11 @@
-//! What a program may do to itself and to its children, and the account stays whole: nothing hangs, the
-//! living keep what they hold, and what the dead held is there for the next who needs it or looks.
+//! Whatever a program does to itself and its children, the account stays right: nothing hangs, the living keep their
+//! memory, and memory of the dead is free for the next process that needs or lists it.
 //!
 //! ```text
 //! forks.rs      fork, clone, exec: children, orphans, sleepers
-//! threads.rs    threads that come, go and are cancelled; the last lane
+//! threads.rs    threads that start, end and are cancelled; the last lane
 //! resources.rs  without the library, descriptors, address space, system calls
-//! deaths.rs     stopped, without a first thread, with another's PID; who gives back
+//! deaths.rs     stopped, without a first thread, with a reused PID; the release of dead processes' memory
 //! ```
 
 mod deaths;

@@ -1,5 +1,5 @@
-//! What a program takes from itself: the library, descriptors, address space, system calls. A start that lacks
-//! them is refused, and whoever runs keeps its account.
+//! Programs that close or forbid what the library needs: the library itself, descriptors, address space, system calls.
+//! A start without them is refused, and a running process keeps its account.
 
 use crate::support::hang::guard;
 use crate::support::serve::Serving;

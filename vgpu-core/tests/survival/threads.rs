@@ -1,5 +1,5 @@
-//! Lanes, of which a process takes one for each thread that meets another: they come back, and no more are given
-//! than there are.
+//! Lanes, of which a process claims one for each thread that contends with another: they are released, and no more are
+//! claimed than exist.
 
 use crate::support::hang::guard;
 use crate::support::{Bench, GIB, MIB};

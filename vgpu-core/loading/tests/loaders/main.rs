@@ -1,10 +1,10 @@
-//! Every way of loading in every order, in both forms of delivery: is the limit held, is each byte charged
-//! once? The outcome is the table of docs/loading.md, which is compared with it.
+//! Tests every way of loading in every order, in a container and under `vgpu run`: the limit is enforced, and each byte
+//! is charged once. The result is compared with the table of docs/loading.md.
 //!
-//! A way is a program, what it opens and its environment. An order is what happens before:
-//! - `cuda`, `nvml`: libcuda or NVML is used first;
-//! - `path`: the driver's own file is opened first by its absolute path, so that its DT_SONAME takes the name;
-//! - `compat`: an image's driver is opened first by path, so that the backstop is asked before anything else.
+//! A way is a program, the library that it opens and its environment. An order is what happens before:
+//! - `cuda`, `nvml`: libcuda or NVML is used first.
+//! - `path`: the driver's own file is opened first by its absolute path, so that its DT_SONAME is taken.
+//! - `compat`: a driver of the image is opened first by path, so that the backstop is called before anything else.
 
 mod stage;
 mod ways;
@@ -22,16 +22,16 @@ const LIMIT: u64 = 2 * GIB;
 const ORDERS: [&str; 4] = ["cuda", "nvml", "path", "compat"];
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/loading.md");
 
-/// What a cell came to.
+/// The outcome of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
-    /// The share is seen, the limit is held, each byte is charged once.
+    /// The program sees the share, the limit is enforced, and each byte is charged once.
     Holds,
     /// The program gets no GPU.
     Refused,
-    /// Held, but the figures are not the share's, or are charged twice.
+    /// Enforced, but the figures are not the share's, or bytes are charged twice.
     Wrong,
-    /// Not held.
+    /// The limit is not enforced.
     Free,
 }
 
@@ -69,7 +69,7 @@ fn cell(place: &Place, stage: &Stage, way: &Way, order: &str) -> (Outcome, Strin
     )
 }
 
-/// A cell of the table: the outcome of all orders, or of each that differs from the first.
+/// A cell of the table: the outcome of all orders, plus each order that differs from the first.
 fn summary(form: Form, outcomes: &[(&str, Outcome)]) -> String {
     let word = |outcome| match (outcome, form) {
         (Outcome::Holds, _) => "holds",
@@ -86,7 +86,7 @@ fn summary(form: Form, outcomes: &[(&str, Outcome)]) -> String {
     word(first).to_owned() + &others
 }
 
-/// The cells of a place, by way, and what was said where a cell does not hold.
+/// The cells of a place, by way, and the output of cells without an enforced limit.
 fn column(place: &Place, stage: &Stage, purego: Option<&Path>, details: &mut Vec<String>) -> Vec<String> {
     let mut cells = Vec::new();
     for way in ways(stage, place, purego) {
@@ -152,7 +152,7 @@ fn every_way_in_every_order_is_as_documented() {
     let of = |title: &str| documented.iter().find(|row| row[0] == title);
     let mut wrong = Vec::new();
     for (index, way) in rows.iter().enumerate() {
-        // A cell that was not tried cannot be wrong.
+        // A cell that was not tested is not compared.
         let untried = || of(way.title).and_then(|row| row.get(1)).cloned().unwrap_or_default();
         let inside = container
             .as_ref()

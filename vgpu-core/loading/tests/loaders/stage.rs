@@ -1,4 +1,4 @@
-//! The programs, and what an image brought along: a driver of its own in `compat/`.
+//! The test programs, and a driver in `compat/` as an image would contain it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

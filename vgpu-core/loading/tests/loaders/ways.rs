@@ -1,4 +1,4 @@
-//! The rows of the table.
+//! The rows of the table: the ways of loading libcuda and NVML.
 
 use crate::stage::Stage;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use vgpu_loading::{example, python};
 /// A way of reaching libcuda and NVML.
 pub(crate) struct Way {
     pub(crate) title: &'static str,
-    /// Why it does not hold, where it does not.
+    /// Why the limit is not enforced, if it is not.
     pub(crate) why: &'static str,
     pub(crate) program: PathBuf,
-    /// What comes before the order: HOW for the C client, a script for an interpreter.
+    /// Arguments before the order: HOW for the C client, a script for an interpreter.
     pub(crate) before: Vec<String>,
     pub(crate) cuda: String,
     pub(crate) nvml: String,

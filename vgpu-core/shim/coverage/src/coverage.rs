@@ -1,5 +1,4 @@
-//! The join of an API's public names, the rows about them and the hooks: which row is about which
-//! name, and where the three disagree.
+//! Joins an API's public names, the rows about them and the hooks, and reports where the three disagree.
 
 use crate::hooks::Hook;
 use crate::rows::{Fate, Row};

@@ -1,4 +1,4 @@
-//! docs/coverage.md, from the rows.
+//! Writes docs/coverage.md from the rows.
 
 use crate::coverage::{Api, Entry};
 use crate::rows::Fate;

@@ -1,6 +1,6 @@
-//! What a C header declares, read after the preprocessor (`cc -E -P`).
+//! Reads the declarations of a C header after the preprocessor (`cc -E -P`).
 //!
-//! Only as much of C as these headers use: declarations and typedefs at the top level.
+//! It understands only as much C as these headers use: declarations and typedefs at the top level.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! What the tables of the shim declare. build.rs of the shim compiles this file too, so that there is
-//! one reader of the tables.
+//! Reads the hook tables of the shim. The shim's build.rs compiles this file too, so the tables have one reader only.
 
 /// The tables, in the shim's folder.
 pub const TABLES: [&str; 3] = ["src/table/cuda.rs", "src/table/devices.rs", "src/table/nvml.rs"];

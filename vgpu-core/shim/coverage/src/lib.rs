@@ -1,5 +1,5 @@
-//! What becomes of every function of the CUDA driver API and of NVML inside a share: the table, and
-//! what holds it against the shim, the lists of public names and NVIDIA's headers.
+//! Documents how the shim treats every function of the CUDA driver API and of NVML, and checks this table against the
+//! shim, the lists of public names and NVIDIA's headers.
 //!
 //! ```text
 //!  cuda.txt, nvml.txt (rows: fate, bytes, reason) ─┐
@@ -10,13 +10,13 @@
 //!                                                  name has a row; signature: every hook fits
 //! ```
 //!
-//! - `rows` reads the data, `hooks` the tables of the shim (build.rs of the shim reads them by the same
-//!   file), `coverage` joins both with the names; nothing else knows a fate.
-//! - A header is read after the C preprocessor, which answers for macros that rename.
+//! - `rows` reads the rows, `hooks` the tables of the shim (the shim's build.rs uses the same file), and `coverage`
+//!   joins both with the names. Fates are known nowhere else.
+//! - A header is read after the C preprocessor, which resolves macros that rename functions.
 //!
-//! How it fails: a function that no header and no list of names declares has no row and is not
-//! missed; at run time it passes through (`jump` of the shim cannot name it), and only the node's
-//! comparison with NVML shows what it takes.
+//! How it fails: a function that neither a header nor a list of names declares has no row and is not noticed. At run
+//! time it is not intercepted, because the shim does not export it. Only the node's comparison with NVML shows its
+//! memory.
 #![forbid(unsafe_code)]
 
 pub mod coverage;

@@ -1,5 +1,5 @@
-//! Whether a hook takes what the header says that its function takes: as many arguments, each passed
-//! the same way. What a pointer points to is compared where both are plain numbers or pointers.
+//! Checks that a hook has the signature that the header declares: as many arguments, each passed in the same way. Types
+//! behind pointers are compared if both are plain numbers or pointers.
 
 use crate::headers::{Declaration, Header, split};
 use crate::hooks::Hook;

@@ -1,5 +1,5 @@
-//! NVIDIA's headers against the table: a function that a header declares has a name, a row and, where
-//! it is hooked, a hook that takes what the header says.
+//! Compares NVIDIA's headers with the table: every function that a header declares has a name, a row and, if it is
+//! hooked, a hook with the declared signature.
 
 #[path = "kit/fetch.rs"]
 mod fetch;

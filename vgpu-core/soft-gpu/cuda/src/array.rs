@@ -1,5 +1,6 @@
-//! CUDA arrays: device memory with a shape, stored row by row, each in granules of its own. A mipmapped array is its
-//! levels one after the other, which can be looked at as arrays. Sparse arrays have no memory but what is mapped.
+//! CUDA arrays: device memory with a shape, stored row by row, each array in granules of its own. A mipmapped array has
+//! its levels one after the other, each of which can be used as an array. Sparse arrays only have the memory that is
+//! mapped.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! What surrounds every exported function: injected failures, the code that C sees, calls of what is not modelled.
+//! Wraps every exported function: injects failures, converts results to codes, counts calls of functions that are not
+//! modelled.
 
 use soft_gpu::faults::Faults;
 

@@ -1,6 +1,6 @@
-//! Contexts: primary ones, retained and released, and created ones; each thread's stack of current ones.
+//! Contexts: primary ones, which are retained and released, created ones, and each thread's stack of current ones.
 //!
-//! A context's record is never freed: its handle is its address, clients may keep it for ever, and there are few.
+//! A context's record is never freed: its handle is its address, programs may keep it forever, and there are few.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What this process has of the driver: its membership, the devices it may see, its tables.
+//! The driver's state in this process: its membership, its visible devices, its tables.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

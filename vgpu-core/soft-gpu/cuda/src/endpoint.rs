@@ -1,5 +1,5 @@
-//! Logical endpoints: numbers that a program reserves, and the memory that it binds to them, which stays until it is
-//! unbound or the endpoint is destroyed. No fabric is behind them, and memory of pools cannot be bound.
+//! Logical endpoints: numbers that a program reserves, and the memory that it binds to them. The memory stays until it
+//! is unbound or the endpoint is destroyed. There is no fabric behind them, and memory of pools cannot be bound.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! Memory of other interfaces: there are none here, so an import takes what its caller says it is large, until the
-//! handle and all that is mapped of it are gone.
+//! Memory of other interfaces. There are none here, so an import is charged the size that its caller passes, until the
+//! handle and all its mappings are gone.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! Graphs as far as they take time and memory: nodes with a cost, and the capture of a stream into one. The order of
-//! nodes is kept, their edges are accepted and not stored: a GPU's work runs in order here anyway.
+//! Graphs, as far as they need time and memory: nodes with a cost, and the capture of a stream into a graph. The order
+//! of nodes is kept. Their edges are accepted and not stored, because a GPU's work runs in order here anyway.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,6 @@
-//! Memory of graphs: addresses are given to nodes for good, memory to executable graphs when they are uploaded or
-//! launched. An executable graph keeps its memory until it is destroyed, or trimmed, or lent while it does not run.
+//! Memory of graphs: nodes get their addresses for good; executable graphs get memory when they are uploaded or
+//! launched. An executable graph keeps its memory until it is destroyed or trimmed, or until another one uses it while
+//! it does not run.
 //!
 //! ```text
 //! reserved (charged) = lent to executable graphs + cached

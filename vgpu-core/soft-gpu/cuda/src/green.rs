@@ -1,4 +1,5 @@
-//! Green contexts: a part of a GPU's multiprocessors with a context of its own, which costs what a context costs.
+//! Green contexts: a part of a GPU's multiprocessors with a context of its own, which needs as much memory as a
+//! context.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Page-locked host memory, and what is known of any pointer.
+//! Page-locked host memory, and the attributes of any pointer.
 
 use crate::code::{
     Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res,

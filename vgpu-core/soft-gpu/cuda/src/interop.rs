@@ -1,5 +1,5 @@
-//! Contexts for OpenGL and VDPAU, and the GPUs that these run on: OpenGL on all, VDPAU's device N on GPU N. Neither
-//! is here, so nothing can be shared with them.
+//! Contexts for OpenGL and VDPAU, and the GPUs on which these run: OpenGL on all, VDPAU's device N on GPU N. Neither
+//! exists here, so nothing can be shared with them.
 
 use crate::code::INVALID_VALUE;
 use crate::context;

@@ -1,4 +1,4 @@
-//! Launches: a kernel is GPU time, by its grid, in its stream.
+//! Launches: a kernel uses GPU time, by its grid, in its stream.
 
 use soft_gpu::timeline::kernel_ns;
 

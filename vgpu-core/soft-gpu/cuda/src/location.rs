@@ -1,5 +1,5 @@
-//! Where memory lies, and where a program wants managed memory to lie: the last that it said, a whole allocation at a
-//! time. Nothing migrates; managed memory is charged to its GPU whatever was said.
+//! The location of memory, and the advised location of managed memory: the last advice, for a whole allocation. Nothing
+//! migrates; managed memory is charged to its GPU whatever the advice is.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

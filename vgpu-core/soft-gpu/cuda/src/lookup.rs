@@ -1,4 +1,5 @@
-//! cuGetProcAddress: a base name, the newest version that the caller knows, and which default stream it wants.
+//! cuGetProcAddress: finds a function by its base name, the newest version that the caller supports, and its default
+//! stream.
 
 use crate::code::{INVALID_VALUE, NOT_FOUND, Res};
 use crate::ffi::{Out, Text};

@@ -1,7 +1,7 @@
-//! This process's memory: device ranges by lane, host ranges, and how both are charged.
+//! The memory of this process: device ranges by lane, host ranges, and the charges of both.
 //!
-//! Contents are kept lazily: a range has host memory behind it once something nonzero was written to it, so 80 GiB
-//! cost nothing, and what was never written reads as zeros.
+//! A range gets host memory for its contents once something nonzero is written to it. So 80 GiB cost nothing, and
+//! memory that was never written reads as zeros.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

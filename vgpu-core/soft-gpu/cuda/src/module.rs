@@ -1,5 +1,5 @@
-//! Modules, libraries, kernels and functions. Code is never run: a PTX image is searched for its kernels' names, a
-//! binary one is believed to have any.
+//! Modules, libraries, kernels and functions. Code never runs. The names of kernels are searched in a PTX image; a
+//! binary image is assumed to have any name.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Multicast objects: memory of several devices at one address. They have no memory of their own; what is bound to
-//! one stays until it is unbound or the object is gone.
+//! Multicast objects: memory of several devices at one address. They have no memory of their own; bound memory stays
+//! until it is unbound or the object is gone.
 
 use crate::code::{INVALID_VALUE, Res};
 use crate::driver;

@@ -1,7 +1,7 @@
-//! Stream-ordered memory: pools that keep what they reserved until a synchronisation, a trim, or need elsewhere.
+//! Stream-ordered memory: pools keep reserved memory until a synchronisation, a trim, or another allocation needs it.
 //!
-//! A pool is charged for what it reserves, in granules. A free takes effect at once (order within a stream is
-//! the caller's), but the pool keeps the granules; thresholds decide how many survive a synchronisation.
+//! A pool is charged for what it reserves, in granules. A free takes effect at once (order within a stream is the
+//! caller's duty), but the pool keeps the granules; the release threshold decides how many survive a synchronisation.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,7 +1,7 @@
-//! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account shows
-//! it with the process that made it, as a driver's does. Contents are not shared. Memory that a descriptor was made for
-//! stays until that process ends, as if the descriptor stayed open until then. Unlike a driver's, it is gone with that
-//! process, even while another has it mapped.
+//! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account counts
+//! it for the exporter, as a real driver does. Contents are not shared. Memory that was exported by a descriptor stays
+//! until the exporter ends, as if the descriptor stayed open until then. Unlike with a real driver, it is gone when the
+//! exporter ends, even if another process has it mapped.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

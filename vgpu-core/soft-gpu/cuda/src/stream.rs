@@ -1,5 +1,5 @@
-//! Streams and events in modelled time: a stream knows when its queued work will be done, an event when what was
-//! queued before it will be.
+//! Streams and events in modelled time: a stream knows when its queued work will be done, an event when the work that
+//! was queued before it will be done.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

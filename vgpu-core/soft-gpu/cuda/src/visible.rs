@@ -1,5 +1,5 @@
-//! CUDA_VISIBLE_DEVICES: which GPUs, in which order. Entries are indices or (the beginnings of) UUIDs; the list ends
-//! at the first entry that names none, and one named twice makes it empty, as the programming guide says.
+//! CUDA_VISIBLE_DEVICES: selects and orders the GPUs. Entries are indices or (beginnings of) UUIDs. The list ends at
+//! the first entry that names no GPU, and a GPU that is named twice makes it empty, as the programming guide says.
 
 use soft_gpu::state::State;
 

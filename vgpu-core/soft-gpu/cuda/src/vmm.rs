@@ -1,5 +1,5 @@
-//! Virtual memory management: reserved address ranges, physical memory, and the mappings between them. Physical
-//! memory is charged when it is made and given back when neither a handle nor a mapping holds it.
+//! Virtual memory management: reserved address ranges, physical memory, and the mappings between them. Physical memory
+//! is charged when it is created and released when no handle and no mapping keeps it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;

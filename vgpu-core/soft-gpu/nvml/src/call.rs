@@ -1,4 +1,4 @@
-//! What surrounds every exported function.
+//! Wraps every exported function.
 
 use soft_gpu::c::{Code, Res};
 

@@ -1,4 +1,4 @@
-//! nvmlInternalGetExportTable, as far as nvidia-smi uses it: three process lists. Every other slot answers
+//! nvmlInternalGetExportTable, as far as nvidia-smi uses it: three process lists. Every other slot returns
 //! NOT_SUPPORTED. The slots and the layout of an entry are published in NVIDIA's k8s-test-infra.
 
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! nvmlInit and nvmlShutdown, counted as NVML counts them; the state that lies between.
+//! nvmlInit and nvmlShutdown, counted as NVML does, and the state between them.
 
 use std::sync::{Mutex, PoisonError};
 

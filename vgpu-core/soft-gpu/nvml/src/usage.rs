@@ -1,4 +1,4 @@
-//! What changes: memory, processes, utilisation. Each answer comes from one consistent picture.
+//! Figures that change: memory, processes, utilisation. Each result comes from one consistent picture.
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::state::{Picture, User};

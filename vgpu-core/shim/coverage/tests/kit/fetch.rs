@@ -1,4 +1,4 @@
-//! NVIDIA's headers: fetched once into the cache outside the clone, and read through the preprocessor.
+//! Downloads NVIDIA's headers once into the cache outside the repository, and runs the preprocessor on them.
 
 #![allow(unreachable_pub, reason = "a module of a test")]
 

@@ -1,4 +1,4 @@
-//! This repository's own files.
+//! Reads files of this repository.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
 

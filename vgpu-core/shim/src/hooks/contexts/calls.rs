@@ -1,4 +1,5 @@
-//! Contexts: their calls, with real devices. `vgpu_core::memory::context_life` charges them.
+//! Hooks that create and destroy contexts, with device numbers translated. `vgpu_core::memory::context_life` charges
+//! them.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::contexts::measure::process;
@@ -8,8 +9,8 @@ use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::memory::context_life::{self, Place};
 use vgpu_core::memory::contexts::Contexts;
 
-/// Makes a context through `make` (given the real device) with what it takes charged; `count` counts it in; `undo`
-/// (given the real device) takes it back.
+/// Creates a context through `make` and charges its memory. `count` counts the context; `undo` destroys it again.
+/// `make` and `undo` get the real device.
 fn charged(
     ready: &'static Ready,
     device: c_int,

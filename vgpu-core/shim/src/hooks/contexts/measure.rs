@@ -1,4 +1,4 @@
-//! The process as `vgpu_core::memory::measure` sees it: its state, and NVML.
+//! Gives `vgpu_core::memory::measure` the state of the process and access to NVML.
 
 use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_SUCCESS};
 use crate::driver::Real;
@@ -63,7 +63,8 @@ impl measure::Nvml for Nvml {
     }
 }
 
-/// Calls `call` with what it takes on the GPU of the current context charged; `undo` takes it back.
+/// Runs `call` and charges the memory that it needs on the GPU of the current context. `undo` undoes it if that does
+/// not fit.
 pub(crate) fn measured(
     ready: &'static Ready,
     change: Change,

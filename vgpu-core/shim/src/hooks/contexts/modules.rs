@@ -1,5 +1,5 @@
-//! Modules, libraries and the limits of contexts: what their code, static variables, heaps and stacks
-//! take is measured ([`measure`](super::measure)); what cannot be charged is undone.
+//! Hooks for modules, libraries and limits of contexts: the memory of code, static variables, heaps and stacks is
+//! measured ([`measure`](super::measure)). If it cannot be charged, the call is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::SUCCESS;

@@ -1,4 +1,4 @@
-//! The devices that exist for this process. A virtual ordinal is a CUdevice, as in every driver.
+//! The devices of this process. The number that a program gets (its virtual ordinal) is a CUdevice, as in every driver.
 
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
 use crate::out::put;

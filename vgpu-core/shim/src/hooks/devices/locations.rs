@@ -1,5 +1,5 @@
-//! The locations that calls about memory carry: the program's devices in, the driver's out. None of these calls takes
-//! memory that is not charged elsewhere.
+//! Memory locations in arguments and results: translates between the program's device numbers and the driver's. None of
+//! these calls allocates memory that is not charged elsewhere.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
@@ -321,7 +321,7 @@ pub(crate) unsafe fn pool_attribute(
     result
 }
 
-/// CUmem_range_attribute. Each id is told beside its kind, which has the number before.
+/// CUmem_range_attribute. The number of an id attribute is that of its kind attribute plus one.
 mod range {
     use core::ffi::c_int;
     pub(super) const PREFERRED: c_int = 2;
@@ -333,7 +333,7 @@ mod range {
     pub(super) const PREFETCHED_ID: c_int = 8;
 }
 
-/// A device among those of the share; below 0 are the host and what is no device.
+/// Translates a device to the share's number. Values below 0 are the host or no device.
 fn seen(devices: &Devices, real: c_int) -> c_int {
     if real < 0 {
         return real;

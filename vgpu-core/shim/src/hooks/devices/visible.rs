@@ -1,17 +1,18 @@
-//! CUDA_VISIBLE_DEVICES counts the GPUs that this process's shares give it, not those of the machine: a program that
-//! sees one GPU names it 0, wherever it lies.
+//! CUDA_VISIBLE_DEVICES counts the GPUs of this process's shares, not those of the machine: a program that has a share
+//! of one GPU names it 0, whichever GPU it is.
 //!
 //! ```text
-//!  cuInit ─► keep the value, hide the variable ─► the driver's cuInit: all GPUs ─► show it again
-//!  first look at the devices ─► those with a share, in the driver's order ─► those that the value shows
+//!  cuInit ─► keep the value, hide the variable ─► the driver's cuInit: all GPUs ─► restore the variable
+//!  first use of devices ─► those with a share, in the driver's order ─► those that the value selects
 //! ```
 //!
-//! The driver reads the variable in cuInit alone. It is hidden by one store into its place of `environ`, which sets
-//! another string there, and restored by one more. Nothing moves and nothing is freed, so threads that read the
-//! environment meanwhile see the one string or the other, and children inherit what the program has set.
+//! The driver reads the variable in cuInit only. It is hidden by one store that replaces its entry in `environ` by
+//! another string, and restored by one more store. Nothing moves and nothing is freed: threads that read the
+//! environment meanwhile see either string, and children inherit what the program has set.
 //!
-//! How it fails: a thread that calls setenv while another calls cuInit may move `environ` under us, as under every
-//! getenv. A child that is forked during cuInit has the variable hidden for good, and sees all of its shares' GPUs.
+//! How it fails: a thread that calls setenv while another calls cuInit may move `environ` meanwhile; getenv has the
+//! same problem. In a child that is forked during cuInit the variable stays hidden, and it sees the GPUs of all its
+//! shares.
 
 use crate::process::Ready;
 use core::ffi::{CStr, c_char, c_int};

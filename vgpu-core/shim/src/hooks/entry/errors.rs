@@ -1,4 +1,4 @@
-//! Texts of errors: returned even where everything else is refused.
+//! Error texts: returned even if the process is refused.
 
 use crate::codes::{INVALID_VALUE, SUCCESS};
 use crate::detour;

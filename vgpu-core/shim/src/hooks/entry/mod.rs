@@ -1,4 +1,4 @@
-//! How a program comes in: initialisation, the lookup of functions, the texts of errors.
+//! Hooks for initialisation, the look-up of functions, and error texts.
 
 pub(crate) mod errors;
 pub(crate) mod init;

@@ -1,5 +1,5 @@
-//! cuGetProcAddress: the real one answers, so that versions and stream flags are honoured; where
-//! its answer is the real function of a hooked name, ours of the very same variant takes its place.
+//! cuGetProcAddress: calls the real one, so that versions and stream flags are honoured. If its result is the real
+//! function of a hooked name, our hook of exactly this variant is returned instead.
 
 use crate::codes::{NOT_FOUND, SUCCESS};
 use crate::names::{CUDA, hooked, name as name_of};
@@ -77,7 +77,7 @@ unsafe fn answer(
     ask()
 }
 
-/// Our hook of the real function at `address`. Two names may share an address: the one asked for wins.
+/// Returns our hook of the real function at `address`. If two names share an address, the requested one is used.
 fn hook_of(name: &CStr, address: *mut c_void) -> Option<*const ()> {
     if address.is_null() {
         return None;

@@ -1,5 +1,5 @@
-//! Calls about graphs. The need of a graph is counted when it is instantiated and charged when it is launched
-//! (`graphs`). Nodes that allocate carry devices, which are translated.
+//! Hooks for graphs. The memory that a graph needs is counted when it is instantiated and charged when it is launched
+//! (`graphs`). Nodes that allocate contain device numbers, which are translated.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
@@ -131,7 +131,7 @@ unsafe fn instantiated(
     if result == SUCCESS {
         // SAFETY: as promised.
         let stale = ready.tables.graphs.insert(unsafe { *exec } as u64, needs);
-        // A driver gives a handle again only after it was destroyed: by a context's end that we missed.
+        // The driver returns a known handle only if the old one was destroyed: with a context, unseen here.
         stale.iter().for_each(|needs| leave(ready, needs));
     } else {
         leave(ready, &needs);

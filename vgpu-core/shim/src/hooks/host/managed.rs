@@ -1,28 +1,29 @@
-//! Beyond the share's device memory: if it has host memory too (memoryPolicy Oversubscribe), an allocation that does
-//! not fit becomes managed memory whose home is the host, charged to the second ledger of the share.
+//! Allocations beyond the share's device memory: if the share has host memory too (memoryPolicy Oversubscribe), an
+//! allocation that does not fit becomes managed memory that stays on the host, charged to the second ledger of the
+//! share.
 //!
 //! ```text
 //!  cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged ─┬─► device ledger ─ full ─► host ledger ─► cuMemAllocManaged
 //!  cuMemAllocAsync, cuMemAllocFromPoolAsync ───────┘   (pools trimmed)                       + prefer the host
 //! ```
 //!
-//! Its pages stay on the host and the GPU reads them over the bus, so the device part of the account stays true:
-//! pages that migrated to the GPU would take a neighbour's memory. A program may ask for other advice or prefetch;
-//! that is only a guard rail, because the driver takes such pages back from the GPU as soon as anybody allocates.
+//! Its pages stay on the host and the GPU reads them over the bus. So the charge of device memory stays true: pages
+//! that migrated to the GPU would use a neighbour's memory. A program may still advise or prefetch otherwise. That is
+//! tolerable, because the driver evicts such pages from the GPU as soon as any process allocates.
 //!
-//! An allocation lies entirely in one part or the other, because one pointer has one kind of memory. Memory without
+//! An allocation is either device or host memory as a whole, because one pointer has one kind of memory. Memory without
 //! a managed kind stays on the device: arrays, graphs and allocations that are captured into them, and pools with
 //! further properties (exported, a largest size). Physical memory by handle has a host kind of its own:
-//! [`physical`](super::physical). The attributes of a pool count its device part.
+//! [`physical`](super::physical). The attributes of a pool count its device memory only.
 //!
-//! How a stream's order is kept: [`deferred_free`].
+//! [`deferred_free`] keeps the order of streams.
 //!
-//! Difference from a pool: managed memory goes with the context in which it was allocated, here the stream's, while
-//! memory of a device's pool would outlive that context.
+//! Difference from a pool: managed memory is freed with the context in which it was allocated, here that of the stream,
+//! while memory of a device's pool would outlive that context.
 //!
 //! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or under a
-//! hypervisor that cannot) would hold all of it: there the answer is out of memory, as without host memory. If the
-//! advice is refused, the pages may migrate, and the driver evicts them again.
+//! hypervisor without support) would hold all of it. There the call returns out of memory, as without host memory. If
+//! the advice is refused, the pages may migrate, and the driver evicts them again.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Gpu;

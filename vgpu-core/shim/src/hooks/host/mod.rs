@@ -1,4 +1,4 @@
-//! Memory of the host that stands in when the share of the GPU is used up.
+//! Host memory that is used when the share's device memory is full.
 
 pub(crate) mod managed;
 pub(crate) mod physical;

@@ -1,23 +1,23 @@
-//! Physical memory beyond the share's device memory: a handle to memory of the host, charged to the second ledger of
-//! the share ([`managed`](super::managed) says when there is one).
+//! Physical memory by handle beyond the share's device memory: a handle of host memory, charged to the second ledger of
+//! the share ([`managed`](super::managed) tells when there is one).
 //!
 //! ```text
 //!  cuMemCreate ─► device ledger ─ full ─► host ledger ─► cuMemCreate on the NUMA node beside the GPU
-//!                                                         └─► maps and grants access like the other kind
+//!                                                         └─► mapping and access work as for device memory
 //! ```
 //!
-//! The driver reports for each GPU whether it reaches such memory by the same calls; if it does not, or the driver
-//! is too old to know, the answer is out of memory. The driver names the host as the location of the handle; the
-//! program is told the device for which it made it.
+//! The driver reports for each GPU if it can access such memory by the same calls. If it cannot, or the driver is too
+//! old to report it, the call returns out of memory. The driver reports the host as the location of the handle; the
+//! program is told the device for which it created the handle.
 //!
-//! Memory that must be device memory stays on the device: compressed memory, and tiles of sparse arrays. Programs
-//! often ask for RDMA and never use it, so that property is left out.
+//! Memory that must be device memory stays on the device: compressed memory, and tiles of sparse arrays. Programs often
+//! ask for RDMA and never use it, so that property is ignored.
 //!
-//! The memory can be created as exportable, as frameworks ask for without exporting; the export itself is refused
+//! The memory can be created as exportable, as frameworks do without exporting it. The export itself is refused
 //! ([`exports`](super::super::sharing::exports)).
 //!
-//! How it fails: if granules of the host's memory are larger than the device's, whose size the program has already
-//! asked for, the answer is out of memory, before anything is made.
+//! How it fails: if the granularity of host memory is larger than the device's, which the program has already asked
+//! for, the call returns out of memory before anything is allocated.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
@@ -36,7 +36,7 @@ const HOST_NUMA: c_int = 3;
 const NUMA_ID: c_int = 134;
 const NUMA_HANDLES: c_int = 141;
 
-/// Makes `bytes` in host memory; `asked` has the real device.
+/// Creates `bytes` of host memory; `asked` has the real device.
 ///
 /// # Safety
 /// `handle` may be written.

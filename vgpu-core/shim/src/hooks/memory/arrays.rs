@@ -1,10 +1,10 @@
-//! Arrays: charged by their elements, each array in granules of its own. A height or depth of 0 means 1.
+//! Hooks for arrays: charged by their elements, each array in granules of its own. A height or depth of 0 means 1.
 //!
-//! A driver need not know a handle that it did not give, so what is left after a context's end cannot
-//! be asked, as it is for pointers: each array is kept with the context in which it was made.
+//! Each array is recorded with the context in which it was created. When the context is destroyed, the driver cannot be
+//! asked which arrays still exist, as it can for pointers: it need not recognise a handle that is no longer valid.
 //!
-//! Arrays whose memory comes later (sparse, or of deferred mapping) are charged nothing: what is mapped
-//! into them is physical memory, which [`vmm`](super::super::physical::vmm) charges and which they hold on to.
+//! Arrays whose memory comes later (sparse, or of deferred mapping) are not charged: the memory that is mapped into
+//! them is physical memory, which they keep and [`vmm`](super::super::physical::vmm) charges.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Real;
@@ -14,7 +14,7 @@ use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Driver;
 
-/// Charges what `shape` takes and keeps it with the handle.
+/// Charges the bytes of `shape` and stores the charge with the handle.
 ///
 /// # Safety
 /// `array` is null or may be written.

@@ -1,5 +1,5 @@
-//! What a program is told about memory: the share, never more than the GPU has. Where the share goes on
-//! in host memory, total and free have both parts: what the program can have altogether.
+//! The memory that programs are shown: that of the share, never more than the GPU has. If the share may use host memory
+//! as well, total and free contain both.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::driver::Gpu;

@@ -1,5 +1,4 @@
-//! Calls about pools: whose pool it is, and what it says of devices, which is translated. How pools are
-//! charged: `vgpu_core::memory::pools`.
+//! Hooks for pools: finds the GPU of a pool and translates device numbers. `vgpu_core::memory::pools` charges them.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{Gpu, Real};
@@ -61,7 +60,7 @@ pub(crate) unsafe fn alloc(
     }
 }
 
-/// From `pool`, or from the host where the share goes on there.
+/// Allocates from `pool`, or from host memory if the share has it and the pool cannot grow.
 ///
 /// # Safety
 /// As for the driver's function.

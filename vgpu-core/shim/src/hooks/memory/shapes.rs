@@ -1,4 +1,4 @@
-//! The bytes that the elements of an array take, by its descriptor.
+//! Computes the bytes of an array's elements from its descriptor.
 
 use core::ffi::c_uint;
 
@@ -81,7 +81,8 @@ fn texel(format: c_uint) -> Texel {
 }
 
 impl Solid {
-    /// What it takes with `levels` of ever half the size; 0: its memory comes later; None: too much.
+    /// Returns the bytes with `levels` mipmap levels, each half the size of the one before. 0: its memory is mapped
+    /// later. None: the size overflows.
     pub(crate) fn bytes(&self, levels: c_uint) -> Option<u64> {
         if self.flags & (SPARSE | DEFERRED_MAPPING) != 0 {
             return Some(0);

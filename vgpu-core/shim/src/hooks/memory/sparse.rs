@@ -1,15 +1,15 @@
-//! Physical memory in sparse arrays: a tile holds on to the memory that is mapped into it, as a mapping at an
-//! address does ([`vmm`](super::super::physical::vmm)).
+//! Physical memory in sparse arrays: a tile keeps the memory that is mapped into it, as a mapping at an address does
+//! ([`vmm`](super::super::physical::vmm)).
 //!
 //! ```text
-//!  cuMemMapArrayAsync ─► where the part ends in the memory ─► charged up to there, if another process made it
-//!                     ─► driver ─► each tile keeps its Backing until it is mapped anew or the array goes
+//!  cuMemMapArrayAsync ─► compute the end of the part in the memory ─► charge up to there, if another process made it
+//!                     ─► driver ─► each tile keeps its Backing until it is mapped again or the array is destroyed
 //! ```
 //!
-//! The call names a part of an array in elements, not the bytes that it takes. They follow from the array's
-//! tiles, of which each takes [`TILE`]; an array whose memory is mapped as a whole says what it needs.
+//! The call gives a part of an array in elements, not in bytes. The bytes follow from the array's tiles, each of which
+//! needs [`TILE`]. An array whose memory is mapped as a whole reports its size.
 //!
-//! How it fails: the driver tells neither, and the part is charged one tile.
+//! How it fails: if the driver reports neither, the part is charged one tile.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::hooks::physical::bindings::of_handle;
@@ -18,7 +18,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::arrays;
 
-/// What a tile takes, whatever its elements are.
+/// The bytes of a tile, whatever its elements are.
 const TILE: u64 = 64 << 10;
 
 /// CUarrayMapInfo.

@@ -116,7 +116,7 @@ pub(crate) unsafe fn by_index(
     // SAFETY: to be written.
     let result = unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) };
     if result != NVML_SUCCESS {
-        // What we know outlives nvmlShutdown, a handle does not: NVML says what is wrong.
+        // Our list outlives nvmlShutdown, a handle does not: NVML returns the right error.
         // SAFETY: passed on.
         return unsafe { real(index, device) };
     }
@@ -185,7 +185,7 @@ pub(crate) unsafe fn of_unit(
     count: *mut c_uint,
     devices: *mut usize,
 ) -> c_int {
-    // With room of our own, so that not even their number is told where the caller has too little.
+    // Into a buffer of our own, so that not even the GPUs' real number is reported if the caller's buffer is too small.
     let mut all = [0_usize; 256];
     let mut found = all.len() as c_uint;
     // SAFETY: both are to be written, the list within its length.

@@ -1,11 +1,11 @@
-//! nvmlInternalGetExportTable: nvidia-smi asks for its lists of processes there and nowhere else. It
-//! gets a copy of the driver's table whose lists are the share's own.
+//! nvmlInternalGetExportTable: nvidia-smi gets its lists of processes from there and nowhere else. It receives a copy
+//! of the driver's table in which the lists are the share's.
 //!
-//! Slots and the layout of an entry are published in NVIDIA's k8s-test-infra for the drivers in
-//! [`KNOWN`]; nothing says that they are the same in another, where a wrong function in a slot would
-//! write into whatever it is given. So under another driver the table is passed through, and
-//! nvidia-smi lists what the driver shows this process: of other containers' processes nothing where
-//! each has a PID namespace of its own. All that is public is the share's under every driver.
+//! The slots and the layout of an entry are published in NVIDIA's k8s-test-infra for the drivers in [`KNOWN`]. Nothing
+//! guarantees that they are the same in another driver, where a wrong function in a slot would write to arbitrary
+//! memory. So under another driver the table is passed through, and nvidia-smi lists what the driver shows to this
+//! process: no processes of other containers, if each container has a PID namespace of its own. All public functions
+//! return the share's figures under every driver.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
 use crate::detour;
@@ -85,7 +85,7 @@ fn is_known() -> bool {
     result == NVML_SUCCESS && KNOWN.iter().any(|known| version.split('.').next() == Some(known))
 }
 
-/// Writes the processes that `list` gives, the way NVML does.
+/// Writes the processes of `list` as NVML does.
 fn answer(count: *mut c_uint, entries: *mut Entry, list: impl FnOnce(&'static Ready) -> Vec<Entry>) -> c_int {
     if count.is_null() {
         return NVML_INVALID_ARGUMENT;

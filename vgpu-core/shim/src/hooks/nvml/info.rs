@@ -1,7 +1,7 @@
-//! What NVML tells of a GPU's memory and processes: the share's, from the ledger. Where the share goes on
-//! in host memory, total and used have both parts, as cuMemGetInfo has.
+//! Memory and processes of a GPU, as NVML's functions return them: those of the share, from its ledger. If the share
+//! may use host memory as well, total and used contain both, as for cuMemGetInfo.
 //!
-//! A list of processes names those of this PID namespace: a PID of another means nothing here.
+//! Lists of processes contain those of this PID namespace, because a PID of another namespace means nothing here.
 
 use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
 use crate::detour;

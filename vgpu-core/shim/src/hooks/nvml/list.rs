@@ -1,4 +1,4 @@
-//! Lists as NVML writes them: a count, and as many entries.
+//! Lists as NVML writes them: the number of entries, and the entries.
 
 use crate::codes::{NVML_INSUFFICIENT_SIZE, NVML_INVALID_ARGUMENT, NVML_SUCCESS};
 use core::ffi::{c_int, c_uint, c_ulonglong};

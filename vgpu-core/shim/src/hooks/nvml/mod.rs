@@ -1,4 +1,4 @@
-//! NVML: the share instead of the GPU.
+//! Hooks of NVML: programs see the share instead of the GPU.
 
 pub(crate) mod devices;
 pub(crate) mod export_table;

@@ -1,17 +1,18 @@
-//! How busy a GPU is: with the share's own processes, as far as NVML can tell them apart.
+//! GPU utilisation as NVML's functions return it: that of the share's own processes, as far as NVML can distinguish
+//! them.
 //!
 //! ```text
-//!  nobody of the share is on the GPU ─► 0
-//!  NVML's PIDs are ours ─► the sum of our processes' last samples, at most 100
-//!  else ─► the GPU's own figure
+//!  no process of the share is on the GPU ─► 0
+//!  NVML's PIDs are of our namespace ─► the sum of the last samples of our processes, at most 100
+//!  otherwise ─► the GPU's own figure
 //! ```
 //!
-//! NVML names processes by PIDs of the node, which mean nothing in another PID namespace: there one of our numbers
-//! may be a neighbour's. They count as ours only if NVML lists every process that the share has on the GPU. If it
-//! does not, NVML says nothing about the share, and the GPU's figure stands until the library measures time itself.
+//! NVML names processes by PIDs of the node. In another PID namespace they mean nothing: one of our PIDs may be a
+//! neighbour's there. They count as ours only if NVML lists every process that the share has on the GPU. If it does
+//! not, NVML says nothing about the share, and the GPU's figure is returned until the library measures time itself.
 //!
-//! Figures are percent of the GPU, not of the share's `cores`: cores are reserved and not enforced yet, so a share
-//! may be busier than its cores, and a percentage of them would exceed 100.
+//! Figures are percent of the GPU, not of the share's `cores`: cores are reserved and not enforced yet, so a share may
+//! be busier than its cores, and a percentage of them would exceed 100.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::info::{gpu, own_pids, running};
@@ -63,7 +64,7 @@ pub(crate) unsafe fn rates(
     result
 }
 
-/// What the share's own processes do; None: that cannot be told.
+/// Returns the utilisation of the share's own processes, or None if NVML cannot distinguish them.
 fn own(ready: &'static Ready, device: usize) -> Option<Rates> {
     let own = running(ready, device)?;
     let idle = Rates { gpu: 0, memory: 0 };
@@ -153,7 +154,7 @@ pub(crate) unsafe fn of_processes(
         unsafe { keep(count, samples, |sample| listed && is_own(sample.pid)) };
         // SAFETY: not null, see above, and written.
         if unsafe { *count } == 0 && !samples.is_null() {
-            // What NVML says where there is no sample.
+            // NVML's result if there is no sample.
             return NVML_NOT_FOUND;
         }
     }

@@ -1,4 +1,4 @@
-//! What NVML tells of a whole GPU, or of any process by its number, in forms of their own: cut to the share.
+//! NVML functions that report on a whole GPU, or on any process by its PID: their results are limited to the share.
 
 use crate::codes::{NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::info::{Memory, figures, gpu, running};
@@ -54,7 +54,8 @@ pub(crate) unsafe fn protected(
     result
 }
 
-/// What NVML calls process `pid` of this PID namespace; None: it is none of the share, or cannot be told.
+/// Returns NVML's PID of process `pid` of this PID namespace. None: it is not a process of the share, or its PID is
+/// unknown.
 ///
 /// NVML may count in another namespace, where the same number is somebody else's process. That is known once
 /// this process has a context, for then its own number there is.

@@ -1,18 +1,17 @@
-//! Bindings of memory to multicast objects and logical endpoints: which memory of this process a binding keeps, and
-//! on which of its GPUs. [`vgpu_core::bindings`] says when they are added and removed.
+//! Bindings of memory to multicast objects and logical endpoints: finds the memory of this process that a binding keeps
+//! allocated, and its GPU. [`vgpu_core::bindings`] tells when bindings are added and removed.
 //!
 //! ```text
 //!  handle  ─► its Backing ───────────────────────┐
-//!  address ─► what is mapped there ──────────────┼─► kept while it is bound
-//!          └► of a pool: charged once more ──────┘
+//!  address ─► the memory mapped there ───────────┼─► kept while it is bound
+//!          └► memory of a pool: charged again ───┘
 //! ```
 //!
-//! Memory of a pool is charged once more for as long as it is bound: the pool may shrink meanwhile, and the driver
-//! does not report by how much it could not.
+//! Memory of a pool is charged a second time while it is bound: the pool may shrink meanwhile, and the driver does not
+//! report how much of it the binding keeps.
 //!
-//! How it fails: if that second charge does not fit, the binding is refused before the driver is asked. Memory that
-//! this process does not know (by a handle that it did not get from a known call) is not charged by its binding
-//! either.
+//! How it fails: if the second charge does not fit, the binding is refused before the driver is called. Memory whose
+//! handle this process did not get from a known call is not charged by its binding either.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::driver::{Backing, Bindings};

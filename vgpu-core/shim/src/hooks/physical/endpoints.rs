@@ -1,12 +1,12 @@
-//! Logical endpoints: names in a fabric. They hold the memory that is bound to them until it is unbound or the
-//! endpoint is destroyed.
+//! Logical endpoints: names in a fabric. They keep the memory that is bound to them until it is unbound or the endpoint
+//! is destroyed.
 //!
-//! An imported endpoint binds memory of this process too, so bindings are kept by the endpoint's number, whoever
-//! made it. The program chooses that number, and 0 is one.
+//! Memory of this process can also be bound to an imported endpoint. So bindings are recorded by the endpoint's number,
+//! whichever process created it. The program chooses that number, and 0 is valid.
 //!
-//! How it fails: a destruction that the driver refuses leaves the bindings. A thread that binds while another
-//! destroys the endpoint may leave its entry behind: the memory stays charged until an endpoint of that number is
-//! destroyed. For unbinding, and for calls that fail, see [`vgpu_core::bindings`].
+//! How it fails: if the driver refuses to destroy an endpoint, its bindings stay. If a thread binds while another
+//! destroys the endpoint, the entry may stay: the memory is charged until an endpoint of that number is destroyed. For
+//! unbinding, and for calls that fail, see [`vgpu_core::bindings`].
 
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 

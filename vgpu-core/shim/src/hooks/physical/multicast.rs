@@ -1,10 +1,10 @@
-//! Multicast objects: they have no memory of their own, but hold the physical memory that is bound to them, until it
-//! is unbound or the object's last handle and mapping are gone.
+//! Multicast objects: they have no memory of their own, but keep the physical memory that is bound to them, until it is
+//! unbound or the object's last handle and mapping are gone.
 //!
-//! How it fails: memory that a driver keeps for the object itself (page tables) has no account of its own; NVML's
-//! figure of the process shows it, and the next measured call charges it. Memory that is bound to an object which no
-//! known call has made or imported stays charged until the process ends. For threads that bind and unbind at once,
-//! and calls that fail, see [`vgpu_core::bindings`].
+//! How it fails: memory that a driver needs for the object itself (page tables) is not charged at once. NVML's figure
+//! of the process contains it, and the next measured call charges it. Memory that is bound to an object which no known
+//! call has created or imported stays charged until the process ends. For threads that bind and unbind at once, and for
+//! calls that fail, see [`vgpu_core::bindings`].
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};

@@ -1,10 +1,10 @@
-//! Physical memory by handle: charged to the device that it lies on, until the last handle, the last mapping and the
-//! last binding are gone ([`Backing`]).
+//! Physical memory by handle: charged to its device until the last handle, the last mapping and the last binding are
+//! gone ([`Backing`]).
 //!
-//! Memory that another process of the share has exported and that can be recognised ([`export_identity`]) is held
-//! with that process, and charged once. All other imported memory is charged here as well, by what is mapped of it:
-//! its maker may die first, and the maker's charge with it, while the memory stays for as long as it is mapped. So
-//! such memory counts twice while both have it. The driver does not report its size before.
+//! Memory that another process of the share has exported, and that can be matched to the export ([`export_identity`]),
+//! is held together with that process and charged once. All other imported memory is charged here as well, by the size
+//! that is mapped: the exporter may die first and its charge with it, while the memory stays as long as it is mapped.
+//! Such memory counts twice while both processes have it. The driver does not report its size before it is mapped.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
@@ -92,7 +92,7 @@ pub(crate) unsafe fn import(
     from: *mut c_void,
     kind: c_int,
 ) -> c_int {
-    // Held before the driver is asked: whoever made it may die meanwhile. A descriptor is passed as a pointer.
+    // Held before the driver is called, because the exporter may die meanwhile. A descriptor is passed as a pointer.
     let held =
         export_identity::of_descriptor(kind, || from as usize as c_int).and_then(|key| Held::of(&ready.gpus, key));
     // SAFETY: passed on.

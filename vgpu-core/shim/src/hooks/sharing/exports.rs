@@ -1,38 +1,39 @@
-//! Memory that leaves this process by name. If the name can be recognised ([`export_identity`]), the charge moves to
-//! an object of the ledger before the name is returned. So an importer of the same share is not charged again, and
-//! keeps the charge when this process frees the memory or dies.
+//! Exports memory of this process. If an import can be matched to the export ([`export_identity`]), the charge moves to
+//! an object of the ledger before the handle is returned. So an importer of the same share is not charged again, and
+//! the charge stays with it when this process frees the memory or dies.
 //!
-//! A handle (descriptor, fabric handle, dma-buf) keeps the memory for as long as anybody has the handle, after
-//! cuMemRelease and cuMemFree. So exported memory stays charged until this process ends, and then until its
-//! importers have released it.
+//! A handle (descriptor, fabric handle, dma-buf) keeps the memory as long as any process has the handle, even after
+//! cuMemRelease and cuMemFree. So exported memory stays charged until this process ends, and then until its importers
+//! have released it.
 //!
 //! ```text
-//!  cuIpcGetMemHandle             ─► the charge of the allocation, or of the granule it shares, is an object's
+//!  cuIpcGetMemHandle             ─► the charge of the allocation, or of its shared granule, moves to an object
 //!  cuMemExportToShareableHandle  ─► one reference to the Backing is never dropped
-//!  cuMemGetHandleForAddressRange ─► the same for what is mapped there; of cuMemAlloc, the charge leaves
-//!                                   the table of live allocations, and nothing releases it
+//!  cuMemGetHandleForAddressRange ─► the same for the memory mapped there; the charge of a cuMemAlloc leaves
+//!                                   the table of live allocations and is never released
 //! ```
 //!
-//! That is too much once the last handle is closed, but no call reports that: copies of a descriptor lie in other
-//! processes and in messages between them.
+//! That charges too much once the last handle is closed, but no call reports this: copies of a descriptor may be in
+//! other processes and in messages between them.
 //!
-//! How it holds: an allocation stays in the table while its charge moves, under the table's lock, so no other thread
-//! frees it or a neighbour in its granule meanwhile. That lock is held while the ledger is waited for, in each share
-//! that the charge is in: a fifth of a second for another process's reap, as long for a fork of this process, and as
-//! long for a busy lane, counting only time in which this thread could run. After one reaper was waited for in vain,
-//! no thread waits for ten seconds.
+//! Locking: an allocation stays in the table while its charge moves, under the table's lock, so no other thread frees
+//! it or a neighbour in its granule meanwhile. The lock is held during the waits of the ledger, in each share that has
+//! a part of the charge: 0.2 s for another process's reap, as long for a fork of this process, and as long for a busy
+//! lane, counting only time in which this thread could run. After a timeout on one reaper, no thread waits for ten
+//! seconds.
 //!
-//! How it fails: memory that is exported by two names (two descriptors, two small allocations of a granule) is found
-//! by the first name alone; importers by the other are charged as well. When this process ends, exported memory that
-//! nobody of the share has imported is no longer charged. Memory that only a descriptor in another process holds is
-//! charged to nobody from then on, until somebody maps it ([`imports`](super::imports)). NVML's figures show it, and
-//! so does the node's comparison with them.
+//! How it fails:
+//! - Memory that is exported by two handles (two descriptors, two small allocations in one granule) is found by the
+//!   first handle only; importers by the other are charged as well.
+//! - When this process ends, exported memory that no process of the share has imported is no longer charged. Memory
+//!   that only a descriptor in another process keeps is charged to nobody, until a process maps it
+//!   ([`imports`](super::imports)). NVML's figures contain it, so the node's comparison with them shows it.
 //!
-//! Host memory that stands in for a GPU's ([`host`](super::super::host::physical)) is not exported: an importer
-//! could not tell whose it is, and it would be charged to nobody when this process ends.
+//! Host memory that replaces device memory ([`host`](super::super::host::physical)) cannot be exported: an importer
+//! could not recognise it, and it would be charged to nobody when this process ends.
 //!
 //! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here
-//! ([`pools`](super::super::memory::pools)), and what others map of it is charged to them.
+//! ([`pools`](super::super::memory::pools)), and memory of it that other processes map is charged to them.
 
 use crate::codes::{NOT_SUPPORTED, SUCCESS};
 use crate::hooks::sharing::imports::Handle;

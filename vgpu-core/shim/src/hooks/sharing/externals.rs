@@ -1,8 +1,9 @@
-//! Memory that is imported from other interfaces (Vulkan, NvSci): charged here, because nobody else charges it,
-//! until it and all that is mapped of it are gone. The caller passes its size, so it is charged before the call.
+//! Memory that is imported from other interfaces (Vulkan, NvSci): charged to this process, because no other call
+//! charges it, until the memory and all its mappings are gone. The caller passes the size, so it is charged before the
+//! driver is called.
 //!
-//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) pass: those interfaces made them in this process, and
-//! the driver reports no size before they are mapped.
+//! Resources that OpenGL, EGL and VDPAU share (cuGraphics*) are not charged: these interfaces allocated them in this
+//! process, and the driver reports no size before they are mapped.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Driver;
 
-/// Set once this process has mapped any: other processes skip the look at each free.
+/// Set once this process has mapped external memory. Other processes skip the look-up at each free.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC.
@@ -125,7 +126,7 @@ pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -
     result
 }
 
-/// Keeps what is charged for an address that cuMemFree takes.
+/// Stores the charge of an address that cuMemFree frees.
 pub(crate) fn keep(ready: &Ready, pointer: u64, memory: Backing) {
     USED.store(true, Ordering::Relaxed);
     ready.tables.buffers.insert(pointer, Arc::new(memory));

@@ -1,6 +1,6 @@
-//! Memory of other processes (cuIpc*, pointers of imported pools). `vgpu_core::memory::imports` says who is charged.
-//! A pool is charged by what it keeps reserved, which no pointer has a part of: so pointers of an imported pool count
-//! twice while both processes have them.
+//! Memory of other processes (cuIpc*, pointers of imported pools). `vgpu_core::memory::imports` tells which process is
+//! charged. A pool is charged by the bytes that it reserves, which cannot be assigned to single pointers. So pointers
+//! of an imported pool count twice while both processes have them.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;

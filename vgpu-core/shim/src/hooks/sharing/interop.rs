@@ -1,4 +1,4 @@
-//! Which CUDA devices OpenGL and VDPAU run on: those of the share, by its numbers.
+//! The CUDA devices on which OpenGL and VDPAU run: only those of the share, by the program's numbers.
 
 use crate::codes::{INVALID_VALUE, NO_DEVICE, SUCCESS};
 use crate::hooks::devices::list::back;

@@ -1,4 +1,4 @@
-//! Memory that leaves this process or comes from others, and from other interfaces.
+//! Memory that is exported to or imported from other processes and other interfaces.
 
 pub(crate) mod exports;
 pub(crate) mod externals;
