@@ -31,6 +31,10 @@ end_beside() {
   done
 }
 trap 'end_beside; rm -rf "$logs"' EXIT
+# After `set -m`, bash no longer runs the trap above when a signal ends it.
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 : >"$logs/skips.ignored"
 : >"$logs/times"
 gently=() # how the stages run that have the cluster's tests beside them
@@ -110,8 +114,8 @@ begin() {
 # Shows what $stage prints until it has ended, and returns its status.
 follow() {
   tail -n +1 -f --pid="${beside[$stage]}" "$logs/$stage.out"
-  unset "beside[$stage]"
   [ -s "$logs/$stage.rc" ] || fail "$stage was killed before it ended: there may be too little memory; build/test.sh $stage runs it alone"
+  unset "beside[$stage]"
   return "$(cat "$logs/$stage.rc")"
 }
 
@@ -216,7 +220,7 @@ fi
 case " ${stages[*]} " in *" tools "*) begin tools plain build_tools ;; esac
 for name in "${stages[@]}"; do
   # From here on nothing is built that the cluster needs. Where sudo asks for a password, it needs the terminal.
-  case "$name ${stages[*]} " in "clippy "*" tools "*" e2e "*)
+  case "$name ${stages[*]} " in "clippy "*" tools "*"e2e "*)
     if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then
       begin e2e "${e2e[@]}"
       gently=(nice -n 5)

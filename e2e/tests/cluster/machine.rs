@@ -141,10 +141,15 @@ impl Drop for Users {
     }
 }
 
-/// The addresses on which the host's network namespace listens, as /proc/net writes them.
-fn listeners() -> Result<BTreeSet<String>> {
+/// The addresses on which processes of the cluster listen in the host's network namespace, as /proc/net writes them.
+/// Tests that run beside this one listen there too.
+fn listeners(cluster: &str) -> Result<Vec<String>> {
     const LISTEN: &str = "0A";
-    let mut found = BTreeSet::new();
+    let processes = Snapshot::take().lines_with(&format!(" of vgpu-e2e-{cluster}: "));
+    let pids = processes.iter().filter_map(|line| line.split(' ').nth(1));
+    let open = pids.flat_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten());
+    let sockets: BTreeSet<PathBuf> = open.filter_map(|file| fs::read_link(file.path()).ok()).collect();
+    let mut found = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         let text = fs::read_to_string(table).with_context(|| format!("cannot read {table}"))?;
         let rows = text
@@ -153,6 +158,7 @@ fn listeners() -> Result<BTreeSet<String>> {
             .map(|line| line.split_whitespace().collect::<Vec<_>>());
         found.extend(
             rows.filter(|row| row.get(3) == Some(&LISTEN))
+                .filter(|row| sockets.contains(Path::new(&format!("socket:[{}]", row[9]))))
                 .map(|row| row[1].to_owned()),
         );
     }
@@ -160,28 +166,27 @@ fn listeners() -> Result<BTreeSet<String>> {
 }
 
 /// A cluster adds one listener to the host: the proxy, on 127.0.0.1.
-fn only_the_proxy_listens(before: &BTreeSet<String>) -> Result<()> {
+fn only_the_proxy_listens(cluster: &str) -> Result<()> {
     const LOOPBACK: &str = "0100007F:";
-    let now = listeners()?;
-    let new: Vec<&String> = now.difference(before).collect();
-    match new[..] {
+    let found = listeners(cluster)?;
+    match &found[..] {
         [one] if one.starts_with(LOOPBACK) => Ok(()),
-        _ => bail!("the cluster listens on {new:?} instead of one port of 127.0.0.1"),
+        _ => bail!("the cluster listens on {found:?} instead of one port of 127.0.0.1"),
     }
 }
 
 fn decoys_survive() -> Result<()> {
-    let listening = listeners()?;
     let mut decoys = Decoys::place()?;
     let before = Snapshot::take();
-    let cluster = Cluster::up(plain(&shared::name("decoys")))?;
+    let name = shared::name("decoys");
+    let cluster = Cluster::up(plain(&name))?;
     let kube = Kube::new(&cluster, "default");
     let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
         "dnsPolicy": "Default", "containers": [{"name": "main", "image": "dra-driver-vgpu/pause:dev"}]}});
     kube.apply(&pod.to_string())?;
     kube.wait_running("plain", LIMIT)?;
     decoys.check()?;
-    only_the_proxy_listens(&listening)?;
+    only_the_proxy_listens(&name)?;
     let node = cluster.node(Node::FIRST);
     node.restart("kubelet", true)?;
     wait(LIMIT, "the restarted kubelet to clean up what it does not know", || {
@@ -200,13 +205,22 @@ fn decoys_survive() -> Result<()> {
     is_as_before(&before)
 }
 
+/// Everything is compared, but for two folders: tests of `vgpu run` beside this one leave the first, and the second comes
+/// and goes with each of them.
 fn is_as_before(before: &Snapshot) -> Result<()> {
-    let changes = before.changes(&Snapshot::take());
-    if changes.is_empty() {
-        Ok(())
-    } else {
-        bail!("the machine is not as it was found:\n{}", changes.join("\n"))
-    }
+    const LEFT: &str = "file /run/vgpu-run";
+    const MEANWHILE: &str = "file /run/vgpu";
+    let changes = wait(LIMIT, "the end of `vgpu run` beside this test", || {
+        let mut changes = before.changes(&Snapshot::take());
+        changes.retain(|change| *change != format!("added: {LEFT}") && *change != format!("gone: {MEANWHILE}"));
+        Ok((changes != [format!("added: {MEANWHILE}")]).then_some(changes))
+    })?;
+    ensure!(
+        changes.is_empty(),
+        "the machine is not as it was found:\n{}",
+        changes.join("\n")
+    );
+    Ok(())
 }
 
 /// A program of its own that holds a cluster.
