@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fs};
@@ -61,6 +61,9 @@ impl Decoys {
             }
         }
         let socket = sockets.join("decoy.sock");
+        if socket.exists() && UnixStream::connect(&socket).is_err() {
+            let _ = fs::remove_file(&socket); // of a test that was killed
+        }
         let listener = UnixListener::bind(&socket).context("cannot bind the decoy socket")?;
         let root = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"]
             .into_iter()
