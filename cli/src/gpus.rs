@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use vgpu_context_size::{Kind, Sizes};
 
+/// Stands for a version or a model that the driver does not tell.
+const UNNAMED: &str = "-";
 /// Prefix of the helper's lines.
 const MARK: &str = "vgpu-gpu ";
 
@@ -123,7 +125,7 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
         driver_version: gpu.driver_version.clone(),
         model: gpu.model.clone(),
     };
-    let keeps = soft_gpu.is_none();
+    let keeps = soft_gpu.is_none() && kind.driver_version != UNNAMED && kind.model != UNNAMED;
     let mut sizes = if keeps { Sizes::read(known) } else { Sizes::none(known) };
     gpu.context = sizes.get(&kind);
     if gpu.context.is_some() {
@@ -195,7 +197,13 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
     if count == 0 {
         return Err(NvmlError::NotFound);
     }
-    let driver_version = nvml.sys_driver_version()?;
+    // Only to keep what a context takes: a driver that does not tell is measured for each share.
+    let driver_version = nvml.sys_driver_version().unwrap_or_default();
+    let driver_version = if driver_version.is_empty() {
+        UNNAMED
+    } else {
+        &driver_version
+    };
     (0..count)
         .map(|index| {
             let device = nvml.device_by_index(index)?;
@@ -206,7 +214,7 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
                 total: memory.total,
                 reserved: memory.reserved,
                 driver_version: driver_version.replace(' ', "-"),
-                model: device.name()?,
+                model: device.name().unwrap_or_else(|_| UNNAMED.to_owned()),
                 context: None,
             })
         })
