@@ -4,16 +4,18 @@
 //! crashes of the library end with it, and COMMAND starts in a process that never loaded it.
 //!
 //! ```text
-//! one line per GPU:  "vgpu-gpu index uuid total reserved"; other lines are the driver's own output
+//! one line per GPU:  "vgpu-gpu index uuid total reserved driver-version model"; other lines are the driver's own output
 //! ```
 #![forbid(unsafe_code)]
 
+use crate::driver::Driver;
 use crate::environment::SoftGpu;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use vgpu_context_size::{Kind, Sizes};
 
 /// Prefix of the helper's lines.
 const MARK: &str = "vgpu-gpu ";
@@ -26,6 +28,10 @@ pub struct Gpu {
     pub uuid: String,
     pub total: u64,
     pub reserved: u64,
+    pub driver_version: String,
+    pub model: String,
+    /// What a context takes, if that was measured.
+    pub context: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -69,14 +75,17 @@ impl Gpu {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.strip_prefix(MARK)?.split(' ');
+        let mut fields = line.strip_prefix(MARK)?.splitn(6, ' ');
         let gpu = Self {
             index: fields.next()?.parse().ok()?,
             uuid: fields.next()?.to_owned(),
             total: fields.next()?.parse().ok()?,
             reserved: fields.next()?.parse().ok()?,
+            driver_version: fields.next()?.to_owned(),
+            model: fields.next()?.to_owned(),
+            context: None,
         };
-        fields.next().is_none().then_some(gpu)
+        Some(gpu)
     }
 }
 
@@ -92,12 +101,7 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
         .arg(library)
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null());
-    for (variable, value) in soft_gpu.into_iter().flat_map(SoftGpu::variables) {
-        match value {
-            Some(value) => helper.env(variable, value),
-            None => helper.env_remove(variable),
-        };
-    }
+    set(&mut helper, soft_gpu);
     let output = helper.output().map_err(|source| GpuError::Helper { program, source })?;
     let text = String::from_utf8_lossy(&output.stdout);
     let gpus: Vec<_> = text.lines().filter_map(Gpu::parse).collect();
@@ -109,6 +113,43 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
             let reason = said.lines().next().map_or_else(silent, str::to_owned);
             Err(blame(library, soft_gpu, reason))
         }
+    }
+}
+
+/// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on its
+/// profile, so it is not kept. A size that cannot be measured stays unknown, and the library reserves a default.
+pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known: &Path) {
+    let kind = Kind {
+        driver_version: gpu.driver_version.clone(),
+        model: gpu.model.clone(),
+    };
+    let keeps = soft_gpu.is_none();
+    let mut sizes = if keeps { Sizes::read(known) } else { Sizes::none(known) };
+    gpu.context = sizes.get(&kind);
+    if gpu.context.is_some() {
+        return;
+    }
+    let mut helper = Command::new("/proc/self/exe");
+    helper.arg0("vgpu");
+    set(&mut helper, soft_gpu);
+    let asked = vgpu_context_size::Gpu {
+        libcuda: driver.libcuda.clone(),
+        libnvidia_ml: driver.libnvidia_ml.clone(),
+        uuid: gpu.uuid.clone(),
+    };
+    gpu.context = vgpu_context_size::ask(helper, &asked, vgpu_context_size::PATIENCE).ok();
+    if let Some(bytes) = gpu.context {
+        // The next run measures again if it cannot be kept.
+        let _ = sizes.put(kind, bytes, keeps);
+    }
+}
+
+fn set(helper: &mut Command, soft_gpu: Option<&SoftGpu>) {
+    for (variable, value) in soft_gpu.into_iter().flat_map(SoftGpu::variables) {
+        match value {
+            Some(value) => helper.env(variable, value),
+            None => helper.env_remove(variable),
+        };
     }
 }
 
@@ -134,7 +175,10 @@ pub fn helper(library: &Path) -> ExitCode {
             // The driver may have written an unfinished line.
             println!();
             for gpu in gpus {
-                println!("{MARK}{} {} {} {}", gpu.index, gpu.uuid, gpu.total, gpu.reserved);
+                println!(
+                    "{MARK}{} {} {} {} {} {}",
+                    gpu.index, gpu.uuid, gpu.total, gpu.reserved, gpu.driver_version, gpu.model
+                );
             }
             ExitCode::SUCCESS
         }
@@ -151,6 +195,7 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
     if count == 0 {
         return Err(NvmlError::NotFound);
     }
+    let driver_version = nvml.sys_driver_version()?;
     (0..count)
         .map(|index| {
             let device = nvml.device_by_index(index)?;
@@ -160,6 +205,9 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
                 uuid: device.uuid()?,
                 total: memory.total,
                 reserved: memory.reserved,
+                driver_version: driver_version.replace(' ', "-"),
+                model: device.name()?,
+                context: None,
             })
         })
         .collect()
@@ -190,6 +238,9 @@ mod tests {
             uuid: "GPU-1".into(),
             total,
             reserved,
+            driver_version: String::new(),
+            model: String::new(),
+            context: None,
         };
         assert_eq!(gpu(80 << 30, 0).published(), 80 << 30);
         assert_eq!(gpu(80 << 30, 1).published(), (80 << 30) - (1 << 20));
@@ -203,9 +254,19 @@ mod tests {
             uuid: "GPU-1".into(),
             total: 3,
             reserved: 2,
+            driver_version: "550.1".into(),
+            model: "NVIDIA H100 80GB".into(),
+            context: None,
         };
-        assert_eq!(Gpu::parse("vgpu-gpu 1 GPU-1 3 2"), Some(gpu));
-        for line in ["", "1", "1 GPU-1 3", "1 GPU-1 3 2 5", "x GPU-1 3 2", "1 GPU-1 -3 2"] {
+        assert_eq!(Gpu::parse("vgpu-gpu 1 GPU-1 3 2 550.1 NVIDIA H100 80GB"), Some(gpu));
+        for line in [
+            "",
+            "1",
+            "1 GPU-1 3",
+            "1 GPU-1 3 2",
+            "x GPU-1 3 2 5 m",
+            "1 GPU-1 -3 2 5 m",
+        ] {
             assert_eq!(Gpu::parse(&format!("vgpu-gpu {line}")), None, "{line:?}");
             assert_eq!(Gpu::parse(line), None, "{line:?}");
         }

@@ -41,6 +41,12 @@ use std::process::ExitCode;
 
 /// The program.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if let [_, first, rest @ ..] = args.as_slice()
+        && first == vgpu_context_size::ARGUMENT
+    {
+        return vgpu_context_size::helper(rest);
+    }
     match flags::parse(args) {
         Ok(Parsed::Run(raw)) => run::main(raw),
         Ok(Parsed::Allocate(flags)) => offline::allocate::main(&flags),

@@ -65,8 +65,19 @@ pub fn decide(
     }
 }
 
+/// Returns the place in `gpus` of the GPU on which a new share would be.
+#[must_use]
+pub fn chosen(request: &Request, gpus: &[Gpu]) -> Option<usize> {
+    let gpu = find(wanted(request), gpus).ok()?;
+    gpus.iter().position(|known| known.uuid == gpu.uuid)
+}
+
+fn wanted(request: &Request) -> &GpuChoice {
+    request.gpu.as_ref().unwrap_or(&GpuChoice::Index(0))
+}
+
 fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, PlanError> {
-    let gpu = find(request.gpu.as_ref().unwrap_or(&GpuChoice::Index(0)), gpus)?;
+    let gpu = find(wanted(request), gpus)?;
     let memory = request.memory.unwrap_or(gpu.published());
     if memory > gpu.published() {
         return Err(PlanError::TooMuch {
@@ -77,6 +88,7 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, 
     let share = request.share.as_deref().unwrap_or(OWN_SHARE);
     Ok(Decision::Create(Box::new(Limits {
         cores: request.cores.unwrap_or(0),
+        context_reserve: gpu.context,
         ..Limits::of_memory(share, &gpu.uuid, memory, &driver.libcuda, &driver.libnvidia_ml)
     })))
 }
@@ -141,6 +153,9 @@ mod tests {
                 uuid: uuid.into(),
                 total: 80 * GIB,
                 reserved: (1 << 20) + 1,
+                driver_version: "550.1".into(),
+                model: "NVIDIA H100".into(),
+                context: Some(518 << 20),
             })
             .collect()
     }
@@ -177,6 +192,7 @@ mod tests {
             (limits.memory, limits.cores, &*limits.gpu),
             (80 * GIB - 2 * (1 << 20), 0, "GPU-aa")
         );
+        assert_eq!(limits.context_reserve, Some(518 << 20), "as it was measured");
         assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
     }
 

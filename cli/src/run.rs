@@ -207,7 +207,11 @@ impl Entry<'_> {
             match plan::decide(self.request, existing, &as_seen, gpus)? {
                 Decision::AskGpus => {
                     drop(locked);
-                    let gpus = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
+                    let mut gpus = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
+                    let new = plan::chosen(self.request, &gpus).filter(|_| existing.is_none());
+                    if let Some(gpu) = new.and_then(|place| gpus.get_mut(place)) {
+                        gpus::measure(&driver, soft_gpu.as_ref(), gpu, &self.run_dir.context_sizes());
+                    }
                     asked = Some((driver, gpus));
                 }
                 Decision::Join => {

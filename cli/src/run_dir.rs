@@ -70,6 +70,12 @@ impl RunDir {
         &self.path
     }
 
+    /// The file with what contexts take.
+    #[must_use]
+    pub fn context_sizes(&self) -> PathBuf {
+        self.path.join(".contexts")
+    }
+
     /// Waits for the lock.
     ///
     /// # Errors

@@ -23,7 +23,20 @@ def context(beyond):
     return rows.cost("the first context", message, (0, 0), beyond)
 
 
+def refused(**message):
+    row = rows.Row("held", "calls")
+    rows.refused(row, {"code": 2, "granted": 0, "most": 0, **message})
+    return row
+
+
 class Held(unittest.TestCase):
+    def test_calls_that_ask_for_too_much_are_refused_as_out_of_memory(self):
+        self.assertEqual(refused().outcome, rows.OK)
+        self.assertEqual(refused(granted=1, most=1).outcome, rows.OK)
+        self.assertEqual(refused(granted=1).outcome, rows.FAILED)
+        self.assertEqual(refused(granted=2, most=1).outcome, rows.FAILED)
+        self.assertIn("refused with 999", refused(code=999).note)
+
     def test_a_share_that_is_reached_and_not_passed_is_well(self):
         self.assertEqual(filled(exact=True).outcome, rows.OK)
         self.assertEqual(filled(got=LIMIT - 100 * MIB).outcome, rows.OK)

@@ -2,7 +2,7 @@
 
 import shutil
 
-from .rows import FAILED, OK, SKIPPED, TOLD, Row, cost, filled, freed, seen
+from .rows import FAILED, OK, SKIPPED, TOLD, Row, cost, filled, freed, refused, seen
 
 COSTS = ("contexts", "green", "small", "pieces", "shapes", "host", "virtual", "pools", "graphs", "modules", "hidden")
 # Steps that need a real GPU: the software GPU stores no code, and its kernels have no memory of their own.
@@ -19,6 +19,7 @@ PATHS = (
     "cuGraphAddMemAllocNode",
     "cuModuleLoadData",
 )
+AHEAD = {"limit": "cuCtxSetLimit beyond the share, in a loop", "newcomers": "contexts and heaps at once"}
 BEYOND = ("local memory", "device heap")
 NO_SILICON = "the software GPU has no such memory"
 
@@ -83,11 +84,28 @@ def run_held(bench):
             bench.add(Row("held", path, SKIPPED, NO_SILICON))
         else:
             fill(bench, path, "fill", path, bench.limit, exact=path in ("cuMemAlloc", "cuMemCreate"))
+    for what in AHEAD:
+        ahead(bench, what)
     for what in BEYOND:
         if bench.sides.soft:
             bench.add(Row("held", what, SKIPPED, NO_SILICON))
         else:
             beyond(bench, what)
+
+
+def ahead(bench, what):
+    """Makes one row: memory that a call takes for itself is refused before the driver is asked for it."""
+    row = bench.add(Row("held", AHEAD[what]))
+
+    def at_step(message, truth):
+        if message["name"] == "asked":
+            row.figures["truth"] = truth
+            refused(row, message)
+
+    ended = bench.probe("limited", "ahead", what, bench.limit, at_step=at_step)
+    bench.close("held", row.name, ended, row)
+    if row.outcome not in (FAILED, SKIPPED) and "truth" not in row.figures:
+        row.fail("the probe ended without a figure")
 
 
 def fill(bench, name, *probe, exact=False, **variables):

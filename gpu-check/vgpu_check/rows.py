@@ -98,6 +98,14 @@ def filled(row, message, limit, exact=False):
         row.fail("only {} MiB could be allocated of {} MiB".format(mib(got), mib(limit - before)))
 
 
+def refused(row, message):
+    """Checks that at most `most` of the calls that ask for too much were granted."""
+    if message["granted"] > message["most"]:
+        row.fail("{} calls were granted that together ask for more than the limit".format(message["granted"]))
+    elif message["code"] != OUT_OF_MEMORY and message["code"] != 0:
+        row.fail("refused with {}, not with {} (out of memory)".format(message["code"], OUT_OF_MEMORY))
+
+
 def freed(row, message):
     """Checks that nothing is left after everything was freed."""
     charged, before = message.get("charged"), message["before"]

@@ -108,7 +108,7 @@ impl ClaimDirs {
         files::private_folder(&self.root).map_err(failed("create", &self.root))
     }
 
-    /// Creates what is missing of a claim's directory.
+    /// Creates what is missing of a claim's directory. `context_reserve` returns what a context takes on a GPU.
     ///
     /// # Errors
     /// The first step that fails.
@@ -116,7 +116,7 @@ impl ClaimDirs {
         &self,
         uid: &str,
         entry: &Entry,
-        context_reserve: u64,
+        context_reserve: &dyn Fn(&str) -> Option<u64>,
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
         self.ensure_root()?;
@@ -135,7 +135,7 @@ impl ClaimDirs {
                 self.ensure_share(
                     uid,
                     &held.share,
-                    &held.share.limits(order, context_reserve),
+                    &held.share.limits(order, context_reserve(&held.share.gpu)),
                     crash_points,
                 )?;
             }
@@ -332,10 +332,10 @@ mod tests {
     }
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
-        dirs.ensure("u", &entry(), 7, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| Some(7), &mut NeverStop).expect("made");
         let folder = dirs.share_path("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
-        assert_eq!((limits.order, limits.context_reserve), (1, 7));
+        assert_eq!((limits.order, limits.context_reserve), (1, Some(7)));
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
         assert_eq!(mode(&dirs.claim_path("u").join(ENTRY)), 0o600);
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");
-        dirs.ensure("u", &entry(), 9, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| Some(9), &mut NeverStop).expect("made");
         assert_eq!(
             std::fs::read(folder.join(LEDGER)).expect("read"),
             b"in use",
@@ -371,7 +371,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), true);
         make_use_and_remove(&dirs);
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
         let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
@@ -382,7 +382,7 @@ mod tests {
     fn hostile_ledgers_say_nothing_and_take_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         let path = dirs.share_path("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
@@ -398,11 +398,11 @@ mod tests {
     fn a_damaged_limits_file_is_written_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         let path = dirs.share_path("u", "s1").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         assert!(read_limits(&path).is_some());
     }
 
@@ -410,13 +410,15 @@ mod tests {
     fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         let path = dirs.share_path("u", "s2").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         let (shares, missing) = dirs.read_shares("u");
         assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
         std::fs::create_dir(&path).expect("in the way");
-        let error = dirs.ensure("u", &entry(), 0, &mut NeverStop).expect_err("not made");
+        let error = dirs
+            .ensure("u", &entry(), &|_| None, &mut NeverStop)
+            .expect_err("not made");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
 
@@ -424,7 +426,7 @@ mod tests {
     fn each_report_is_taken_once_told_and_comes_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), 0, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
         for report in [Report::ALL, Report::ALL].concat() {
             assert!(Report::ALL.iter().all(|other| !dirs.take_report("u", *other)));

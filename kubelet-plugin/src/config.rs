@@ -77,7 +77,10 @@ pub struct Config {
     pub dra_socket: PathBuf,
     pub registration_socket: PathBuf,
     pub http_address: SocketAddr,
+    /// 0: what was measured.
     pub context_reserve: u64,
+    /// The file with what contexts take.
+    pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
 }
 
@@ -161,6 +164,7 @@ impl Flags {
             driver_root: self.driver_root,
             driver_root_host,
             soft_gpu_state: self.soft_gpu_state,
+            context_sizes: self.library_store.join("contexts"),
             library_dir: self.library_dir,
             library_store: self.library_store,
             shares: self.shares,

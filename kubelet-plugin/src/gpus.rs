@@ -7,6 +7,7 @@
 //! too.
 
 use crate::config::Config;
+use crate::contexts::Contexts;
 use crate::health::Report;
 use crate::inventory::{self, Gpu, Gpus, Inventory, List};
 use crate::metrics::Metrics;
@@ -14,7 +15,7 @@ use crate::node::SharedNode;
 use crate::publish::Wanted;
 use crate::ready::Readiness;
 use crate::slice::slices;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -63,18 +64,27 @@ struct Known {
 }
 
 /// Scans for ever.
-pub async fn run<G: Gpus>(gpus: G, config: Config, outputs: ScanOutputs) {
+pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: ScanOutputs) {
     let gpus = Arc::new(gpus);
+    let contexts = Arc::new(Mutex::new(contexts));
     let mut known = Known {
         gpus: outputs.node.lock().held_gpus(),
         ..Known::default()
     };
     loop {
-        let scanner = gpus.clone();
+        let (scanner, contexts) = (gpus.clone(), contexts.clone());
         // A driver may take seconds to answer, and kubelet's calls must not wait for that.
-        let seen = tokio::task::spawn_blocking(move || scanner.list()).await;
-        let seen = match seen {
-            Ok(Ok(seen)) => Ok(seen),
+        let scan = move || {
+            let seen = scanner.list()?;
+            let sizes = contexts.lock().unwrap_or_else(PoisonError::into_inner).of(&seen.gpus);
+            Ok((seen, sizes))
+        };
+        let seen = match tokio::task::spawn_blocking(scan).await {
+            Ok(Ok((seen, sizes))) => {
+                // Before the GPUs are published: each claim on them finds its size.
+                outputs.node.lock().set_contexts(sizes);
+                Ok(seen)
+            }
             Ok(Err(error @ inventory::Error::NoLibrary(_))) => Err(ScanFailure::NoDriver(error.to_string())),
             Ok(Err(error)) => Err(ScanFailure::Silent(error.to_string())),
             Err(error) => Err(ScanFailure::Silent(format!(
@@ -298,7 +308,7 @@ mod tests {
         let mut scan = scanned_on(rig);
         scan.outputs.node.lock().set_inventory(Err("just started".into()));
         let node = scan.outputs.node.clone();
-        let running = tokio::spawn(run(OneLost, scan.rig.config(), scan.outputs));
+        let running = tokio::spawn(run(OneLost, Contexts::unknown(), scan.rig.config(), scan.outputs));
         scan.published.changed().await.expect("a first scan");
         let shrunk = Gpu {
             memory: 1 << 30,

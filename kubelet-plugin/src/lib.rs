@@ -5,7 +5,7 @@
 //!  NVML (driver root)                                                API server
 //!       │ inventory: list the GPUs                    ▲ api: create, replace   │ api: GET claim
 //!       ▼                                             │                        ▼
-//!     gpus: every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
+//!     gpus (contexts): every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
 //!       │                                                                │
 //!       └──► health, node (which GPUs there are)                         │
 //!                       ▼                                                ▼
@@ -26,6 +26,7 @@ pub mod checkpoint;
 pub mod claim;
 pub mod claimdir;
 pub mod config;
+pub mod contexts;
 pub mod crash_points;
 pub mod driver;
 pub mod edits;

@@ -12,6 +12,7 @@
 use crate::api::Cluster;
 use crate::api::Slices as _;
 use crate::config::{Config, Flags};
+use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::inventory::nvml::NvmlGpus;
@@ -114,6 +115,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     tokio::spawn(gpus::run(
         NvmlGpus::new(config.driver_root.clone()),
+        Contexts::of_node(&config),
         config.clone(),
         outputs,
     ));

@@ -85,7 +85,7 @@ impl Share {
 
     /// The limits file of this share. `order` is its index in the claim.
     #[must_use]
-    pub fn limits(&self, order: usize, context_reserve: u64) -> Limits {
+    pub fn limits(&self, order: usize, context_reserve: Option<u64>) -> Limits {
         let driver = Path::new(CONTAINER_DRIVER_DIR);
         Limits {
             share: self.name.clone(),
@@ -168,7 +168,7 @@ pub(crate) mod tests {
     #[test]
     fn a_share_read_back_from_its_limits_is_the_same_result() {
         let whole = share("s");
-        let limits = Limits::parse(whole.limits(0, 5).render().as_bytes()).expect("limits");
+        let limits = Limits::parse(whole.limits(0, Some(5)).render().as_bytes()).expect("limits");
         let back = Share::from_limits(&limits);
         assert!(back.same_result(&whole) && whole.same_result(&back));
         assert!(!back.same_result(&Share {

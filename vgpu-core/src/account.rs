@@ -271,6 +271,27 @@ impl Account {
         self.all().for_each(Share::note_context);
     }
 
+    /// The sum of the limits of device memory.
+    #[must_use]
+    pub fn device_limit(&self) -> u64 {
+        let limits = self.of(Kind::Device).map(|(_, share)| share.limit());
+        limits.fold(0, u64::saturating_add)
+    }
+
+    /// What the largest context of a process of these shares took, if any was measured.
+    #[must_use]
+    pub fn context_took(&self) -> Option<u64> {
+        self.of(Kind::Device)
+            .filter_map(|(_, share)| share.context_took())
+            .max()
+    }
+
+    /// Records what a context of this process took.
+    pub fn note_context_took(&self, bytes: u64) {
+        self.of(Kind::Device)
+            .for_each(|(_, share)| share.note_context_took(bytes));
+    }
+
     /// The processes of this PID namespace and what they hold, over all shares, by PID.
     #[must_use]
     pub fn processes(&self) -> Vec<(u32, u64)> {

@@ -352,31 +352,33 @@ fn an_array_is_charged_until_its_own_context_goes() {
 
 #[test]
 fn a_context_reserve_comes_back_with_the_last_context() {
-    let bench = Bench::with_profile("context_cost = 100MiB\n");
-    let mut limits = bench.limits("share", 0, 0, GIB);
-    limits.context_reserve = 100 << 20;
-    bench.put(&limits);
-    let shown = bench.run(&[
-        "init",
-        "info",
-        "ctx",
-        "ctxdestroy:0",
-        "ctx",
-        "ctxdestroy:0",
-        "ctx",
-        "ctxdestroy:0",
-        "init",
-        "info",
-    ]);
-    let with_reserve = GIB - (100 << 20);
-    assert_eq!(
-        [number(&shown[1], 2), number(&shown[9], 2)],
-        [with_reserve; 2],
-        "{shown:?}"
-    );
-    let shown = bench.run(&["init", "primary", "memory", "ctx", "info"]);
-    assert_eq!(number(&shown[2], 5), 0, "no context is left: {shown:?}");
-    assert_eq!(number(&shown[4], 2), with_reserve);
+    for mode in ["own", "host", "none"] {
+        let bench = Bench::with_profile(&format!("context_cost = 100MiB\nnvml_pids = {mode}\n"));
+        let mut limits = bench.limits("share", 0, 0, GIB);
+        limits.context_reserve = Some(100 << 20);
+        bench.put(&limits);
+        let shown = bench.run(&[
+            "init",
+            "info",
+            "ctx",
+            "ctxdestroy:0",
+            "ctx",
+            "ctxdestroy:0",
+            "ctx",
+            "ctxdestroy:0",
+            "init",
+            "info",
+        ]);
+        let with_reserve = GIB - (100 << 20);
+        assert_eq!(
+            [number(&shown[1], 2), number(&shown[9], 2)],
+            [with_reserve; 2],
+            "{shown:?}"
+        );
+        let shown = bench.run(&["init", "primary", "memory", "ctx", "info"]);
+        assert_eq!(number(&shown[2], 5), 0, "no context is left: {shown:?}");
+        assert_eq!(number(&shown[4], 2), with_reserve);
+    }
 }
 
 #[test]

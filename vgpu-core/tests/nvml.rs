@@ -95,21 +95,19 @@ fn an_nvml_that_comes_while_a_context_is_made_is_not_opened_under_its_locks() {
     // Longer than the time between two attempts to open it.
     let bench = Bench::with_profile("context_cost = 64MiB\ncontext_time = 3s\n");
     let mut limits = bench.limits("share", 0, 0, GIB);
-    limits.context_reserve = 256 << 20;
+    const RESERVE: u64 = 256 << 20;
+    limits.context_reserve = Some(RESERVE);
     let there = std::mem::replace(&mut limits.libnvidia_ml, bench.lib().join("late.so"));
     bench.put(&limits);
     let mut client = bench.serving(&[]);
     client.tell("init");
     // Charged ahead, after the first attempt.
-    until(|| bench.usage("share").charged == limits.context_reserve);
+    until(|| bench.usage("share").charged == RESERVE);
     std::os::unix::fs::symlink(there, &limits.libnvidia_ml).expect("a link");
     assert_eq!(client.line(), "init 0");
     assert!(!has_nvml(client.pid()));
-    assert_eq!(bench.usage("share").charged, limits.context_reserve);
-    assert_eq!(
-        client.ask("memory"),
-        format!("0 1 {} {GIB} {}", bench.gpu(0), limits.context_reserve)
-    );
+    assert_eq!(bench.usage("share").charged, RESERVE);
+    assert_eq!(client.ask("memory"), format!("0 1 {} {GIB} {}", bench.gpu(0), RESERVE));
     assert!(has_nvml(client.pid()));
 }
 

@@ -8,6 +8,8 @@ use support::{Bench, GIB, GRANULE, MIB};
 
 /// A context, a module: what they take in the profile of these tests.
 const COSTS: &str = "context_cost = 10MiB\nmodule_cost = 6MiB\n";
+/// What NVML lists: PIDs of this process's namespace, of another one, or nothing.
+const MODES: [&str; 3] = ["own", "host", "none"];
 const PTX: &str = "\".version\\s8.0\\n.target\\ssm_90\\n\"";
 
 #[test]
@@ -67,39 +69,43 @@ fn the_limit_holds_for_small_allocations() {
 
 #[test]
 fn contexts_are_charged_what_they_take() {
-    let mut one = Watched::new(COSTS, GIB);
-    assert_eq!(one.same(), 10 * MIB, "the primary context");
-    one.call("cuCtxCreate_v2 >1 0 0", 0, 20 * MIB);
-    one.call("cuMemAlloc_v2 >2 8MiB", 0, 28 * MIB);
-    one.call("cuCtxDestroy_v2 @1", 0, 10 * MIB);
-    one.ok("cuCtxSetCurrent @9001");
-    one.call("cuDevicePrimaryCtxRetain >9002 0", 0, 10 * MIB);
-    one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 10 * MIB);
-    one.call("cuDeviceGetDevResource 0 >3 1", 0, 10 * MIB);
-    one.call("cuDevResourceGenerateDesc >4 >3 1", 0, 10 * MIB);
-    one.call("cuGreenCtxCreate >5 @4 0 1", 0, 20 * MIB);
-    one.call("cuGreenCtxDestroy @5", 0, 10 * MIB);
-    one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 0);
+    for mode in MODES {
+        let mut one = Watched::new(&format!("{COSTS}nvml_pids = {mode}\n"), GIB);
+        assert_eq!(one.same(), 10 * MIB, "the primary context");
+        one.call("cuCtxCreate_v2 >1 0 0", 0, 20 * MIB);
+        one.call("cuMemAlloc_v2 >2 8MiB", 0, 28 * MIB);
+        one.call("cuCtxDestroy_v2 @1", 0, 10 * MIB);
+        one.ok("cuCtxSetCurrent @9001");
+        one.call("cuDevicePrimaryCtxRetain >9002 0", 0, 10 * MIB);
+        one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 10 * MIB);
+        one.call("cuDeviceGetDevResource 0 >3 1", 0, 10 * MIB);
+        one.call("cuDevResourceGenerateDesc >4 >3 1", 0, 10 * MIB);
+        one.call("cuGreenCtxCreate >5 @4 0 1", 0, 20 * MIB);
+        one.call("cuGreenCtxDestroy @5", 0, 10 * MIB);
+        one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 0);
+    }
 }
 
 #[test]
 fn a_context_that_does_not_fit_is_undone() {
-    let mut one = Watched::new(COSTS, 16 * MIB);
-    one.call("cuCtxCreate_v2 >1 0 0", 2, 10 * MIB);
-    let bench = Bench::with_profile(COSTS);
-    bench.share("share", 0, 0, 8 * MIB);
-    let mut client = bench.caller(true);
-    assert_eq!(client.call("cuInit 0"), 0);
-    assert_eq!(client.call("cuDevicePrimaryCtxRetain >1 0"), 2);
-    assert_eq!(bench.usage("share").charged, 0);
-    assert_eq!(bench.caller(false).used(0), 0);
+    for mode in MODES {
+        let mut one = Watched::new(&format!("{COSTS}nvml_pids = {mode}\n"), 16 * MIB);
+        one.call("cuCtxCreate_v2 >1 0 0", 2, 10 * MIB);
+        let bench = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
+        bench.share("share", 0, 0, 8 * MIB);
+        let mut client = bench.caller(true);
+        assert_eq!(client.call("cuInit 0"), 0);
+        assert_eq!(client.call("cuDevicePrimaryCtxRetain >1 0"), 2);
+        assert_eq!(bench.usage("share").charged, 0);
+        assert_eq!(bench.caller(false).used(0), 0);
+    }
 }
 
 #[test]
 fn a_reserve_is_corrected_by_what_was_measured() {
     let bench = Bench::with_profile(COSTS);
     let mut limits = bench.limits("share", 0, 0, 64 * MIB);
-    limits.context_reserve = 32 * MIB;
+    limits.context_reserve = Some(32 * MIB);
     bench.put(&limits);
     let mut client = bench.caller(true);
     client.init();
@@ -120,21 +126,23 @@ fn a_reserve_is_corrected_by_what_was_measured() {
 
 #[test]
 fn code_and_limits_of_contexts_are_charged_what_they_take() {
-    let mut one = Watched::new(COSTS, 64 * MIB);
-    one.call(&format!("cuModuleLoadData >1 {PTX}"), 0, 16 * MIB);
-    one.call(&format!("cuModuleLoadDataEx >2 {PTX} 0 0 0"), 0, 22 * MIB);
-    one.call(&format!("cuLibraryLoadData >3 {PTX} 0 0 0 0 0 0"), 0, 28 * MIB);
-    one.call("cuModuleLoadData >4 \"nonsense\"", 200, 28 * MIB);
-    one.call("cuModuleUnload @1", 0, 22 * MIB);
-    one.call("cuLibraryUnload @3", 0, 16 * MIB);
-    one.call("cuCtxSetLimit 2 24MiB", 0, 32 * MIB);
-    one.call("cuCtxSetLimit 2 64MiB", 2, 32 * MIB);
-    one.call("cuCtxGetLimit >5 2", 0, 32 * MIB);
-    assert_eq!(one.client.get(5), 24 * MIB, "as it was");
-    one.call("cuMemAlloc_v2 >6 28MiB", 0, 60 * MIB);
-    one.call(&format!("cuModuleLoadData >7 {PTX}"), 2, 60 * MIB);
-    one.call("cuCtxSetLimit 2 8MiB", 0, 44 * MIB);
-    one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 0);
+    for mode in ["own", "host"] {
+        let mut one = Watched::new(&format!("{COSTS}nvml_pids = {mode}\n"), 64 * MIB);
+        one.call(&format!("cuModuleLoadData >1 {PTX}"), 0, 16 * MIB);
+        one.call(&format!("cuModuleLoadDataEx >2 {PTX} 0 0 0"), 0, 22 * MIB);
+        one.call(&format!("cuLibraryLoadData >3 {PTX} 0 0 0 0 0 0"), 0, 28 * MIB);
+        one.call("cuModuleLoadData >4 \"nonsense\"", 200, 28 * MIB);
+        one.call("cuModuleUnload @1", 0, 22 * MIB);
+        one.call("cuLibraryUnload @3", 0, 16 * MIB);
+        one.call("cuCtxSetLimit 2 24MiB", 0, 32 * MIB);
+        one.call("cuCtxSetLimit 2 64MiB", 2, 32 * MIB);
+        one.call("cuCtxGetLimit >5 2", 0, 32 * MIB);
+        assert_eq!(one.client.get(5), 24 * MIB, "as it was");
+        one.call("cuMemAlloc_v2 >6 28MiB", 0, 60 * MIB);
+        one.call(&format!("cuModuleLoadData >7 {PTX}"), 2, 60 * MIB);
+        one.call("cuCtxSetLimit 2 8MiB", 0, 44 * MIB);
+        one.call("cuDevicePrimaryCtxRelease_v2 0", 0, 0);
+    }
 }
 
 #[test]

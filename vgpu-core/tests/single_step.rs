@@ -157,7 +157,7 @@ impl Stage {
         let shares: Vec<String> = (0..case.shares).map(|index| format!("share-{index}")).collect();
         for (order, share) in shares.iter().enumerate() {
             let mut limits = bench.limits(share, order as u32, 0, GIB / case.shares);
-            limits.context_reserve = RESERVE;
+            limits.context_reserve = Some(RESERVE);
             bench.put(&limits);
         }
         let truth = Truth::new(&bench);

@@ -508,6 +508,8 @@ fn install_soft_gpu(state: &State, node: Node, from: &Path) -> Result<()> {
     let shared = at(SOFT_GPU_STATE);
     fs::create_dir_all(&shared).context("cannot create the software GPU's state")?;
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")?;
+    // As in a container beside a real driver's worst: no process of a pod finds itself in NVML's lists.
+    fs::write(shared.join("profile"), "nvml_pids = none\n").context("cannot write the software GPU's profile")?;
     // No two nodes have the same GPUs.
     fs::write(
         shared.join("machine-id"),

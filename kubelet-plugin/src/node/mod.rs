@@ -101,6 +101,8 @@ pub struct Node {
     /// The state of the checkpoint file when `checkpoint` was read or saved; `None` if they may differ.
     stamp: Option<Stamp>,
     inventory: Result<Inventory, String>,
+    /// What a context takes on each GPU, by UUID, as far as that was measured.
+    contexts: BTreeMap<String, u64>,
     /// Descriptions of damaged checkpoints that have no event on the node yet.
     damages: Vec<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
@@ -113,6 +115,10 @@ pub struct Node {
 impl Node {
     pub fn set_inventory(&mut self, inventory: Result<Inventory, String>) {
         self.inventory = inventory;
+    }
+
+    pub fn set_contexts(&mut self, contexts: BTreeMap<String, u64>) {
+        self.contexts = contexts;
     }
 
     #[must_use]
@@ -300,8 +306,12 @@ impl Node {
         };
         let spec = edits::spec(&inputs, uid, &placed);
 
-        self.dirs
-            .ensure(uid, entry, self.config.context_reserve, self.crash_points.as_mut())?;
+        let (fixed, measured) = (self.config.context_reserve, &self.contexts);
+        let reserve = |gpu: &str| match fixed {
+            0 => measured.get(gpu).copied(),
+            fixed => Some(fixed),
+        };
+        self.dirs.ensure(uid, entry, &reserve, self.crash_points.as_mut())?;
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
             turn.arbitration(&self.arbitration, &held.share.gpu)?;

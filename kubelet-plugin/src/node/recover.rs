@@ -57,6 +57,7 @@ impl Node {
             checkpoint: Checkpoint::default(),
             stamp: None,
             inventory: Err("the plugin has just started".into()),
+            contexts: BTreeMap::new(),
             damages: Vec::new(),
             not_unprepared: BTreeMap::new(),
             crash_points,

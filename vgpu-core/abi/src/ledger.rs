@@ -8,6 +8,7 @@
 //!      0  format, version, lanes, size, share             line 0, constant
 //!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
 //!    256  number of objects that were ever used           line 2, where a search for an object may stop
+//!    264  what the largest context of a process took, + 1  0: none was measured
 //!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
 //! 130944  object 0, ... object 511 ([`object`])           a line each
 //! 196600  seal                                            last 8 bytes, so a truncated file has none

@@ -48,8 +48,9 @@ pub struct Limits {
     pub priority: Priority,
     /// Bytes of host memory beyond `memory` (memoryPolicy Oversubscribe); 0 = none.
     pub host_memory: u64,
-    /// Bytes charged for the first CUDA context of a process before it is measured.
-    pub context_reserve: u64,
+    /// What a CUDA context takes on this GPU and driver: charged for each one before the driver is asked. None: nobody
+    /// measured it, which is 0 in the file; plugins before 0.2 wrote that always. Nothing at all is 1 in the file.
+    pub context_reserve: Option<u64>,
     /// The real driver's libraries.
     pub libcuda: PathBuf,
     pub libnvidia_ml: PathBuf,
@@ -110,7 +111,7 @@ impl Limits {
             compute_policy: ComputePolicy::default(),
             priority: Priority::default(),
             host_memory: 0,
-            context_reserve: 0,
+            context_reserve: None,
             libcuda: libcuda.into(),
             libnvidia_ml: libnvidia_ml.into(),
         }
@@ -130,7 +131,7 @@ impl Limits {
             self.compute_policy.name(),
             self.priority.name(),
             self.host_memory,
-            self.context_reserve,
+            self.context_reserve.map_or(0, |bytes| bytes.max(1)),
             self.libcuda.display(),
             self.libnvidia_ml.display(),
         );
@@ -226,10 +227,19 @@ impl<'a> Fields<'a> {
             compute_policy: self.parsed("compute-policy", ComputePolicy::from_name)?,
             priority: self.parsed("priority", Priority::from_name)?,
             host_memory: self.parsed("host-memory", |v| v.parse().ok())?,
-            context_reserve: self.parsed("context-reserve", |v| v.parse().ok())?,
+            context_reserve: self.parsed("context-reserve", |v| v.parse().ok().map(context_reserve))?,
             libcuda: self.parsed("libcuda", path)?,
             libnvidia_ml: self.parsed("libnvidia-ml", path)?,
         })
+    }
+}
+
+/// Returns what the number in the file means.
+fn context_reserve(number: u64) -> Option<u64> {
+    match number {
+        0 => None,
+        1 => Some(0),
+        bytes => Some(bytes),
     }
 }
 
@@ -387,6 +397,22 @@ mod tests {
         assert_eq!(
             with("vgpu-limits 1", "vgpu-limits 2"),
             Err(ParseError::Version("vgpu-limits 2".into()))
+        );
+    }
+
+    #[test]
+    fn a_context_of_unknown_size_is_not_one_that_takes_nothing() {
+        for context_reserve in [None, Some(0), Some(518 << 20)] {
+            let limits = Limits {
+                context_reserve,
+                ..example()
+            };
+            assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
+        }
+        let old = body_of(&example());
+        assert!(
+            old.contains("\ncontext-reserve 0\n"),
+            "as plugins that did not measure wrote it"
         );
     }
 

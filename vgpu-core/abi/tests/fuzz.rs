@@ -118,7 +118,7 @@ fn every_sound_limits_file_reads_back() {
             limits.memory = (chance.next() >> chance.below(64)).max(1);
             limits.cores = chance.below(101) as u32;
             limits.host_memory = chance.next() >> chance.below(64);
-            limits.context_reserve = chance.next() >> chance.below(64);
+            limits.context_reserve = [None, Some(0), Some(2 | chance.next() >> chance.below(64))][chance.below(3)];
             limits.libcuda = format!("/{}", char::from_u32(chance.below(0x3000) as u32 + 0x20).unwrap_or('x')).into();
             assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits.clone()));
         }

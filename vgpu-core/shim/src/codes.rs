@@ -5,6 +5,7 @@ use core::ffi::c_int;
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const NOT_INITIALIZED: c_int = 3;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_DEVICE: c_int = 101;
 pub(crate) const NOT_FOUND: c_int = 500;

@@ -42,6 +42,10 @@ pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready
         slot::cuDeviceTotalMem_v2,
     ];
     run(slot, NOT_PERMITTED, |ready, address| {
+        // A call that may allocate is charged to a GPU. While the driver does not list them, the answer is its error.
+        if matches!(class, Class::charged) && ready.devices().is_none() {
+            return ready.device_error();
+        }
         let _call = (class.may_change_memory() && !REPORTS.contains(&slot)).then(|| ready.calls.begin(thread()));
         handle(ready, address)
     })

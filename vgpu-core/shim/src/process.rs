@@ -1,6 +1,7 @@
 //! The state of this process: its shares, its devices, its live allocations. `start` creates it at the first call of
 //! any function, and again in a fork child.
 
+use crate::codes::{NOT_INITIALIZED, SUCCESS};
 use crate::driver::{Gpu, Tables};
 use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
@@ -11,6 +12,11 @@ use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Spin, Word};
 use vgpu_core::visible::choose;
+
+/// The index of no GPU.
+pub(crate) const UNKNOWN_GPU: usize = usize::MAX;
+/// What the driver answers to a thread without a usable context: not initialised, ended, none, destroyed.
+const NO_CONTEXT: [c_int; 4] = [3, 4, 201, 709];
 
 /// The state, or None if the process was refused. It never changes: a refused process stays refused.
 struct State(Option<Ready>);
@@ -117,8 +123,25 @@ impl Ready {
         Some(self.devices.get_or_init(|| devices))
     }
 
+    /// Returns the devices, or the driver's error if it does not list them: a call that needs them answers that.
+    pub(crate) fn known_devices(&self) -> Result<&Devices, c_int> {
+        self.devices().ok_or_else(|| self.device_error())
+    }
+
+    /// The driver's reason for listing no devices.
+    #[cold]
+    pub(crate) fn device_error(&self) -> c_int {
+        let mut count = 0;
+        // SAFETY: `count` may be written.
+        match unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } {
+            // It was initialised in between: then the program has not waited for cuInit.
+            SUCCESS => NOT_INITIALIZED,
+            error => error,
+        }
+    }
+
     /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return that
-    /// error.
+    /// error. [`UNKNOWN_GPU`]: there may be one, but the driver does not tell on which GPU; nothing can be charged there.
     #[inline(always)]
     pub(crate) fn current(&self) -> Option<usize> {
         let devices = self.devices()?;
@@ -127,13 +150,14 @@ impl Ready {
         }
         let mut device = -1;
         // SAFETY: `device` may be written.
-        let result = unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) };
-        (result == 0).then_some(())?;
-        devices
-            .list
-            .iter()
-            .find(|(real, _)| *real == device)
-            .map(|(_, gpu)| *gpu)
+        match unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) } {
+            SUCCESS => {
+                let known = devices.list.iter().find(|(real, _)| *real == device);
+                Some(known.map_or(UNKNOWN_GPU, |(_, gpu)| *gpu))
+            }
+            error if NO_CONTEXT.contains(&error) => None,
+            _ => Some(UNKNOWN_GPU),
+        }
     }
 }
 

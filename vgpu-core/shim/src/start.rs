@@ -43,7 +43,11 @@ fn open() -> Result<Ready, String> {
         } else {
             account
         };
-        let reserve = grant.shares.first().map_or(0, |share| share.limits.context_reserve);
+        let reserve = grant
+            .shares
+            .iter()
+            .filter_map(|share| share.limits.context_reserve)
+            .max();
         Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;

@@ -8,8 +8,9 @@
 //! | `reserved` | what the driver keeps; NVML's total is memory + reserved | `512MiB` |
 //! | `granularity` | a power of two from 4KiB to 1GiB; memory is a multiple of it | `2MiB` |
 //! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
-//! | `context_time` | how long it takes to make one (`ns`, `us`, `ms`, `s`) | `0ns` |
+//! | `context_time` | how long it takes to make one, or to raise one of its limits, once its memory is taken (`ns`, `us`, `ms`, `s`) | `0ns` |
 //! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
+//! | `nvml_pids` | the processes that NVML lists: `own`, those of the caller's PID namespace by their PIDs there; `host`, all of them by numbers that no process has there, as a real driver in a container; `none` | `own` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -53,6 +54,30 @@ impl Fault {
     }
 }
 
+/// Which processes NVML lists, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NvmlPids {
+    Own,
+    Host,
+    None,
+}
+
+impl NvmlPids {
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Own, Self::Host, Self::None]
+            .into_iter()
+            .find(|known| known.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Host => "host",
+            Self::None => "none",
+        }
+    }
+}
+
 /// A validated profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
@@ -64,6 +89,7 @@ pub struct Profile {
     pub context_cost: u64,
     pub context_time_ns: u64,
     pub module_cost: u64,
+    pub nvml_pids: NvmlPids,
     pub sms: u32,
     pub compute_capability: (u32, u32),
     pub driver_version: String,
@@ -135,6 +161,7 @@ impl Default for Profile {
             context_cost: 0,
             context_time_ns: 0,
             module_cost: 0,
+            nvml_pids: NvmlPids::Own,
             sms: 132,
             compute_capability: (9, 0),
             driver_version: "550.163.01".into(),
@@ -276,6 +303,10 @@ impl Profile {
             "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
             "context_time" => (put(&mut self.context_time_ns, duration_ns(value)), "a time up to 60s"),
             "module_cost" => (put(&mut self.module_cost, size(value)), "a size such as 6MiB"),
+            "nvml_pids" => (
+                put(&mut self.nvml_pids, NvmlPids::from_name(value)),
+                "own, host or none",
+            ),
             "sms" => {
                 let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
                 (put(&mut self.sms, count), "a number from 1 to 1024")
@@ -365,7 +396,7 @@ impl Profile {
     pub fn to_text(&self) -> String {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nsms = {}\n\
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nnvml_pids = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n",
             self.name,
             self.gpus,
@@ -375,6 +406,7 @@ impl Profile {
             self.context_cost,
             self.context_time_ns,
             self.module_cost,
+            self.nvml_pids.name(),
             self.sms,
             self.compute_capability.0,
             self.compute_capability.1,
@@ -426,6 +458,16 @@ mod tests {
         let failing: Vec<u64> = (1..=8).filter(|call| profile.faults[0].hits(*call)).collect();
         assert_eq!(failing, [5, 7]);
         assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+    }
+
+    #[test]
+    fn nvml_lists_processes_in_three_ways() {
+        for pids in [NvmlPids::Own, NvmlPids::Host, NvmlPids::None] {
+            let profile = Profile::parse(&format!("nvml_pids = {}", pids.name())).unwrap();
+            assert_eq!(profile.nvml_pids, pids);
+            assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        }
+        assert!(Profile::parse("nvml_pids = both").is_err());
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Region {
         let profile = config
             .profile
             .as_ref()
-            .map_or_else(default_profile, |(_, profile)| Ok(profile.clone()));
+            .map_or_else(|| default_profile(&config.dir), |(_, profile)| Ok(profile.clone()));
         write_new(&config.dir, &profile.map_err(folder)?).map_err(folder)?;
         Self::existing(config)?.ok_or_else(|| Error::Damaged {
             origin: config.origin,
@@ -114,8 +114,13 @@ impl Region {
     }
 }
 
-fn default_profile() -> io::Result<Profile> {
-    Profile::parse("").map_err(io::Error::other)
+/// The folder's own: for programs whose environment names none, such as those of pods.
+fn default_profile(dir: &Path) -> io::Result<Profile> {
+    let text = match fs::read_to_string(dir.join("profile")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        text => text?,
+    };
+    Profile::parse(&text).map_err(io::Error::other)
 }
 
 fn map(file: &File) -> io::Result<&'static Shared> {

@@ -73,7 +73,7 @@ pub fn assign(
                 Priority::Low
             },
             host_memory: 0,
-            context_reserve: 0,
+            context_reserve: None,
             libcuda: libcuda.to_owned(),
             libnvidia_ml: libnvidia_ml.to_owned(),
         }

@@ -19,7 +19,9 @@ pub struct Region {
     _total: [u8; 112],
     /// Number of exported objects that were ever used: how far a search has to go.
     pub objects_used: AtomicU64,
-    _header: [u8; 6 * format::LINE - 8],
+    /// What the largest context of a process took, plus 1; 0: not known.
+    pub context_took: AtomicU64,
+    _header: [u8; 6 * format::LINE - 16],
     pub lanes: [Lane; format::LANES],
     pub objects: [Object; object::OBJECTS],
     _trailer: [u8; format::LINE - 8],
@@ -65,6 +67,7 @@ const _: () = {
     assert!(format::CHARGED_AT + 8 == format::WRITER_AT);
     assert!(offset_of!(Region, lanes) == format::FIRST_LANE_AT);
     assert!(offset_of!(Region, objects_used) == format::OBJECTS_USED_AT);
+    assert!(offset_of!(Region, context_took) == format::CONTEXT_TOOK_AT);
     assert!(offset_of!(Region, objects) == format::FIRST_OBJECT_AT);
     assert!(size_of::<Object>() == format::LINE);
     assert!(offset_of!(Object, generation) == object::GENERATION);

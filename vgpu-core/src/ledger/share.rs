@@ -231,6 +231,17 @@ impl Share {
         }
     }
 
+    /// Returns what the largest context of the share took, if any was measured.
+    #[must_use]
+    pub fn context_took(&self) -> Option<u64> {
+        self.region().context_took.load(Relaxed).checked_sub(1)
+    }
+
+    /// Records what a context of this process took.
+    pub fn note_context_took(&self, bytes: u64) {
+        self.region().context_took.fetch_max(bytes.saturating_add(1), Relaxed);
+    }
+
     /// Returns the processes of this PID namespace that hold memory or have a context, with their bytes. A process that
     /// only has the share open does not use the GPU.
     #[must_use]

@@ -1,20 +1,22 @@
-//! Creates and destroys contexts with their memory charged. The memory of each context is measured
-//! ([`measure`](super::measure)); the first one of a process on a GPU is charged the share's reserve before. Destroying
-//! a context also releases the charges of the memory that was allocated in it.
+//! Creates and destroys contexts with their memory charged. Each context is charged before the driver is asked, at
+//! what one takes on this GPU ([`expected`](super::expected)), and measured afterwards ([`measure`](super::measure)).
+//! Destroying a context also releases the charges of the memory that was allocated in it.
 //!
 //! ```text
-//!  create:  charge the reserve (first context) ─► driver ─► measure ─► count it, or undo and out of memory
+//!  create:  charge a context ─► driver ─► measure ─► count it, or undo and out of memory
 //!  destroy: wait for deferred frees ─► driver ─► uncount it ─► release what was freed with it ─► measure
 //! ```
 //!
 //! How it fails: a call that the driver refuses changes nothing. Something else in the process may hold a primary
-//! context without a call that is seen here. The driver then reports the context as active, and its arrays stay
-//! charged.
+//! context without a call that is seen here. The driver then reports the context as active, and it and its arrays stay
+//! charged. A process that is killed or stopped while the driver creates a context has it charged already.
 
 use super::contexts::{Contexts, Made};
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
+use super::expected::Ahead;
 use super::gpu::Gpu;
-use super::measure::{Change, Measurement, Nvml, Process};
+use super::measure::{Measurement, Nvml, Process};
+use super::overhead::Thing;
 use super::tables::Tables;
 use super::{deferred, deferred_free, graphs, room};
 use crate::os::thread;
@@ -27,67 +29,93 @@ pub struct Place<'a, D> {
     pub gpu: &'a Gpu<D>,
 }
 
-/// Creates a context through `make` and charges its memory. `count` counts the context; `undo` destroys it again if it
-/// does not fit. It is measured only if `is_new`: retaining an existing context needs no memory.
+/// How a context is created and destroyed again.
+pub struct Creation<N, C, M, H, U> {
+    /// Returns false if an existing context is only retained, which needs no memory.
+    pub is_new: N,
+    /// Counts the context.
+    pub count: C,
+    /// The driver's call.
+    pub make: M,
+    /// The handle that it has returned.
+    pub handle: H,
+    /// Destroys the context again.
+    pub undo: U,
+}
+
+/// Creates a context and charges its memory, or undoes it if it does not fit.
 pub fn begin<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
-    is_new: impl FnOnce(&Contexts) -> bool,
-    count: impl FnOnce(&mut Contexts),
-    make: impl FnOnce() -> c_int,
-    undo: impl FnOnce(),
+    creation: Creation<
+        impl FnOnce(&Contexts) -> bool,
+        impl FnOnce(&mut Contexts),
+        impl FnOnce() -> c_int,
+        impl FnOnce() -> usize,
+        impl FnOnce() -> c_int,
+    >,
 ) -> c_int {
     let _outside = process.calls.outside(thread());
     process.nvml.load();
     let gpu = place.gpu;
     let mut contexts = gpu.contexts.lock();
-    let (result, fits) = if is_new(&contexts) {
-        let first = (!contexts.any()).then_some(gpu.context_reserve);
+    let (result, fits) = if (creation.is_new)(&contexts) {
         let mut measurement = Measurement::of(process, gpu, place.index);
-        let (result, fits) = measurement.around(first, Change::Takes, make);
+        let handle = creation.handle;
+        let thing = || Thing::Context(handle());
+        let (result, fits) = measurement.take(Ahead::Context, !contexts.any(), creation.make, thing);
         if !fits {
-            measurement.around(None, Change::GivesBack, || {
-                undo();
-                SUCCESS
-            });
+            measurement.undo(creation.undo);
         }
         (result, fits)
     } else {
-        (make(), true)
+        ((creation.make)(), true)
     };
     if !fits {
         return OUT_OF_MEMORY;
     }
     if result == SUCCESS {
-        count(&mut contexts);
+        (creation.count)(&mut contexts);
         gpu.account.note_context();
     }
     result
 }
 
-/// Destroys a context through `end` and releases the charges of what was freed with it. `count` uncounts the context.
-/// The caller holds the lock of `contexts`.
+/// How a context ends.
+struct Ending<E, C, S, L> {
+    handle: usize,
+    /// The driver's call.
+    end: E,
+    /// Uncounts the context.
+    count: C,
+    /// Releases the charges of its arrays.
+    sweep_arrays: S,
+    /// Returns true if the driver says that the context still exists.
+    lives: L,
+}
+
+/// Destroys a context and releases the charges of what was freed with it. The caller holds the lock of `contexts`.
 fn end_of<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
     contexts: &mut Contexts,
-    end: impl FnOnce() -> c_int,
-    count: impl FnOnce(&mut Contexts),
-    sweep_arrays: impl FnOnce(&Contexts),
+    ending: Ending<impl FnOnce() -> c_int, impl FnOnce(&mut Contexts), impl FnOnce(&Contexts), impl Fn() -> bool>,
 ) -> c_int {
     let mut measurement = Measurement::of(process, place.gpu, place.index);
-    let (result, _) = measurement.around(None, Change::GivesBack, || {
-        let result = end();
+    let lives = ending.lives;
+    let call = || {
+        let result = (ending.end)();
         if result == SUCCESS {
-            count(contexts);
+            (ending.count)(contexts);
             // Before the second measurement, because memory that was freed with the context must not be charged there.
             sweep(process, place);
-            sweep_arrays(contexts);
+            (ending.sweep_arrays)(contexts);
             room::refresh(place.gpu);
         }
         result
-    });
-    if result == SUCCESS && !contexts.any() {
+    };
+    let result = measurement.give_back(Some(Thing::Context(ending.handle)), call, || !lives());
+    if result == SUCCESS && !contexts.any() && !lives() {
         measurement.clear();
         if graphs::used() {
             forget_graphs(process, place);
@@ -142,19 +170,20 @@ pub fn release_primary<D: Driver, N: Nvml>(
         deferred_free::empty(gpus, &tables.live, primary);
         contexts = place.gpu.contexts.lock();
     }
-    end_of(
-        process,
-        place,
-        &mut contexts,
-        call,
-        |contexts| contexts.retains = 0,
-        |contexts| {
-            // Something else may hold the context unseen; then nothing was freed.
-            if !place.gpu.driver.is_primary_active(device) {
+    // Something else may hold the context unseen; then nothing was freed.
+    let lives = || place.gpu.driver.is_primary_active(device);
+    let ending = Ending {
+        handle: contexts.primary,
+        end: call,
+        count: |contexts: &mut Contexts| contexts.retains = 0,
+        sweep_arrays: |contexts: &Contexts| {
+            if !lives() {
                 tables.arrays.sweep(gpus, contexts.primary);
             }
         },
-    )
+        lives,
+    };
+    end_of(process, place, &mut contexts, ending)
 }
 
 /// Destroys a context that is not the primary one, through `end`.
@@ -175,14 +204,14 @@ pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, 
     }
     process.nvml.load();
     let place = Place { index: known.gpu, gpu };
-    let result = end_of(
-        process,
-        &place,
-        &mut gpu.contexts.lock(),
+    let ending = Ending {
+        handle: context,
         end,
-        |contexts| contexts.created = contexts.created.saturating_sub(1),
-        |_| tables.arrays.sweep(gpus, context),
-    );
+        count: |contexts: &mut Contexts| contexts.created = contexts.created.saturating_sub(1),
+        sweep_arrays: |_: &Contexts| tables.arrays.sweep(gpus, context),
+        lives: || false,
+    };
+    let result = end_of(process, &place, &mut gpu.contexts.lock(), ending);
     if result != SUCCESS {
         tables.contexts.insert(context as u64, known);
     }
@@ -223,37 +252,47 @@ pub fn keep<D, N>(process: &Process<'_, D, N>, context: usize, gpu: usize, is_gr
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{Fake, MIB, Scene};
+    use super::super::expected::UNKNOWN_CONTEXT;
+    use super::super::fake::{Fake, MIB, Mode, Scene};
     use super::super::live::Live;
     use super::*;
 
     const PRIMARY: usize = 7;
     const DEVICE: c_int = 3;
 
-    /// Creates a context for which NVML reports `bytes`.
-    fn make(process: &Process<'_, Fake, &Scene>, bytes: u64) -> c_int {
+    /// Creates a context that takes `bytes`, with this handle.
+    fn make_as(process: &Process<'_, Fake, &Scene>, handle: usize, bytes: u64) -> c_int {
         let scene = process.nvml;
-        begin(
+        let result = begin(
             process,
             &scene.place(),
-            |_| true,
-            |contexts| contexts.created += 1,
-            || scene.takes(bytes),
-            || scene.gives_back(bytes),
-        )
+            Creation {
+                is_new: |_: &Contexts| true,
+                count: |contexts: &mut Contexts| contexts.created += 1,
+                make: || scene.takes(bytes),
+                handle: || handle,
+                undo: || scene.drops(bytes),
+            },
+        );
+        if result == SUCCESS {
+            keep(process, handle, 0, false);
+        }
+        result
     }
 
     fn retain(process: &Process<'_, Fake, &Scene>, bytes: u64) -> c_int {
         let scene = process.nvml;
         let count = |contexts: &mut Contexts| (contexts.retains, contexts.primary) = (contexts.retains + 1, PRIMARY);
-        let is_new = |contexts: &Contexts| contexts.retains == 0;
         begin(
             process,
             &scene.place(),
-            is_new,
-            count,
-            || scene.takes(bytes),
-            || scene.gives_back(bytes),
+            Creation {
+                is_new: |contexts: &Contexts| contexts.retains == 0,
+                count,
+                make: || scene.takes(bytes),
+                handle: || PRIMARY,
+                undo: || scene.drops(bytes),
+            },
         )
     }
 
@@ -262,14 +301,12 @@ mod tests {
     fn a_context_is_charged_what_nvml_shows_and_its_end_releases_that() {
         let scene = Scene::new(32 * MIB);
         let process = scene.process();
-        assert_eq!(make(&process, 10 * MIB), SUCCESS);
-        keep(&process, 100, 0, false);
-        assert_eq!(scene.charged(), 10 * MIB, "not the reserve");
-        assert_eq!(make(&process, 12 * MIB), SUCCESS);
-        keep(&process, 101, 0, false);
+        assert_eq!(make_as(&process, 100, 10 * MIB), SUCCESS);
+        assert_eq!(scene.charged(), 10 * MIB, "not what was charged ahead");
+        assert_eq!(make_as(&process, 101, 12 * MIB), SUCCESS);
         assert_eq!(scene.charged(), 22 * MIB);
-        assert_eq!(make(&process, 12 * MIB), OUT_OF_MEMORY);
-        assert_eq!((scene.charged(), scene.held()), (22 * MIB, 22 * MIB), "it was undone");
+        assert_eq!(make_as(&process, 102, 12 * MIB), OUT_OF_MEMORY);
+        assert_eq!((scene.charged(), scene.held()), (22 * MIB, 22 * MIB));
         assert_eq!(destroy(&process, 101, || 42), 42);
         assert_eq!(scene.charged(), 22 * MIB, "the driver refused");
         assert_eq!(destroy(&process, 101, || scene.drops(12 * MIB)), SUCCESS);
@@ -280,19 +317,95 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
-    fn without_nvml_the_first_context_is_charged_the_reserve_until_the_last_is_gone() {
-        let scene = Scene::new(32 * MIB);
-        scene.hide_nvml();
-        let process = scene.process();
-        for context in [100, 101] {
-            assert_eq!(make(&process, 10 * MIB), SUCCESS);
-            keep(&process, context, 0, false);
-            assert_eq!(scene.charged(), Scene::RESERVE);
+    fn where_nvml_does_not_show_this_process_each_context_stays_charged_until_its_end() {
+        for mode in [Mode::Missing, Mode::Others, Mode::Crowd] {
+            let scene = Scene::new(10 * MIB);
+            scene.show(mode);
+            let process = scene.process();
+            assert_eq!(make_as(&process, 100, Scene::RESERVE), SUCCESS);
+            assert_eq!(make_as(&process, 101, Scene::RESERVE), SUCCESS);
+            assert_eq!(scene.charged(), 2 * Scene::RESERVE, "{mode:?}");
+            assert_eq!(make_as(&process, 102, Scene::RESERVE), OUT_OF_MEMORY);
+            assert_eq!(scene.calls_of_driver(), 2, "{mode:?}: the driver was not asked");
+            assert_eq!(destroy(&process, 101, || scene.drops(Scene::RESERVE)), SUCCESS);
+            assert_eq!(scene.charged(), Scene::RESERVE, "{mode:?}");
+            assert_eq!(make_as(&process, 101, Scene::RESERVE), SUCCESS);
+            assert_eq!(destroy(&process, 100, || scene.drops(Scene::RESERVE)), SUCCESS);
+            assert_eq!(destroy(&process, 101, || scene.drops(Scene::RESERVE)), SUCCESS);
+            assert_eq!(scene.charged(), 0);
         }
-        assert_eq!(destroy(&process, 100, || SUCCESS), SUCCESS);
-        assert_eq!(scene.charged(), Scene::RESERVE);
-        assert_eq!(destroy(&process, 101, || SUCCESS), SUCCESS);
-        assert_eq!(scene.charged(), 0);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_context_of_unknown_size_takes_a_share_of_its_own_size_at_least() {
+        let mut scene = Scene::new(700 * MIB);
+        scene.gpu_mut().context_reserve = None;
+        scene.show(Mode::Crowd);
+        let process = scene.process();
+        assert_eq!(make_as(&process, 100, 10 * MIB), SUCCESS);
+        assert_eq!(scene.charged(), UNKNOWN_CONTEXT);
+        assert_eq!(
+            make_as(&process, 101, 10 * MIB),
+            OUT_OF_MEMORY,
+            "nobody knows that it would fit"
+        );
+        assert_eq!(scene.calls_of_driver(), 1);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_context_that_was_too_large_is_not_asked_for_again() {
+        let scene = Scene::new(8 * MIB);
+        let process = scene.process();
+        assert_eq!(make_as(&process, 100, 20 * MIB), OUT_OF_MEMORY);
+        assert_eq!((scene.calls_of_driver(), scene.held(), scene.charged()), (1, 0, 0));
+        for _ in 0..10 {
+            assert_eq!(make_as(&process, 100, 20 * MIB), OUT_OF_MEMORY);
+        }
+        assert_eq!(scene.calls_of_driver(), 1);
+        assert_eq!(
+            scene.gpu().account.context_took(),
+            Some(20 * MIB),
+            "nor by another process of the share"
+        );
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn while_the_driver_creates_a_context_it_is_charged() {
+        let scene = Scene::new(32 * MIB);
+        let process = scene.process();
+        let mut seen = 0;
+        begin(
+            &process,
+            &scene.place(),
+            Creation {
+                is_new: |_: &Contexts| true,
+                count: |contexts: &mut Contexts| contexts.created += 1,
+                make: || {
+                    seen = scene.charged();
+                    scene.takes(Scene::RESERVE)
+                },
+                handle: || 100,
+                undo: || panic!("it fits"),
+            },
+        );
+        assert_eq!(seen, Scene::RESERVE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_primary_context_that_something_else_holds_stays_charged() {
+        for mode in [Mode::Own, Mode::Missing] {
+            let scene = Scene::new(32 * MIB);
+            scene.show(mode);
+            let process = scene.process();
+            assert_eq!(retain(&process, Scene::RESERVE), SUCCESS);
+            scene.gpu().driver.state().primary_active = true;
+            let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
+            assert_eq!((release, scene.charged()), (SUCCESS, Scene::RESERVE), "{mode:?}");
+        }
     }
 
     #[test]
@@ -300,8 +413,7 @@ mod tests {
     fn memory_that_went_with_a_context_is_released() {
         let scene = Scene::new(32 * MIB);
         let process = scene.process();
-        assert_eq!(make(&process, 10 * MIB), SUCCESS);
-        keep(&process, 100, 0, false);
+        assert_eq!(make_as(&process, 100, 10 * MIB), SUCCESS);
         for (pointer, goes) in [(0x1000_0000, true), (0x2000_0000, false)] {
             let charge = scene.gpu().account.reserve(4 * MIB).expect("room");
             scene.takes(4 * MIB);
@@ -344,14 +456,15 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     fn arrays_of_a_primary_context_that_others_hold_stay_charged() {
-        for (active, charged) in [(true, 4 * MIB), (false, 0)] {
+        for (active, charged) in [(true, 14 * MIB), (false, 0)] {
             let scene = Scene::new(32 * MIB);
             let process = scene.process();
             assert_eq!(retain(&process, 10 * MIB), SUCCESS);
             let charge = scene.gpu().account.reserve(4 * MIB).expect("room");
             process.tables.arrays.keep(process.gpus, 1, PRIMARY, 0, Some(charge));
             scene.gpu().driver.state().primary_active = active;
-            let end = || scene.drops(10 * MIB);
+            let end = || if active { SUCCESS } else { scene.drops(14 * MIB) };
+            scene.takes(4 * MIB);
             assert_eq!(release_primary(&process, &scene.place(), DEVICE, false, end), SUCCESS);
             assert_eq!(scene.charged(), charged);
         }

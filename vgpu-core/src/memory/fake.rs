@@ -86,7 +86,7 @@ pub(super) fn gpu_with_host(folder: &tempfile::TempDir, limit: u64, host: u64) -
 
 /// A GPU with this account.
 pub(super) fn gpu_of(account: Account) -> Gpu<Fake> {
-    let gpu = Gpu::new(Fake::default(), "GPU-0".into(), account, 0);
+    let gpu = Gpu::new(Fake::default(), "GPU-0".into(), account, Some(0));
     gpu.driver.state().pools.insert(DEFAULT_POOL, FakePool::default());
     gpu.driver.state().current_pool = DEFAULT_POOL;
     gpu
@@ -103,20 +103,35 @@ pub(super) struct Scene {
 }
 
 struct NvmlState {
-    hidden: bool,
+    mode: Mode,
     /// What NVML calls this process; it lists it while it holds something.
     name: u32,
     held: u64,
+    /// How often the driver took memory.
+    calls: u32,
+}
+
+/// What NVML shows of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// It, under its name.
+    Own,
+    /// There is no NVML.
+    Missing,
+    /// Only other processes.
+    Others,
+    /// It under another name, and another process that came at the same time.
+    Crowd,
 }
 
 impl Scene {
-    /// The charge for the first context, before it is measured.
+    /// What a context takes, as far as is known.
     pub(super) const RESERVE: u64 = 4 * MIB;
 
     pub(super) fn new(limit: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut gpu = gpu(&folder, limit);
-        gpu.context_reserve = Self::RESERVE;
+        gpu.context_reserve = Some(Self::RESERVE);
         Self {
             _folder: folder,
             gpus: vec![gpu],
@@ -124,9 +139,10 @@ impl Scene {
             calls: Box::leak(Box::default()),
             pid: AtomicU32::new(0),
             nvml: Mutex::new(NvmlState {
-                hidden: false,
+                mode: Mode::Own,
                 name: std::process::id(),
                 held: 0,
+                calls: 0,
             }),
         }
     }
@@ -165,8 +181,14 @@ impl Scene {
     }
 
     pub(super) fn takes(&self, bytes: u64) -> c_int {
-        self.nvml().held += bytes;
+        let mut nvml = self.nvml();
+        nvml.held += bytes;
+        nvml.calls += 1;
         SUCCESS
+    }
+
+    pub(super) fn calls_of_driver(&self) -> u32 {
+        self.nvml().calls
     }
 
     pub(super) fn drops(&self, bytes: u64) -> c_int {
@@ -174,12 +196,12 @@ impl Scene {
         SUCCESS
     }
 
-    pub(super) fn gives_back(&self, bytes: u64) {
-        self.drops(bytes);
+    pub(super) fn show(&self, mode: Mode) {
+        self.nvml().mode = mode;
     }
 
-    pub(super) fn hide_nvml(&self) {
-        self.nvml().hidden = true;
+    pub(super) fn gpu_mut(&mut self) -> &mut Gpu<Fake> {
+        &mut self.gpus[0]
     }
 
     pub(super) fn name_as(&self, pid: u32) {
@@ -191,12 +213,17 @@ impl Nvml for &Scene {
     fn load(&self) {}
 
     fn device(&self, gpu: usize) -> Option<usize> {
-        (!self.nvml().hidden).then_some(gpu)
+        (self.nvml().mode != Mode::Missing).then_some(gpu)
     }
 
     fn processes(&self, _device: usize) -> Option<Vec<(u32, u64)>> {
         let nvml = self.nvml();
-        let own = (nvml.held > 0).then_some((nvml.name, nvml.held));
+        let listed = match nvml.mode {
+            Mode::Own => vec![nvml.name],
+            Mode::Crowd => vec![0x40_0001, 0x40_0002],
+            Mode::Missing | Mode::Others => Vec::new(),
+        };
+        let own = listed.into_iter().filter(|_| nvml.held > 0).map(|pid| (pid, nvml.held));
         Some([(1, 1 << 40)].into_iter().chain(own).collect())
     }
 }

@@ -18,7 +18,8 @@ pub struct Gpu<D> {
     pub account: Account,
     /// Charged bytes that NVML does not report for this process: memory of another process, or memory charged twice.
     pub surplus: AtomicU64,
-    pub context_reserve: u64,
+    /// What a context takes on this GPU and driver; None: nobody measured it.
+    pub context_reserve: Option<u64>,
     pub contexts: Spin<Contexts>,
     pub overhead: Spin<Overhead>,
     pub pools: Pools,
@@ -32,9 +33,9 @@ pub struct Gpu<D> {
 pub type Gpus<D> = Vec<Gpu<D>>;
 
 impl<D: Driver> Gpu<D> {
-    /// A GPU whose shares are `account`. `context_reserve`: the charge for the first context, before it is measured.
+    /// A GPU whose shares are `account`. `context_reserve`: what a context takes, if that is known.
     #[must_use]
-    pub fn new(driver: D, uuid: String, account: Account, context_reserve: u64) -> Self {
+    pub fn new(driver: D, uuid: String, account: Account, context_reserve: Option<u64>) -> Self {
         Self {
             driver,
             uuid,

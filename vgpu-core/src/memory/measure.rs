@@ -2,11 +2,15 @@
 //! limits of contexts reserve. Together they are the overhead of this process on a GPU.
 //!
 //! ```text
-//!  first context: charge the reserve ─► driver call ─► measure ─► charge the overhead
-//!                                                             └─► does not fit: undo, out of memory
+//!  charge what it will take ─► driver call ─► measure ─► charge what it took
+//!   └─► does not fit: out of memory,         ├─► does not fit: undo, out of memory
+//!       the driver is not asked              └─► not measured: what was charged ahead stays
 //!
 //!  overhead = what NVML reports for this process - what this process is charged for everything else
 //! ```
+//!
+//! No absence of knowledge approves anything. What a call will take is charged before it ([`expected`]); where NVML does
+//! not show this process afterwards, that charge stays until the thing that it was made for is gone.
 //!
 //! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. It is
 //! the one that NVML lists after this process's first context and did not list before.
@@ -37,19 +41,26 @@
 //! matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the figure.
 //!
 //! How it fails:
-//! - NVML is missing, lists no processes, or several new processes appear at once: nothing is measured. The first
-//!   context is charged the share's reserve, until the last context is gone.
+//! - NVML is missing, lists no processes, or several new processes appear at once: nothing is measured. Contexts, limits
+//!   and code stay charged with what was charged ahead, which may be more or less than they take.
+//! - Of two processes that create their first contexts at once, NVML may list only the other one for a moment. It is
+//!   taken for this one only if four lists in a row agree and it holds at least half a context. If its figure later
+//!   cannot be ours, it is forgotten.
 //! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call.
-//! - Between the driver call and the charge, the GPU holds memory that is not charged.
+//! - What a call takes beyond what was charged ahead is not charged between the driver call and the measurement:
+//!   code of unknown size, or a context larger than any before on this GPU.
 //! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
 //!   have fitted.
 //!
+//! [`expected`]: super::expected
 //! [`settled_bytes`]: super::settled_bytes
 
 use super::charge::charge;
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
+use super::expected::{self, Ahead};
 use super::gpu::Gpu;
-use super::overhead::Overhead;
+use super::granule::{GRANULE, granules};
+use super::overhead::{Overhead, Thing};
 use super::room;
 use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
@@ -93,10 +104,14 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must have the same one new process before it counts as this one.
 const AGREED: u32 = 4;
+/// How long a context of unknown size waits for those of other processes to be measured.
+const NEWCOMERS: Duration = Duration::from_secs(2);
+/// Of so many files with code it is remembered what they took.
+const CODES: usize = 4096;
 
 /// How a call may change the overhead.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+enum Change {
     Takes,
     GivesBack,
     Either,
@@ -118,6 +133,8 @@ pub struct Measurement<'a, D: 'static, N> {
     gpu: &'a Gpu<D>,
     index: usize,
     overhead: Held<'a, Overhead>,
+    /// What this process was believed to hold before the last [`Measurement::take`].
+    before: u64,
 }
 
 impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
@@ -128,6 +145,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             gpu,
             index,
             overhead: gpu.overhead.lock(),
+            before: 0,
         }
     }
 
@@ -136,59 +154,184 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         self.overhead.clear(&self.gpu.account);
     }
 
-    /// Runs `call` and charges what it adds to the overhead. `first`: `call` creates the first context on this GPU, and
-    /// this reserve is charged before it. Returns the result of `call`, and false if the new overhead exceeds the
-    /// limit.
-    pub fn around(&mut self, first: Option<u64>, change: Change, call: impl FnOnce() -> c_int) -> (c_int, bool) {
-        let ahead = first.unwrap_or(0);
-        if ahead > self.overhead.charge.bytes() {
-            match charge(self.gpu, ahead - self.overhead.charge.bytes()) {
-                Some(charge) => self.overhead.charge.add(charge),
-                None => return (OUT_OF_MEMORY, true),
-            }
+    /// Undoes what did not fit, by `undo`, and releases what it took.
+    pub fn undo(&mut self, undo: impl FnOnce() -> c_int) {
+        let before = self.before;
+        let mut result = SUCCESS;
+        let call = || {
+            result = undo();
+            result
+        };
+        self.give_back(None, call, || true);
+        // Not measured, or the list is late: it is gone all the same.
+        if result == SUCCESS && self.overhead.may_fall && self.overhead.expected() > before {
+            self.overhead.set_measured(before);
+            self.overhead.charge.set(&self.gpu.account, before);
         }
+    }
+
+    /// Charges what `call` will take, runs it, and corrects the charge by a measurement. `is_first`: `call` creates the
+    /// first context on this GPU. `thing`: what it has created. Returns the result of `call`, and false if the new
+    /// overhead exceeds the limit. If there is no room for what it will take, `call` is not run.
+    pub fn take(
+        &mut self,
+        ahead: Ahead,
+        is_first: bool,
+        call: impl FnOnce() -> c_int,
+        thing: impl FnOnce() -> Thing,
+    ) -> (c_int, bool) {
+        let start = self.overhead.expected();
+        self.before = start;
+        let Some((bytes, base)) = self.charge_ahead(ahead, start) else {
+            return (OUT_OF_MEMORY, true);
+        };
         // A measurement costs a call of NVML, so there is one before `call` only if its result is used. Only at the
         // first context can a new process in the list be this one; later this process is listed already.
-        let is_coming = first.is_some() && self.process.pid.load(Ordering::Relaxed) == 0;
-        let before = if is_coming || change == Change::GivesBack {
-            self.look(None)
-        } else {
-            Look::Blind
-        };
+        let is_coming = is_first && self.process.pid.load(Ordering::Relaxed) == 0;
+        let before = if is_coming { self.look(None) } else { Look::Blind };
         let result = call();
-        if result != SUCCESS && change == Change::Takes {
-            let back = self.overhead.measured;
-            self.overhead.charge.set(&self.gpu.account, back);
+        if result != SUCCESS {
+            self.overhead.charge.set(&self.gpu.account, start);
             return (result, true);
         }
         let known = match &before {
             Look::Strangers(pids) => Some(pids.as_slice()),
             _ => None,
         };
-        let start = self.overhead.measured;
-        let mut fits = self.settle(change, start, &before, known);
+        let change = match ahead {
+            Ahead::Limit(_) => Change::Either,
+            _ => Change::Takes,
+        };
+        let is_exact = !self.overhead.may_fall;
+        let Some(mut fits) = self.settle(change, start, &before, known) else {
+            self.overhead.keep(thing(), bytes, base);
+            let expected = self.overhead.expected();
+            let fits = self.overhead.charge.set(&self.gpu.account, expected);
+            return (SUCCESS, fits || bytes == 0);
+        };
         for _ in 0..SECOND_THOUGHTS {
             if fits || self.overhead.in_vain.is_nobody() {
                 break;
             }
             self.overhead.in_vain = UnderWay::default();
-            fits = self.settle(change, start, &before, known);
+            fits = self.settle(change, start, &before, known) == Some(true);
         }
-        // A call that only frees memory succeeds, whatever else is charged.
-        (result, fits || change == Change::GivesBack)
+        if is_exact && !self.overhead.may_fall {
+            self.learn(ahead, self.overhead.measured.saturating_sub(start));
+        }
+        (SUCCESS, fits)
+    }
+
+    /// Runs `call`, which only frees memory, and releases what it freed. `thing`: what it ends, if that was created by
+    /// [`Measurement::take`]. `is_gone`: returns false if it was not ended after all.
+    pub fn give_back(
+        &mut self,
+        thing: Option<Thing>,
+        call: impl FnOnce() -> c_int,
+        is_gone: impl FnOnce() -> bool,
+    ) -> c_int {
+        let start = self.overhead.expected();
+        let before = self.look(None);
+        let result = call();
+        if self.settle(Change::GivesBack, start, &before, None).is_none() {
+            self.overhead.may_fall = true;
+            if let Some(thing) = thing.filter(|_| result == SUCCESS && is_gone()) {
+                self.overhead.forget(thing);
+            }
+            let expected = self.overhead.expected();
+            self.overhead.charge.set(&self.gpu.account, expected);
+        }
+        result
+    }
+
+    /// Charges what a call will take, beside `start` bytes. Returns that as [`Measurement::bytes_of`] has it, or None if
+    /// it is not free.
+    fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, u64)> {
+        let mut patience = Patience::new(NEWCOMERS);
+        loop {
+            let (bytes, base) = self.bytes_of(ahead);
+            if bytes == 0 || self.reserve(start.saturating_add(bytes)) {
+                return Some((bytes, base));
+            }
+            match ahead {
+                // Others may have reserved the default for theirs, and know soon how much less they take.
+                Ahead::Context if self.is_context_unknown() && patience.nap() => {}
+                // What its file does not tell need not be free, if it is measured.
+                Ahead::Code(code) if self.is_seen() && !self.overhead.code_took.contains_key(&code.mark) => {
+                    let told = granules(code.bytes)?;
+                    let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
+                    let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
+                    return fits.then_some((bytes, base));
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    fn is_context_unknown(&self) -> bool {
+        let took = self.overhead.context_took.max(self.gpu.account.context_took());
+        self.gpu.context_reserve.max(took).is_none()
+    }
+
+    /// Returns true if NVML has listed this process.
+    fn is_seen(&self) -> bool {
+        self.process.pid.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns what to charge ahead of a call, and for a limit the value from which it is counted.
+    fn bytes_of(&self, ahead: Ahead) -> (u64, u64) {
+        let account = &self.gpu.account;
+        match ahead {
+            Ahead::Context => {
+                let took = self.overhead.context_took.max(account.context_took());
+                let limit = account.device_limit();
+                (expected::context(self.gpu.context_reserve, took, limit), 0)
+            }
+            Ahead::Limit(limit) => {
+                let (from, reserved) = self.overhead.base(limit.thing(), limit.now);
+                (expected::growth(&limit, from).saturating_sub(reserved), from)
+            }
+            Ahead::Code(code) => {
+                let took = self.overhead.code_took.get(&code.mark).copied();
+                (expected::code(&code, took), 0)
+            }
+        }
+    }
+
+    /// Has at least `bytes` charged for the overhead. Returns false if they are not free.
+    fn reserve(&mut self, bytes: u64) -> bool {
+        let charged = self.overhead.charge.bytes();
+        if bytes <= charged {
+            return true;
+        }
+        let more = charge(self.gpu, bytes - charged);
+        let fits = more.is_some();
+        more.into_iter().for_each(|more| self.overhead.charge.add(more));
+        fits
+    }
+
+    /// Remembers what something took, also if it did not fit: the next one like it is charged that ahead.
+    fn learn(&mut self, ahead: Ahead, took: u64) {
+        match ahead {
+            Ahead::Context => {
+                self.overhead.context_took = self.overhead.context_took.max(Some(took));
+                self.gpu.account.note_context_took(took);
+            }
+            Ahead::Code(code) if self.overhead.code_took.len() < CODES => {
+                self.overhead.code_took.insert(code.mark, took);
+            }
+            Ahead::Code(_) | Ahead::Limit(_) => {}
+        }
     }
 
     /// Measures after a call and charges the result. `start` is the overhead before the call. Returns false if the
-    /// result exceeds the limit.
-    fn settle(&mut self, change: Change, start: u64, before: &Look, known: Option<&[u32]>) -> bool {
+    /// result exceeds the limit, and None if nothing could be measured: then nothing is changed.
+    fn settle(&mut self, change: Change, start: u64, before: &Look, known: Option<&[u32]>) -> Option<bool> {
         let Look::Excess(least, most) = self.look(known) else {
-            // No measurement: the reserve stays charged, and so does memory that the call may have freed.
-            self.overhead.measured = self.overhead.charge.bytes();
-            self.overhead.may_fall |= change != Change::Takes;
-            return true;
+            return None;
         };
         let all = most.max(0) as u64;
-        self.overhead.measured = match (change, before) {
+        let measured = match (change, before) {
             _ if self.overhead.may_fall => all,
             (Change::Takes, _) => start.max(all),
             (Change::GivesBack, Look::Excess(least_before, _)) => {
@@ -198,13 +341,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             (Change::GivesBack, _) => start.min(all),
             (Change::Either, _) => all,
         };
+        self.overhead.set_measured(measured);
         self.overhead.may_fall = most > least;
-        let target = self.overhead.measured;
-        let fits = self.overhead.charge.set(&self.gpu.account, target);
+        let fits = self.overhead.charge.set(&self.gpu.account, measured);
         if !fits {
             room::make_room(self.gpu);
         }
-        fits || self.overhead.charge.set(&self.gpu.account, target)
+        Some(fits || self.overhead.charge.set(&self.gpu.account, measured))
     }
 
     /// Measures the overhead. `known`: the PIDs in NVML's list before the call, if they are needed to find this
@@ -246,8 +389,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 let came: Vec<u32> = pids.filter(|pid| !known.contains(pid)).collect();
                 let own = match came.as_slice() {
                     several if several.contains(&std::process::id()) => std::process::id(),
-                    // A PID of another namespace. It is ours if it stays the only new one.
-                    [one] => {
+                    // A PID of another namespace. It is ours if it stays the only new one, and holds what a context takes.
+                    [one]
+                        if list
+                            .iter()
+                            .any(|(pid, held)| pid == one && *held >= self.least_context()) =>
+                    {
                         agreed = if *one == stranger { agreed + 1 } else { 1 };
                         stranger = *one;
                         if agreed < AGREED {
@@ -270,7 +417,18 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             match list.iter().find(|(pid, _)| *pid == own) {
                 Some((_, held)) if is_still => {
                     let least = *held as i64 - all_else as i64;
-                    return Look::Excess(least, least.saturating_add_unsigned(at_stake));
+                    let most = least.saturating_add_unsigned(at_stake);
+                    if most >= 0 {
+                        return Look::Excess(least, most);
+                    }
+                    // Less than is allocated for certain: the list is late, or this is the figure of another process.
+                    lists += 1;
+                    if lists == ATTEMPTS {
+                        if own != std::process::id() {
+                            self.process.pid.store(0, Ordering::Relaxed);
+                        }
+                        break;
+                    }
                 }
                 Some(_) => {}
                 // A list may lack a process for a moment, so this does not mean that it holds no memory.
@@ -283,6 +441,11 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
         }
         Look::Blind
+    }
+
+    /// Returns what a process with a context holds at least.
+    fn least_context(&self) -> u64 {
+        self.gpu.context_reserve.unwrap_or(0) / 2
     }
 
     fn settled_bytes(&self) -> SettledBytes {
@@ -306,55 +469,88 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     }
 }
 
-/// Runs `call` and charges what it adds to the overhead of GPU `index`. If that does not fit, runs `undo` and returns
-/// out of memory.
-pub fn measured<D: Driver, N: Nvml>(
+/// Charges what `call` will take on GPU `index`, runs it, and corrects the charge by a measurement. `thing`: what it has
+/// created. If it does not fit, runs `undo` and returns out of memory.
+pub fn taking<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     index: usize,
-    change: Change,
+    ahead: Ahead,
     call: impl FnOnce() -> c_int,
-    undo: impl FnOnce(),
+    thing: impl FnOnce() -> Thing,
+    undo: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(gpu) = process.gpus.get(index) else {
+        return OUT_OF_MEMORY;
+    };
+    let _outside = process.calls.outside(thread());
+    process.nvml.load();
+    let mut measurement = Measurement::of(process, gpu, index);
+    let (result, fits) = measurement.take(ahead, false, call, thing);
+    if fits {
+        return result;
+    }
+    measurement.undo(undo);
+    OUT_OF_MEMORY
+}
+
+/// Runs `call`, which ends `thing` on GPU `index`, and releases what it freed.
+pub fn giving_back<D: Driver, N: Nvml>(
+    process: &Process<'_, D, N>,
+    index: usize,
+    thing: Thing,
+    call: impl FnOnce() -> c_int,
 ) -> c_int {
     let Some(gpu) = process.gpus.get(index) else {
         return call();
     };
     let _outside = process.calls.outside(thread());
     process.nvml.load();
-    let mut measurement = Measurement::of(process, gpu, index);
-    let (result, fits) = measurement.around(None, change, call);
-    if fits {
-        return result;
-    }
-    measurement.around(None, Change::GivesBack, || {
-        undo();
-        SUCCESS
-    });
-    OUT_OF_MEMORY
+    Measurement::of(process, gpu, index).give_back(Some(thing), call, || true)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{MIB, Scene};
+    use super::super::expected::{Code, Limit, UNKNOWN_CODE};
+    use super::super::fake::{MIB, Mode, Scene};
     use super::*;
+
+    const OTHER: Thing = Thing::Code(1);
+
+    fn code(mark: u64, bytes: u64) -> Ahead {
+        Ahead::Code(Code { mark, bytes })
+    }
+
+    fn heap(now: u64, value: u64) -> Ahead {
+        Ahead::Limit(Limit {
+            context: 100,
+            number: 2,
+            now,
+            value,
+            threads: 0,
+        })
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     fn code_is_charged_what_it_takes_and_undone_where_that_does_not_fit() {
-        let scene = Scene::new(16 * MIB);
+        let scene = Scene::new(24 * MIB);
         let process = scene.process();
-        let load = |bytes| {
-            let (take, undo) = (|| scene.takes(bytes), || scene.gives_back(bytes));
-            measured(&process, 0, Change::Takes, take, undo)
+        let load = |mark, bytes| {
+            let (take, undo) = (|| scene.takes(bytes), || scene.drops(bytes));
+            taking(&process, 0, code(mark, 0), take, || OTHER, undo)
         };
         process.pid.store(std::process::id(), Ordering::Relaxed);
-        assert_eq!(load(6 * MIB), SUCCESS);
-        assert_eq!(load(8 * MIB), SUCCESS);
+        assert_eq!(load(1, 6 * MIB), SUCCESS);
+        assert_eq!(load(2, 8 * MIB), SUCCESS);
         assert_eq!(scene.charged(), 14 * MIB);
-        assert_eq!(load(4 * MIB), OUT_OF_MEMORY);
+        assert_eq!(load(3, 14 * MIB), OUT_OF_MEMORY);
         assert_eq!((scene.charged(), scene.held()), (14 * MIB, 14 * MIB));
-        let unload = measured(&process, 0, Change::GivesBack, || scene.drops(8 * MIB), || {});
+        let asked = scene.calls_of_driver();
+        assert_eq!(load(3, 14 * MIB), OUT_OF_MEMORY, "what it took before is known");
+        assert_eq!(scene.calls_of_driver(), asked);
+        let unload = giving_back(&process, 0, OTHER, || scene.drops(8 * MIB));
         assert_eq!((unload, scene.charged()), (SUCCESS, 6 * MIB));
-        let refused = measured(&process, 0, Change::Takes, || 42, || panic!("nothing was made"));
+        let refused = taking(&process, 0, code(4, 0), || 42, || OTHER, || panic!("nothing was made"));
         assert_eq!((refused, scene.charged()), (42, 6 * MIB));
     }
 
@@ -366,7 +562,7 @@ mod tests {
         process.pid.store(std::process::id(), Ordering::Relaxed);
         let charge = scene.gpu().account.reserve(10 * MIB).expect("room");
         scene.takes(10 * MIB);
-        let load = measured(&process, 0, Change::Takes, || scene.takes(6 * MIB), || {});
+        let load = taking(&process, 0, code(1, 0), || scene.takes(6 * MIB), || OTHER, || SUCCESS);
         assert_eq!((load, scene.charged()), (SUCCESS, 16 * MIB));
         scene.gpu().account.release(charge);
         assert_eq!(scene.gpu().overhead.lock().measured, 6 * MIB);
@@ -379,11 +575,99 @@ mod tests {
         let process = scene.process();
         scene.name_as(4711);
         let mut measurement = Measurement::of(&process, scene.gpu(), 0);
-        let (result, fits) = measurement.around(Some(Scene::RESERVE), Change::Takes, || scene.takes(10 * MIB));
+        let context = || Thing::Context(1);
+        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(10 * MIB), context);
         assert_eq!(
             (result, fits, process.pid.load(Ordering::Relaxed)),
             (SUCCESS, true, 4711)
         );
         assert_eq!(scene.charged(), 10 * MIB);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_limit_is_charged_before_the_driver_is_asked_in_every_mode_of_nvml() {
+        for mode in [Mode::Own, Mode::Missing, Mode::Others, Mode::Crowd] {
+            let scene = Scene::new(64 * MIB);
+            scene.show(mode);
+            let process = scene.process();
+            process.pid.store(std::process::id(), Ordering::Relaxed);
+            let set = |now, value: u64, grown: u64| {
+                let take = || {
+                    let charged = scene.charged();
+                    let result = scene.takes(grown);
+                    assert!(
+                        charged >= scene.held(),
+                        "{mode:?}: {charged} charged, {} held",
+                        scene.held()
+                    );
+                    result
+                };
+                taking(
+                    &process,
+                    0,
+                    heap(now, value),
+                    take,
+                    || Thing::Limit(100, 2),
+                    || panic!("undone"),
+                )
+            };
+            assert_eq!(set(8 * MIB, 40 * MIB, 32 * MIB), SUCCESS);
+            assert_eq!(scene.charged(), 32 * MIB, "{mode:?}");
+            let calls = scene.calls_of_driver();
+            assert_eq!(set(40 * MIB, 59 << 30, 0), OUT_OF_MEMORY);
+            assert_eq!(scene.calls_of_driver(), calls, "{mode:?}: not asked");
+            // The driver may keep what a lower value would not need, and a value as before takes no more.
+            for _ in 0..4 {
+                assert_eq!(set(40 * MIB, 8 * MIB, 0), SUCCESS);
+                assert_eq!(set(8 * MIB, 40 * MIB, 0), SUCCESS);
+            }
+            assert_eq!(scene.charged(), 32 * MIB, "{mode:?}");
+        }
+    }
+
+    /// NVML misses this process once: what was charged ahead stays, and the next measurement corrects it.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_call_that_could_not_be_measured_is_neither_approved_nor_charged_for_ever() {
+        let scene = Scene::new(32 * MIB);
+        let process = scene.process();
+        process.pid.store(std::process::id(), Ordering::Relaxed);
+        scene.show(Mode::Others);
+        let load = |mark, bytes| {
+            taking(
+                &process,
+                0,
+                code(mark, 0),
+                || scene.takes(bytes),
+                || OTHER,
+                || scene.drops(bytes),
+            )
+        };
+        assert_eq!(load(1, 2 * MIB), SUCCESS);
+        assert_eq!(scene.charged(), UNKNOWN_CODE);
+        assert_eq!(load(2, 2 * MIB), SUCCESS);
+        assert_eq!(load(3, 2 * MIB), SUCCESS);
+        assert_eq!(load(4, 2 * MIB), SUCCESS);
+        assert_eq!(load(5, 2 * MIB), OUT_OF_MEMORY, "unknown is refused");
+        scene.show(Mode::Own);
+        let unload = giving_back(&process, 0, OTHER, || scene.drops(2 * MIB));
+        assert_eq!((unload, scene.charged()), (SUCCESS, 6 * MIB));
+    }
+
+    /// A figure that cannot be this process's is not believed, nor is the PID by which it was found.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_figure_below_what_is_allocated_is_another_processs() {
+        let scene = Scene::new(64 * MIB);
+        let process = scene.process();
+        scene.name_as(4711);
+        process.pid.store(4711, Ordering::Relaxed);
+        let charge = scene.gpu().account.reserve(20 * MIB).expect("room");
+        scene.takes(2 * MIB);
+        let load = taking(&process, 0, code(1, 0), || scene.takes(2 * MIB), || OTHER, || SUCCESS);
+        assert_eq!((load, scene.charged()), (SUCCESS, 20 * MIB + UNKNOWN_CODE));
+        assert_eq!(process.pid.load(Ordering::Relaxed), 0);
+        scene.gpu().account.release(charge);
     }
 }

@@ -2,7 +2,7 @@
 //! through [`driver::Driver`], and knows neither the process nor the hooks.
 //!
 //! ```text
-//!  context_life ─┬─► measure ─► settled_bytes ─► tables ─┐
+//!  context_life ─┬─► measure ─► expected; settled_bytes ─► tables ─┐
 //!                └─► deferred_free ─► free ──────────────┤
 //!                          imports ─► arrays, backing ───┤
 //!                                  allocations ◄─────────┘
@@ -16,11 +16,15 @@ pub mod allocations;
 pub mod arrays;
 pub mod backing;
 pub mod charge;
+pub mod code_file;
 pub mod context_life;
+#[cfg(test)]
+mod context_property;
 pub mod contexts;
 pub mod deferred;
 pub mod deferred_free;
 pub mod driver;
+pub mod expected;
 pub mod export_identity;
 #[cfg(test)]
 mod fake;

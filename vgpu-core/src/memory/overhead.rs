@@ -1,28 +1,127 @@
-//! The overhead of this process on one GPU: the charge for the memory of contexts, code and limits of contexts, and
-//! what the last measurement found. [`measure`](super::measure) sets it.
+//! The overhead of this process on one GPU: the charge for the memory of contexts, code and limits of contexts.
+//! [`measure`](super::measure) sets it.
+//!
+//! ```text
+//!  expected = measured (by the last measurement) + unmeasured (reserved since, thing by thing)
+//! ```
+//!
+//! What was not measured is kept by the thing that it was reserved for, so that the end of that thing releases it. A
+//! measurement includes all of it, and so the list is empty after one.
 
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;
 use crate::calls::UnderWay;
+use core::ffi::c_int;
+use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub struct Overhead {
     pub charge: TrackedCharge,
     /// Bytes after the last measurement, even if they could not be charged.
     pub measured: u64,
+    /// Reserved since then, and not measured.
+    unmeasured: BTreeMap<Thing, Reserved>,
     /// The next measurement may find less: memory may have been freed unmeasured, or a call did not end.
     pub may_fall: bool,
     /// Calls of other threads that did not end while a measurement waited for them.
     pub in_vain: UnderWay,
+    /// What the largest context of this process took, if one was measured.
+    pub context_took: Option<u64>,
+    /// What code took when it was loaded, by its mark ([`Code`](super::expected::Code)).
+    pub code_took: BTreeMap<u64, u64>,
+}
+
+/// What memory is reserved for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Thing {
+    Context(usize),
+    /// A limit of a context, by the driver's number.
+    Limit(usize, c_int),
+    /// A module, a library or a function, by its handle.
+    Code(usize),
+    /// Something that nothing releases alone.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Reserved {
+    bytes: u64,
+    /// The value of a limit before it was first raised.
+    base: u64,
 }
 
 impl Overhead {
-    /// Releases the whole charge, after the last context was destroyed.
+    /// Releases the whole charge, after the last context was destroyed. What things took stays known.
     pub fn clear(&mut self, account: &Account) {
-        *self = Self {
-            charge: core::mem::take(&mut self.charge),
-            ..Self::default()
-        };
+        self.measured = 0;
+        self.unmeasured.clear();
+        self.may_fall = false;
+        self.in_vain = UnderWay::default();
         self.charge.set(account, 0);
+    }
+
+    /// Returns the bytes that this process is believed to hold.
+    #[must_use]
+    pub fn expected(&self) -> u64 {
+        let reserved = self.unmeasured.values().map(|reserved| reserved.bytes);
+        reserved.fold(self.measured, u64::saturating_add)
+    }
+
+    /// Records a measurement.
+    pub fn set_measured(&mut self, bytes: u64) {
+        self.measured = bytes;
+        self.unmeasured.clear();
+    }
+
+    /// Records that `thing` was created with `bytes` reserved, and not measured. `base`: see [`Overhead::base`].
+    pub fn keep(&mut self, thing: Thing, bytes: u64, base: u64) {
+        if bytes > 0 {
+            let known = self.unmeasured.entry(thing).or_insert(Reserved { bytes: 0, base });
+            known.bytes = known.bytes.saturating_add(bytes);
+        }
+        self.may_fall = true;
+    }
+
+    /// Releases what was reserved for `thing`, which is gone; with a context go its limits.
+    pub fn forget(&mut self, thing: Thing) {
+        self.unmeasured.remove(&thing);
+        if let Thing::Context(context) = thing {
+            let is_its = |known: &Thing| matches!(known, Thing::Limit(of, _) if *of == context);
+            self.unmeasured.retain(|known, _| !is_its(known));
+        }
+        self.may_fall = true;
+    }
+
+    /// Returns the value from which a limit was raised by what is reserved for it, and those bytes. Without any:
+    /// `now`, its present value.
+    #[must_use]
+    pub fn base(&self, thing: Thing, now: u64) -> (u64, u64) {
+        let known = self.unmeasured.get(&thing);
+        known.map_or((now, 0), |reserved| (reserved.base.min(now), reserved.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_reserved_goes_with_its_thing_and_with_a_measurement() {
+        let mut overhead = Overhead::default();
+        overhead.keep(Thing::Context(1), 10, 0);
+        overhead.keep(Thing::Context(2), 10, 0);
+        overhead.keep(Thing::Limit(2, 2), 5, 8);
+        overhead.keep(Thing::Limit(2, 2), 3, 13);
+        overhead.keep(Thing::Code(7), 1, 0);
+        assert_eq!(overhead.expected(), 29);
+        assert_eq!(overhead.base(Thing::Limit(2, 2), 16), (8, 8), "where it began");
+        assert_eq!(overhead.base(Thing::Limit(1, 2), 16), (16, 0));
+        overhead.forget(Thing::Code(7));
+        overhead.forget(Thing::Context(2));
+        assert_eq!(overhead.expected(), 10, "its limits went with it");
+        overhead.set_measured(4);
+        assert_eq!(overhead.expected(), 4);
+        overhead.forget(Thing::Context(1));
+        assert_eq!(overhead.expected(), 4, "what is measured falls by a measurement alone");
     }
 }

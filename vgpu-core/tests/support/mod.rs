@@ -45,6 +45,10 @@ pub(crate) struct Bench {
     folder: tempfile::TempDir,
     state: PathBuf,
     gpus: Vec<String>,
+    /// What a context takes by its profile, as the plugin would have measured it.
+    context: u64,
+    /// A profile that clients under the shares ask for.
+    profile: Option<PathBuf>,
 }
 
 impl Bench {
@@ -67,6 +71,8 @@ impl Bench {
             state: folder.path().join("state"),
             folder,
             gpus: Vec::new(),
+            context: context_cost(profile),
+            profile: None,
         };
         // The state keeps the profile that it was made with.
         let mut first = bench.bare(&["cuinit", "devices"]);
@@ -90,8 +96,17 @@ impl Bench {
         let mut bench = Self::new();
         bench.state.clone_from(&other.state);
         bench.gpus.clone_from(&other.gpus);
+        bench.context = other.context;
         bench.share("share", 0, 0, memory);
         bench
+    }
+
+    /// The same shares on GPUs of the same UUIDs, whose driver fails so.
+    pub(crate) fn with_faults(mut self, faults: &str) -> Self {
+        let profile = self.folder.path().join("profile");
+        std::fs::write(&profile, faults).expect("a profile");
+        self.profile = Some(profile);
+        self
     }
 
     pub(crate) fn gpu(&self, index: usize) -> &str {
@@ -111,6 +126,7 @@ impl Bench {
         let (libcuda, libnvidia_ml) = (driver.join("libcuda.so.1"), driver.join("libnvidia-ml.so.1"));
         Limits {
             order,
+            context_reserve: Some(self.context),
             ..Limits::of_memory(share, &self.gpus[gpu], memory, libcuda, libnvidia_ml)
         }
     }
@@ -147,6 +163,9 @@ impl Bench {
             .env("LD_LIBRARY_PATH", self.lib())
             .env(RUN_DIR_VARIABLE, self.folder.path().join("run"))
             .env("SOFT_GPU_STATE", &self.state);
+        if let Some(profile) = &self.profile {
+            command.env("SOFT_GPU_PROFILE", profile);
+        }
         command
     }
 
@@ -200,6 +219,13 @@ impl Bench {
         assert_eq!(said.lines().count(), 1, "{said}");
         said
     }
+}
+
+/// The key of a profile, in MiB.
+fn context_cost(profile: &str) -> u64 {
+    let mut lines = profile.lines().filter_map(|line| line.strip_prefix("context_cost = "));
+    let text = lines.next().map(|size| size.trim_end_matches("MiB"));
+    text.map_or(0, |mib| mib.parse::<u64>().expect("MiB") * MIB)
 }
 
 fn client(steps: &[&str]) -> Command {

@@ -27,6 +27,8 @@ pub const SHARE_AT: usize = 24;
 pub const CHARGED_AT: usize = LINE;
 pub const WRITER_AT: usize = LINE + 8;
 pub const OBJECTS_USED_AT: usize = 2 * LINE;
+/// 0 in ledgers of libraries that do not know it.
+pub const CONTEXT_TOOK_AT: usize = 2 * LINE + 8;
 pub const FIRST_LANE_AT: usize = 8 * LINE;
 pub const FIRST_OBJECT_AT: usize = FIRST_LANE_AT + LANES * LINE;
 pub const SEAL_AT: usize = SIZE - 8;

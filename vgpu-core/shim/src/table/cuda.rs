@@ -103,10 +103,12 @@ hooks! { cuda;
     released cuCtxDestroy, cuCtxDestroy_v2, cuGreenCtxDestroy: (context: usize) => contexts::calls::destroy;
     charged cuGreenCtxCreate: (context: *mut usize, resources: usize, device: c_int, flags: c_uint) => contexts::calls::create_green;
     charged cuCtxSetLimit: (limit: c_int, value: usize) => contexts::modules::set_limit;
-    charged cuModuleLoad, cuModuleLoadData, cuModuleLoadFatBinary: (module: *mut usize, image: *const c_void) => contexts::modules::load;
+    charged cuModuleLoad: (module: *mut usize, path: *const c_void) => contexts::modules::load;
+    charged cuModuleLoadData, cuModuleLoadFatBinary: (module: *mut usize, image: *const c_void) => contexts::modules::load_data;
     charged cuModuleLoadDataEx: (module: *mut usize, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) => contexts::modules::load_ex;
     released cuModuleUnload, cuLibraryUnload: (module: usize) => contexts::modules::unload;
-    charged cuLibraryLoadData, cuLibraryLoadFromFile: (library: *mut usize, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => contexts::modules::load_library;
+    charged cuLibraryLoadData: (library: *mut usize, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => contexts::modules::library_of_data;
+    charged cuLibraryLoadFromFile: (library: *mut usize, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => contexts::modules::library_of_file;
     charged cuFuncLoad: (function: usize) => contexts::modules::load_function;
 
     virtualised cuDeviceGetCount: (count: *mut c_int) => devices::list::count;

@@ -94,6 +94,7 @@ impl Context {
         let have = self.extra.load(Ordering::Relaxed);
         if want > have {
             driver.memory.charge(driver, self.gpu, want - have)?;
+            std::thread::sleep(Duration::from_nanos(profile.context_time_ns));
         } else {
             driver.member().shrink(self.gpu, have - want);
         }

@@ -72,7 +72,7 @@ fn processes(gpu: u64, count: Out<u32>, out: Out<Entry>) -> Res {
         padding: 0,
         name: name(pid),
     };
-    let entries: Vec<Entry> = visible(&picture).into_iter().map(entry).collect();
+    let entries: Vec<Entry> = visible(gpu, &picture)?.into_iter().map(entry).collect();
     let room = count.get()? as usize;
     count.set(entries.len() as u32)?;
     if entries.len() > room {

@@ -1,6 +1,7 @@
 //! Figures that change: memory, processes, utilisation. Each result comes from one consistent picture.
 
 use soft_gpu::c::{Code, Res};
+use soft_gpu::profile::NvmlPids;
 use soft_gpu::state::{Picture, User};
 
 use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
@@ -76,13 +77,21 @@ pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
     Ok(state.look(gpu))
 }
 
-/// The processes that the caller's PID namespace shows.
-pub(crate) fn visible(picture: &Picture) -> Vec<(u32, &User)> {
-    picture
-        .users
-        .iter()
-        .filter_map(|user| Some((user.pid?, user)))
-        .collect()
+/// Higher than any PID (the kernel's PID_MAX_LIMIT).
+const NO_PID: u32 = 1 << 22;
+
+/// The processes of a picture, as the profile has NVML list them.
+pub(crate) fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
+    let mode = device(gpu)?.0.profile().nvml_pids;
+    let listed = picture.users.iter().filter_map(|user| {
+        let pid = match mode {
+            NvmlPids::Own => user.pid?,
+            NvmlPids::Host => NO_PID + user.place as u32,
+            NvmlPids::None => return None,
+        };
+        Some((pid, user))
+    });
+    Ok(listed.collect())
 }
 
 /// Fills a caller's array, or says how large it must be.
@@ -107,7 +116,7 @@ fn second(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) -> Res {
     list(
         count,
         out,
-        &visible(&picture).into_iter().map(process).collect::<Vec<_>>(),
+        &visible(gpu, &picture)?.into_iter().map(process).collect::<Vec<_>>(),
     )
 }
 
@@ -155,7 +164,7 @@ soft_gpu::api! {
     /// Of running processes; the most that one had is not kept, so that is what it has.
     fn nvmlDeviceGetAccountingStats(gpu: u64, pid: u32, out: Out<Accounting>) {
         let picture = picture(gpu)?;
-        let (_, user) = visible(&picture).into_iter().find(|(known, _)| *known == pid).ok_or(NOT_FOUND)?;
+        let (_, user) = visible(gpu, &picture)?.into_iter().find(|(known, _)| *known == pid).ok_or(NOT_FOUND)?;
         out.set(Accounting {
             busy: user.busy,
             memory_busy: user.busy / 2,
@@ -181,7 +190,7 @@ soft_gpu::api! {
     fn nvmlDeviceGetComputeRunningProcesses(gpu: u64, count: Out<u32>, out: Out<ProcessV1>) {
         let picture = picture(gpu)?;
         let process = |(pid, user): (u32, &User)| ProcessV1 { pid, memory: user.bytes };
-        list(count, out, &visible(&picture).into_iter().map(process).collect::<Vec<_>>())
+        list(count, out, &visible(gpu, &picture)?.into_iter().map(process).collect::<Vec<_>>())
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v2(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) {
@@ -207,7 +216,7 @@ soft_gpu::api! {
             let memory = user.busy / 2;
             (user.busy > 0).then_some(Sample { pid, time, sm: user.busy, memory, encoder: 0, decoder: 0 })
         };
-        let samples: Vec<Sample> = visible(&picture).into_iter().filter_map(busy).collect();
+        let samples: Vec<Sample> = visible(gpu, &picture)?.into_iter().filter_map(busy).collect();
         if samples.is_empty() || since > time {
             count.set(0)?;
             return Err(NOT_FOUND);

@@ -3,31 +3,21 @@
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::contexts::measure::process;
-use crate::process::Ready;
+use crate::process::{Devices, Ready};
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::memory::context_life::{self, Place};
+use vgpu_core::memory::context_life::{self, Creation, Place};
 use vgpu_core::memory::contexts::Contexts;
 
-/// Creates a context through `make` and charges its memory. `count` counts the context; `undo` destroys it again.
-/// `make` and `undo` get the real device.
-fn charged(
+/// The real device of virtual ordinal `device`, and its GPU.
+fn place(
     ready: &'static Ready,
+    devices: &Devices,
     device: c_int,
-    is_new: impl FnOnce(&Contexts) -> bool,
-    count: impl FnOnce(&mut Contexts),
-    make: impl FnOnce(c_int) -> c_int,
-    undo: impl FnOnce(c_int),
-) -> c_int {
-    let Some(devices) = ready.devices() else {
-        return make(device);
-    };
-    let gpu = |index| Some((index, ready.gpus.get(index)?));
-    let (Some((index, gpu)), Some(real)) = (devices.gpu(device).and_then(gpu), devices.real(device)) else {
-        return INVALID_DEVICE;
-    };
-    let place = Place { index, gpu };
-    context_life::begin(&process(ready), &place, is_new, count, || make(real), || undo(real))
+) -> Option<(c_int, Place<'static, crate::driver::Real>)> {
+    let index = devices.gpu(device)?;
+    let gpu = ready.gpus.get(index)?;
+    Some((devices.real(device)?, Place { index, gpu }))
 }
 
 pub(crate) unsafe fn retain(
@@ -36,36 +26,39 @@ pub(crate) unsafe fn retain(
     context: *mut usize,
     device: c_int,
 ) -> c_int {
-    charged(
-        ready,
-        device,
-        |contexts| contexts.retains == 0,
-        |contexts| {
+    let devices = match ready.known_devices() {
+        Ok(devices) => devices,
+        Err(error) => return error,
+    };
+    let Some((device, place)) = place(ready, devices, device) else {
+        return INVALID_DEVICE;
+    };
+    // SAFETY: null, or the driver has written it where this is asked.
+    let handle = || unsafe { context.as_ref() }.map_or(0, |primary| *primary);
+    let creation = Creation {
+        is_new: |contexts: &Contexts| contexts.retains == 0,
+        count: |contexts: &mut Contexts| {
             contexts.retains += 1;
-            // SAFETY: the driver has written it.
-            contexts.primary = unsafe { context.as_ref() }.map_or(0, |primary| *primary);
+            contexts.primary = handle();
         },
         // SAFETY: passed on.
-        |device| unsafe { real(context, device) },
-        |device| {
-            // SAFETY: what was just retained.
-            unsafe { real!(cuDevicePrimaryCtxRelease_v2(c_int))(device) };
-        },
-    )
+        make: || unsafe { real(context, device) },
+        handle,
+        // SAFETY: what was just retained.
+        undo: || unsafe { real!(cuDevicePrimaryCtxRelease_v2(c_int))(device) },
+    };
+    context_life::begin(&process(ready), &place, creation)
 }
 
 /// Releases the primary context: one retain of it, or all.
 fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOnce(c_int) -> c_int) -> c_int {
-    let Some(devices) = ready.devices() else {
-        return call(device);
+    let devices = match ready.known_devices() {
+        Ok(devices) => devices,
+        Err(error) => return error,
     };
-    let (Some(index), Some(real)) = (devices.gpu(device), devices.real(device)) else {
+    let Some((real, place)) = place(ready, devices, device) else {
         return INVALID_DEVICE;
     };
-    let Some(gpu) = ready.gpus.get(index) else {
-        return call(real);
-    };
-    let place = Place { index, gpu };
     context_life::release_primary(&process(ready), &place, real, all, || call(real))
 }
 
@@ -101,17 +94,32 @@ unsafe fn made_as(
     is_green: bool,
     make: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
-    let undo = |_| {
-        let end = if is_green {
-            real!(cuGreenCtxDestroy(usize))
-        } else {
-            real!(cuCtxDestroy_v2(usize))
-        };
-        // SAFETY: as promised; the driver has just made it.
-        unsafe { context.as_ref().map(|context| end(*context)) };
+    let devices = match ready.known_devices() {
+        Ok(devices) => devices,
+        Err(error) => return error,
     };
-    let result = charged(ready, device, |_| true, |contexts| contexts.created += 1, make, undo);
-    if let (SUCCESS, false, Some(gpu)) = (result, context.is_null(), ready.devices().and_then(|d| d.gpu(device))) {
+    let Some((device, place)) = place(ready, devices, device) else {
+        return INVALID_DEVICE;
+    };
+    let gpu = place.index;
+    let creation = Creation {
+        is_new: |_: &Contexts| true,
+        count: |contexts: &mut Contexts| contexts.created += 1,
+        make: || make(device),
+        // SAFETY: as promised; asked once the driver has made it.
+        handle: || unsafe { context.as_ref() }.map_or(0, |made| *made),
+        undo: || {
+            let end = if is_green {
+                real!(cuGreenCtxDestroy(usize))
+            } else {
+                real!(cuCtxDestroy_v2(usize))
+            };
+            // SAFETY: as promised; the driver has just made it.
+            unsafe { context.as_ref() }.map_or(SUCCESS, |context| unsafe { end(*context) })
+        },
+    };
+    let result = context_life::begin(&process(ready), &place, creation);
+    if result == SUCCESS && !context.is_null() {
         // SAFETY: as promised.
         context_life::keep(&process(ready), unsafe { *context }, gpu, is_green);
     }

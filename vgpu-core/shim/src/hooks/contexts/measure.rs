@@ -8,7 +8,9 @@ use crate::names::slot;
 use crate::process::Ready;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_uint};
-use vgpu_core::memory::measure::{self, Change};
+use vgpu_core::memory::expected::Ahead;
+use vgpu_core::memory::measure;
+use vgpu_core::memory::overhead::Thing;
 
 /// NVML of this process.
 pub(crate) struct Nvml(&'static Ready);
@@ -63,16 +65,25 @@ impl measure::Nvml for Nvml {
     }
 }
 
-/// Runs `call` and charges the memory that it needs on the GPU of the current context. `undo` undoes it if that does
-/// not fit.
-pub(crate) fn measured(
+/// Charges what `call` will take on the GPU of the current context, runs it, and corrects the charge. `thing`: what it
+/// has created. `undo` undoes it if it does not fit.
+pub(crate) fn taking(
     ready: &'static Ready,
-    change: Change,
+    ahead: Ahead,
     call: impl FnOnce() -> c_int,
-    undo: impl FnOnce(),
+    thing: impl FnOnce() -> Thing,
+    undo: impl FnOnce() -> c_int,
 ) -> c_int {
     match ready.current() {
-        Some(gpu) => measure::measured(&process(ready), gpu, change, call, undo),
+        Some(gpu) => measure::taking(&process(ready), gpu, ahead, call, thing, undo),
+        None => call(),
+    }
+}
+
+/// Runs `call`, which ends `thing` on the GPU of the current context, and releases what it freed.
+pub(crate) fn giving_back(ready: &'static Ready, thing: Thing, call: impl FnOnce() -> c_int) -> c_int {
+    match ready.current() {
+        Some(gpu) => measure::giving_back(&process(ready), gpu, thing, call),
         None => call(),
     }
 }

@@ -1,13 +1,18 @@
 //! Hooks for modules, libraries and limits of contexts: the memory of code, static variables, heaps and stacks is
-//! measured ([`measure`](super::measure)). If it cannot be charged, the call is undone.
+//! charged before the driver is asked, as far as arguments and files tell, and then measured
+//! ([`measure`](super::measure)). If it cannot be charged, the call is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::codes::SUCCESS;
-use crate::hooks::contexts::measure::measured;
+use crate::codes::{SUCCESS, UNKNOWN};
+use crate::driver::Real;
+use crate::hooks::contexts::code;
+use crate::hooks::contexts::measure::{giving_back, taking};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::memory::measure::Change;
+use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::expected::{Ahead, Code, Limit};
+use vgpu_core::memory::overhead::Thing;
 
 type Load = unsafe extern "C" fn(*mut usize, *const c_void) -> c_int;
 type LoadEx = unsafe extern "C" fn(*mut usize, *const c_void, c_uint, *mut c_int, *mut *mut c_void) -> c_int;
@@ -22,24 +27,36 @@ type LoadLibrary = unsafe extern "C" fn(
     c_uint,
 ) -> c_int;
 
+/// The handle that a call has written.
+///
+/// # Safety
+/// `handle` is null or was written.
+unsafe fn loaded(handle: *const usize) -> Thing {
+    // SAFETY: as promised.
+    Thing::Code(unsafe { handle.as_ref() }.map_or(0, |handle| *handle))
+}
+
 /// Loads a module.
 ///
 /// # Safety
 /// `module` is null or written when `load` succeeds.
-unsafe fn loaded(ready: &'static Ready, module: *mut usize, load: impl FnOnce() -> c_int) -> c_int {
-    measured(ready, Change::Takes, load, || {
-        // SAFETY: as promised; the driver has just made it.
-        if let Some(module) = unsafe { module.as_ref() } {
-            // SAFETY: as above.
-            unsafe { real!(cuModuleUnload(usize))(*module) };
-        }
-    })
+unsafe fn load_module(ready: &'static Ready, module: *mut usize, code: Code, load: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: null, or the driver has just made it.
+    let undo = || unsafe { module.as_ref() }.map_or(SUCCESS, |module| unsafe { real!(cuModuleUnload(usize))(*module) });
+    // SAFETY: as promised.
+    taking(ready, Ahead::Code(code), load, || unsafe { loaded(module) }, undo)
 }
 
-/// cuModuleLoad, cuModuleLoadData and cuModuleLoadFatBinary.
-pub(crate) unsafe fn load(ready: &'static Ready, real: Load, module: *mut usize, image: *const c_void) -> c_int {
+/// cuModuleLoad.
+pub(crate) unsafe fn load(ready: &'static Ready, real: Load, module: *mut usize, path: *const c_void) -> c_int {
     // SAFETY: passed on.
-    unsafe { loaded(ready, module, || real(module, image)) }
+    unsafe { load_module(ready, module, code::in_file(path), || real(module, path)) }
+}
+
+/// cuModuleLoadData and cuModuleLoadFatBinary.
+pub(crate) unsafe fn load_data(ready: &'static Ready, real: Load, module: *mut usize, image: *const c_void) -> c_int {
+    // SAFETY: passed on.
+    unsafe { load_module(ready, module, code::in_memory(image), || real(module, image)) }
 }
 
 pub(crate) unsafe fn load_ex(
@@ -51,22 +68,34 @@ pub(crate) unsafe fn load_ex(
     options: *mut c_int,
     values: *mut *mut c_void,
 ) -> c_int {
+    let code = code::in_memory(image);
     // SAFETY: passed on.
-    unsafe { loaded(ready, module, || real(module, image, count, options, values)) }
+    unsafe { load_module(ready, module, code, || real(module, image, count, options, values)) }
 }
 
 /// cuModuleUnload and cuLibraryUnload.
 pub(crate) unsafe fn unload(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, module: usize) -> c_int {
     // SAFETY: passed on.
-    measured(ready, Change::GivesBack, || unsafe { real(module) }, || {})
+    giving_back(ready, Thing::Code(module), || unsafe { real(module) })
 }
 
-/// cuLibraryLoadData and cuLibraryLoadFromFile.
-pub(crate) unsafe fn load_library(
+/// Loads a library.
+///
+/// # Safety
+/// `library` is null or written when `load` succeeds.
+unsafe fn load_library(ready: &'static Ready, library: *mut usize, code: Code, load: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: null, or the driver has just made it.
+    let undo =
+        || unsafe { library.as_ref() }.map_or(SUCCESS, |library| unsafe { real!(cuLibraryUnload(usize))(*library) });
+    // SAFETY: as promised.
+    taking(ready, Ahead::Code(code), load, || unsafe { loaded(library) }, undo)
+}
+
+pub(crate) unsafe fn library_of_data(
     ready: &'static Ready,
     real: LoadLibrary,
     library: *mut usize,
-    code: *const c_void,
+    image: *const c_void,
     jit: *mut c_int,
     jit_values: *mut *mut c_void,
     jit_count: c_uint,
@@ -75,14 +104,27 @@ pub(crate) unsafe fn load_library(
     count: c_uint,
 ) -> c_int {
     // SAFETY: passed on.
-    let load = || unsafe { real(library, code, jit, jit_values, jit_count, options, values, count) };
-    measured(ready, Change::Takes, load, || {
-        // SAFETY: null, or the driver has just made it.
-        if let Some(library) = unsafe { library.as_ref() } {
-            // SAFETY: as above.
-            unsafe { real!(cuLibraryUnload(usize))(*library) };
-        }
-    })
+    let load = || unsafe { real(library, image, jit, jit_values, jit_count, options, values, count) };
+    // SAFETY: as promised.
+    unsafe { load_library(ready, library, code::in_memory(image), load) }
+}
+
+pub(crate) unsafe fn library_of_file(
+    ready: &'static Ready,
+    real: LoadLibrary,
+    library: *mut usize,
+    path: *const c_void,
+    jit: *mut c_int,
+    jit_values: *mut *mut c_void,
+    jit_count: c_uint,
+    options: *mut c_int,
+    values: *mut *mut c_void,
+    count: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let load = || unsafe { real(library, path, jit, jit_values, jit_count, options, values, count) };
+    // SAFETY: as promised.
+    unsafe { load_library(ready, library, code::in_file(path), load) }
 }
 
 /// cuModuleGetFunction and cuLibraryGetKernel do not take part: drivers that load lazily do so at the
@@ -92,19 +134,18 @@ pub(crate) unsafe fn load_function(
     real: unsafe extern "C" fn(usize) -> c_int,
     function: usize,
 ) -> c_int {
+    let code = Code {
+        mark: function as u64,
+        bytes: 0,
+    };
     // SAFETY: passed on. What is loaded cannot be unloaded alone: it stays, charged as far as that goes.
-    let mut result = SUCCESS;
-    measured(
+    taking(
         ready,
-        Change::Takes,
-        || {
-            // SAFETY: passed on.
-            result = unsafe { real(function) };
-            result
-        },
-        || {},
-    );
-    result
+        Ahead::Code(code),
+        || unsafe { real(function) },
+        || Thing::Code(function),
+        || UNKNOWN,
+    )
 }
 
 pub(crate) unsafe fn set_limit(
@@ -113,19 +154,42 @@ pub(crate) unsafe fn set_limit(
     limit: c_int,
     value: usize,
 ) -> c_int {
-    let mut before = 0;
+    let mut before = 0_usize;
     // SAFETY: to be written.
     let known = unsafe { real!(cuCtxGetLimit(*mut usize, c_int))(&mut before, limit) } == SUCCESS;
+    let asked = Limit {
+        context: Real.current_context().unwrap_or(0),
+        number: limit,
+        // Not known: all of the new value counts.
+        now: if known { before as u64 } else { 0 },
+        value: value as u64,
+        threads: threads(),
+    };
     // SAFETY: passed on.
     let set = |value| unsafe { real(limit, value) };
-    measured(
-        ready,
-        Change::Either,
-        || set(value),
-        || {
-            if known {
-                set(before);
-            }
-        },
-    )
+    let undo = || if known { set(before) } else { UNKNOWN };
+    taking(ready, Ahead::Limit(asked), || set(value), || asked.thing(), undo)
+}
+
+/// Threads that the current GPU can run at once.
+fn threads() -> u64 {
+    const MULTIPROCESSORS: c_int = 16;
+    const THREADS_OF_ONE: c_int = 39;
+    /// More than any GPU has, where the driver does not tell.
+    const MANY: u64 = 512 * 2048;
+    let mut device = 0;
+    // SAFETY: to be written.
+    if unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) } != SUCCESS {
+        return MANY;
+    }
+    let attribute = |attribute: c_int| {
+        let mut value: c_int = 0;
+        // SAFETY: to be written.
+        let result = unsafe { real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int))(&mut value, attribute, device) };
+        u64::try_from(value)
+            .ok()
+            .filter(|value| result == SUCCESS && *value > 0)
+    };
+    let threads = attribute(MULTIPROCESSORS).zip(attribute(THREADS_OF_ONE));
+    threads.map_or(MANY, |(processors, threads)| processors * threads)
 }

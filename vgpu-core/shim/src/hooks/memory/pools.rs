@@ -1,6 +1,6 @@
 //! Hooks for pools: finds the GPU of a pool and translates device numbers. `vgpu_core::memory::pools` charges them.
 
-use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{Gpu, Real};
 use crate::hooks::devices::locations::Location;
 use crate::hooks::{host, sharing};
@@ -55,8 +55,9 @@ pub(crate) unsafe fn alloc(
     };
     match Real.current_pool(device) {
         // SAFETY: as promised.
-        Ok(pool) if pool != 0 => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
-        _ => pass(),
+        Ok(pool) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
+        // It cannot be charged.
+        Err(error) => error,
     }
 }
 
@@ -139,7 +140,8 @@ pub(crate) unsafe fn alloc_from(
     match owner {
         // SAFETY: as promised.
         Some(gpu) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, pass) },
-        None => pass(),
+        // There is no context either, and nobody to charge.
+        None => INVALID_VALUE,
     }
 }
 

@@ -1,0 +1,162 @@
+//! What a CUDA context takes on this node's GPUs: measured once for each driver version and GPU model, before the first
+//! claim is prepared on it, and kept across restarts.
+//!
+//! How it fails: a measurement that fails or hangs leaves the size unknown. Limits files say so, the library then
+//! reserves a default, and the next attempt is [`SCANS_BETWEEN`] scans later. Limits that were written stay as they are.
+//! A file that cannot be written costs one measurement for each start of the plugin. The software GPU's contexts take
+//! what its profile says, which no name tells: after a change of the profile the file has to be removed.
+#![forbid(unsafe_code)]
+
+use crate::config::Config;
+use crate::driver;
+use crate::inventory::Gpu;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
+use vgpu_context_size::{Kind, PATIENCE, Sizes, ask};
+
+/// Scans of the GPUs between two attempts: ten minutes.
+const SCANS_BETWEEN: u32 = 60;
+
+/// Measures the context of a GPU.
+type Measure = Box<dyn FnMut(&Gpu) -> Result<u64, String> + Send>;
+
+/// The sizes, and how to find missing ones.
+pub struct Contexts {
+    sizes: Sizes,
+    measure: Measure,
+    /// Kinds that could not be measured, and in how many scans the next attempt is due.
+    failed: Vec<(Kind, u32)>,
+}
+
+impl Contexts {
+    /// Measures with the driver of this node, in a child process of this program.
+    #[must_use]
+    pub fn of_node(config: &Config) -> Self {
+        let root = config.driver_root.clone();
+        let measure = Box::new(move |gpu: &Gpu| {
+            let library = |name| driver::find(&root, name).ok_or_else(|| format!("no {name} in {}", root.display()));
+            let gpu = vgpu_context_size::Gpu {
+                libcuda: library(LIBCUDA)?,
+                libnvidia_ml: library(LIBNVIDIA_ML)?,
+                uuid: gpu.uuid.clone(),
+            };
+            ask(Command::new("/proc/self/exe"), &gpu, PATIENCE)
+        });
+        Self::new(config.context_sizes.clone(), measure)
+    }
+
+    fn new(path: PathBuf, measure: Measure) -> Self {
+        Self {
+            sizes: Sizes::read(&path),
+            measure,
+            failed: Vec::new(),
+        }
+    }
+
+    /// None is ever found: for tests of other things.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Self {
+        Self::new(PathBuf::new(), Box::new(|_| Err("not measured".into())))
+    }
+
+    /// Returns the sizes on these GPUs by UUID, and measures those that are not known. May block for
+    /// [`PATIENCE`] each.
+    pub fn of(&mut self, gpus: &[Gpu]) -> BTreeMap<String, u64> {
+        for (_, due) in &mut self.failed {
+            *due = due.saturating_sub(1);
+        }
+        let known = gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), self.one(gpu)?)));
+        known.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn one(&mut self, gpu: &Gpu) -> Option<u64> {
+        let kind = Kind {
+            driver_version: gpu.driver_version.clone(),
+            model: gpu.name.clone(),
+        };
+        if let Some(bytes) = self.sizes.get(&kind) {
+            return Some(bytes);
+        }
+        if self.failed.iter().any(|(failed, due)| *failed == kind && *due > 0) {
+            return None;
+        }
+        self.failed.retain(|(failed, _)| *failed != kind);
+        match (self.measure)(gpu) {
+            Ok(bytes) => {
+                tracing::info!(
+                    gpu = gpu.uuid,
+                    model = gpu.name,
+                    driver = gpu.driver_version,
+                    bytes,
+                    "measured a context"
+                );
+                if let Err(error) = self.sizes.put(kind, bytes, true) {
+                    tracing::warn!("the size of a context cannot be kept, and is measured at each start: {error}");
+                }
+                Some(bytes)
+            }
+            Err(error) => {
+                tracing::warn!(
+                    gpu = gpu.uuid,
+                    "what a context takes cannot be measured: {error}; a default is reserved for each (set --context-reserve to choose it)"
+                );
+                self.failed.push((kind, SCANS_BETWEEN));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::tests::gpu;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Answers `answer`, and counts how often it is asked.
+    fn counting(answer: Result<u64, String>) -> (Arc<AtomicU32>, Measure) {
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = count.clone();
+        let measure = move |_: &Gpu| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            answer.clone()
+        };
+        (count, Box::new(measure))
+    }
+
+    #[test]
+    fn a_kind_of_gpu_is_measured_once_also_across_restarts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("contexts");
+        for start in 0..2 {
+            let (count, measure) = counting(Ok(518));
+            let mut contexts = Contexts::new(path.clone(), measure);
+            for _ in 0..3 {
+                let sizes = contexts.of(&[gpu(0), gpu(1)]);
+                assert_eq!(sizes.into_values().collect::<Vec<_>>(), [518, 518]);
+            }
+            assert_eq!(count.load(Ordering::Relaxed), u32::from(start == 0));
+        }
+        let (count, measure) = counting(Ok(600));
+        let upgraded = Gpu {
+            driver_version: "999.1".into(),
+            ..gpu(0)
+        };
+        let sizes = Contexts::new(path, measure).of(&[upgraded, gpu(1)]);
+        assert_eq!((sizes[&gpu(0).uuid], sizes[&gpu(1).uuid]), (600, 518));
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn one_that_cannot_be_measured_stays_unknown_and_is_tried_again() {
+        let (count, measure) = counting(Err("no".into()));
+        let mut contexts = Contexts::new(PathBuf::new(), measure);
+        for _ in 0..=SCANS_BETWEEN {
+            assert!(contexts.of(&[gpu(0), gpu(1)]).is_empty());
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+    }
+}

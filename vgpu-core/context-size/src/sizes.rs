@@ -1,0 +1,146 @@
+//! What was measured before: a text file with a line `bytes<TAB>driver version<TAB>GPU model` for each kind of context.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Contexts of one kind take the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub driver_version: String,
+    pub model: String,
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Sizes {
+    path: PathBuf,
+    known: Vec<(Kind, u64)>,
+}
+
+/// More is not read: nobody has that many kinds of GPUs.
+const MOST: u64 = 64 << 10;
+
+impl Sizes {
+    /// Reads the file. One that is missing or not readable holds nothing, and lines that are no such line are left out.
+    #[must_use]
+    pub fn read(path: &Path) -> Self {
+        use io::Read;
+        let mut text = String::new();
+        let read = fs::File::open(path).and_then(|file| file.take(MOST).read_to_string(&mut text));
+        let known = match read {
+            Ok(_) => text.lines().filter_map(parse).collect(),
+            Err(_) => Vec::new(),
+        };
+        Self {
+            path: path.to_owned(),
+            known,
+        }
+    }
+
+    /// Nothing is known, whatever the file holds.
+    #[must_use]
+    pub fn none(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            known: Vec::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn get(&self, kind: &Kind) -> Option<u64> {
+        let found = self.known.iter().find(|(known, _)| known == kind);
+        found.map(|(_, bytes)| *bytes)
+    }
+
+    /// Adds a size, and replaces the file if it `keeps` it.
+    ///
+    /// # Errors
+    /// Those of the file system. The size is known to this value all the same.
+    pub fn put(&mut self, kind: Kind, bytes: u64, keeps: bool) -> io::Result<()> {
+        self.known.retain(|(known, _)| *known != kind);
+        self.known.push((kind, bytes));
+        if !keeps {
+            return Ok(());
+        }
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let new = self.path.with_file_name(name);
+        let written = write(&new, &self.known).and_then(|()| fs::rename(&new, &self.path));
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written
+    }
+}
+
+fn write(path: &Path, known: &[(Kind, u64)]) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    for (kind, bytes) in known {
+        let plain = |text: &str| text.replace(['\t', '\n'], " ");
+        writeln!(file, "{bytes}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
+    }
+    Ok(())
+}
+
+fn parse(line: &str) -> Option<(Kind, u64)> {
+    let mut fields = line.split('\t');
+    let bytes = fields.next()?.parse().ok()?;
+    let kind = Kind {
+        driver_version: fields.next()?.to_owned(),
+        model: fields.next()?.to_owned(),
+    };
+    fields.next().is_none().then_some((kind, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(driver_version: &str) -> Kind {
+        Kind {
+            driver_version: driver_version.into(),
+            model: "NVIDIA H100 80GB HBM3".into(),
+        }
+    }
+
+    #[test]
+    fn a_size_is_known_for_its_driver_and_model_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sizes");
+        let mut sizes = Sizes::read(&path);
+        assert_eq!(sizes.get(&kind("550.1")), None);
+        sizes.put(kind("550.1"), 518 << 20, true).expect("written");
+        sizes.put(kind("560.1"), 1, true).expect("written");
+        sizes.put(kind("560.1"), 2, true).expect("written");
+        let again = Sizes::read(&path);
+        assert_eq!(
+            (again.get(&kind("550.1")), again.get(&kind("560.1"))),
+            (Some(518 << 20), Some(2))
+        );
+        assert_eq!(
+            fs::read_dir(folder.path()).expect("a folder").count(),
+            1,
+            "no file is left over"
+        );
+    }
+
+    #[test]
+    fn a_damaged_file_holds_what_can_be_read_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sizes");
+        fs::write(&path, "7\t550.1\tNVIDIA H100 80GB HBM3\nx\ty\tz\n8\t560.1\n9").expect("written");
+        let sizes = Sizes::read(&path);
+        assert_eq!((sizes.get(&kind("550.1")), sizes.known.len()), (Some(7), 1));
+        fs::write(&path, [0xff, 0xfe]).expect("written");
+        assert_eq!(Sizes::read(&path).known.len(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_an_error_and_the_size_is_known() {
+        let mut sizes = Sizes::read(Path::new("/nonexistent/sizes"));
+        assert!(sizes.put(kind("550.1"), 7, true).is_err());
+        assert_eq!(sizes.get(&kind("550.1")), Some(7));
+    }
+}

@@ -1,0 +1,140 @@
+//! What a context, a limit of a context, or code will take, as far as that is known before the driver is asked. It is
+//! charged ahead of the call and corrected by the measurement after it ([`measure`](super::measure)).
+//!
+//! | what | charged ahead |
+//! |---|---|
+//! | a context | what one takes on this GPU and driver, as the plugin or `vgpu run` measured it; or more, if one of the share took more. Not known: [`UNKNOWN_CONTEXT`], or all of a smaller share |
+//! | a limit of a context | what the argument asks for beyond the present value ([`growth`]) |
+//! | code | what the same code took before; else the static variables that its file declares, and for what it does not tell up to [`UNKNOWN_CODE`] in all, as far as that is free |
+//!
+//! How it fails: code whose file does not tell its static variables (compressed, or to be linked) takes what exceeds
+//! this before it is charged. It is undone if it does not fit, and from then on refused without a call.
+
+use super::overhead::Thing;
+use core::ffi::c_int;
+
+const MIB: u64 = 1 << 20;
+
+/// Charged ahead of a context where nobody measured what one takes: more than CUDA 12 takes on an H100.
+pub const UNKNOWN_CONTEXT: u64 = 600 * MIB;
+/// Charged ahead of code that was not loaded before, at least.
+pub const UNKNOWN_CODE: u64 = 8 * MIB;
+
+/// What a call will create.
+#[derive(Clone, Copy, Debug)]
+pub enum Ahead {
+    Context,
+    Limit(Limit),
+    Code(Code),
+}
+
+/// A limit of a context that is about to be set.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// The handle of the context.
+    pub context: usize,
+    /// The driver's number of it.
+    pub number: c_int,
+    /// Its present value; 0 if the driver does not tell.
+    pub now: u64,
+    pub value: u64,
+    /// Threads that the GPU can run at once: each has a stack.
+    pub threads: u64,
+}
+
+/// Code that is about to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Code {
+    /// Equal for equal code.
+    pub mark: u64,
+    /// What its static variables and its instructions take, as far as its file tells.
+    pub bytes: u64,
+}
+
+impl Limit {
+    #[must_use]
+    pub fn thing(&self) -> Thing {
+        Thing::Limit(self.context, self.number)
+    }
+}
+
+/// Returns what to charge ahead of a context. `known`: what one takes on this GPU and driver, and `took`: what the
+/// largest context of the share took, each if that was measured.
+#[must_use]
+pub fn context(known: Option<u64>, took: Option<u64>, limit: u64) -> u64 {
+    known.max(took).unwrap_or(UNKNOWN_CONTEXT.min(limit))
+}
+
+/// Returns what the driver reserves when a limit is raised from `from` to its new value. Limits that are not listed
+/// reserve nothing.
+#[must_use]
+pub fn growth(limit: &Limit, from: u64) -> u64 {
+    const STACK: c_int = 0;
+    const PRINTF_FIFO: c_int = 1;
+    const MALLOC_HEAP: c_int = 2;
+    const SYNC_DEPTH: c_int = 3;
+    const PENDING_LAUNCHES: c_int = 4;
+    /// For each level at which a kernel may wait for its children, the driver keeps up to this.
+    const LEVEL: u64 = 150 * MIB;
+    /// For each launch that may wait.
+    const LAUNCH: u64 = 4 << 10;
+    let each = match limit.number {
+        STACK => limit.threads,
+        PRINTF_FIFO | MALLOC_HEAP => 1,
+        SYNC_DEPTH => LEVEL,
+        PENDING_LAUNCHES => LAUNCH,
+        _ => 0,
+    };
+    limit.value.saturating_sub(from).saturating_mul(each)
+}
+
+/// Returns what to charge ahead of code. `took`: what it took when it was loaded before.
+#[must_use]
+pub fn code(code: &Code, took: Option<u64>) -> u64 {
+    took.unwrap_or(code.bytes.max(UNKNOWN_CODE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_context_of_unknown_size_is_reserved_for_and_never_free() {
+        assert_eq!(context(Some(500 * MIB), None, GIB), 500 * MIB);
+        assert_eq!(context(Some(0), None, GIB), 0, "measured");
+        assert_eq!(
+            context(Some(100 * MIB), Some(300 * MIB), GIB),
+            300 * MIB,
+            "one took more"
+        );
+        assert_eq!(context(None, None, 20 * GIB), UNKNOWN_CONTEXT);
+        assert_eq!(context(None, None, 64 * MIB), 64 * MIB, "all of it: one at a time");
+        assert_eq!(context(None, Some(0), 20 * GIB), 0);
+    }
+
+    #[test]
+    fn a_limit_is_charged_what_its_argument_asks_for() {
+        let limit = |number, value| Limit {
+            context: 1,
+            number,
+            now: 0,
+            value,
+            threads: 132 * 2048,
+        };
+        assert_eq!(growth(&limit(2, 59 * GIB), 8 * MIB), 59 * GIB - 8 * MIB);
+        assert_eq!(growth(&limit(2, MIB), 8 * MIB), 0);
+        assert_eq!(growth(&limit(0, 2048), 1024), 1024 * 132 * 2048);
+        assert_eq!(growth(&limit(0, u64::MAX), 0), u64::MAX, "no overflow");
+        assert_eq!(growth(&limit(5, 128), 0), 0);
+    }
+
+    #[test]
+    fn code_is_charged_what_it_took_before_or_what_it_declares() {
+        let of = |bytes| Code { mark: 1, bytes };
+        assert_eq!(code(&of(0), None), UNKNOWN_CODE);
+        assert_eq!(code(&of(59 * GIB), None), 59 * GIB);
+        assert_eq!(code(&of(0), Some(2 * MIB)), 2 * MIB);
+    }
+}

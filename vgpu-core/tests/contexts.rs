@@ -1,0 +1,254 @@
+//! Contexts, limits of contexts and code are charged before the driver takes them, whatever NVML shows of this process:
+//! its own PID, numbers of another PID namespace, or nothing.
+//!
+//! The software GPU takes the memory of a context or of a raised limit first and then a while for the rest
+//! (`context_time`): a process that is stopped, killed or slow there holds it.
+
+mod support;
+
+use std::time::{Duration, Instant};
+use support::hang::guard;
+use support::serve::Serving;
+use support::truth::Truth;
+use support::{Bench, GIB, MIB, until};
+
+/// What NVML lists: the software GPU's `nvml_pids`.
+const MODES: [&str; 3] = ["own", "host", "none"];
+const CONTEXT: u64 = 500 * MIB;
+
+fn bench(mode: &str, time: &str) -> Bench {
+    Bench::with_profile(&format!(
+        "context_cost = 500MiB\nmodule_cost = 6MiB\ncontext_time = {time}\nnvml_pids = {mode}\n"
+    ))
+}
+
+/// Answers of clients that are told the same at once.
+fn all(clients: &mut [Serving], step: &str) -> Vec<String> {
+    clients.iter_mut().for_each(|client| client.tell(step));
+    let answers = clients.iter_mut().map(|client| client.line());
+    let name = step.split(':').next().unwrap_or_default();
+    answers
+        .map(|line| {
+            line.strip_prefix(name)
+                .unwrap_or_else(|| panic!("{step}: {line}"))
+                .trim()
+                .to_owned()
+        })
+        .collect()
+}
+
+fn served(answers: &[String]) -> u64 {
+    answers.iter().filter(|answer| *answer == "0").count() as u64
+}
+
+#[test]
+fn a_heap_beyond_the_share_never_reaches_the_driver() {
+    let _guard = guard("a heap beyond the share");
+    for mode in MODES {
+        let bench = bench(mode, "1s");
+        bench.share("share", 0, 0, 20 * GIB);
+        let neighbours = Bench::on_gpu_of(&bench, 60 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut greedy = bench.serving(&["init"]);
+        let mut neighbour = neighbours.serving(&["init"]);
+        for _ in 0..5 {
+            greedy.tell("heap:59GiB");
+            assert_eq!(neighbour.ask("alloc:59GiB"), "0", "{mode}: inside its own limit");
+            assert_eq!(greedy.line(), "heap 2", "{mode}");
+            assert_eq!(neighbour.ask("free:0"), "0");
+        }
+        assert_eq!(truth.used(), 2 * CONTEXT, "{mode}");
+        assert_eq!(bench.usage("share").charged, CONTEXT, "{mode}");
+    }
+}
+
+#[test]
+fn who_is_stopped_in_the_driver_has_it_charged() {
+    let _guard = guard("stopped in the driver");
+    for mode in MODES {
+        let bench = bench(mode, "300ms");
+        bench.share("share", 0, 0, 20 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut other = bench.serving(&["init"]);
+        let mut stopped = bench.serving(&["init"]);
+        stopped.tell("heap:18GiB");
+        until(|| truth.used() > 18 * GIB);
+        stopped.stop();
+        let charged = bench.usage("share").charged;
+        assert!(
+            charged >= truth.used(),
+            "{mode}: {charged} charged, {} used",
+            truth.used()
+        );
+        assert_eq!(other.ask("alloc:2GiB"), "2", "{mode}: the share has 1 GiB left");
+        stopped.kill();
+        assert_eq!(other.ask("alloc:19GiB"), "0", "{mode}: it died");
+        assert_eq!(bench.usage("share").charged, truth.used(), "{mode}");
+        // The same where a context is made.
+        assert_eq!(other.ask("free:0"), "0");
+        let mut stopped = bench.serving(&["cuinit"]);
+        stopped.tell("init");
+        until(|| truth.used() == 2 * CONTEXT);
+        stopped.stop();
+        assert_eq!(bench.usage("share").charged, 2 * CONTEXT, "{mode}");
+        stopped.kill();
+    }
+}
+
+#[test]
+fn newcomers_at_once_get_no_more_than_the_share() {
+    let _guard = guard("newcomers at once");
+    for mode in MODES {
+        let bench = bench(mode, "200ms");
+        bench.share("share", 0, 0, 20 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut clients: Vec<Serving> = (0..4).map(|_| bench.serving(&["cuinit"])).collect();
+        assert_eq!(served(&all(&mut clients, "init")), 4, "{mode}");
+        assert_eq!(bench.usage("share").charged, 4 * CONTEXT, "{mode}");
+        assert_eq!(served(&all(&mut clients, "heap:15GiB")), 1, "{mode}");
+        let charged = bench.usage("share").charged;
+        let used = truth.used();
+        assert!(
+            used <= charged && charged <= 20 * GIB,
+            "{mode}: {used} used, {charged} charged"
+        );
+    }
+}
+
+#[test]
+fn processes_that_retry_a_context_in_a_full_share_never_bring_it_over() {
+    const LIMIT: u64 = 4 * CONTEXT + 100 * MIB;
+    let _guard = guard("a storm of contexts");
+    for mode in MODES {
+        let bench = bench(mode, "20ms");
+        bench.share("share", 0, 0, LIMIT);
+        let neighbours = Bench::on_gpu_of(&bench, 81920 * MIB - LIMIT);
+        let mut truth = Truth::new(&bench);
+        let mut neighbour = neighbours.serving(&["init"]);
+        assert_eq!(neighbour.ask("allocfree"), "0");
+        let theirs = truth.used();
+        let mut clients: Vec<Serving> = (0..20).map(|_| bench.serving(&["cuinit"])).collect();
+        for _ in 0..3 {
+            clients.iter_mut().for_each(|client| client.tell("init"));
+            let end = Instant::now() + Duration::from_millis(100);
+            while Instant::now() < end {
+                let used = truth.used() - theirs;
+                assert!(used <= LIMIT, "{mode}: {used} used");
+            }
+            let answers: Vec<String> = clients.iter_mut().map(Serving::line).collect();
+            assert!(
+                answers.iter().all(|answer| answer == "init 0" || answer == "init 2"),
+                "{mode}: {answers:?}"
+            );
+            // Its limit is its own: what it frees, it gets.
+            assert_eq!(
+                [neighbour.ask("free:0"), neighbour.ask("allocfree")],
+                ["0", "0"],
+                "{mode}"
+            );
+        }
+        assert_eq!(truth.used() - theirs, 4 * CONTEXT, "{mode}");
+        assert_eq!(bench.usage("share").charged, 4 * CONTEXT, "{mode}");
+    }
+}
+
+/// Nobody has measured a context: an old plugin wrote the limits, or its measurement failed.
+#[test]
+fn contexts_of_unknown_size_are_reserved_for() {
+    let _guard = guard("contexts of unknown size");
+    for mode in MODES {
+        let bench = bench(mode, "100ms");
+        let mut limits = bench.limits("share", 0, 0, 1500 * MIB);
+        limits.context_reserve = None;
+        bench.put(&limits);
+        let mut truth = Truth::new(&bench);
+        let mut clients: Vec<Serving> = (0..6).map(|_| bench.serving(&["cuinit"])).collect();
+        let answers = all(&mut clients, "init");
+        assert!(
+            (1..=2).contains(&served(&answers)),
+            "{mode}: {answers:?}, 600 MiB for each"
+        );
+        let charged = bench.usage("share").charged;
+        assert!(truth.used() <= charged && charged <= 1500 * MIB, "{mode}: {charged}");
+    }
+}
+
+/// Every kind of call, in turn: at least as much is charged as is used, and nothing is left over.
+#[test]
+fn what_is_charged_covers_what_is_used_and_goes_with_it() {
+    let _guard = guard("contexts, limits and code in every mode");
+    for mode in MODES {
+        let bench = bench(mode, "0ns");
+        bench.share("share", 0, 0, 8 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut client = bench.serving(&["init"]);
+        for round in 0..3 {
+            for step in [
+                "ctx",
+                "load",
+                "heap:1GiB",
+                "heap:8MiB",
+                "heap:1GiB",
+                "alloc:64MiB",
+                "load",
+                "unload:last",
+                "free:0",
+                "ctxdestroy:0",
+                "init",
+                "load",
+                "unload:last",
+                "heap:64MiB",
+                "heap:8MiB",
+            ] {
+                assert_eq!(client.ask(step), "0", "{mode}: {step}");
+                let (charged, used) = (bench.usage("share").charged, truth.used());
+                assert!(
+                    charged >= used,
+                    "{mode}: {step} of round {round}: {charged} charged, {used} used"
+                );
+                if mode != "none" && step != "ctxdestroy:0" {
+                    assert_eq!(charged, used, "{mode}: {step} of round {round}");
+                }
+            }
+        }
+        let charged = bench.usage("share").charged;
+        assert!(charged <= CONTEXT + 200 * MIB, "{mode}: {charged} after three rounds");
+        drop(client);
+        until(|| bench.free() == 8 * GIB - CONTEXT);
+    }
+}
+
+/// The driver does not answer what the library has to know: nothing goes uncharged.
+#[test]
+fn a_driver_that_does_not_tell_its_devices_gives_no_memory() {
+    for fault in ["fail.cuDeviceGetCount = 999", "fail.cuDeviceGetUuid = 999"] {
+        let bench = Bench::new();
+        bench.share("share", 0, 0, GIB);
+        // The bench itself asked for the devices.
+        let faulty = bench.with_faults(fault);
+        let mut client = faulty.caller(true);
+        client.call("cuInit 0");
+        assert_ne!(client.call("cuDevicePrimaryCtxRetain >1 0"), 0, "{fault}");
+        assert_ne!(client.call("cuCtxCreate_v2 >1 0 0"), 0, "{fault}");
+        assert_ne!(client.call("cuMemAlloc_v2 >2 4GiB"), 0, "{fault}");
+        assert_eq!(faulty.usage("share").charged, 0, "{fault}");
+    }
+}
+
+/// Two GPUs, and the driver does not tell on which one a context is.
+#[test]
+fn a_context_of_which_the_driver_does_not_tell_the_gpu_gets_no_memory() {
+    let bench = Bench::with_profile("fail.cuCtxGetDevice = 999 after 2\n");
+    bench.share("zero", 0, 0, GIB);
+    bench.share("one", 1, 1, GIB);
+    let mut client = bench.caller(true);
+    client.init();
+    let codes: Vec<i32> = (0..4)
+        .map(|slot| client.call(&format!("cuMemAlloc_v2 >{slot} 8MiB")))
+        .collect();
+    assert!(codes.contains(&2), "{codes:?}");
+    let charged = bench.usage("zero").charged + bench.usage("one").charged;
+    let granted = codes.iter().filter(|code| **code == 0).count() as u64;
+    assert_eq!(charged, granted * 8 * MIB, "{codes:?}");
+    assert_eq!(bench.caller(false).used(0), charged);
+}
