@@ -37,6 +37,7 @@ mod module;
 mod multicast;
 mod pool;
 mod sharing;
+mod stack;
 mod stream;
 mod stubs;
 mod transfer;
