@@ -260,6 +260,10 @@ fn checked(properties: In<Properties>) -> Result<(Properties, Option<usize>), Co
         [HOST_NUMA, 0] => None,
         location => Some(crate::location::gpu(driver::get()?, location)?),
     };
+    // Descriptors alone.
+    if asked.handles & !1 != 0 {
+        return Err(NOT_SUPPORTED);
+    }
     Ok((asked, gpu))
 }
 
@@ -297,10 +301,6 @@ soft_gpu::api! {
         let granularity = driver.state().profile().granularity;
         if size == 0 || !size.is_multiple_of(granularity) || flags != 0 || !out.given() {
             return Err(INVALID_VALUE);
-        }
-        // Descriptors alone.
-        if properties.handles & !1 != 0 {
-            return Err(NOT_SUPPORTED);
         }
         if let Some(gpu) = gpu {
             driver.memory.charge(driver, gpu, driver.memory.units(size))?;
