@@ -27,6 +27,7 @@ mod ffi;
 mod graph;
 mod graph_memory;
 mod green;
+mod handed_out;
 mod host;
 mod interop;
 mod launch;

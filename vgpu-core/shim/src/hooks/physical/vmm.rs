@@ -84,7 +84,9 @@ fn wrong_arguments(properties: &Properties, bytes: usize, flags: c_ulonglong) ->
 
 pub(crate) unsafe fn release(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, handle: u64) -> c_int {
     // SAFETY: passed on.
-    refcounts::release(&ready.tables.vmm_handles, handle, || unsafe { real(handle) })
+    let result = refcounts::release(&ready.tables.vmm_handles, handle, || unsafe { real(handle) });
+    ready.collect_exported();
+    result
 }
 
 pub(crate) unsafe fn retain(
@@ -195,7 +197,10 @@ pub(crate) unsafe fn unmap(
         gone.into_iter().for_each(|(at, one)| {
             ready.tables.vmm_maps.insert(at, one);
         });
+    } else {
+        drop(gone);
     }
+    ready.collect_exported();
     result
 }
 
