@@ -269,7 +269,7 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     let Some(path) = (unsafe { Text::new(file) }) else {
         return file.expose_provenance();
     };
-    let asked_for_driver = name::is_driver_library(path) && !name::is_private(path);
+    let asked_for_driver = name::is_driver_library(path) && !name::is_private(path) && !name::is_spelled_by_shim(path);
     if !asked_for_driver || shim::may_pass(caller) {
         return file.expose_provenance();
     }

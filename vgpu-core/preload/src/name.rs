@@ -99,7 +99,12 @@ pub(crate) fn is_driver_library(path: Text) -> bool {
 /// Returns true for a path of the real driver that only the shim opens. A program that opens it gets the driver open,
 /// but not its functions.
 pub(crate) fn is_private(path: Text) -> bool {
-    path.strip(PRIVATE).is_some() || path.strip(SHIMS_SPELLING).is_some()
+    path.strip(PRIVATE).is_some()
+}
+
+/// Returns true for a path as the shim spells it. It says nothing of the object that is opened.
+pub(crate) fn is_spelled_by_shim(path: Text) -> bool {
+    path.strip(SHIMS_SPELLING).is_some()
 }
 
 /// Returns true for a function of the driver API or of NVML. The prefix `cu` alone would match cuDNN and cuBLAS too.

@@ -272,6 +272,20 @@ fn look_ups_in_a_scope_that_has_a_driver() {
     }
 }
 
+/// A path as the shim spells it opens what it names. That lends no right to it, nor to who opens it.
+#[test]
+fn the_shims_spelling_of_a_path_opens_no_functions() {
+    let stage = Stage::new();
+    let real = format!("//{}", stage.text("real/libcuda.so.1"));
+    assert_eq!(stage.ask(&["scope", &real]), "1 1");
+    assert_eq!(stage.ask(&["scope", "default", &real]), "1 1");
+    let linked = linked(&stage);
+    let shared = ["-shared", "-fPIC"].map(str::to_owned);
+    stage.cc("plugin.c", "lib/plugin.so", shared.iter().chain(&linked));
+    let plugin = format!("//{}", stage.text("lib/plugin.so"));
+    assert_eq!(stage.ask(&["plugin", &plugin, "default"]), "1 1");
+}
+
 /// A name is not enough: neither a DT_SONAME, nor one function.
 #[test]
 fn a_library_that_is_called_like_a_driver_is_none() {
