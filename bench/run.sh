@@ -2,7 +2,8 @@
 # The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, and the
 # controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh cluster` or
 # `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The last two bring clusters up and take
-# them down, however they end.
+# them down, however they end. `run.sh compute` prints docs/compute-accuracy.md, which needs no bench: its clock is
+# simulated.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
@@ -12,9 +13,13 @@ runs() { # whether PART is to be run
   [ "$part" = all ] || [ "$part" = "$1" ]
 }
 case $part in
+  compute)
+    cargo build --quiet --release -p vgpu-compute-sim
+    exec "$CARGO_TARGET_DIR/release/vgpu-compute-sim"
+    ;;
   library | controller) ;;
   allocator | cluster | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, cluster and controller" ;;
+  *) fail "$part: not a part; there are library, allocator, cluster, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"

@@ -120,12 +120,12 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
   if check_present libvgpu-preload.so; then
     check_glibc libvgpu-preload.so
     check_needed libvgpu-preload.so
-    check_exports_only libvgpu-preload.so dlopen dlmopen dlsym dlvsym
+    check_exports_only libvgpu-preload.so __asan_default_options dlopen dlmopen dlsym dlvsym
   fi
 
   if check_present libvgpu-hami.so; then
     check_needed libvgpu-hami.so
-    check_exports_only libvgpu-hami.so dlopen dlmopen dlsym dlvsym
+    check_exports_only libvgpu-hami.so __asan_default_options dlopen dlmopen dlsym dlvsym
     cmp -s <(tail -c $(($(stat -c %s "$dist/libvgpu.so") + 16)) "$dist/libvgpu-hami.so" | head -c -16) "$dist/libvgpu.so" ||
       finding libvgpu-hami.so "does not end with libvgpu.so: run \`make dist\`"
   fi

@@ -23,6 +23,64 @@ fn memory_with_a_descriptor_stays_charged_after_its_release() {
     assert_eq!(one.kill().free(), 256 * MIB);
 }
 
+/// NVIDIA's documentation of cuMemRelease: such memory is freed when its mappings, its handles and their shareable
+/// counterparts are gone.
+#[test]
+fn memory_is_free_when_its_last_descriptor_is_closed() {
+    let mut one = Watched::new("", 256 * MIB);
+    for round in 0..20 {
+        one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+        one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
+        one.call("cuMemExportToShareableHandle >3 @1 1 0", 0, 64 * MIB);
+        one.ok("dup >4 @2");
+        one.ok("close @2");
+        one.call("cuMemRelease @1", 0, 64 * MIB);
+        one.ok("close @4");
+        // The other export is open.
+        one.call("cuMemGetInfo_v2 >8 >9", 0, 64 * MIB);
+        assert_eq!(one.client.get(8), 192 * MIB, "round {round}");
+        one.ok("close @3");
+        one.call("cuMemGetInfo_v2 >8 >9", 0, 0);
+        assert_eq!(one.client.get(8), 256 * MIB, "round {round}");
+    }
+    // First the descriptors, then the mapping and the handle.
+    one.ok("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0");
+    one.ok("cuMemAddressReserve >5 64MiB 0 0 0");
+    one.ok("cuMemMap @5 64MiB 0 @1 0");
+    one.ok("cuMemExportToShareableHandle >2 @1 1 0");
+    one.ok("close @2");
+    one.call("cuMemRelease @1", 0, 64 * MIB);
+    one.call("cuMemUnmap @5 64MiB", 0, 0);
+}
+
+/// A loop of exports that are closed and released fits for ever, and a refusal looks for them too.
+#[test]
+fn closed_exports_give_way() {
+    let mut one = Watched::new("", 96 * MIB);
+    for _ in 0..20 {
+        one.ok("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0");
+        one.ok("cuMemExportToShareableHandle >2 @1 1 0");
+        one.ok("cuMemRelease @1");
+        one.ok("close @2");
+    }
+    assert_eq!(one.charged(), 64 * MIB, "nothing was asked for since");
+    one.call("cuMemAlloc_v2 >3 96MiB", 0, 96 * MIB);
+}
+
+/// An import by that descriptor keeps the memory, and the charge.
+#[test]
+fn an_import_keeps_what_its_closed_descriptor_had() {
+    let mut one = Watched::new("", 256 * MIB);
+    one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
+    one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
+    one.call("cuMemImportFromShareableHandle >3 @2 1", 0, 64 * MIB);
+    one.ok("close @2");
+    one.call("cuMemRelease @1", 0, 64 * MIB);
+    one.call("cuMemGetInfo_v2 >8 >9", 0, 64 * MIB);
+    one.ok("cuMemRelease @3");
+    one.call("cuMemGetInfo_v2 >8 >9", 0, 0);
+}
+
 #[test]
 fn an_export_that_fails_keeps_nothing() {
     let mut one = Watched::new("", 256 * MIB);

@@ -7,7 +7,7 @@ use support::caller::Caller;
 use support::hang::guard;
 use support::truth::Truth;
 use support::watched::Watched;
-use support::{Bench, GIB, MIB};
+use support::{Bench, GIB, GRANULE, MIB};
 
 #[test]
 fn sparse_arrays_hold_what_is_mapped_into_them() {
@@ -332,4 +332,47 @@ fn two_threads_that_open_one_handle_at_once_are_charged_once() {
     assert_eq!(client.ask(&format!("named:{}", maker.ask("name"))), "0");
     assert_eq!(client.ask("together:2000"), "0", "rounds that were charged wrongly");
     assert_eq!(theirs.usage("share").charged, 0);
+}
+
+/// What the driver says of a call that cannot succeed, it says under a share: of sizes beside and beyond the share and
+/// the GPU, of wrong arguments, and of both at once.
+#[test]
+fn a_create_that_cannot_succeed_answers_as_the_driver() {
+    const GPU: u64 = 1 << 30;
+    for share in [64 * MIB, GPU] {
+        let bench = Bench::with_profile("memory = 1GiB\n");
+        bench.share("share", 0, 0, share);
+        let (mut client, mut bare) = (bench.caller(true), bench.caller(false));
+        client.init();
+        bare.init();
+        let mut different = Vec::new();
+        let sizes = [
+            0,
+            1,
+            share + GRANULE,
+            GPU + GRANULE,
+            64 * GPU,
+            u64::MAX,
+            u64::MAX - GRANULE + 1,
+        ];
+        let unaligned = sizes.map(|size| size.wrapping_add(4096));
+        for size in sizes.into_iter().chain(unaligned) {
+            for properties in ["[1,1,0,0]", "[0,1,0,0]", "[0x800000001,1,0,0]", "[1,9,0,0]"] {
+                for flags in [0, 1] {
+                    let line = format!("cuMemCreate >1 {size} {properties} {flags}");
+                    let (own, real) = (client.call(&line), bare.call(&line));
+                    if real == 0 {
+                        // In the GPU, but not in the share.
+                        bare.ok("cuMemRelease @1");
+                    }
+                    let wanted = if real == 0 { 2 } else { real };
+                    if own != wanted {
+                        different.push(format!("{line}: {own}, the driver {real}"));
+                    }
+                }
+            }
+        }
+        assert!(different.is_empty(), "a share of {share}:\n{}", different.join("\n"));
+        assert_eq!(bench.usage("share").charged, 0);
+    }
 }

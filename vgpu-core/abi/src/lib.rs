@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod arbitration;
 pub mod checksum;
 pub mod ledger;
 pub mod limits;

@@ -8,6 +8,7 @@
 //!  cuModuleLoadData >4 "..."                a pointer to text, \n and \s in it written so
 //!  get 1                          the value of slot 1
 //!  look 0                         NVML: bytes used on GPU 0, then PID:bytes of each process
+//!  close @1, dup >2 @1            a descriptor
 //!  storm SEED ROUNDS              4 threads allocate and free small ones, and keep some
 //!  raw 1, put 1 WORDS             eight words of slot 1, read and written
 //! ```
@@ -151,6 +152,14 @@ impl Calls<'_> {
                 let value = self.value(value);
                 self.slot(number(slot))[0] = value;
                 "0".into()
+            }
+            // SAFETY: takes no pointers.
+            ["close", value] => unsafe { libc::close(self.value(value) as c_int) }.to_string(),
+            ["dup", slot, value] => {
+                // SAFETY: takes no pointers.
+                let copy = unsafe { libc::dup(self.value(value) as c_int) };
+                self.slot(number(&slot[1..]))[0] = copy as u64;
+                i32::from(copy < 0).to_string()
             }
             ["raw", slot] => self.slot(number(slot))[..8]
                 .iter()

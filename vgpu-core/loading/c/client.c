@@ -3,6 +3,7 @@
  *   client HOW ORDER LIMIT CUDA NVML REAL COMPAT  CUDA and NVML: what to open; REAL and COMPAT: the driver's
  *                                                 own file, and a driver that an image brought
  * HOW      dlopen | global | deepbind | dlmopen | libc-dlsym | libc-both | proc | thread | plugin
+ *          default | next | program: nothing is opened; RTLD_DEFAULT, RTLD_NEXT, dlopen(NULL)
  *          With -DLINKED calls are bound by the loader.
  * ORDER    cuda, nvml: which is used first; path, compat: REAL or COMPAT is opened before both
  * Prints   cuda INIT TOTAL OVER HALF REST nvml INIT TOTAL USED
@@ -40,6 +41,8 @@ static void *find(int which, const char *name) {
         if (!strcmp(linked[i].name, name)) return linked[i].address;
     return 0;
 #else
+    if (!strcmp(how, "default")) return own_sym(RTLD_DEFAULT, name);
+    if (!strcmp(how, "next")) return own_sym(RTLD_NEXT, name);
     if (!libraries[which]) return 0;
     if (!strcmp(how, "global")) return own_sym(RTLD_DEFAULT, name);
     if (!strcmp(how, "proc") && !which) {
@@ -55,7 +58,10 @@ static void *find(int which, const char *name) {
 static void open_library(int which) {
 #ifndef LINKED
     const char *name = names[which];
-    if (!strcmp(how, "dlmopen")) {
+    if (!strcmp(how, "default") || !strcmp(how, "next")) return;
+    if (!strcmp(how, "program")) {
+        libraries[which] = dlopen(0, RTLD_NOW);
+    } else if (!strcmp(how, "dlmopen")) {
         Lmid_t space = LM_ID_NEWLM;
         void *other = libraries[!which];
         if (other) dlinfo(other, RTLD_DI_LMID, &space);

@@ -154,7 +154,7 @@ impl Place {
     }
 
     /// Returns the command of a program under the share, with a clean environment plus `environment`. Its
-    /// LD_LIBRARY_PATH is put in front, as an image or a user's script does.
+    /// LD_LIBRARY_PATH and LD_PRELOAD are put in front, as an image or a user's script does.
     #[must_use]
     pub fn command(&self, program: &Path, environment: &[(&str, &str)]) -> Command {
         let mut variables = vec![
@@ -188,7 +188,7 @@ impl Place {
         }
         for (name, value) in environment {
             match variables.iter_mut().find(|(known, _)| known == name) {
-                Some((_, old)) if *name == "LD_LIBRARY_PATH" => *old = format!("{value}:{old}"),
+                Some((_, old)) if ["LD_LIBRARY_PATH", "LD_PRELOAD"].contains(name) => *old = format!("{value}:{old}"),
                 Some((_, old)) => (*value).clone_into(old),
                 None => variables.push(((*name).to_owned(), (*value).to_owned())),
             }

@@ -6,10 +6,12 @@
 //!                                             └── from here on ─► the shim
 //! ```
 //!
-//! When: in the constructor, if a start-up object has a driver's name. That is before the program runs, but after
-//! constructors of libraries. And at each call of this library after an object was loaded, so at the latest when the
-//! functions of a plugin are looked up. Objects of the driver itself are not changed, and neither is a slot that does
-//! not lead to a driver: an interposer keeps its place.
+//! When: in the constructor, if a start-up object is a driver. That is before the program runs, but after constructors
+//! of libraries. (DF_1_INITFIRST would put ours first of all, but also before libc's own: a dlopen there runs libc's
+//! without arguments and environment, which are then lost.) And at each call of this library after an object was
+//! loaded, so at the latest when the functions of a plugin are looked up. Objects of the driver itself are not changed, and
+//! neither is a slot that does not lead to a driver: an interposer keeps its place. An object needs no DT_NEEDED of a
+//! driver to be changed: its calls may be bound to one that LD_PRELOAD or RTLD_GLOBAL put into the global scope.
 //!
 //! Slots are changed under the loader's lock, which keeps objects loaded and other threads out. Pages that the loader
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
@@ -20,10 +22,11 @@
 
 use core::{
     arch::asm,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
 use crate::{
+    driver::{self, is_driver, is_shim},
     elf::Object,
     loader::{self, LinkMap, Report, objects},
     name::{self, Text},
@@ -36,17 +39,19 @@ const PROT_WRITE: usize = 2;
 
 /// How many objects had been loaded at the last search.
 static SEEN: AtomicU64 = AtomicU64::new(0);
+/// True if a driver has been seen. The shim's own is one, too.
+static DRIVER: AtomicBool = AtomicBool::new(false);
 
-/// The constructor. For programs without a driver it only compares a few names.
+/// The constructor. For programs without a driver it only looks up two names in each start-up object.
 pub(crate) extern "C" fn redirect_at_start() {
-    if loader::started_with(name::is_driver_library) {
+    if loader::started_with(is_driver) {
         redirect_new();
     }
 }
 
 /// If objects were loaded since the last search, redirects their calls of a driver to the shim.
 pub(crate) fn redirect_new() {
-    let (mut driver, mut importer) = (false, false);
+    let (mut new_driver, mut importer) = (false, false);
     let (mut index, mut count, mut new) = (0_u64, 0, 0);
     objects(&mut |report| {
         if index == 0 {
@@ -61,105 +66,128 @@ pub(crate) fn redirect_new() {
             });
         }
         index += 1;
-        if is_driver(report) {
-            driver |= !is_shim(report);
-        } else if index.saturating_add(new) > count {
-            // A new object: they are last in the list. What it needs was loaded before it or with it.
-            importer |= imports_driver(report);
-        }
+        // New objects are last in the list.
+        new_driver |= index.saturating_add(new) > count && of_driver(report);
         false
     });
+    if new_driver {
+        DRIVER.store(true, Relaxed);
+    }
+    if new == 0 || !DRIVER.load(Relaxed) {
+        return;
+    }
+    // Calls that are not bound yet may lead to a new driver from older objects, too.
+    let first = if new_driver { 0 } else { count.saturating_sub(new) };
+    each_from(first, &mut |report| importer |= imports_driver(report));
     // The shim cannot be opened under the loader's lock.
-    if driver
-        && importer
-        && let Some(shim) = shim::find(true).and_then(LinkMap::object)
-    {
-        objects(&mut |report| {
-            if !is_driver(report) && imports_driver(report) {
-                redirect(report, &shim);
+    if importer && let Some(shim) = shim::find(true).and_then(LinkMap::object) {
+        each_from(first, &mut |report| {
+            if imports_driver(report) {
+                redirect(report, &shim, is_first_in_driver);
             }
-            false
         });
     }
 }
 
-fn is_driver(report: &Report) -> bool {
-    report.name().is_some_and(name::is_driver_library)
+/// Calls `visitor` with the objects after the first `first`.
+fn each_from(first: u64, visitor: &mut dyn FnMut(&Report)) {
+    let mut index = 0;
+    objects(&mut |report| {
+        if index >= first {
+            visitor(report);
+        }
+        index += 1;
+        false
+    });
 }
 
-fn is_shim(report: &Report) -> bool {
-    report.object().is_some_and(|object| shim::is_shim(&object))
+fn of_driver(report: &Report) -> bool {
+    report.object().is_some_and(|object| is_driver(&object))
 }
 
+/// Returns true if the object imports functions of a driver, and is neither a driver nor the shim.
 fn imports_driver(report: &Report) -> bool {
     report
         .object()
-        .is_some_and(|object| object.needs(name::is_driver_library))
+        .is_some_and(|object| object.imports_any(name::is_driver_function) && !is_driver(&object) && !is_shim(&object))
 }
 
-/// Redirects every slot of the object that leads to a driver.
-fn redirect(report: &Report, shim: &Object) {
+/// Redirects an object of another namespace: every slot of a name for which `own` has a function, and those that lead
+/// to a driver. Not an object that may use the driver.
+pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>) {
     let Some(object) = report.object() else {
         return;
     };
+    if is_driver(&object) || is_shim(&object) {
+        return;
+    }
+    store(report, &object, &|_, name| own(name));
+    if object.imports_any(name::is_driver_function)
+        && let Some(shim) = shim::find(true).and_then(LinkMap::object)
+    {
+        // What a slot will lead to that has not been used yet is not known there.
+        redirect(report, &shim, |_| true);
+    }
+}
+
+/// Redirects every slot of the object that leads to a driver. `later`: returns true for a name whose slot will lead to
+/// one at the first call.
+fn redirect(report: &Report, shim: &Object, later: fn(Text) -> bool) {
+    let Some(object) = report.object() else {
+        return;
+    };
+    store(report, &object, &|now, name| {
+        if !name::is_driver_function(name) {
+            return None;
+        }
+        let target = shim.function(name)?;
+        // With lazy binding, the slot of a function that was never called leads back into the object.
+        let leads_to_driver = now != target
+            && if report.holds(now) {
+                later(name)
+            } else {
+                driver::holds(now)
+            };
+        leads_to_driver.then_some(target)
+    });
+}
+
+/// Stores in each slot of the object what `target` returns for its value and its name, if that is something.
+fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Option<usize>) {
     let sealed = report.sealed();
     let mut opened = false;
     object.imports(&mut |name, slot| {
-        if !name::is_driver_function(name) {
-            return;
-        }
-        let Some(target) = shim.function(name) else {
-            return;
-        };
         if !slot.is_aligned() {
-            return;
+            return false;
         }
         // SAFETY: an aligned word of a loaded object, which the loader has written; other threads may read it
         // meanwhile.
         let word = unsafe { AtomicUsize::from_ptr(slot) };
-        let now = word.load(Relaxed);
-        // With lazy binding, the slot of a function that was never called leads back into the object.
-        let leads_to_driver = now != target
-            && if report.holds(now) {
-                is_first_in_driver(name)
-            } else {
-                is_in_driver(now)
-            };
-        if !leads_to_driver {
-            return;
-        }
+        let Some(target) = target(word.load(Relaxed), name) else {
+            return false;
+        };
         if let Some((start, length)) = sealed
             && !opened
         {
             opened = protect(start, length, PROT_READ | PROT_WRITE);
             if !opened && slot.addr().wrapping_sub(start) < length {
-                return;
+                return false;
             }
         }
         word.store(target, Relaxed);
+        false
     });
     if let (Some((start, length)), true) = (sealed, opened) {
         protect(start, length, PROT_READ);
     }
 }
 
-/// Returns true if an address is in a driver library other than the shim.
-fn is_in_driver(address: usize) -> bool {
-    let mut found = false;
-    objects(&mut |report| {
-        let holds = report.holds(address);
-        found = holds && is_driver(report) && !is_shim(report);
-        holds
-    });
-    found
-}
-
-/// Returns true if the first object that defines `name` is a driver library other than the shim.
+/// Returns true if the first object that defines `name` is a driver.
 fn is_first_in_driver(name: Text) -> bool {
     let mut found = false;
     objects(&mut |report| {
         let defines = report.object().is_some_and(|object| object.function(name).is_some());
-        found = defines && is_driver(report) && !is_shim(report);
+        found = defines && of_driver(report);
         defines
     });
     found

@@ -11,9 +11,11 @@ use core::{arch::naked_asm, ffi::c_int};
 
 use crate::{
     bound,
+    caller::call_as,
+    driver,
     loader::{Function, LinkMap},
     name::{self, Text},
-    shim,
+    namespace, shim,
 };
 
 /// Returned in rax and rdx.
@@ -134,6 +136,7 @@ extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
 
 extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize) -> Plan {
     bound::redirect_new();
+    namespace::note_used();
     Plan {
         function: real(Function::OpenInNamespace),
         argument: path_for(file, mode, caller),
@@ -142,40 +145,38 @@ extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize
 
 extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan {
     look_again(handle);
-    if let Some(own) = own_for(handle, name) {
-        return Plan {
-            function: given as *const () as usize,
-            argument: own,
-        };
-    }
-    Plan {
-        function: real(Function::Symbol),
-        argument: shim_for(handle, name, caller).unwrap_or(handle),
-    }
+    plan_look_up(Function::Symbol, [handle, name.expose_provenance(), 0], caller)
 }
 
-/// The shim's functions have no versions. So if the driver has the version, the shim's function is looked up by name
-/// only.
 extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *const u8, caller: usize) -> Plan {
-    type Look = unsafe extern "C" fn(usize, *const u8, *const u8) -> usize;
     look_again(handle);
-    let function = real(Function::VersionedSymbol);
-    let plan = own_for(handle, name)
-        .map(|own| (given as *const () as usize, own))
-        .or_else(|| shim_for(handle, name, caller).map(|shim| (real(Function::Symbol), shim)));
-    if let Some((instead, argument)) = plan {
-        // SAFETY: dlvsym has this type, and `absent` ignores its arguments. The arguments are the caller's.
-        let known = unsafe { core::mem::transmute::<usize, Look>(function)(handle, name, version) };
-        if known != 0 {
-            return Plan {
-                function: instead,
-                argument,
-            };
+    let arguments = [handle, name.expose_provenance(), version.expose_provenance()];
+    plan_look_up(Function::VersionedSymbol, arguments, caller)
+}
+
+/// dlsym or dlvsym. If the real one finds a function of a driver, or one of libc that this library interposes, the
+/// answer is the shim's or ours. Versions are the real one's to judge: the shim's functions and ours have none.
+fn plan_look_up(function: Function, arguments: [usize; 3], caller: usize) -> Plan {
+    let function = real(function);
+    let [handle, name, _] = arguments;
+    // SAFETY: the caller passes a name, as dlsym demands.
+    let name = unsafe { Text::new(core::ptr::with_exposed_provenance(name)) };
+    let instead = name.and_then(|name| {
+        if name::is_driver_function(name) {
+            shims_answer(name, function, arguments, caller)
+        } else {
+            own_answer(name, function, arguments)
         }
-    }
-    Plan {
-        function,
-        argument: handle,
+    });
+    match instead {
+        Some(answer) => Plan {
+            function: given as *const () as usize,
+            argument: answer,
+        },
+        None => Plan {
+            function,
+            argument: handle,
+        },
     }
 }
 
@@ -184,21 +185,65 @@ extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *co
 fn look_again(handle: usize) {
     if !PSEUDO_HANDLES.contains(&handle) {
         bound::redirect_new();
+        namespace::redirect(handle, in_other_namespaces);
     }
 }
 
 /// Returns our own function if `name` is looked up in the object to whose function ours would jump. Not for another
 /// object: an interposer that is after this library in the chain and looks up the next one must not get the first.
-fn own_for(handle: usize, name: *const u8) -> Option<usize> {
-    // SAFETY: the caller passes a name, as dlsym demands.
-    let name = unsafe { Text::new(name)? };
+fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     let (function, own) = ours(name)?;
+    let [handle, ..] = arguments;
     if PSEUDO_HANDLES.contains(&handle) {
         return None;
     }
     // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
     let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
-    (map.object()?.function(name)? == function.find()?).then_some(own)
+    if map.object()?.function(name)? != function.find()? {
+        return None;
+    }
+    // SAFETY: the real function, with the caller's arguments. It knows the versions.
+    (unsafe { call(look, arguments) } != 0).then_some(own)
+}
+
+/// Returns the shim's function, if the real look-up finds a driver's. The handle says little: that of the program, of a
+/// library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a driver if any is in their scope.
+fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
+    let [handle, ..] = arguments;
+    if shim::is_handle(handle) || shim::may_pass(caller) {
+        return None;
+    }
+    // SAFETY: the real function, with the caller's arguments.
+    let found = unsafe {
+        match PSEUDO_HANDLES.contains(&handle) {
+            // From here the scope is another one. That is better than no look.
+            true => call_as(caller, look, arguments).unwrap_or_else(|| call(look, arguments)),
+            false => call(look, arguments),
+        }
+    };
+    if found == 0 || !driver::holds(found) {
+        return None;
+    }
+    shim::find(true)?.object()?.function(name)
+}
+
+/// Calls the real dlsym or dlvsym.
+///
+/// # Safety
+/// `look` is one of them or `absent`, and the arguments are valid for it.
+unsafe fn call(look: usize, [handle, name, version]: [usize; 3]) -> usize {
+    type Look = unsafe extern "C" fn(usize, usize, usize) -> usize;
+    // SAFETY: dlvsym has this type; dlsym ignores the third argument, `absent` all.
+    unsafe { core::mem::transmute::<usize, Look>(look)(handle, name, version) }
+}
+
+/// Returns the function that a plugin in another namespace calls under `name` instead of that of its libc.
+fn in_other_namespaces(name: Text) -> Option<usize> {
+    if name.is(Text::literal(c"dlerror")) {
+        // The messages of our calls are in the libc that they call.
+        return Function::Error.find();
+    }
+    ours(name).map(|(_, own)| own)
 }
 
 /// Returns the function that this library interposes under `name`, and our own. No table, because each entry would need
@@ -224,36 +269,11 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     let Some(path) = (unsafe { Text::new(file) }) else {
         return file.expose_provenance();
     };
-    let asked_for_driver = name::is_driver_library(path) && !name::is_private(path);
+    let asked_for_driver = name::is_driver_library(path) && !name::is_private(path) && !name::is_spelled_by_shim(path);
     if !asked_for_driver || shim::may_pass(caller) {
         return file.expose_provenance();
     }
     // RTLD_NOLOAD only asks if it is loaded, so it must not load the shim.
     let shim = shim::find(mode & RTLD_NOLOAD == 0).and_then(LinkMap::name);
     shim.unwrap_or(path).pointer().expose_provenance()
-}
-
-/// Returns the shim's handle if `name` is looked up in a driver library that was opened all the same and the shim has
-/// this function as well.
-fn shim_for(handle: usize, name: *const u8, caller: usize) -> Option<usize> {
-    // SAFETY: the caller passes a name, as dlsym demands.
-    let name = unsafe { Text::new(name)? };
-    if PSEUDO_HANDLES.contains(&handle) || !name::is_driver_function(name) {
-        return None;
-    }
-    // SAFETY: a handle is an open object's record, as dlsym demands; it reads the same fields.
-    let map = unsafe { core::ptr::with_exposed_provenance::<LinkMap>(handle).as_ref()? };
-    let object = map.object()?;
-    // By its DT_SONAME too, because an image may have a driver under another file name.
-    let named = [map.name(), object.own_name()]
-        .into_iter()
-        .flatten()
-        .any(name::is_driver_library);
-    let driver = named && object.function(name).is_some();
-    if !driver || shim::is_shim(&object) || shim::may_pass(caller) {
-        return None;
-    }
-    let shim = shim::find(true)?;
-    shim.object()?.function(name)?;
-    Some(core::ptr::from_ref(shim).expose_provenance())
 }

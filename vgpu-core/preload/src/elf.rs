@@ -36,15 +36,14 @@ struct Relocation {
 const _: () = assert!(size_of::<Dynamic>() == 16 && size_of::<Symbol>() == 24 && size_of::<Relocation>() == 24);
 
 const DT_NULL: i64 = 0;
-const DT_NEEDED: i64 = 1;
 const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
 const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
-const DT_SONAME: i64 = 14;
 const DT_JMPREL: i64 = 23;
+const DT_RELACOUNT: i64 = 0x6fff_fff9;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 
@@ -142,26 +141,27 @@ impl Object {
         }
     }
 
-    /// Returns its DT_SONAME.
-    pub(crate) fn own_name(&self) -> Option<Text> {
-        self.words(DT_SONAME).next().and_then(|offset| self.string(offset))
-    }
-
-    /// Returns true if it is linked with a library whose name is `wanted`.
-    pub(crate) fn needs(&self, wanted: fn(Text) -> bool) -> bool {
-        self.words(DT_NEEDED)
-            .any(|offset| self.string(offset).is_some_and(wanted))
+    /// Returns true if it imports a function whose name is `wanted`, from whatever library.
+    pub(crate) fn imports_any(&self, wanted: fn(Text) -> bool) -> bool {
+        let mut found = false;
+        self.imports(&mut |name, _| {
+            found = wanted(name);
+            found
+        });
+        found
     }
 
     /// Calls `visitor` for each imported function with its name and the word that has its address, or will have it
-    /// after the first call.
-    pub(crate) fn imports(&self, visitor: &mut dyn FnMut(Text, *mut usize)) {
-        for (table, size) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
+    /// after the first call, until it returns true.
+    pub(crate) fn imports(&self, visitor: &mut dyn FnMut(Text, *mut usize) -> bool) {
+        // Large libraries have a hundred thousand relocations without a symbol. The linker puts those first.
+        let without_symbol = self.words(DT_RELACOUNT).next().unwrap_or(0);
+        for (table, size, first) in [(DT_RELA, DT_RELASZ, without_symbol), (DT_JMPREL, DT_PLTRELSZ, 0)] {
             let (Some(table), Some(size)) = (self.words(table).next(), self.words(size).next()) else {
                 continue;
             };
             let table = core::ptr::with_exposed_provenance::<Relocation>(address(self.base, table));
-            for index in 0..size / size_of::<Relocation>() {
+            for index in first..size / size_of::<Relocation>() {
                 // SAFETY: the table has `size` bytes; the loader has gone through it.
                 let relocation = unsafe { *table.add(index) };
                 let wanted = matches!(relocation.kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
@@ -172,7 +172,9 @@ impl Object {
                 let symbol = unsafe { *self.symbols.add(relocation.symbol as usize) };
                 if let (0, Some(name)) = (symbol.section, self.string(symbol.name as usize)) {
                     let slot = self.base.wrapping_add(relocation.offset);
-                    visitor(name, core::ptr::with_exposed_provenance_mut(slot));
+                    if visitor(name, core::ptr::with_exposed_provenance_mut(slot)) {
+                        return;
+                    }
                 }
             }
         }

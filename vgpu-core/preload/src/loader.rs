@@ -67,7 +67,23 @@ struct ProgramHeader {
     align: u64,
 }
 
-const _: () = assert!(size_of::<ProgramHeader>() == 56);
+/// The header of an ELF file.
+#[repr(C)]
+struct FileHeader {
+    identification: [u64; 2],
+    kind: u32,
+    version: u32,
+    entry: u64,
+    headers: usize,
+    sections: u64,
+    flags: u32,
+    own_size: u16,
+    header_size: u16,
+    count: u16,
+    others: [u16; 3],
+}
+
+const _: () = assert!(size_of::<ProgramHeader>() == 56 && size_of::<FileHeader>() == 64);
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
@@ -79,6 +95,27 @@ impl LinkMap {
     pub(crate) fn name(&self) -> Option<Text> {
         // SAFETY: the loader keeps the name as long as the record.
         unsafe { Text::new(self.name) }
+    }
+
+    /// Returns an address in the object.
+    pub(crate) fn place(&self) -> usize {
+        self.dynamic
+    }
+
+    /// Returns the first object of its namespace. Under the loader's lock.
+    pub(crate) fn first(&self) -> &Self {
+        let mut first = self;
+        // SAFETY: the lock keeps the records of a list.
+        while let Some(previous) = unsafe { first.previous.as_ref() } {
+            first = previous;
+        }
+        first
+    }
+
+    /// Returns it and those after it in its namespace. Under the loader's lock.
+    pub(crate) fn and_later(&self) -> impl Iterator<Item = &Self> {
+        // SAFETY: as in `first`.
+        core::iter::successors(Some(self), |map| unsafe { map.next.as_ref() })
     }
 
     pub(crate) fn object(&self) -> Option<Object> {
@@ -105,6 +142,19 @@ impl Report {
         })
     }
 
+    /// Returns the address of a byte `value` in its code, if the code can be read.
+    pub(crate) fn find_code(&self, value: u8) -> Option<usize> {
+        const READ_AND_EXECUTE: u32 = 5;
+        let code =
+            |header: &&ProgramHeader| header.kind == PT_LOAD && header.flags & READ_AND_EXECUTE == READ_AND_EXECUTE;
+        self.headers().filter(code).find_map(|header| {
+            let start = self.base.wrapping_add(header.address);
+            let end = start.wrapping_add(usize::try_from(header.file_size).ok()?);
+            // SAFETY: mapped and readable, by its header, and the loader's lock keeps it.
+            (start..end).find(|at| unsafe { core::ptr::with_exposed_provenance::<u8>(*at).read() } == value)
+        })
+    }
+
     /// Returns start and length, in whole pages, of what the loader made read-only after relocation (RELRO).
     pub(crate) fn sealed(&self) -> Option<(usize, usize)> {
         let header = self.headers().find(|header| header.kind == PT_GNU_RELRO)?;
@@ -127,11 +177,13 @@ pub(crate) enum Function {
     Symbol,
     VersionedSymbol,
     Close,
+    Locate,
+    Error,
     Iterate,
     Errno,
 }
 
-static FOUND: [AtomicUsize; 7] = [const { AtomicUsize::new(0) }; 7];
+static FOUND: [AtomicUsize; 9] = [const { AtomicUsize::new(0) }; 9];
 
 impl Function {
     fn name(self) -> Text {
@@ -141,6 +193,8 @@ impl Function {
             Self::Symbol => c"dlsym",
             Self::VersionedSymbol => c"dlvsym",
             Self::Close => c"dlclose",
+            Self::Locate => c"dladdr1",
+            Self::Error => c"dlerror",
             Self::Iterate => c"dl_iterate_phdr",
             Self::Errno => c"__errno_location",
         })
@@ -202,8 +256,8 @@ fn first_of(debug: &Debug, wanted: impl Fn(&mut bool, &LinkMap) -> bool, name: T
     None
 }
 
-/// Returns true if the name of a start-up object is `wanted`.
-pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
+/// Returns true if a start-up object is `wanted`.
+pub(crate) fn started_with(wanted: fn(&Object) -> bool) -> bool {
     // SAFETY: as in `next_definition`.
     let Some(debug) = (unsafe { debug().and_then(|debug| debug.as_ref()) }) else {
         return false;
@@ -211,7 +265,7 @@ pub(crate) fn started_with(wanted: fn(Text) -> bool) -> bool {
     let mut next = debug.first;
     // SAFETY: as in `first_of`; no later object comes before the loader's own record.
     while let Some(map) = unsafe { next.as_ref() } {
-        if map.name().is_some_and(wanted) {
+        if map.object().is_some_and(|object| wanted(&object)) {
             return true;
         }
         next = map.next;
@@ -260,6 +314,54 @@ pub(crate) fn objects(visitor: Visitor<'_>) -> bool {
     true
 }
 
+/// Calls `visitor` with the object at `address`, in any namespace. Returns false if there is none.
+///
+/// The caller uses that object, so it stays loaded.
+pub(crate) fn object_at(address: usize, visitor: &mut dyn FnMut(&Report)) -> bool {
+    let mut found = false;
+    // Most are in our own namespace, and this is faster than dladdr1.
+    objects(&mut |report| {
+        found = report.holds(address);
+        if found {
+            visitor(report);
+        }
+        found
+    });
+    found || elsewhere(address, visitor)
+}
+
+/// The same for other namespaces, which `dl_iterate_phdr` leaves out. Without the loader's lock.
+pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> bool {
+    type Locate = unsafe extern "C" fn(usize, *mut [usize; 4], *mut *const LinkMap, c_int) -> c_int;
+    const RTLD_DL_LINKMAP: c_int = 2;
+    let Some(locate) = Function::Locate.find() else {
+        return false;
+    };
+    // Dl_info: file name, start of the object, symbol name, symbol.
+    let (mut info, mut map) = ([0; 4], core::ptr::null());
+    // SAFETY: dladdr1 has this type, and stores the object's record for this flag.
+    let map = unsafe {
+        let locate = core::mem::transmute::<usize, Locate>(locate);
+        if locate(address, &raw mut info, &raw mut map, RTLD_DL_LINKMAP) == 0 {
+            return false;
+        }
+        map.as_ref()
+    };
+    let [_, start, ..] = info;
+    let Some(map) = map else { return false };
+    let header = core::ptr::with_exposed_provenance::<FileHeader>(start);
+    // SAFETY: an object's first mapping begins with its file's header, and the object stays.
+    let FileHeader { headers, count, .. } = unsafe { header.read() };
+    visitor(&Report {
+        base: map.base,
+        name: map.name,
+        headers: core::ptr::with_exposed_provenance(start.wrapping_add(headers)),
+        count,
+        loaded: 0,
+    });
+    true
+}
+
 /// Returns the loader's `_r_debug`, the only import of this library. It is weak, so that a loader without it is no
 /// error.
 fn debug() -> Option<*const Debug> {
@@ -274,6 +376,11 @@ fn debug() -> Option<*const Debug> {
         );
     }
     (address != 0).then(|| core::ptr::with_exposed_provenance(address))
+}
+
+/// Returns true if `place` is that of this library, which is in the program's namespace.
+pub(crate) fn is_ours(place: usize) -> bool {
+    place == own_dynamic()
 }
 
 fn own_dynamic() -> usize {

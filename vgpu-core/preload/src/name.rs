@@ -84,6 +84,9 @@ impl Text {
 
 /// The folder of the real driver in containers (docs/architecture.md).
 const PRIVATE: &[u8] = b"/usr/lib/vgpu/driver/";
+/// How the shim spells a path, which leads where it leads with one slash. Its call may come to us through another
+/// library's dlopen (a sanitizer's, linked into the program), and is then not seen to be the shim's.
+const SHIMS_SPELLING: &[u8] = b"///";
 
 /// Returns true for a path or name of libcuda or libnvidia-ml, of any version.
 pub(crate) fn is_driver_library(path: Text) -> bool {
@@ -93,9 +96,15 @@ pub(crate) fn is_driver_library(path: Text) -> bool {
     rest.is_some_and(|rest| matches!(rest.first(), 0 | b'.'))
 }
 
-/// Returns true for a path of the real driver that only the shim opens.
+/// Returns true for a path of the real driver that only the shim opens. A program that opens it gets the driver open,
+/// but not its functions.
 pub(crate) fn is_private(path: Text) -> bool {
     path.strip(PRIVATE).is_some()
+}
+
+/// Returns true for a path as the shim spells it. It says nothing of the object that is opened.
+pub(crate) fn is_spelled_by_shim(path: Text) -> bool {
+    path.strip(SHIMS_SPELLING).is_some()
 }
 
 /// Returns true for a function of the driver API or of NVML. The prefix `cu` alone would match cuDNN and cuBLAS too.

@@ -1,8 +1,5 @@
 //! Finds the shim, and decides which callers may open the real driver.
 //!
-//! The shim is recognised by its exports: names of libcuda, of its debugger interface and of NVML in one file. Neither
-//! a driver library nor a program with a `cuInit` of its own exports all three.
-//!
 //! It is opened with the real dlopen, in this order. The first that is the shim is used:
 //! 1. `libcuda.so.1` in the folder of this library. `vgpu run` may put both into one folder; then no RPATH can
 //!    interfere.
@@ -24,9 +21,9 @@ use core::{
 };
 
 use crate::{
-    elf::Object,
+    driver::{is_driver, is_shim},
     embedded,
-    loader::{Function, LinkMap, objects},
+    loader::{Function, LinkMap, object_at, objects},
     name::{self, Text},
 };
 
@@ -38,11 +35,6 @@ const RTLD_NOLOAD: c_int = 4;
 /// The kernel refuses paths that are not shorter.
 const PATH_MAX: usize = 4096;
 
-const MARKS: [Text; 3] = [
-    Text::literal(c"cuInit"),
-    Text::literal(c"cudbgGetAPIVersion"),
-    Text::literal(c"nvmlInit_v2"),
-];
 const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/usr/lib/vgpu/libvgpu-preload.so");
 const IN_CONTAINERS: [Text; 2] = [
     Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
@@ -73,9 +65,9 @@ pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
     shim
 }
 
-/// Returns true if an object is the shim.
-pub(crate) fn is_shim(object: &Object) -> bool {
-    MARKS.iter().all(|mark| object.function(*mark).is_some())
+/// Returns true if `handle` is that of the shim that [`find`] has found.
+pub(crate) fn is_handle(handle: usize) -> bool {
+    handle != 0 && SHIM.load(Ordering::Relaxed).addr() == handle
 }
 
 /// Returns true if the code at `address` may open the real driver: the shim, and the driver's own libraries.
@@ -86,20 +78,14 @@ pub(crate) fn may_pass(address: usize) -> bool {
         return true;
     }
     let mut passes = false;
-    objects(&mut |report| {
-        if !report.holds(address) {
-            return false;
-        }
+    object_at(address, &mut |report| {
         let object = report.object();
         let shim = object.is_some_and(|object| is_shim(&object));
-        let named =
-            |name: Option<Text>| name.is_some_and(|name| name::is_private(name) || name::is_driver_library(name));
-        let driver = named(report.name()) || named(object.and_then(|object| object.own_name()));
-        passes = shim || driver;
+        let private = report.name().is_some_and(name::is_private);
+        passes = shim || private || object.is_some_and(|object| is_driver(&object));
         if shim {
             LAST.store(address, Ordering::Relaxed);
         }
-        true
     });
     passes
 }

@@ -43,7 +43,7 @@ fn needs_no_library_and_has_no_name_and_one_constructor() {
 }
 
 #[test]
-fn exports_four_names_and_imports_one_weakly() {
+fn exports_five_names_and_imports_one_weakly() {
     let symbols = readelf(&["--dyn-syms", "-W"]);
     let rows = symbols.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let (mut exports, mut imports) = (Vec::new(), Vec::new());
@@ -56,18 +56,19 @@ fn exports_four_names_and_imports_one_weakly() {
     }
     exports.sort();
     let function = |name| ("FUNC", "GLOBAL", name);
-    assert_eq!(exports, ["dlmopen", "dlopen", "dlsym", "dlvsym"].map(function));
+    let names = ["__asan_default_options", "dlmopen", "dlopen", "dlsym", "dlvsym"];
+    assert_eq!(exports, names.map(function));
     assert_eq!(imports, [("WEAK", "_r_debug")]);
 }
 
 #[test]
 fn is_small_and_has_few_relocations() {
     let size = fs::metadata(artefact()).expect("metadata").len();
-    assert!(size <= 16 << 10, "{size} bytes");
+    assert!(size <= 24 << 10, "{size} bytes");
     let relocations = readelf(&["-rW"])
         .lines()
         .filter(|line| line.contains("R_X86_64_"))
         .count();
-    assert!((1..=40).contains(&relocations), "{relocations} relocations");
+    assert!((1..=80).contains(&relocations), "{relocations} relocations");
     assert!(!readelf(&["-lW"]).contains("TLS"), "no thread-local storage");
 }

@@ -48,7 +48,10 @@ fn driver_libraries() {
 #[test]
 fn private_paths() {
     assert!(check(name::is_private, "/usr/lib/vgpu/driver/libcuda.so.1"));
+    assert!(check(name::is_spelled_by_shim, "///opt/driver/libcuda.so.1"));
+    assert!(!check(name::is_spelled_by_shim, "/opt/driver/libcuda.so.1"));
     for no in [
+        "///opt/driver/libcuda.so.1",
         "libcuda.so.1",
         "/usr/lib/vgpu/libcuda.so.1",
         "/usr/lib/vgpu/driver",

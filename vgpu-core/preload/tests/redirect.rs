@@ -186,7 +186,11 @@ fn an_interposer_before_the_driver_keeps_its_place() {
         format!("-Wl,-rpath,{}", stage.text("real")),
         format!("-L{}", stage.text("real")),
     );
-    stage.cc("driver.c", "real/libtracer.so", ["-shared", "-fPIC", "-DWHO=3"]);
+    stage.cc(
+        "driver.c",
+        "real/libtracer.so",
+        ["-shared", "-fPIC", "-DWHO=3", "-DPART"],
+    );
     for binding in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
         let linked = [
             "-Wl,--no-as-needed",
@@ -215,6 +219,118 @@ fn threads_open_and_close_at_once() {
                 &stage.text("real/libcudart.so.12")
             ]),
             "0"
+        );
+    }
+}
+
+/// The arguments that link with the stand-in driver and find it by DT_RPATH.
+fn linked(stage: &Stage) -> [String; 6] {
+    [
+        "-Wl,--no-as-needed".into(),
+        "-Wl,--disable-new-dtags".into(),
+        format!("-Wl,-rpath,{}", stage.text("real")),
+        format!("-L{}", stage.text("real")),
+        "-l:libcuda.so.1".into(),
+        "-ldl".into(),
+    ]
+}
+
+/// Whatever is asked, and whatever put the driver there: the address that is found decides.
+#[test]
+fn look_ups_in_a_scope_that_has_a_driver() {
+    let stage = Stage::new();
+    let probe = ["-pthread", "-DLIBDL=\"libc.so.6\""].map(str::to_owned);
+    stage.cc("probe.c", "needs", probe.iter().chain(&linked(&stage)));
+    let plugin = ["-shared", "-fPIC"].map(str::to_owned);
+    stage.cc("plugin.c", "lib/wrapper.so", plugin.iter().chain(&linked(&stage)));
+    let (odd, wrapper) = (stage.text("real/odd.so"), stage.text("lib/wrapper.so"));
+    let ours = artefact().display().to_string();
+    let both = [format!("{ours}:{odd}"), format!("{odd}:{ours}")];
+    for how in ["default", "next", "program"] {
+        let ask = |program: &str, preload: &str, more: &[&str]| {
+            let mut command = stage.bare(program);
+            answer(command.env("LD_PRELOAD", preload).args(["scope", how]).args(more))
+        };
+        assert_eq!(ask("probe", &odd, &[]), "2 2", "{how}: without us");
+        for preload in &both {
+            assert_eq!(ask("probe", preload, &[]), "1 1", "{how}: {preload}");
+        }
+        assert_eq!(ask("needs", &ours, &[]), "1 1", "{how}: a program with a DT_RPATH");
+        if how != "next" {
+            assert_eq!(ask("probe", &ours, &[&odd]), "1 1", "{how}: RTLD_GLOBAL");
+        }
+        let error = ask("probe", &ours, &[]);
+        assert_eq!(error, "-1 -1", "{how}: no driver is in scope");
+    }
+    assert_eq!(stage.ask(&["scope", &wrapper]), "1 1", "what it is linked with");
+    assert_eq!(stage.ask(&["scope", &odd]), "1 1", "a driver by its code");
+    // The plugin's own scope has the driver; the program's has not.
+    for how in ["default", "next"] {
+        let bare = answer(stage.bare("probe").args(["plugin", &wrapper, how]));
+        assert_eq!(bare, "2 2", "{how}: without us");
+        assert_eq!(stage.ask(&["plugin", &wrapper, how]), "1 1", "{how} of a plugin");
+    }
+}
+
+/// A path as the shim spells it opens what it names. That lends no right to it, nor to who opens it.
+#[test]
+fn the_shims_spelling_of_a_path_opens_no_functions() {
+    let stage = Stage::new();
+    let real = format!("//{}", stage.text("real/libcuda.so.1"));
+    assert_eq!(stage.ask(&["scope", &real]), "1 1");
+    assert_eq!(stage.ask(&["scope", "default", &real]), "1 1");
+    let linked = linked(&stage);
+    let shared = ["-shared", "-fPIC"].map(str::to_owned);
+    stage.cc("plugin.c", "lib/plugin.so", shared.iter().chain(&linked));
+    let plugin = format!("//{}", stage.text("lib/plugin.so"));
+    assert_eq!(stage.ask(&["plugin", &plugin, "default"]), "1 1");
+}
+
+/// A name is not enough: neither a DT_SONAME, nor one function.
+#[test]
+fn a_library_that_is_called_like_a_driver_is_none() {
+    let stage = Stage::new();
+    stage.cc(
+        "driver.c",
+        "lib/own.so",
+        ["-shared", "-fPIC", "-DWHO=3", "-DPART", "-Wl,-soname,libcuda.so.7"],
+    );
+    let own = stage.text("lib/own.so");
+    assert_eq!(stage.ask(&["scope", &own]), "3 3");
+    assert_eq!(stage.ask(&["scope", "default", &own]), "3 3");
+}
+
+/// An interposer that is first in the scope keeps its place, and finds the shim behind itself.
+#[test]
+fn a_tracer_in_the_scope_keeps_its_place() {
+    let stage = Stage::new();
+    stage.cc("driver.c", "lib/tracer.so", ["-shared", "-fPIC", "-DWHO=3", "-DPART"]);
+    let (ours, odd) = (artefact().display().to_string(), stage.text("real/odd.so"));
+    let preload = format!("{ours}:{}:{odd}", stage.text("lib/tracer.so"));
+    let mut probe = stage.bare("probe");
+    assert_eq!(
+        answer(probe.env("LD_PRELOAD", preload).args(["scope", "default"])),
+        "3 3"
+    );
+}
+
+/// Calls of a library that names no driver are bound to one in the global scope.
+#[test]
+fn calls_that_are_bound_to_a_driver_of_the_global_scope_lead_to_the_shim() {
+    let stage = Stage::new();
+    let odd = stage.text("real/odd.so");
+    for binding in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
+        stage.cc("linked.c", "lib/linked.so", ["-shared", "-fPIC", binding]);
+        let plugin = stage.text("lib/linked.so");
+        let bare = answer(stage.bare("probe").args(["linked", &plugin, &odd]));
+        assert_eq!(bare, "2 2 2", "{binding}: without us");
+        assert_eq!(stage.ask(&["linked", &plugin, &odd]), "1 1 2", "{binding}");
+        let mut probe = stage.guarded("probe");
+        probe.env("LD_PRELOAD", format!("{odd}:{}", artefact().display()));
+        assert_eq!(
+            answer(probe.args(["linked", &plugin])),
+            "1 1 2",
+            "{binding}: LD_PRELOAD"
         );
     }
 }

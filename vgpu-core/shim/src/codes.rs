@@ -8,7 +8,6 @@ pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const NOT_INITIALIZED: c_int = 3;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_DEVICE: c_int = 101;
-pub(crate) const NOT_FOUND: c_int = 500;
 pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const UNKNOWN: c_int = 999;

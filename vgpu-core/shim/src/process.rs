@@ -104,6 +104,13 @@ impl Ready {
         self.nvml_users.load(Ordering::Relaxed) == 0 && *self.nvml_own.lock()
     }
 
+    /// Releases exported memory of which nobody has a descriptor any more.
+    pub(crate) fn collect_exported(&self) {
+        for gpu in &self.gpus {
+            gpu.exported.collect();
+        }
+    }
+
     pub(crate) fn knows_devices(&self) -> bool {
         self.devices.get().is_some()
     }

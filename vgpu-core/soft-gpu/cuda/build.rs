@@ -51,7 +51,9 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 
-    let (cuda, data, lookups) = (read("cuda.txt"), read("cuda-data.txt"), read("procaddress.txt"));
+    let (cuda, data) = (read("cuda.txt"), read("cuda-data.txt"));
+    // Of cuda.h, and of what it does not declare: OpenGL, EGL, VDPAU, the profiler.
+    let lookups = read("procaddress.txt") + &read("procaddress-graphics.txt");
     let data: BTreeSet<&str> = data.lines().collect();
     let modelled = exports::modelled(&Path::new(&here).join("src"), "cu");
     let mut out = String::new();
@@ -106,10 +108,11 @@ fn main() {
         bases.insert(base.to_owned());
         line(base, version, kind == "stream", export);
     }
-    // What cuda.h does not declare (GL, EGL, VDPAU, the profiler) has no typedef; its plain name is its newest.
+    // What neither list has: its plain name is its newest. The driver does not find these.
+    const NEVER: [&str; 2] = ["cuEGLApiInit", "cuMemGetAttribute"];
     for name in cuda
         .lines()
-        .filter(|name| !data.contains(name) && !name.starts_with("cudbg"))
+        .filter(|name| !data.contains(name) && !name.starts_with("cudbg") && !NEVER.contains(name))
     {
         let plain = name
             .split("_v")

@@ -8,6 +8,9 @@
     names/procaddress.txt  cuGetProcAddress: "base version default|stream export" a line;
                            a look-up gets the newest line whose version the caller allows
 
+procaddress-graphics.txt has the same lines for OpenGL, EGL, VDPAU and the profiler. It is written by hand, from what
+driver 535 answers (vgpu-core/loading/tests/real_files.rs compares).
+
 The names are facts read from NVIDIA's headers of CUDA 11.8, 12.9 and 13.5, which pip fetches into a
 temporary folder and which are never kept. Names that no header declares are in EXTRA_*, below; they
 were read from the symbol tables of Debian's libcuda1 and libnvidia-ml1, release 535.

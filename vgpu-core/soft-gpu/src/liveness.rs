@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn path(dir: &Path, place: usize) -> PathBuf {
     dir.join("procs").join(format!("{place:04}"))
@@ -144,20 +144,31 @@ impl Lock {
     /// this one need not delay the others.
     pub fn take_while(dir: &Path, wanted: impl Fn() -> bool) -> io::Result<Option<Self>> {
         let file = open_shared(&dir.join("lock"))?;
-        let until = Instant::now() + PATIENCE;
-        let [mut nap, longest] = NAPS;
-        while wanted() {
-            if try_lock(&file, libc::LOCK_EX)? {
-                return Ok(Some(Self(file)));
-            }
-            if Instant::now() >= until {
-                break;
-            }
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(longest);
-        }
-        Ok(None)
+        let mut unwanted = false;
+        let tried = || {
+            unwanted = !wanted();
+            Ok(unwanted || try_lock(&file, libc::LOCK_EX)?)
+        };
+        let done = wait(tried, std::thread::sleep)?;
+        Ok((done && !unwanted).then_some(Self(file)))
     }
+}
+
+/// Calls `tried` until it returns true, and `sleep` between. Returns false after [`PATIENCE`] of sleep.
+///
+/// The sleep is counted, no clock is asked: a process that was stopped, or whose machine was suspended, finds the clock
+/// far ahead although it has hardly tried.
+fn wait(mut tried: impl FnMut() -> io::Result<bool>, mut sleep: impl FnMut(Duration)) -> io::Result<bool> {
+    let ([mut nap, longest], mut slept) = (NAPS, Duration::ZERO);
+    while !tried()? {
+        if slept >= PATIENCE {
+            return Ok(false);
+        }
+        sleep(nap);
+        slept += nap;
+        nap = (nap * 2).min(longest);
+    }
+    Ok(true)
 }
 
 impl Drop for Lock {
@@ -221,6 +232,25 @@ fn parse_locks(text: &str) -> HashMap<(u64, u64), u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The clock is far ahead after each sleep, as after a stop. Every try is made all the same.
+    #[test]
+    fn a_waiter_tries_as_often_as_its_patience_allows_whatever_the_clock_shows() {
+        let (mut tries, mut slept) = (0_u32, Duration::ZERO);
+        let tried = || {
+            tries += 1;
+            Ok(false)
+        };
+        assert!(!wait(tried, |nap| slept += nap).expect("no error"));
+        assert!(slept >= PATIENCE && slept < PATIENCE + NAPS[1], "{slept:?}");
+        assert!(tries > 6000, "{tries}");
+        let mut left = 3;
+        let tried = || {
+            left -= 1;
+            Ok(left == 0)
+        };
+        assert!(wait(tried, |_| ()).expect("no error"));
+    }
 
     #[test]
     fn proc_locks_lines() {

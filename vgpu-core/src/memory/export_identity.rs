@@ -12,7 +12,7 @@ use crate::os::{errno, file};
 use core::ffi::c_int;
 
 /// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
-const DESCRIPTOR: c_int = 1;
+pub const DESCRIPTOR: c_int = 1;
 
 /// Returns the key of an IPC handle, or None if our PID namespace is not known.
 #[must_use]

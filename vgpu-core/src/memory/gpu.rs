@@ -3,6 +3,7 @@
 use super::contexts::Contexts;
 use super::deferred::Deferred;
 use super::driver::Driver;
+use super::exported::Exported;
 use super::graphs::Graphs;
 use super::live::Live;
 use super::overhead::Overhead;
@@ -26,6 +27,7 @@ pub struct Gpu<D> {
     /// Host memory whose free waits for a stream.
     pub deferred: Spin<Vec<Deferred>>,
     pub graphs: Graphs,
+    pub exported: Exported,
 }
 
 /// The GPUs of this process. Allocation and free pass it by reference and not as a slice, because that needs one
@@ -47,6 +49,7 @@ impl<D: Driver> Gpu<D> {
             pools: Pools::default(),
             deferred: Spin::default(),
             graphs: Graphs::default(),
+            exported: Exported::default(),
         }
     }
 }

@@ -9,7 +9,8 @@
 //!                                        └─► charge ─► room ─► gpu ─┬─► pools, graphs ─► tracked_charge ─► account
 //!                                                          └─► driver ├─► overhead, contexts, deferred
 //!                                                                     └─► live: one allocation
-//!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export
+//!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export.
+//!  exported: what only a descriptor keeps
 //! ```
 
 pub mod allocations;
@@ -26,6 +27,7 @@ pub mod deferred_free;
 pub mod driver;
 pub mod expected;
 pub mod export_identity;
+pub mod exported;
 #[cfg(test)]
 mod fake;
 pub mod free;

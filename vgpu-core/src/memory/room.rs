@@ -1,4 +1,5 @@
-//! Makes room for an allocation that would exceed the limit: lets the driver free what pools and graphs keep unused.
+//! Makes room for an allocation that would exceed the limit: lets the driver free what pools and graphs keep unused, and
+//! releases the charge of exported memory that nobody has any more.
 
 use super::driver::{Driver, OUT_OF_MEMORY};
 use super::gpu::Gpu;
@@ -7,11 +8,12 @@ use super::{graphs, pools};
 use crate::os::spin::Patience;
 use core::ffi::c_int;
 
-/// Lets the driver free what pools and graphs keep unused. Returns false if there are none.
+/// Lets the driver free what pools and graphs keep unused, and exported memory go. Returns false if there is none.
 #[cold]
 pub fn make_room<D: Driver>(gpu: &Gpu<D>) -> bool {
+    let exported = gpu.exported.collect();
     let pools = gpu.pools.trim_all(&gpu.driver, &gpu.account);
-    gpu.graphs.trim_all(&gpu.driver, &gpu.account) || pools
+    gpu.graphs.trim_all(&gpu.driver, &gpu.account) || pools || exported
 }
 
 /// Updates the charges of pools and graphs to what they reserve now.
@@ -44,6 +46,7 @@ pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Resu
     {
         return result;
     }
+    gpu.exported.collect();
     // Not under the lock of pools: the launch of a graph locks graphs first and then pools.
     gpu.graphs.trim_all(&gpu.driver, &gpu.account);
     match gpu

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)] // libc calls on a descriptor of our own.
 
 use super::fork::Guard;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -79,6 +79,23 @@ impl Known {
 }
 
 impl Opened {
+    /// Opens the file of a descriptor once more, as an open file of our own.
+    ///
+    /// # Errors
+    /// Those of open(2) and fstat(2).
+    pub fn again(descriptor: RawFd) -> io::Result<Self> {
+        // Not O_NOFOLLOW: this name is a link, which the kernel follows to the file itself.
+        let file = open_as(
+            &CString::new(format!("/proc/self/fd/{descriptor}"))?,
+            libc::O_RDWR | libc::O_CLOEXEC,
+        )?;
+        let identity = identity(&file)?;
+        Ok(Self {
+            file: ManuallyDrop::new(file),
+            identity,
+        })
+    }
+
     /// Returns true if the descriptor is still that file.
     ///
     /// # Errors
@@ -144,8 +161,11 @@ pub fn nameless(descriptor: RawFd) -> Option<(u64, u64)> {
 /// # Errors
 /// Those of open(2).
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    open_as(&CString::new(path.as_os_str().as_bytes())?, flags)
+}
+
+fn open_as(path: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: `path` is a C string.
     let raw = unsafe { libc::open(path.as_ptr(), flags) };
     if raw < 0 {
@@ -201,6 +221,16 @@ pub fn try_lock(file: &OwnedFd, offset: usize) -> io::Result<bool> {
 /// As for [`try_lock`].
 pub fn try_share(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     try_lock_as(file, offset, libc::F_RDLCK)
+}
+
+/// Takes the read lock on the byte at `offset` for the open file of a descriptor that is not ours.
+///
+/// # Errors
+/// Those of fcntl(2).
+pub fn share_of(descriptor: RawFd, offset: usize) -> io::Result<()> {
+    let mut lock = byte(offset)?;
+    lock.l_type = libc::F_RDLCK as libc::c_short;
+    control(descriptor, libc::F_OFD_SETLK, &mut lock)
 }
 
 fn try_lock_as(file: &OwnedFd, offset: usize, kind: libc::c_int) -> io::Result<bool> {

@@ -3,6 +3,7 @@
 pub mod errno;
 pub mod file;
 pub mod fork;
+pub mod last_close;
 pub mod pinned;
 pub mod spin;
 pub mod stderr;

@@ -43,6 +43,7 @@ impl Stage {
         ];
         let plugin = ["-DPLUGIN", "-shared", "-fPIC"];
         cc::build("host.c", &self.path("host"), NOTHING);
+        cc::build("host.c", &self.path("host-newlm"), ["-DNEWLM"]);
         for (name, arguments) in [
             ("client", vec![]),
             ("rpath", old.to_vec()),
@@ -52,7 +53,11 @@ impl Stage {
             ("linked-rpath", [&linked[..], &["-Wl,-z,lazy"], &old].concat()),
             ("linked-runpath", [&linked[..], &["-Wl,-z,now,-z,relro"], &new].concat()),
             ("plugin.so", [&linked[..], &plugin].concat()),
+            ("plugin-alone.so", plugin.to_vec()),
             ("plugin-rpath.so", [&linked[..], &plugin, &old].concat()),
+            // Linked with a driver, and looks its functions up all the same.
+            ("needs-rpath", [&linked[1..], &old].concat()),
+            ("wrapper.so", [&linked[1..], &plugin, &old].concat()),
             ("static", vec!["-static-pie", "-w"]),
         ] {
             cc::build("client.c", &self.path(name), arguments);

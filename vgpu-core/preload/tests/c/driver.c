@@ -1,8 +1,12 @@
-/* A driver library. WHO tells the answers apart; SHIM is a whole shim, NEWER a driver with a newer function. */
+/* A driver library. WHO tells the answers apart; SHIM is a whole shim, NEWER a driver with a newer function, PART a
+ * library that has some of a driver's functions and is none. */
 #include <dlfcn.h>
 #include <stdlib.h>
 int cuInit(unsigned flags) { (void)flags; return WHO; }
 int cuDriverGetVersion(int *version) { *version = WHO; return 0; }
+#ifndef PART
+int cuGetExportTable(const void **table, const void *id) { (void)id; *table = 0; return WHO; }
+#endif
 #ifdef SHIM
 int nvmlInit_v2(void) { return WHO; }
 unsigned cudbgGetAPIVersion(void) { return WHO; }

@@ -111,7 +111,16 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 8; i++) pthread_create(&threads[i], 0, i % 2 ? opener : churner, &bad[i]);
         for (int i = 0; i < 8; i++) pthread_join(threads[i], 0), sum += bad[i];
         printf("%d\n", sum);
+    } else if (!strcmp(what, "scope")) {
+        /* In what to look, and what to open into the global scope before. */
+        if (b && !dlopen(b, RTLD_NOW | RTLD_GLOBAL)) fprintf(stderr, "%s\n", dlerror());
+        void *handle = !strcmp(a, "default") ? RTLD_DEFAULT : !strcmp(a, "next") ? RTLD_NEXT
+                       : dlopen(strcmp(a, "program") ? a : 0, RTLD_NOW);
+        int (*init)(unsigned) = (int (*)(unsigned))dlsym(handle, "cuInit");
+        int (*versioned)(unsigned) = (int (*)(unsigned))dlvsym(handle, "cuInit", "ANY");
+        printf("%d %d\n", init ? init(0) : -1, versioned ? versioned(0) : -1);
     } else if (!strcmp(what, "linked")) {
+        if (b && !dlopen(b, RTLD_NOW | RTLD_GLOBAL)) fprintf(stderr, "%s\n", dlerror());
         void (*linked)(void) = (void (*)(void))dlsym(dlopen(a, RTLD_LAZY), "linked");
         if (linked) linked(); else printf("%s\n", dlerror());
     } else if (!strcmp(what, "plugin")) {

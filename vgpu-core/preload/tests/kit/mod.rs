@@ -42,7 +42,13 @@ impl Stage {
             "real/libcuda.so.1",
             shared.iter().chain(&["-DWHO=2", "-DNEWER"]),
         );
-        stage.cc("driver.c", "real/libcudart.so.12", ["-shared", "-fPIC", "-DWHO=2"]);
+        stage.cc(
+            "driver.c",
+            "real/libcudart.so.12",
+            ["-shared", "-fPIC", "-DWHO=2", "-DPART"],
+        );
+        // A driver by its code alone.
+        stage.cc("driver.c", "real/odd.so", ["-shared", "-fPIC", "-DWHO=2", "-DNEWER"]);
         // As the real shim: no name of its own, one file under several.
         stage.cc(
             "driver.c",

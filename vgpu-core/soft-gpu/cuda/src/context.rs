@@ -2,7 +2,6 @@
 //!
 //! A context's record is never freed: its handle is its address, programs may keep it forever, and there are few.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::code::{
 };
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
+use crate::stack;
 
 pub(crate) struct Context {
     pub(crate) gpu: usize,
@@ -33,10 +33,6 @@ pub(crate) struct Context {
 const LIMITS: [u64; 10] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0];
 
 static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
-
-thread_local! {
-    static STACK: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
-}
 
 impl Context {
     pub(crate) fn handle(&'static self) -> u64 {
@@ -131,14 +127,17 @@ pub(crate) fn any_other(this: &'static Context) -> bool {
         .any(|other| !std::ptr::eq(*other, this) && other.gpu == this.gpu && other.alive.load(Ordering::Acquire))
 }
 
+/// The top of the calling thread's stack.
+#[inline]
+fn top() -> Option<&'static Context> {
+    stack::with(|stack| stack.last()?.downcast_ref())
+}
+
 /// The calling thread's current context.
 #[inline]
 pub(crate) fn current() -> Result<&'static Context, Code> {
     driver::get()?;
-    STACK
-        .with_borrow(|stack| stack.last().copied())
-        .ok_or(INVALID_CONTEXT)?
-        .usable()
+    top().ok_or(INVALID_CONTEXT)?.usable()
 }
 
 /// The current context and the driver.
@@ -166,7 +165,7 @@ pub(crate) fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
         return Err(INVALID_VALUE);
     }
     let context = Context::open(driver, gpu, flags, false)?;
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    stack::with(|stack| stack.push(context));
     out.set(context.handle())
 }
 
@@ -177,11 +176,9 @@ fn destroy(handle: u64) -> Res {
     if context.primary {
         return Err(INVALID_CONTEXT);
     }
-    STACK.with_borrow_mut(|stack| {
-        if stack.last().is_some_and(|top| std::ptr::eq(*top, context)) {
-            stack.pop();
-        }
-    });
+    if top().is_some_and(|top| std::ptr::eq(top, context)) {
+        stack::with(Vec::pop);
+    }
     context.close(driver);
     Ok(())
 }
@@ -276,13 +273,14 @@ soft_gpu::api! {
     fn cuCtxPushCurrent_v2(handle: u64) {
         driver::get()?;
         let context = named(handle)?.usable()?;
-        STACK.with_borrow_mut(|stack| stack.push(context));
+        stack::with(|stack| stack.push(context));
         Ok(())
     }
 
     fn cuCtxPopCurrent_v2(out: Out<u64>) {
         driver::get()?;
-        let context = STACK.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        let context = top().ok_or(INVALID_CONTEXT)?;
+        stack::with(Vec::pop);
         out.offer(context.handle());
         Ok(())
     }
@@ -290,16 +288,18 @@ soft_gpu::api! {
     fn cuCtxSetCurrent(handle: u64) {
         driver::get()?;
         let context = if handle == 0 { None } else { Some(named(handle)?.usable()?) };
-        STACK.with_borrow_mut(|stack| {
+        stack::with(|stack| {
             stack.pop();
-            stack.extend(context);
+            if let Some(context) = context {
+                stack.push(context);
+            }
         });
         Ok(())
     }
 
     fn cuCtxGetCurrent(out: Out<u64>) {
         driver::get()?;
-        out.set(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle())))
+        out.set(top().map_or(0, Context::handle))
     }
 
     fn cuCtxGetDevice(out: Out<i32>) {

@@ -1,7 +1,7 @@
 //! cuGetProcAddress: finds a function by its base name, the newest version that the caller supports, and its default
 //! stream.
 
-use crate::code::{INVALID_VALUE, NOT_FOUND, Res};
+use crate::code::{Code, INVALID_VALUE, NOT_FOUND};
 use crate::ffi::{Out, Text};
 
 /// One line of names/procaddress.txt.
@@ -13,8 +13,9 @@ pub(crate) struct Lookup {
     pub(crate) address: unsafe extern "C" fn(),
 }
 
-/// Flags: 0 default, 1 legacy default stream, 2 per-thread default stream.
+/// Flags: 0 default, 1 legacy default stream, 2 per-thread default stream. A real driver takes both at once.
 const PER_THREAD: u64 = 2;
+const FLAGS: u64 = 3;
 
 /// CUdriverProcAddressQueryResult.
 const SYMBOL_NOT_FOUND: u32 = 1;
@@ -35,30 +36,33 @@ fn find(table: &'static [Lookup], base: &str, version: u32, stream: bool) -> Res
     })
 }
 
-fn answer(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) -> Res {
-    if !out.given() || flags > PER_THREAD {
+/// The function, or why there is none. A real driver ends in a fault where pointers are null.
+fn look_up(name: Text, out: Out<u64>, version: i32, flags: u64) -> Result<Result<u64, u32>, Code> {
+    if !out.given() || flags > FLAGS {
         return Err(INVALID_VALUE);
     }
-    let version = u32::try_from(version).map_err(|_| INVALID_VALUE)?;
-    match find(crate::stubs::LOOKUPS, &name.get()?, version, flags == PER_THREAD) {
-        Ok(line) => {
-            status.offer(0);
-            out.set(line.address as usize as u64)
-        }
-        Err(reason) => {
-            status.offer(reason);
-            out.set(0)?;
-            Err(NOT_FOUND)
-        }
-    }
+    // A negative version is newer than all.
+    let found = find(
+        crate::stubs::LOOKUPS,
+        &name.get()?,
+        version.cast_unsigned(),
+        flags & PER_THREAD != 0,
+    );
+    Ok(found.map(|line| line.address as usize as u64))
 }
 
 soft_gpu::api! {
     fn cuGetProcAddress(name: Text, out: Out<u64>, version: i32, flags: u64) {
-        answer(name, out, version, flags, Out::none())
+        match look_up(name, out, version, flags)? {
+            Ok(address) => out.set(address),
+            Err(_) => Err(NOT_FOUND),
+        }
     }
 
     fn cuGetProcAddress_v2(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
-        answer(name, out, version, flags, status)
+        // The status tells: that there is no such function is no error.
+        let found = look_up(name, out, version, flags)?;
+        status.offer(found.err().unwrap_or(0));
+        out.set(found.unwrap_or(0))
     }
 }

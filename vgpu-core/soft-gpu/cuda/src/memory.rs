@@ -114,6 +114,7 @@ impl Memory {
             return Err(INVALID_VALUE);
         }
         let gpu = context.gpu;
+        self.vmm.collect(driver);
         let take = || {
             let block = Block {
                 context: Some(context),
@@ -140,6 +141,7 @@ impl Memory {
 
     /// Units for what has no range of its own: physical and managed memory.
     pub(crate) fn charge(&self, driver: &Driver, gpu: usize, units: u64) -> Res {
+        self.vmm.collect(driver);
         let grow = || driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
         grow().or_else(|error| {
             if self.make_room(driver, gpu) {
@@ -391,6 +393,7 @@ soft_gpu::api! {
 
     fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
         let (driver, context) = context::here()?;
+        driver.memory.vmm.collect(driver);
         free.set(driver.member().free(context.gpu))?;
         total.set(driver.state().profile().memory)
     }

@@ -1,7 +1,9 @@
 //! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account counts
-//! it for the exporter, as a real driver does. Contents are not shared. Memory that was exported by a descriptor stays
-//! until the exporter ends, as if the descriptor stayed open until then. Unlike with a real driver, it is gone when the
-//! exporter ends, even if another process has it mapped.
+//! it for the exporter, as a real driver does. Contents are not shared. As NVIDIA documents it, memory of cuMemCreate
+//! that was exported by a descriptor is freed when its handles, its mappings and all descriptors are gone, in all
+//! processes ([`handed_out`](crate::handed_out)). Memory with a dma-buf stays until the exporter ends, as if that stayed
+//! open until then. Unlike with a real driver, all of it is gone when the exporter ends, even if another process has it
+//! mapped.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,6 +12,7 @@ use crate::code::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::context::here;
 use crate::driver;
 use crate::ffi::{In, Out, note, read_note};
+use crate::handed_out::{self, Watch};
 use crate::memory::lock;
 
 /// CUipcMemHandle and CUmemPoolPtrExportData, in words: a mark, the GPU, the size, who made it, where it lies.
@@ -118,9 +121,11 @@ soft_gpu::api! {
         if kind != 1 {
             return Err(INVALID_VALUE);
         }
-        out.set(note([PHYSICAL, gpu as u64, size, u64::from(host)]).ok_or(OUT_OF_MEMORY)?)?;
-        driver::get()?.memory.vmm.hand_out(handle);
-        Ok(())
+        let driver = driver::get()?;
+        driver.memory.vmm.collect(driver);
+        let descriptor = note([PHYSICAL, gpu as u64, size, u64::from(host)]).ok_or(OUT_OF_MEMORY)?;
+        driver.memory.vmm.hand_out(handle, Watch::new(descriptor));
+        out.set(descriptor)
     }
 
     fn cuMemGetHandleForAddressRange(out: Out<i32>, address: u64, size: u64, kind: i32, _flags: u64) {
@@ -131,7 +136,7 @@ soft_gpu::api! {
         let gpu = range.gpu.filter(|_| kind == 1 && whole_pages && !range.managed).ok_or(INVALID_VALUE)?;
         let descriptor = note([DMA_BUF, gpu as u64, size, 0]).ok_or(OUT_OF_MEMORY)?;
         match driver.memory.vmm.at(address) {
-            Some(physical) => driver.memory.vmm.hand_out(physical),
+            Some(physical) => driver.memory.vmm.hand_out(physical, None),
             None => driver.memory.hand_out(range.start)?,
         }
         out.set(descriptor)
@@ -143,7 +148,8 @@ soft_gpu::api! {
         if mark != PHYSICAL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
             return Err(INVALID_VALUE);
         }
-        out.set(driver.memory.vmm.import(driver, gpu as usize, size, host != 0))
+        let by = handed_out::keep(descriptor as i32);
+        out.set(driver.memory.vmm.import(driver, gpu as usize, size, host != 0, by))
     }
 
     fn cuMemPoolExportToShareableHandle(out: Out<i32>, pool: u64, kind: i32, _flags: u64) {

@@ -2,14 +2,20 @@
 //! is charged when it is created and released when no handle and no mapping keeps it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use soft_gpu::vram::{AddressMap, RESERVED_LANE};
 
 use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out, map_host, unmap_host};
+use crate::handed_out::Watch;
 use crate::memory::{Range, lock};
+
+/// Whether any memory was ever handed out: spares others the look.
+static HANDED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// CUmemAllocationProp, as far as it matters: type, handle types, location type, location; the rest is opaque.
 #[derive(Clone, Copy)]
@@ -31,8 +37,12 @@ struct Physical {
     size: u64,
     handles: u32,
     mappings: u32,
-    /// It was handed out: whoever has the descriptor keeps it, and nobody knows when the last was closed.
-    handed_out: bool,
+    /// It was handed out in a way that shows no end: it stays until the process ends.
+    stays: bool,
+    /// Descriptors by which others may have it.
+    handed_out: Vec<Watch>,
+    /// The descriptor by which it was imported, which keeps it.
+    _imported_by: Option<OwnedFd>,
     backing: u64,
     properties: Properties,
 }
@@ -61,6 +71,13 @@ struct Tables {
 
 pub(crate) struct Vmm(Mutex<Tables>);
 
+impl Physical {
+    /// Returns true if another process may have it by a descriptor.
+    fn is_handed_out(&self) -> bool {
+        self.stays || !self.handed_out.iter().all(Watch::is_closed)
+    }
+}
+
 impl Tables {
     fn around(&self, address: u64) -> Option<(u64, Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
@@ -72,7 +89,7 @@ impl Tables {
         let Some(physical) = self.physical.get(&handle) else {
             return;
         };
-        if physical.handles == 0 && physical.mappings == 0 && !physical.handed_out {
+        if physical.handles == 0 && physical.mappings == 0 && !physical.is_handed_out() {
             if physical.backing != 0 {
                 unmap_host(physical.backing, physical.size);
             }
@@ -147,7 +164,7 @@ impl Vmm {
 
     /// An object without memory of its own, to which memory can be bound.
     pub(crate) fn object(&self, driver: &Driver, size: u64) -> u64 {
-        self.import(driver, driver.gpus[0], size, false)
+        self.import(driver, driver.gpus[0], size, false, None)
     }
 
     /// The physical memory at an address.
@@ -173,10 +190,30 @@ impl Vmm {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Keeps physical memory from now on.
-    pub(crate) fn hand_out(&self, handle: u64) {
+    /// Keeps physical memory from now on, as long as anybody has the watched descriptor.
+    pub(crate) fn hand_out(&self, handle: u64, watch: Option<Watch>) {
         if let Some(physical) = lock(&self.0).physical.get_mut(&handle) {
-            physical.handed_out = true;
+            physical.stays |= watch.is_none();
+            physical.handed_out.extend(watch);
+            HANDED_OUT.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives back memory whose last descriptor was closed. A driver is told by the kernel; here, the next call looks
+    /// that takes, exports, releases or unmaps memory, or asks for sizes.
+    pub(crate) fn collect(&self, driver: &Driver) {
+        if !HANDED_OUT.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut tables = lock(&self.0);
+        let left: Vec<u64> = tables
+            .physical
+            .iter()
+            .filter(|(_, one)| one.handles == 0 && one.mappings == 0 && !one.handed_out.is_empty())
+            .map(|(handle, _)| *handle)
+            .collect();
+        for handle in left {
+            tables.settle(driver, handle);
         }
     }
 
@@ -188,7 +225,8 @@ impl Vmm {
         Ok((physical.gpu, physical.size, physical.host))
     }
 
-    pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64, host: bool) -> u64 {
+    /// Memory of another process. `by`: the descriptor by which it came.
+    pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64, host: bool, by: Option<OwnedFd>) -> u64 {
         let handle = driver.handle();
         let (location, device) = if host { (HOST_NUMA, 0) } else { (1, driver.ordinal(gpu)) };
         let properties = Properties {
@@ -205,7 +243,9 @@ impl Vmm {
             size,
             handles: 1,
             mappings: 0,
-            handed_out: false,
+            stays: false,
+            handed_out: Vec::new(),
+            _imported_by: by,
             backing: 0,
             properties,
         };
@@ -260,6 +300,10 @@ fn checked(properties: In<Properties>) -> Result<(Properties, Option<usize>), Co
         [HOST_NUMA, 0] => None,
         location => Some(crate::location::gpu(driver::get()?, location)?),
     };
+    // Descriptors alone.
+    if asked.handles & !1 != 0 {
+        return Err(NOT_SUPPORTED);
+    }
     Ok((asked, gpu))
 }
 
@@ -298,16 +342,15 @@ soft_gpu::api! {
         if size == 0 || !size.is_multiple_of(granularity) || flags != 0 || !out.given() {
             return Err(INVALID_VALUE);
         }
-        // Descriptors alone.
-        if properties.handles & !1 != 0 {
-            return Err(NOT_SUPPORTED);
-        }
         if let Some(gpu) = gpu {
             driver.memory.charge(driver, gpu, driver.memory.units(size))?;
         }
         let handle = driver.handle();
         let (gpu, host) = (gpu.unwrap_or(driver.gpus[0]), gpu.is_none());
-        let physical = Physical { gpu, host, imported: false, size, handles: 1, mappings: 0, handed_out: false, backing: 0, properties };
+        let physical = Physical {
+            gpu, host, imported: false, size, handles: 1, mappings: 0, stays: false, handed_out: Vec::new(),
+            _imported_by: None, backing: 0, properties,
+        };
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)
     }
@@ -318,6 +361,8 @@ soft_gpu::api! {
         let physical = tables.physical.get_mut(&handle).filter(|p| p.handles > 0).ok_or(INVALID_VALUE)?;
         physical.handles -= 1;
         tables.settle(driver, handle);
+        drop(tables);
+        driver.memory.vmm.collect(driver);
         Ok(())
     }
 
@@ -353,6 +398,8 @@ soft_gpu::api! {
             }
             tables.settle(driver, mapping.physical);
         }
+        drop(tables);
+        driver.memory.vmm.collect(driver);
         Ok(())
     }
 

@@ -1,15 +1,12 @@
 //! cuGetProcAddress: calls the real one, so that versions and stream flags are honoured. If its result is the real
 //! function of a hooked name, our hook of exactly this variant is returned instead.
 
-use crate::codes::{NOT_FOUND, SUCCESS};
+use crate::codes::SUCCESS;
 use crate::names::{CUDA, hooked, name as name_of};
 use crate::out::put;
 use crate::process::Ready;
 use crate::real;
 use core::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
-
-/// CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
-const SYMBOL_NOT_FOUND: c_int = 1;
 
 pub(crate) unsafe fn v1(
     _ready: &'static Ready,
@@ -20,11 +17,7 @@ pub(crate) unsafe fn v1(
     flags: c_ulonglong,
 ) -> c_int {
     // SAFETY: passed on.
-    unsafe {
-        answer(symbol, function, std::ptr::null_mut(), || {
-            real(symbol, function, version, flags)
-        })
-    }
+    unsafe { answer(symbol, function, || real(symbol, function, version, flags)) }
 }
 
 pub(crate) unsafe fn v2(
@@ -37,44 +30,22 @@ pub(crate) unsafe fn v2(
     status: *mut c_int,
 ) -> c_int {
     // SAFETY: passed on.
-    unsafe {
-        answer(symbol, function, status, || {
-            real(symbol, function, version, flags, status)
-        })
-    }
+    unsafe { answer(symbol, function, || real(symbol, function, version, flags, status)) }
 }
 
 /// # Safety
 /// Pointers are null or the caller's: the symbol to be read, the others to be written.
-unsafe fn answer(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    status: *mut c_int,
-    ask: impl FnOnce() -> c_int,
-) -> c_int {
-    if !symbol.is_null() && !function.is_null() {
-        // SAFETY: as promised.
-        let name = unsafe { CStr::from_ptr(symbol) };
-        if name.is_empty() {
+unsafe fn answer(symbol: *const c_char, function: *mut *mut c_void, ask: impl FnOnce() -> c_int) -> c_int {
+    let result = ask();
+    if result == SUCCESS && !symbol.is_null() && !function.is_null() {
+        // SAFETY: as promised; the driver has written the function, null if there is none.
+        let (name, address) = unsafe { (CStr::from_ptr(symbol), *function) };
+        if let Some(ours) = hook_of(name, address) {
             // SAFETY: as promised.
-            unsafe {
-                put(function, std::ptr::null_mut());
-                put(status, SYMBOL_NOT_FOUND);
-            }
-            return NOT_FOUND;
+            unsafe { put(function, ours.cast_mut().cast()) };
         }
-        let result = ask();
-        if result == SUCCESS {
-            // SAFETY: as promised; the driver has written it.
-            let address = unsafe { *function };
-            if let Some(ours) = hook_of(name, address) {
-                // SAFETY: as promised.
-                unsafe { put(function, ours.cast_mut().cast()) };
-            }
-        }
-        return result;
     }
-    ask()
+    result
 }
 
 /// Returns our hook of the real function at `address`. If two names share an address, the requested one is used.

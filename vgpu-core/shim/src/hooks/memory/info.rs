@@ -15,6 +15,7 @@ type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
 /// Free and total bytes of a GPU's shares; `physical`: what the GPU itself has free.
 fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.reap();
+    gpu.exported.collect();
     room::refresh(gpu);
     if gpu.account.has_host() {
         deferred_free::collect(&ready.gpus, &ready.tables.live, gpu);

@@ -6,7 +6,7 @@
 //! that is mapped: the exporter may die first and its charge with it, while the memory stays as long as it is mapped.
 //! Such memory counts twice while both processes have it. The driver does not report its size before it is mapped.
 
-use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
 use crate::hooks::devices::locations::Location;
 use crate::hooks::host;
@@ -19,6 +19,9 @@ use vgpu_core::memory::backing::at;
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::imports::Held;
 use vgpu_core::memory::{export_identity, refcounts};
+
+/// CU_MEM_ALLOC_GRANULARITY_MINIMUM.
+const MINIMUM: c_int = 0;
 
 pub(crate) unsafe fn create(
     ready: &'static Ready,
@@ -52,6 +55,11 @@ pub(crate) unsafe fn create(
             // SAFETY: the driver has written it.
             ready.tables.vmm_handles.insert(unsafe { *handle }, (backing, 1));
         }
+    } else {
+        let wrong = wrong_arguments(&own, bytes, flags);
+        if wrong != SUCCESS {
+            return wrong;
+        }
     }
     if result == OUT_OF_MEMORY {
         // SAFETY: the caller's, to be written.
@@ -60,9 +68,25 @@ pub(crate) unsafe fn create(
     result
 }
 
+/// Returns what the driver says of the arguments of a cuMemCreate that does not fit in the share: it checks them before
+/// it looks for memory. It is asked for the granularity, because a cuMemCreate might succeed.
+#[cold]
+fn wrong_arguments(properties: &Properties, bytes: usize, flags: c_ulonglong) -> c_int {
+    let mut step = 0;
+    let ask = real!(cuMemGetAllocationGranularity(*mut usize, *const Properties, c_int));
+    // SAFETY: `step` may be written, the properties are read.
+    match unsafe { ask(&mut step, properties, MINIMUM) } {
+        SUCCESS if flags == 0 && bytes != 0 && bytes.checked_rem(step).is_none_or(|rest| rest == 0) => SUCCESS,
+        SUCCESS => INVALID_VALUE,
+        error => error,
+    }
+}
+
 pub(crate) unsafe fn release(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, handle: u64) -> c_int {
     // SAFETY: passed on.
-    refcounts::release(&ready.tables.vmm_handles, handle, || unsafe { real(handle) })
+    let result = refcounts::release(&ready.tables.vmm_handles, handle, || unsafe { real(handle) });
+    ready.collect_exported();
+    result
 }
 
 pub(crate) unsafe fn retain(
@@ -173,7 +197,10 @@ pub(crate) unsafe fn unmap(
         gone.into_iter().for_each(|(at, one)| {
             ready.tables.vmm_maps.insert(at, one);
         });
+    } else {
+        drop(gone);
     }
+    ready.collect_exported();
     result
 }
 

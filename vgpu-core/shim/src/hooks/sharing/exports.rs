@@ -3,17 +3,18 @@
 //! the charge stays with it when this process frees the memory or dies.
 //!
 //! A handle (descriptor, fabric handle, dma-buf) keeps the memory as long as any process has the handle, even after
-//! cuMemRelease and cuMemFree. So exported memory stays charged until this process ends, and then until its importers
-//! have released it.
+//! cuMemRelease and cuMemFree. So exported memory stays charged until its descriptor is closed everywhere, if that can
+//! be known ([`exported`](vgpu_core::memory::exported)), else until this process ends; and then until its importers have
+//! released it.
 //!
 //! ```text
 //!  cuIpcGetMemHandle             ─► the charge of the allocation, or of its shared granule, moves to an object
-//!  cuMemExportToShareableHandle  ─► one reference to the Backing is never dropped
-//!  cuMemGetHandleForAddressRange ─► the same for the memory mapped there; the charge of a cuMemAlloc leaves
-//!                                   the table of live allocations and is never released
+//!  cuMemExportToShareableHandle  ─► a reference to the Backing is kept with a watch of the descriptor
+//!  cuMemGetHandleForAddressRange ─► one is never dropped, for the memory mapped there; the charge of a cuMemAlloc
+//!                                   leaves the table of live allocations and is never released
 //! ```
 //!
-//! That charges too much once the last handle is closed, but no call reports this: copies of a descriptor may be in
+//! A dma-buf charges too much once the last handle is closed, but no call reports this: copies of a descriptor may be in
 //! other processes and in messages between them.
 //!
 //! Locking: an allocation stays in the table while its charge moves, under the table's lock, so no other thread frees
@@ -42,6 +43,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_ulonglong, c_void};
 use vgpu_core::memory::backing::within;
 use vgpu_core::memory::export_identity;
+use vgpu_core::os::last_close::LastClose;
 
 pub(crate) unsafe fn ipc_handle(
     ready: &'static Ready,
@@ -84,17 +86,20 @@ pub(crate) unsafe fn physical(
     if backing.as_ref().is_some_and(|backing| backing.is_host()) {
         return NOT_SUPPORTED;
     }
+    ready.collect_exported();
     // SAFETY: passed on.
     let result = unsafe { real(shared, handle, kind, flags) };
-    if let (SUCCESS, Some(backing)) = (result, &backing) {
+    if let (SUCCESS, Some(backing)) = (result, backing) {
         // SAFETY: the driver has written what this kind is; a descriptor is an int.
-        let key = export_identity::of_descriptor(kind, || unsafe { shared.cast::<c_int>().read_unaligned() });
-        if let Some(key) = key {
+        let descriptor = || unsafe { shared.cast::<c_int>().read_unaligned() };
+        if let Some(key) = export_identity::of_descriptor(kind, descriptor) {
             backing.export(key);
         }
-    }
-    if result == SUCCESS {
-        core::mem::forget(backing);
+        let watch = (kind == export_identity::DESCRIPTOR).then(|| LastClose::new(descriptor()));
+        match ready.gpus.get(backing.gpu) {
+            Some(gpu) => gpu.exported.keep(watch.flatten(), Box::new(backing)),
+            None => core::mem::forget(backing),
+        }
     }
     result
 }

@@ -1,0 +1,234 @@
+//! The pages in which the shares of one GPU arbitrate its time: layout 1.
+//!
+//! ```text
+//!  slot page, one a share   written by the processes of that share, read by those of all others
+//!  node page                written by the plugin or `vgpu run` alone: what each slot is entitled to
+//! ```
+//!
+//! A page of zeros is a valid empty one: the node creates files of zeros and nothing else. All words are little-endian
+//! and change one at a time, so a reader may see a page between two of its changes; `vgpu_core::compute` says why that
+//! costs milliseconds at most. Times are CLOCK_MONOTONIC in ns.
+//!
+//! Hostile input: a tenant writes what it likes to its own page. So every value of another slot is clamped where it is
+//! read (`vgpu_core::compute::turn`), and weights come from the node page alone.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+/// The largest number of shares of one GPU.
+pub const SLOTS: usize = 64;
+/// Processes of a share whose work is known one by one. What further ones have in flight counts when it is measured.
+pub const CELLS: usize = 32;
+pub const PAGE: usize = 4096;
+/// The weight of a share whose `cores` is 1: weights are thousandths of a percent.
+pub const WEIGHT_OF_ONE_CORE: u32 = 1000;
+/// The least weight.
+pub const LEAST_WEIGHT: u32 = WEIGHT_OF_ONE_CORE / 10;
+
+/// One share's page.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SlotPage {
+    /// Changes whenever `until` is brought forward: others sleep on it.
+    pub wake: AtomicU32,
+    _reserved: u32,
+    pub turn: Turn,
+    pub want: Want,
+    /// The start tag of the turn that began last.
+    pub start_tag: AtomicU64,
+    /// The tag at which the share has used what it was charged so far.
+    pub finish_tag: AtomicU64,
+    pub bucket: Bucket,
+    /// Work up to this moment is charged.
+    pub covered: AtomicU64,
+    pub counters: Counters,
+    pub cells: [Cell; CELLS],
+}
+
+/// The turn of a share.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Turn {
+    /// When the last turn began. 0: there was none.
+    pub began: AtomicU64,
+    /// When its quantum ends. 0: it is over.
+    pub ends: AtomicU64,
+    /// Until when others leave the GPU to this share: what is in flight, and a while more.
+    pub until: AtomicU64,
+    /// Since when nothing was in flight in this turn. 0: something is.
+    pub idle_since: AtomicU64,
+    /// Bits of `turn_flags`.
+    pub flags: AtomicU64,
+}
+
+/// Bits of [`Turn::flags`].
+pub mod turn_flags {
+    /// A share of low priority that had waited for long: those of high priority do not cut this turn.
+    pub const PROMOTED: u64 = 1;
+}
+
+/// A share's wish for a turn.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Want {
+    /// 0: it wants none.
+    pub since: AtomicU64,
+    /// A wish that nobody renews is none: its process may be dead.
+    pub valid_until: AtomicU64,
+    /// The start tag, fixed when the wish begins.
+    pub tag: AtomicU64,
+    /// Bits of `want_flags`.
+    pub flags: AtomicU64,
+}
+
+/// Bits of [`Want::flags`].
+pub mod want_flags {
+    /// The share has had less than others: it may cut a turn.
+    pub const BEHIND: u64 = 1;
+    /// The share's claim holds a turn on another GPU.
+    pub const SIBLING: u64 = 2;
+}
+
+/// What a share may use of its guaranteed time: `tokens` ns at `at`. Below 0 is debt.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Bucket {
+    pub tokens: AtomicI64,
+    pub at: AtomicU64,
+}
+
+/// Sums in ns, for the plugin.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Counters {
+    /// GPU time: work, and turns that were kept while others waited.
+    pub charged: AtomicU64,
+    /// Time in which launches waited because the share had used its `cores`.
+    pub throttled: AtomicU64,
+    /// Time in which launches waited for a turn.
+    pub waited: AtomicU64,
+    /// The part of `charged` in which another share had a turn too.
+    pub overlapped: AtomicU64,
+}
+
+/// What one process has in flight.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Cell {
+    /// The process's PID in its namespace, and 32 bits of that namespace's number. 0: free.
+    pub owner: AtomicU64,
+    /// Since when it has had work in flight. 0: it has none.
+    pub busy_since: AtomicU64,
+    /// What the launches of it that are not known to have ended take by estimate.
+    pub estimated: AtomicU64,
+    /// After this moment the cell says nothing any more: its process may be dead.
+    pub valid_until: AtomicU64,
+}
+
+/// The node's page.
+#[derive(Debug)]
+#[repr(C)]
+pub struct NodePage {
+    /// Odd while the page is being written.
+    pub sequence: AtomicU32,
+    _reserved: u32,
+    pub entries: [EntryWords; SLOTS],
+}
+
+/// The words of one entry of the node page. [`NodePage::entry`] reads them together.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct EntryWords {
+    weight: AtomicU32,
+    flags: AtomicU32,
+    /// Changes with each share that gets the slot.
+    generation: AtomicU64,
+}
+
+/// What a slot is entitled to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Thousandths of a percent. 0: the slot is free.
+    pub weight: u32,
+    /// Bits of `entry_flags`.
+    pub flags: u32,
+    pub generation: u64,
+}
+
+/// Bits of [`Entry::flags`].
+pub mod entry_flags {
+    /// Never more than `cores`.
+    pub const GUARANTEED: u32 = 1;
+    /// Never held back.
+    pub const UNLIMITED: u32 = 2;
+    /// Before the shares of low priority.
+    pub const HIGH: u32 = 4;
+    /// The weight is a part of the idle time and guarantees nothing: `cores` is 0.
+    pub const BEST_EFFORT: u32 = 8;
+    /// The share was seen to break its limit: others ignore what its page says.
+    pub const IGNORED: u32 = 16;
+}
+
+const _: () = assert!(size_of::<SlotPage>() <= PAGE && size_of::<NodePage>() <= PAGE);
+const _: () = assert!(size_of::<SlotPage>() == 152 + CELLS * 32 && size_of::<NodePage>() == 8 + SLOTS * 16);
+
+// === impl NodePage ===
+
+impl Default for NodePage {
+    fn default() -> Self {
+        Self {
+            sequence: AtomicU32::new(0),
+            _reserved: 0,
+            entries: std::array::from_fn(|_| EntryWords::default()),
+        }
+    }
+}
+
+impl NodePage {
+    /// Writes all entries. One writer at a time.
+    pub fn write(&self, entries: &[Entry; SLOTS]) {
+        self.sequence.fetch_or(1, Release);
+        for (words, entry) in self.entries.iter().zip(entries) {
+            words.weight.store(entry.weight, Release);
+            words.flags.store(entry.flags, Release);
+            words.generation.store(entry.generation, Release);
+        }
+        self.sequence.fetch_add(1, Release);
+    }
+
+    /// Returns the entry of a slot, or None while the page is being written, which takes microseconds unless the writer
+    /// was killed; the next write ends that too.
+    #[must_use]
+    pub fn entry(&self, slot: usize) -> Option<Entry> {
+        let words = self.entries.get(slot)?;
+        let before = self.sequence.load(Acquire);
+        let entry = Entry {
+            weight: words.weight.load(Acquire),
+            flags: words.flags.load(Acquire),
+            generation: words.generation.load(Acquire),
+        };
+        (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_whole_or_not_at_all() {
+        let page = NodePage::default();
+        let mut entries = [Entry::default(); SLOTS];
+        entries[3] = Entry {
+            weight: 30_000,
+            flags: entry_flags::HIGH,
+            generation: 7,
+        };
+        page.write(&entries);
+        assert_eq!(page.entry(3), Some(entries[3]));
+        assert_eq!(page.entry(SLOTS), None);
+        page.sequence.fetch_or(1, Relaxed);
+        assert_eq!(page.entry(3), None, "a writer is at work");
+        page.write(&entries);
+        assert_eq!(page.entry(3), Some(entries[3]), "also after a writer that was killed");
+    }
+}

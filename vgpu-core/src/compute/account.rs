@@ -1,0 +1,98 @@
+//! What a share has used of the GPU's time: every moment once, however many of its streams and processes were at work.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use vgpu_abi::arbitration::SlotPage;
+
+use super::turn::scaled;
+use super::{MS, Ns, bucket};
+
+/// Charges the part of a measured time that is not charged yet, and returns it. `at_most` is the limit of the charge
+/// where the measurement contains others' work.
+pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) -> Ns {
+    let from = with_siblings(page, from);
+    let before = page.covered.fetch_max(to, Relaxed);
+    let measured = to.saturating_sub(from.max(before));
+    let charge = at_most.map_or(measured, |most| measured.min(most));
+    if at_most.is_some() {
+        page.counters.overlapped.fetch_add(charge, Relaxed);
+    }
+    charge_time(page, weight, charge);
+    charge
+}
+
+/// Charges time that no measurement covers: a turn that was kept for nothing, or an estimate.
+pub(super) fn charge_time(page: &SlotPage, weight: u32, charge: Ns) {
+    page.counters.charged.fetch_add(charge, Relaxed);
+    page.finish_tag.fetch_add(scaled(charge, weight), Relaxed);
+    bucket::take(&page.bucket, charge);
+}
+
+/// Returns since when the share has been at work, if one of its other processes has had work on the GPU since before
+/// `from`: what is covered afterwards is not charged again when that process comes to measure it.
+fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
+    at_work(page, from)
+        .map(|work| work.since)
+        .filter(|since| *since < from)
+        .min()
+        .unwrap_or(from)
+}
+
+/// No process has more in flight: the page may be damaged.
+const MOST: Ns = 10_000 * MS;
+
+/// What one process of the share has in flight.
+pub(super) struct Work {
+    pub cell: usize,
+    pub since: Ns,
+    pub estimated: Ns,
+}
+
+/// The processes of the share that are at work, by what they published.
+pub(super) fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
+    page.cells.iter().enumerate().filter_map(move |(cell, words)| {
+        let since = words.busy_since.load(Acquire);
+        let is_valid = words.owner.load(Relaxed) != 0 && since != 0 && words.valid_until.load(Relaxed) >= now;
+        is_valid.then(|| Work {
+            cell,
+            since,
+            estimated: words.estimated.load(Relaxed).min(MOST),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ran_at_once_is_charged_once() {
+        let page = SlotPage::default();
+        assert_eq!(charge_work(&page, 100_000, 10, 30, None), 20);
+        assert_eq!(charge_work(&page, 100_000, 20, 40, None), 10);
+        assert_eq!(charge_work(&page, 100_000, 12, 38, None), 0);
+        assert_eq!(page.counters.charged.load(Relaxed), 30);
+    }
+
+    #[test]
+    fn a_long_kernel_beside_short_ones_of_another_process_is_charged_whole() {
+        let page = SlotPage::default();
+        page.cells[0].owner.store(1, Relaxed);
+        page.cells[0].busy_since.store(100, Relaxed);
+        page.cells[0].valid_until.store(5000, Relaxed);
+        let mut charged = 0;
+        for at in [1000, 2000, 3000] {
+            charged += charge_work(&page, 100_000, at, at + 50, None);
+        }
+        charged += charge_work(&page, 100_000, 100, 5000, None);
+        assert_eq!(charged, 4900);
+    }
+
+    #[test]
+    fn others_work_in_a_measurement_is_charged_up_to_the_limit() {
+        let page = SlotPage::default();
+        assert_eq!(charge_work(&page, 50_000, 0, 1000, Some(110)), 110);
+        assert_eq!(page.finish_tag.load(Relaxed), 220, "half the weight, twice the tag");
+        assert_eq!(page.bucket.tokens.load(Relaxed), -110);
+    }
+}

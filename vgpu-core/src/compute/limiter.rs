@@ -1,0 +1,586 @@
+//! Decides for one process on one GPU: whether a launch goes now, and if not, until when it sleeps, and on whose page.
+//!
+//! The caller reports launches, events that were reached and waits that returned. It asks before each launch, reports
+//! what was reached before it asks, and asks again after each sleep.
+
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+
+use vgpu_abi::arbitration::{Entry, SlotPage, entry_flags, turn_flags, want_flags};
+
+use super::estimate::{Estimates, Shape, Trust};
+use super::flight::{Flight, LEAST_LEFT, Mark, Stream};
+use super::turn::{CUT, DRAIN, FLOOR, Pages, QUANTUM, Slot, Tag, View, Wish, look};
+use super::{MS, Ns, US, account, bucket};
+
+/// More than this in flight, and the next launch waits.
+pub const AHEAD: Ns = 2 * MS;
+/// How much longer others leave the GPU to a share than its work is expected to take: more than a context switch, else
+/// a turn is lost before it has begun on the GPU.
+pub const GRACE: Ns = 500 * US;
+/// How long a turn is kept at most when nothing is in flight.
+pub const LINGER: Ns = 300 * US;
+/// A program that launches again later than this does not keep its turn.
+const LONG_GAP: Ns = 700 * US;
+/// Who has waited this long goes, if its guarantee is not used up.
+pub const OVERRIDE: Ns = 250 * MS;
+/// How long a wish holds that is not renewed.
+const WISH: Ns = 300 * MS;
+/// No sleep is longer, so that wishes are renewed.
+const LONGEST_SLEEP: Ns = 100 * MS;
+/// Who does not take a turn that is free for this long is passed over.
+const ABSENT: Ns = 5 * MS;
+/// A turn without work for this long is over.
+const FORGOTTEN: Ns = 2 * MS;
+
+/// The answer to a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Go,
+    Wait(Wait),
+}
+
+/// Ask again at `until`, or when the word `wake` of slot `on` changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub until: Ns,
+    pub on: Option<usize>,
+    pub reason: Reason,
+}
+
+/// Why a launch waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The share has used its `cores`.
+    Throttled,
+    /// Another share has its turn.
+    Turn,
+    /// Enough is in flight.
+    Queue,
+    /// A launch of unknown length is in flight.
+    Measuring,
+}
+
+/// What a share has on the GPU.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    /// What the launches that are not known to have ended take.
+    estimated: Ns,
+    /// How much of it has run, if it has run since it was launched, or since what was charged last.
+    ran: Ns,
+    /// The rest.
+    left: Ns,
+}
+
+/// The limiter of one process on one GPU.
+#[derive(Debug)]
+pub struct Limiter {
+    cell: usize,
+    /// What the node's page said last: it may be being written at the moment.
+    entry: Entry,
+    estimates: Estimates,
+    flight: Flight,
+    /// How long the program usually takes from the end of a wait to its next launch.
+    gap: Ns,
+    drained_at: Option<Ns>,
+    waiting: Option<(Ns, Reason)>,
+}
+
+impl Limiter {
+    /// `cell` is this process's cell of the share's page. `entry` counts as long as the node's page says nothing.
+    #[must_use]
+    pub fn new(cell: usize, entry: Entry) -> Self {
+        Self {
+            cell,
+            entry,
+            estimates: Estimates::default(),
+            flight: Flight::default(),
+            gap: 0,
+            drained_at: None,
+            waiting: None,
+        }
+    }
+
+    /// May this launch go? `sibling`: the share's claim holds a turn on another GPU.
+    pub fn ask(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, sibling: bool) -> Decision {
+        let decision = self.decide(pages, now, shape, sibling);
+        self.count_waits(pages, now, decision);
+        decision
+    }
+
+    fn decide(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, sibling: bool) -> Decision {
+        let Some(page) = pages.page() else {
+            return Decision::Go;
+        };
+        self.entry = pages.entry().unwrap_or(self.entry);
+        let weight = self.entry.weight;
+        let in_flight = self.in_flight(page, now);
+        let InFlight { ran, left, .. } = in_flight;
+        // While the share is at work, what is not charged yet comes on top of what it may save up: else tokens that
+        // arrive during a long kernel would be lost.
+        let tokens = bucket::refill(&page.bucket, weight, burst(weight) + ran, now).saturating_sub_unsigned(ran);
+        let own = Slot::read(pages.own, self.entry, page, now, Tag(page.start_tag.load(Relaxed)));
+        let view = look(pages, &own, now);
+        self.count_gap(page, now, view.wanted && own.ends != 0);
+        if self.flight.has_unknown(&self.estimates) {
+            return sleep(now + 30 * US, None, Reason::Measuring);
+        }
+        if self.entry.flags & entry_flags::GUARANTEED != 0 {
+            let free = tokens.saturating_sub_unsigned(left);
+            if free <= 0 {
+                if own.ends != 0 {
+                    end_turn(page, now, left);
+                }
+                page.want.since.store(0, Release);
+                // Until there is room for a launch, and not for a sliver of one.
+                let grain = self.estimates.get(shape).unwrap_or(0).clamp(200 * US, MS);
+                let missing = free.unsigned_abs().saturating_add(grain);
+                let sleeps = bucket::time_for(missing, weight).min(LONGEST_SLEEP);
+                return sleep(now + sleeps, None, Reason::Throttled);
+            }
+        }
+        let mut held = own.ends != 0;
+        if held && (view.taken_over || page.turn.until.load(Relaxed).saturating_add(FORGOTTEN) < now) {
+            end_turn(page, now, left);
+            held = false;
+            if self.waiting.is_some() {
+                // It had work all the time, and others thought that it had none. So it keeps its tag: the virtual time
+                // of the turn that was taken from it would erase what it is owed.
+                self.wish(page, Tag(page.finish_tag.load(Relaxed)), now, &in_flight, sibling);
+            }
+        }
+        if held {
+            self.within_turn(page, &view, now, &in_flight, sibling)
+        } else {
+            self.before_turn(pages, page, now, &in_flight, tokens, sibling)
+        }
+    }
+
+    fn within_turn(&mut self, page: &SlotPage, view: &View, now: Ns, in_flight: &InFlight, sibling: bool) -> Decision {
+        let left = in_flight.left;
+        // What has not ended for longer than it takes waits for others on the GPU: more of it would not help.
+        let is_late = in_flight.estimated > 3 * AHEAD;
+        if (left > AHEAD || is_late) && self.flight.has_several() {
+            let sleeps = left.saturating_sub(AHEAD / 2).max(100 * US);
+            return sleep(now + sleeps.min(LONGEST_SLEEP), None, Reason::Queue);
+        }
+        let began = page.turn.began.load(Relaxed);
+        let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
+        let is_over = now + left >= page.turn.ends.load(Relaxed);
+        if !is_over && (now.saturating_sub(began) < CUT || is_promoted || !view.cut_wanted) {
+            return Decision::Go;
+        }
+        if !view.wanted {
+            page.start_tag.store(page.finish_tag.load(Relaxed), Relaxed);
+            begin_turn(page, now, left, 0);
+            return Decision::Go;
+        }
+        end_turn(page, now, left);
+        self.wish(page, view.virtual_time, now, in_flight, sibling);
+        sleep(
+            view.free_at.max(now + left.min(DRAIN)).max(now + 50 * US),
+            view.held_by,
+            Reason::Turn,
+        )
+        .bounded(now)
+    }
+
+    fn before_turn(
+        &mut self,
+        pages: &Pages<'_>,
+        page: &SlotPage,
+        now: Ns,
+        in_flight: &InFlight,
+        tokens: i64,
+        sibling: bool,
+    ) -> Decision {
+        let around = Tag(page.start_tag.load(Relaxed));
+        let own = Slot::read(pages.own, self.entry, page, now, around);
+        if own.wish.is_none() {
+            let view = look(pages, &own, now);
+            self.wish(page, view.virtual_time, now, in_flight, sibling);
+        } else {
+            page.want.valid_until.store(now + WISH, Relaxed);
+            if sibling {
+                page.want.flags.fetch_or(want_flags::SIBLING, Relaxed);
+            } else {
+                page.want.flags.fetch_and(!want_flags::SIBLING, Relaxed);
+            }
+        }
+        let own = Slot::read(pages.own, self.entry, page, now, around);
+        let Some(wish) = own.wish else {
+            return sleep(now + 50 * US, None, Reason::Turn); // another process of the share has changed it
+        };
+        let view = look(pages, &own, now);
+        let waited = now.saturating_sub(wish.since);
+        let is_overdue = waited > OVERRIDE && tokens > 0;
+        if !is_overdue && now < view.free_at {
+            let overdue_at = if tokens > 0 { wish.since + OVERRIDE + 1 } else { Ns::MAX };
+            return sleep(view.free_at.min(overdue_at), view.held_by, Reason::Turn).bounded(now);
+        }
+        // Who is next and does not go is dead, stopped or a liar.
+        let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
+        if !is_overdue && !view.is_next && !is_passed_over {
+            return sleep(now + 150 * US, None, Reason::Turn);
+        }
+        self.take_turn(page, &wish, now, in_flight);
+        Decision::Go
+    }
+
+    /// Wishes for a turn. The tag is fixed now: one that is computed anew while the share waits would starve newcomers.
+    fn wish(&self, page: &SlotPage, virtual_time: Tag, now: Ns, in_flight: &InFlight, sibling: bool) {
+        // What is in flight is not charged yet.
+        let finish = Tag(page.finish_tag.load(Relaxed)).after(in_flight.estimated, self.entry.weight);
+        let mut flags = 0;
+        if finish.before(virtual_time) {
+            flags |= want_flags::BEHIND;
+        }
+        if sibling {
+            flags |= want_flags::SIBLING;
+        }
+        page.want.tag.store(finish.max(virtual_time).0, Relaxed);
+        page.want.flags.store(flags, Relaxed);
+        page.want.valid_until.store(now + WISH, Relaxed);
+        page.want.since.store(now, Release);
+    }
+
+    fn take_turn(&self, page: &SlotPage, wish: &Wish, now: Ns, in_flight: &InFlight) {
+        let tag = wish.tag.ahead_of(in_flight.estimated, self.entry.weight);
+        let finish = Tag(page.finish_tag.load(Relaxed)).max(tag);
+        page.finish_tag.store(finish.0, Relaxed);
+        page.start_tag.store(tag.0, Relaxed);
+        let is_promoted = self.entry.flags & entry_flags::HIGH == 0
+            && now.saturating_sub(wish.since.max(page.turn.began.load(Relaxed))) >= FLOOR;
+        begin_turn(
+            page,
+            now,
+            in_flight.left,
+            if is_promoted { turn_flags::PROMOTED } else { 0 },
+        );
+        page.want.since.store(0, Release);
+    }
+
+    /// Reports a launch. Returns the event to record behind it, if one is to be measured there.
+    pub fn launched(&mut self, pages: &Pages<'_>, now: Ns, stream: Stream, shape: Shape) -> Option<Mark> {
+        let mark = self.flight.launched(now, stream, shape, &mut self.estimates);
+        if let Some(page) = pages.page() {
+            self.publish(page, now);
+            page.turn
+                .until
+                .store(now + self.in_flight(page, now).left + GRACE, Release);
+        }
+        mark
+    }
+
+    /// Returns the event to record before a wait for this stream, so that all in front of it is measured.
+    pub fn waits_for(&mut self, stream: Stream) -> Option<Mark> {
+        self.flight.end_chunk(stream)
+    }
+
+    /// Returns the events to record when a launch has to wait: what is in flight is measured up to there.
+    pub fn holds(&mut self) -> Vec<(Stream, Mark)> {
+        self.flight.end_chunks()
+    }
+
+    /// Reports an event that was reached, with when the GPU began its chunk and when it ended.
+    pub fn finished(&mut self, pages: &Pages<'_>, now: Ns, mark: Mark, from: Ns, to: Ns) {
+        let Some(measured) = self.flight.finished(mark, from, to) else {
+            return;
+        };
+        let Some(page) = pages.page() else {
+            return;
+        };
+        let around = Tag(page.start_tag.load(Relaxed));
+        let is_own = pages.others(now, around).all(|other| {
+            other.began == 0 || other.began >= to || other.until.saturating_sub(GRACE) <= measured.busy_since
+        });
+        let trust = if !measured.alone || self.has_siblings_at_work(page, now) {
+            Trust::Beside
+        } else if is_own {
+            Trust::Alone
+        } else {
+            Trust::Overlapped
+        };
+        let expected = measured.teach(&mut self.estimates, to.saturating_sub(from), trust);
+        let at_most = (!is_own).then(|| expected / 10 * 11);
+        account::charge_work(page, self.entry.weight, measured.busy_since, to, at_most);
+        self.publish(page, now);
+    }
+
+    /// Reports that a wait has returned. If nothing is in flight any more, the turn is kept for as long as the program
+    /// usually takes to launch again. Returns true if others are to be woken: the share's `wake` word has changed.
+    pub fn waited(&mut self, pages: &Pages<'_>, now: Ns) -> bool {
+        let Some(page) = pages.page().filter(|_| self.flight.is_empty()) else {
+            return false;
+        };
+        self.publish(page, now);
+        self.drained_at = Some(now);
+        let left = self.in_flight(page, now).left;
+        if left > 0 {
+            page.turn.until.store(now + left + GRACE, Release);
+            return false;
+        }
+        let keep = if self.gap < LONG_GAP {
+            (2 * self.gap + 30 * US).min(LINGER)
+        } else {
+            0
+        };
+        page.turn.until.store(now + keep, Release);
+        page.turn.idle_since.store(now, Relaxed);
+        if keep == 0 {
+            page.turn.ends.store(0, Release);
+        }
+        page.wake.fetch_add(1, AcqRel);
+        true
+    }
+
+    /// Time between a wait and the next launch. In a turn that others wanted, it is charged.
+    fn count_gap(&mut self, page: &SlotPage, now: Ns, is_kept_from_others: bool) {
+        if let Some(drained_at) = self.drained_at.take() {
+            let gap = now.saturating_sub(drained_at).min(5 * MS);
+            self.gap = if gap > self.gap {
+                self.gap + (gap - self.gap) / 5
+            } else {
+                self.gap - (self.gap - gap) / 5
+            };
+        }
+        let idle_since = page.turn.idle_since.swap(0, Relaxed);
+        if idle_since != 0 && is_kept_from_others {
+            let until = page.turn.until.load(Relaxed).min(now);
+            account::charge_time(page, self.entry.weight, until.saturating_sub(idle_since).min(LINGER));
+        }
+    }
+
+    fn publish(&self, page: &SlotPage, now: Ns) {
+        if let Some(cell) = page.cells.get(self.cell) {
+            let estimated = self.flight.estimated();
+            cell.estimated.store(estimated, Relaxed);
+            cell.valid_until.store(now + estimated + DRAIN, Relaxed);
+            cell.busy_since.store(self.flight.since().unwrap_or(0), Release);
+        }
+    }
+
+    /// Returns what this process and the others of its share have in flight.
+    fn in_flight(&self, page: &SlotPage, now: Ns) -> InFlight {
+        let others = || account::at_work(page, now).filter(|work| work.cell != self.cell);
+        let estimated = others()
+            .map(|work| work.estimated)
+            .fold(self.flight.estimated(), Ns::saturating_add);
+        let since = others().map(|work| work.since).chain(self.flight.since()).min();
+        let ran = since.map_or(0, |since| now.saturating_sub(since.max(page.covered.load(Relaxed))));
+        let left = estimated.saturating_sub(ran);
+        InFlight {
+            estimated,
+            ran: ran.min(estimated),
+            left: if estimated == 0 { 0 } else { left.max(LEAST_LEFT) },
+        }
+    }
+
+    /// Returns true if another process of the share has work on the GPU.
+    fn has_siblings_at_work(&self, page: &SlotPage, now: Ns) -> bool {
+        account::at_work(page, now).any(|work| work.cell != self.cell)
+    }
+
+    fn count_waits(&mut self, pages: &Pages<'_>, now: Ns, decision: Decision) {
+        match (decision, self.waiting) {
+            (Decision::Wait(wait), None) => self.waiting = Some((now, wait.reason)),
+            (Decision::Wait(wait), Some((since, _))) => self.waiting = Some((since, wait.reason)),
+            (Decision::Go, Some((since, reason))) => {
+                self.waiting = None;
+                let Some(page) = pages.page() else { return };
+                let sum = match reason {
+                    Reason::Throttled => &page.counters.throttled,
+                    Reason::Turn => &page.counters.waited,
+                    Reason::Queue | Reason::Measuring => return,
+                };
+                sum.fetch_add(now.saturating_sub(since), Relaxed);
+            }
+            (Decision::Go, None) => {}
+        }
+    }
+}
+
+/// What a share may save up: its part of a quantum, and 2 ms at least.
+fn burst(weight: u32) -> Ns {
+    (QUANTUM * Ns::from(weight) / bucket::WHOLE).max(2 * MS)
+}
+
+fn sleep(until: Ns, on: Option<usize>, reason: Reason) -> Decision {
+    Decision::Wait(Wait { until, on, reason })
+}
+
+impl Decision {
+    /// A sleep that is long enough not to spin and short enough to renew the wish.
+    fn bounded(self, now: Ns) -> Self {
+        match self {
+            Self::Go => Self::Go,
+            Self::Wait(wait) => Self::Wait(Wait {
+                until: wait.until.clamp(now + 1, now + LONGEST_SLEEP),
+                ..wait
+            }),
+        }
+    }
+}
+
+fn begin_turn(page: &SlotPage, now: Ns, left: Ns, flags: u64) {
+    page.turn.began.store(now, Release);
+    page.turn.flags.store(flags, Relaxed);
+    page.turn.until.store(now + left + GRACE, Release);
+    page.turn.ends.store(now + left + QUANTUM, Release);
+}
+
+/// Others wait for what is left, and no longer than [`DRAIN`].
+fn end_turn(page: &SlotPage, now: Ns, left: Ns) {
+    page.turn.until.store(now + left.min(DRAIN), Release);
+    page.turn.ends.store(0, Release);
+    page.wake.fetch_add(1, AcqRel);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vgpu_abi::arbitration::{NodePage, SLOTS, WEIGHT_OF_ONE_CORE};
+
+    const SHAPE: Shape = Shape(1);
+
+    fn entry(cores: u32, flags: u32) -> Entry {
+        Entry {
+            weight: cores * WEIGHT_OF_ONE_CORE,
+            flags,
+            generation: 1,
+        }
+    }
+
+    fn node(shares: &[Entry]) -> NodePage {
+        let mut entries = [Entry::default(); SLOTS];
+        entries[..shares.len()].copy_from_slice(shares);
+        let node = NodePage::default();
+        node.write(&entries);
+        node
+    }
+
+    /// Returns when a launch of the share in slot 0 goes that asks from `now` on, at most a second later.
+    fn goes_at(limiter: &mut Limiter, pages: &Pages<'_>, mut now: Ns) -> Option<Ns> {
+        let end = now + 1000 * MS;
+        while now < end {
+            match limiter.ask(pages, now, SHAPE, false) {
+                Decision::Go => return Some(now),
+                Decision::Wait(wait) => {
+                    assert!(wait.until > now, "it would spin: {wait:?}");
+                    now = wait.until;
+                }
+            }
+        }
+        None
+    }
+
+    /// The other share's page says whatever keeps others away longest.
+    #[test]
+    fn a_liar_delays_nobody_beyond_the_override() {
+        let node = node(&[entry(30, 0), entry(70, 0)]);
+        let (own, liar) = (SlotPage::default(), SlotPage::default());
+        let far = Ns::MAX / 2;
+        for word in [
+            &liar.turn.began,
+            &liar.turn.ends,
+            &liar.turn.until,
+            &liar.want.valid_until,
+        ] {
+            word.store(far, Relaxed);
+        }
+        for word in [&liar.want.since, &liar.want.flags, &liar.turn.flags] {
+            word.store(1, Relaxed);
+        }
+        for tag in [0, far, Ns::MAX] {
+            for word in [&liar.start_tag, &liar.finish_tag, &liar.want.tag] {
+                word.store(tag, Relaxed);
+            }
+            let mut limiter = Limiter::new(0, entry(30, 0));
+            let slots = [Some(&own), Some(&liar)];
+            let pages = Pages {
+                node: &node,
+                slots: &slots,
+                own: 0,
+            };
+            let begin = 5_000 * MS;
+            own.turn.ends.store(0, Relaxed);
+            own.bucket.tokens.store(0, Relaxed);
+            own.bucket.at.store(begin - 10 * MS, Relaxed);
+            let at = goes_at(&mut limiter, &pages, begin).expect("it never goes");
+            assert!(at - begin <= OVERRIDE + MS, "tag {tag}: {} ms", (at - begin) / MS);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_the_node_flags_is_not_looked_at() {
+        let node = node(&[entry(30, 0), entry(70, entry_flags::IGNORED)]);
+        let (own, other) = (SlotPage::default(), SlotPage::default());
+        other.turn.until.store(Ns::MAX / 2, Relaxed);
+        let slots = [Some(&own), Some(&other)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        let mut limiter = Limiter::new(0, entry(30, 0));
+        assert_eq!(goes_at(&mut limiter, &pages, 5_000 * MS), Some(5_000 * MS));
+    }
+
+    /// The own page may have been damaged by the tenant: the limiter neither panics nor hangs.
+    #[test]
+    fn any_words_on_the_own_page_are_survived() {
+        let node = node(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
+        let mut random = 1u64;
+        for _ in 0..2000 {
+            let (own, other) = (SlotPage::default(), SlotPage::default());
+            for page in [&own, &other] {
+                let words = [
+                    &page.turn.began,
+                    &page.turn.ends,
+                    &page.turn.until,
+                    &page.turn.idle_since,
+                    &page.turn.flags,
+                    &page.want.since,
+                    &page.want.valid_until,
+                    &page.want.tag,
+                    &page.want.flags,
+                    &page.start_tag,
+                    &page.finish_tag,
+                    &page.bucket.at,
+                    &page.covered,
+                    &page.cells[3].owner,
+                    &page.cells[3].busy_since,
+                    &page.cells[3].estimated,
+                    &page.cells[3].valid_until,
+                ];
+                for word in words {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let extremes = [0, 1, Ns::MAX, Ns::MAX / 2, 5_000 * MS, 5_001 * MS, random, random >> 30];
+                    word.store(extremes[(random >> 60) as usize % extremes.len()], Relaxed);
+                }
+            }
+            let slots = [Some(&own), Some(&other)];
+            let pages = Pages {
+                node: &node,
+                slots: &slots,
+                own: 0,
+            };
+            let mut limiter = Limiter::new(0, entry(30, entry_flags::GUARANTEED));
+            let mut now = 5_000 * MS;
+            for _ in 0..20 {
+                match limiter.ask(&pages, now, SHAPE, true) {
+                    Decision::Go => {
+                        let mark = limiter.launched(&pages, now, Stream(1), SHAPE);
+                        now += MS;
+                        if let Some(mark) = mark {
+                            limiter.finished(&pages, now, mark, now - MS, now);
+                        }
+                        limiter.waited(&pages, now);
+                    }
+                    Decision::Wait(wait) => now = wait.until.min(now + 200 * MS).max(now + 1),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Whose turn it is: what the pages of one GPU's shares say, made harmless, and the order of those who wait.
+//!
+//! Another share's page may hold anything. So its times are clamped to at most [`FAR`] from now and its tags to
+//! [`TAGS_AROUND`] round one's own; weights and priorities come from the node's page. A share that lies can keep others
+//! waiting until their override ([`super::limiter`]), and no longer.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use vgpu_abi::arbitration::{Entry, NodePage, SlotPage, entry_flags, want_flags};
+
+use super::bucket::WHOLE;
+use super::{MS, Ns};
+
+/// How long a turn lasts if others wait.
+pub const QUANTUM: Ns = 10 * MS;
+/// After this long, a share that is behind, or of high priority, cuts the turn.
+pub const CUT: Ns = 2 * MS;
+/// How long others wait at most for what is in flight at the end of a turn.
+pub const DRAIN: Ns = 100 * MS;
+/// A share of low priority that has waited this long goes as one of high priority, for one quantum.
+pub const FLOOR: Ns = 1000 * MS;
+const FAR: Ns = 100 * MS;
+const TAGS_AROUND: i64 = 1000 * MS as i64;
+
+/// A virtual time: it runs by charge over weight. Tags wrap, so they are compared by [`Tag::before`] alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tag(pub u64);
+
+impl Tag {
+    #[must_use]
+    pub fn after(self, charge: Ns, weight: u32) -> Self {
+        Self(self.0.wrapping_add(scaled(charge, weight)))
+    }
+
+    #[must_use]
+    pub fn ahead_of(self, charge: Ns, weight: u32) -> Self {
+        Self(self.0.wrapping_sub(scaled(charge, weight)))
+    }
+
+    /// Returns by how much this tag is later than the other.
+    #[must_use]
+    pub fn since(self, other: Self) -> i64 {
+        self.0.wrapping_sub(other.0).cast_signed()
+    }
+
+    #[must_use]
+    pub fn before(self, other: Self) -> bool {
+        self.since(other) < 0
+    }
+
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        if self.before(other) { other } else { self }
+    }
+
+    /// Returns the tag, or the nearest that is not further from `own` than [`TAGS_AROUND`].
+    fn near(self, own: Self) -> Self {
+        let away = self.since(own).clamp(-TAGS_AROUND, TAGS_AROUND);
+        Self(own.0.wrapping_add_signed(away))
+    }
+}
+
+/// Returns a charge in virtual time: as it is for the whole GPU, more for less weight.
+pub(super) fn scaled(charge: Ns, weight: u32) -> u64 {
+    (u128::from(charge) * u128::from(WHOLE) / u128::from(weight.max(1))) as u64
+}
+
+/// The pages of one GPU, and which of them is one's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a> {
+    pub node: &'a NodePage,
+    /// By slot, up to the last that is in use.
+    pub slots: &'a [Option<&'a SlotPage>],
+    pub own: usize,
+}
+
+/// A wish for a turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub since: Ns,
+    pub tag: Tag,
+    pub behind: bool,
+    pub sibling: bool,
+}
+
+/// What a slot says, clamped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub index: usize,
+    pub weight: u32,
+    pub high: bool,
+    /// 0: it never had a turn.
+    pub began: Ns,
+    /// The end of its quantum. 0: its turn is over.
+    pub ends: Ns,
+    /// Until when it needs the GPU.
+    pub until: Ns,
+    pub start_tag: Tag,
+    pub wish: Option<Wish>,
+}
+
+impl Slot {
+    pub(super) fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns, around: Tag) -> Self {
+        let tag = |word: &std::sync::atomic::AtomicU64| Tag(word.load(Relaxed)).near(around);
+        let soon = |word: &std::sync::atomic::AtomicU64| word.load(Acquire).min(now.saturating_add(FAR));
+        let since = page.want.since.load(Acquire).min(now);
+        let is_wanted = since != 0 && page.want.valid_until.load(Relaxed) > now;
+        let flags = page.want.flags.load(Relaxed);
+        Self {
+            index,
+            weight: entry.weight,
+            high: entry.flags & entry_flags::HIGH != 0,
+            began: page.turn.began.load(Acquire).min(now),
+            ends: soon(&page.turn.ends),
+            until: soon(&page.turn.until),
+            start_tag: tag(&page.start_tag),
+            wish: is_wanted.then(|| Wish {
+                since,
+                tag: tag(&page.want.tag),
+                behind: flags & want_flags::BEHIND != 0,
+                sibling: flags & want_flags::SIBLING != 0,
+            }),
+        }
+    }
+
+    /// Returns true if the share has a turn that began after this moment, or at it with a lower slot.
+    pub(super) fn took_over(&self, began: Ns, slot: usize) -> bool {
+        self.ends != 0 && (self.began, self.index) > (began, slot)
+    }
+
+    /// Returns when others need not wait for this share any longer.
+    pub(super) fn free_at(&self) -> Ns {
+        if self.ends == 0 {
+            self.until
+        } else {
+            self.until.min(self.ends + DRAIN)
+        }
+    }
+
+    /// Returns true if the share waits as one of high priority, by itself or because it has waited so long.
+    fn waits_high(&self, wish: &Wish, now: Ns) -> bool {
+        self.high || now.saturating_sub(wish.since.max(self.began)) >= FLOOR
+    }
+
+    /// The order of those who wait: the least goes next.
+    fn comes_before(&self, other: &Self, now: Ns) -> bool {
+        let (Some(own), Some(others)) = (&self.wish, &other.wish) else {
+            return self.wish.is_some();
+        };
+        let (own_high, other_high) = (self.waits_high(own, now), other.waits_high(others, now));
+        if own_high != other_high {
+            return own_high;
+        }
+        let lead = self.tag_to_go(own).since(other.tag_to_go(others));
+        lead < 0 || lead == 0 && self.index < other.index
+    }
+
+    /// A share whose claim has a turn on another GPU goes up to two quanta earlier: its ranks wait for each other.
+    fn tag_to_go(&self, wish: &Wish) -> Tag {
+        if wish.sibling {
+            wish.tag.ahead_of(2 * QUANTUM, self.weight)
+        } else {
+            wish.tag
+        }
+    }
+}
+
+impl<'a> Pages<'a> {
+    /// Returns what the own slot is entitled to, or None if the node's page does not say.
+    #[must_use]
+    pub fn entry(&self) -> Option<Entry> {
+        self.node.entry(self.own).filter(|entry| entry.weight != 0)
+    }
+
+    #[must_use]
+    pub fn page(&self) -> Option<&'a SlotPage> {
+        self.slots.get(self.own).copied().flatten()
+    }
+
+    /// The other shares of the GPU that take part in turns.
+    pub(super) fn others(&self, now: Ns, around: Tag) -> impl Iterator<Item = Slot> {
+        let (node, slots, own) = (self.node, self.slots, self.own);
+        slots
+            .iter()
+            .enumerate()
+            .filter(move |(slot, _)| *slot != own)
+            .filter_map(move |(slot, page)| {
+                let page = (*page)?;
+                let entry = node.entry(slot)?;
+                let takes_part =
+                    entry.weight != 0 && entry.flags & (entry_flags::IGNORED | entry_flags::UNLIMITED) == 0;
+                takes_part.then(|| Slot::read(slot, entry, page, now, around))
+            })
+    }
+}
+
+/// What one look at the other shares tells.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    /// The virtual time: the start tag of the turn that began last, whosever it was.
+    pub virtual_time: Tag,
+    /// Somebody waits.
+    pub wanted: bool,
+    /// Somebody who may cut a turn waits.
+    pub cut_wanted: bool,
+    /// Somebody has taken a turn that began after ours.
+    pub taken_over: bool,
+    /// Until when others need the GPU, and which of them needs it longest.
+    pub free_at: Ns,
+    pub held_by: Option<usize>,
+    /// None of those who wait comes before the own wish.
+    pub is_next: bool,
+}
+
+/// `own` is the own slot, with its wish if it waits.
+pub(super) fn look(pages: &Pages<'_>, own: &Slot, now: Ns) -> View {
+    let mut view = View {
+        virtual_time: own.start_tag,
+        wanted: false,
+        cut_wanted: false,
+        taken_over: false,
+        free_at: 0,
+        held_by: None,
+        is_next: true,
+    };
+    let mut last = own.began;
+    for other in pages.others(now, own.start_tag) {
+        if other.began > last {
+            (last, view.virtual_time) = (other.began, other.start_tag);
+        }
+        view.taken_over |= other.took_over(own.began, own.index);
+        if other.free_at() > view.free_at {
+            (view.free_at, view.held_by) = (other.free_at(), Some(other.index));
+        }
+        if let Some(wish) = &other.wish {
+            view.wanted = true;
+            view.cut_wanted |= wish.behind && own.high <= other.high || other.waits_high(wish, now) && !own.high;
+            view.is_next &= !other.comes_before(own, now);
+        }
+    }
+    view
+}

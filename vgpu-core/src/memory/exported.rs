@@ -1,0 +1,103 @@
+//! Memory that was exported by a descriptor: it stays charged while any process has the descriptor.
+//!
+//! As NVIDIA documents it, such memory is freed when its handles, its mappings and all of its descriptors are gone. No
+//! call reports that the last descriptor was closed. So the charge is kept with a watch ([`LastClose`]), and those whose
+//! descriptor is closed are let go before a call is refused, when sizes are asked for, and with each export, release
+//! and unmapping of such memory.
+//!
+//! How it fails: memory whose descriptor cannot be watched stays charged until this process ends: too much, never too
+//! little. An importer has a charge of its own, or a reference to this one, before the descriptor is closed.
+
+use crate::os::last_close::LastClose;
+use crate::os::spin::Spin;
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What keeps a charge, whatever it is.
+pub type Keeps = Box<dyn Any + Send + Sync>;
+
+/// The exported memory of one GPU.
+#[derive(Default)]
+pub struct Exported {
+    list: Spin<Vec<(LastClose, Keeps)>>,
+    /// False: nothing was ever exported.
+    used: AtomicBool,
+}
+
+impl fmt::Debug for Exported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exported")
+            .field("count", &self.list.lock().len())
+            .finish()
+    }
+}
+
+impl Exported {
+    /// Keeps `memory` until the descriptor of `watch` is closed everywhere. None: until this process ends.
+    pub fn keep(&self, watch: Option<LastClose>, memory: Keeps) {
+        match watch {
+            Some(watch) => {
+                self.list.lock().push((watch, memory));
+                self.used.store(true, Ordering::Release);
+            }
+            None => core::mem::forget(memory),
+        }
+    }
+
+    /// Lets memory go that nobody has a descriptor of. Returns false if there is none.
+    #[inline(always)]
+    pub fn collect(&self) -> bool {
+        self.used.load(Ordering::Acquire) && self.collect_closed()
+    }
+
+    #[cold]
+    fn collect_closed(&self) -> bool {
+        let mut gone = Vec::new();
+        let mut list = self.list.lock();
+        let mut index = 0;
+        while let Some((watch, _)) = list.get(index) {
+            if watch.is_closed() {
+                gone.push(list.swap_remove(index));
+            } else {
+                index += 1;
+            }
+        }
+        drop(list);
+        // Their charges are released here, without the lock.
+        !gone.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::sync::Arc;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "locks of files")]
+    fn memory_is_kept_until_its_descriptor_is_closed() {
+        let (exported, memory) = (Exported::default(), Arc::new(()));
+        let files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+        for file in &files {
+            exported.keep(LastClose::new(file.as_raw_fd()), Box::new(memory.clone()));
+        }
+        exported.keep(None, Box::new(memory.clone()));
+        assert!(!exported.collect());
+        let [one, two] = files;
+        // Another test's child has copies until it runs its program.
+        let collect = || {
+            while !exported.collect() {
+                std::thread::yield_now();
+            }
+        };
+        drop(one);
+        collect();
+        assert_eq!(Arc::strong_count(&memory), 3);
+        drop(two);
+        collect();
+        assert!(!exported.collect());
+        assert_eq!(Arc::strong_count(&memory), 2, "what cannot be watched stays");
+    }
+}
