@@ -34,7 +34,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{
-    CONTAINER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+    LEDGER, LIBCUDA, LIBNVIDIA_ML, NAMESPACE_DIR, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
 };
 
 const LOADERS_FILE: &str = "/etc/ld.so.preload";
@@ -139,7 +139,7 @@ impl Namespace {
     /// The mount that failed.
     pub fn apply(&self) -> Result<(), NamespaceError> {
         enter()?;
-        let run = Path::new(CONTAINER_DIR);
+        let run = Path::new(NAMESPACE_DIR);
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("vgpu-run", run, "tmpfs", flags, c"mode=0755,size=1m").map_err(errno("mount a tmpfs at", run))?;
         self.bind_share()?;
@@ -229,7 +229,7 @@ fn has_mounts_inside(mountinfo: &str, folder: &Path) -> bool {
 }
 
 fn at(name: &str) -> PathBuf {
-    Path::new(CONTAINER_DIR).join(name)
+    Path::new(NAMESPACE_DIR).join(name)
 }
 
 fn bind(source: &Path, target: &Path) -> Result<(), NamespaceError> {
@@ -275,7 +275,7 @@ impl HostFolder {
     /// # Errors
     /// It cannot be created.
     pub fn ensure(&self, _locked: &Locked) -> Result<(), NamespaceError> {
-        let path = Path::new(CONTAINER_DIR);
+        let path = Path::new(NAMESPACE_DIR);
         if !path.is_dir() {
             File::create(&self.mark).map_err(error("mark", &self.mark))?;
             fs::create_dir(path).map_err(error("create", path))?;
@@ -294,7 +294,7 @@ impl HostFolder {
     pub fn remove(&self) {
         if self.mark.exists() {
             let _ = fs::remove_dir(NODE_MARK_DIR);
-            if fs::remove_dir(CONTAINER_DIR).is_ok() {
+            if fs::remove_dir(NAMESPACE_DIR).is_ok() {
                 let _ = fs::remove_file(&self.mark);
             }
         }

@@ -17,7 +17,7 @@ use crate::supervise::{self, StartError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE};
+use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NAMESPACE_DIR, PRELOAD_FILE, RUN_DIR_VARIABLE};
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -108,7 +108,8 @@ fn refuse_nested(environment: &Environment) -> Result<(), RunError> {
     if let Some(outer) = &environment.outer_run {
         return Err(RunError::Nested(outer.clone()));
     }
-    let entries = std::fs::read_dir(CONTAINER_DIR).into_iter().flatten().flatten();
+    let folders = [CONTAINER_DIR, NAMESPACE_DIR].into_iter();
+    let entries = folders.flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
     let mut shares = entries
         .map(|entry| entry.path().join(LIMITS))
         .filter(|limits| limits.exists());

@@ -21,6 +21,7 @@
 use crate::checkpoint::{Checkpoint, Damage, Entry};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
+use crate::layout::Layout;
 use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
@@ -49,6 +50,15 @@ pub struct ClaimDirs {
     root: PathBuf,
     /// If each share gets its own tmpfs.
     tmpfs: bool,
+}
+
+/// What limits files say besides the shares' own amounts.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// What a context takes on a GPU, by its UUID; None if that is not known.
+    pub context_reserve: &'a dyn Fn(&str) -> Option<u64>,
+    /// Where the release of the claim's library finds the driver.
+    pub layout: Layout,
 }
 
 /// Why a claim directory cannot be created or removed.
@@ -116,7 +126,7 @@ impl ClaimDirs {
         &self,
         uid: &str,
         entry: &Entry,
-        context_reserve: &dyn Fn(&str) -> Option<u64>,
+        terms: Terms<'_>,
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
         self.ensure_root()?;
@@ -132,12 +142,9 @@ impl ClaimDirs {
         }
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
-                self.ensure_share(
-                    uid,
-                    &held.share,
-                    &held.share.limits(order, context_reserve(&held.share.gpu)),
-                    crash_points,
-                )?;
+                let reserve = (terms.context_reserve)(&held.share.gpu);
+                let limits = held.share.limits(order, reserve, terms.layout);
+                self.ensure_share(uid, &held.share, &limits, crash_points)?;
             }
         }
         Ok(())
@@ -166,7 +173,9 @@ impl ClaimDirs {
             crash_points.reached("ledger")?;
         }
         let path = folder.join(LIMITS);
-        if !matches!(read_limits(&path), Some(found) if Share::from_limits(&found).same_result(share)) {
+        // A claim whose library is gone gets the current one, which may find the driver elsewhere.
+        let fits = |found: &Limits| Share::from_limits(found).same_result(share) && found.libcuda == limits.libcuda;
+        if !read_limits(&path).is_some_and(|found| fits(&found)) {
             files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
             crash_points.reached("limits")?;
         }
@@ -327,12 +336,20 @@ mod tests {
         }
     }
 
+    fn terms(context_reserve: &dyn Fn(&str) -> Option<u64>) -> Terms<'_> {
+        Terms {
+            context_reserve,
+            layout: Layout::default(),
+        }
+    }
+
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).expect("there").permissions().mode() & 0o7777
     }
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
-        dirs.ensure("u", &entry(), &|_| Some(7), &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| Some(7)), &mut NeverStop)
+            .expect("made");
         let folder = dirs.share_path("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
         assert_eq!((limits.order, limits.context_reserve), (1, Some(7)));
@@ -345,7 +362,8 @@ mod tests {
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");
-        dirs.ensure("u", &entry(), &|_| Some(9), &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| Some(9)), &mut NeverStop)
+            .expect("made");
         assert_eq!(
             std::fs::read(folder.join(LEDGER)).expect("read"),
             b"in use",
@@ -371,7 +389,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), true);
         make_use_and_remove(&dirs);
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
         let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
@@ -382,7 +401,8 @@ mod tests {
     fn hostile_ledgers_say_nothing_and_take_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         let path = dirs.share_path("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
@@ -398,26 +418,45 @@ mod tests {
     fn a_damaged_limits_file_is_written_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         let path = dirs.share_path("u", "s1").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "vgpu-limits 1\n").expect("written");
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         assert!(read_limits(&path).is_some());
+    }
+
+    #[test]
+    fn a_limits_file_that_names_the_driver_of_another_layout_is_written_again() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        let path = dirs.share_path("u", "s1").join(LIMITS);
+        for layout in [Layout::Run, Layout::Dev, Layout::Run] {
+            let terms = Terms {
+                layout,
+                ..terms(&|_| None)
+            };
+            dirs.ensure("u", &entry(), terms, &mut NeverStop).expect("made");
+            let found = read_limits(&path).expect("limits").libcuda;
+            assert_eq!(found.parent(), Some(Path::new(layout.paths().driver)));
+        }
     }
 
     #[test]
     fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         let path = dirs.share_path("u", "s2").join(LIMITS);
         std::fs::remove_file(&path).expect("removed");
         let (shares, missing) = dirs.read_shares("u");
         assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
         std::fs::create_dir(&path).expect("in the way");
         let error = dirs
-            .ensure("u", &entry(), &|_| None, &mut NeverStop)
+            .ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
             .expect_err("not made");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
@@ -426,7 +465,8 @@ mod tests {
     fn each_report_is_taken_once_told_and_comes_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None, &mut NeverStop).expect("made");
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
         let pods = BTreeSet::from(["p1".to_owned(), "p2".to_owned()]);
         for report in [Report::ALL, Report::ALL].concat() {
             assert!(Report::ALL.iter().all(|other| !dirs.take_report("u", *other)));

@@ -1,7 +1,8 @@
 //! Converts a claim's shares into its CDI spec. Pure.
 //!
 //! ```text
-//! spec level (once per container): environment, library, preload and its hook, driver, common device nodes
+//! spec level (once per container): environment, the tmpfs of shares, library, preload and its hook, driver, common
+//!                                  device nodes
 //! device `<uid>-<share>`:          the GPU's device node, share directory, ledger, arbitration folder and slot
 //! ```
 //!
@@ -11,11 +12,11 @@
 
 use crate::arbitration;
 use crate::driver::Driver;
+use crate::layout::Layout;
 use crate::share::{Role, Share};
 use std::path::Path;
 use vgpu_abi::paths::{
-    CONTAINER_ARBITRATION_DIR, CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_PRELOAD,
-    HOOK_FILE, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+    CONTAINER_LIBRARY_DIRS, HOOK_FILE, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES, TMPFS_SOURCE,
 };
 use vgpu_api::DRIVER_NAME;
 use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
@@ -24,6 +25,17 @@ const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
 const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
 /// The mode that NVIDIA's udev rules and tools set.
 const NODE_MODE: u32 = 0o666;
+/// The tmpfs of shares: the runtime makes the mount points of what lies below, and then makes it read-only. Room for
+/// these mount points, and for no content.
+const TMPFS_OPTIONS: [&str; 7] = [
+    "ro",
+    "nosuid",
+    "nodev",
+    "noexec",
+    "mode=0755",
+    "size=64k",
+    "nr_inodes=1024",
+];
 
 /// The inputs of a spec besides the shares.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +44,8 @@ pub struct Inputs<'a> {
     pub gpus_dir: &'a Path,
     /// Folder of the library release to which the claim is bound.
     pub library: &'a Path,
+    /// Where that release finds its files.
+    pub layout: Layout,
     pub driver: &'a Driver,
 }
 
@@ -100,8 +114,12 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     }
     // One check is enough, because a claim has either shares or monitors.
     let limited = shares.iter().any(|placed| placed.share.role == Role::Share);
+    let paths = inputs.layout.paths();
+    if limited && inputs.layout == Layout::Dev {
+        edits.mounts.push(tmpfs(paths.shares));
+    }
     let folders: &[&str] = if limited {
-        &[CONTAINER_DRIVER_DIR]
+        &[paths.driver]
     } else {
         &CONTAINER_LIBRARY_DIRS
     };
@@ -114,9 +132,7 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     }
     // libcuda opens these by name alone, so they must be in the loader's default folders too.
     for (name, file) in &driver.companions {
-        let both = CONTAINER_LIBRARY_DIRS
-            .iter()
-            .chain(limited.then_some(&CONTAINER_DRIVER_DIR));
+        let both = CONTAINER_LIBRARY_DIRS.iter().chain(limited.then_some(&paths.driver));
         edits
             .mounts
             .extend(both.map(|folder| mount(file, &format!("{folder}/{name}"), Access::Execute)));
@@ -132,11 +148,10 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
                 .mounts
                 .extend(names.map(|target| mount(&shim, &target, Access::Execute)));
         }
-        edits.mounts.push(mount(
-            &inputs.library.join(PRELOAD_FILE),
-            CONTAINER_PRELOAD,
-            Access::Execute,
-        ));
+        let preload = inputs.library.join(PRELOAD_FILE);
+        edits.mounts.push(mount(&preload, paths.preload, Access::Execute));
+        let beside = paths.shim.map(|target| mount(&shim, target, Access::Execute));
+        edits.mounts.extend(beside);
         edits.hooks.push(preload_hook(inputs));
     }
     edits
@@ -144,14 +159,15 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
 
 fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let folder = inputs.claim_dir.join(&placed.share.name);
-    let inside = format!("{CONTAINER_DIR}/{}", placed.share.name);
+    let paths = inputs.layout.paths();
+    let inside = format!("{}/{}", paths.shares, placed.share.name);
     let mut mounts = vec![
         mount(&folder, &inside, Access::Read),
         mount(&folder.join(LEDGER), &format!("{inside}/{LEDGER}"), Access::Write),
     ];
     if let Some(slot) = placed.slot {
         let folder = inputs.gpus_dir.join(&placed.share.gpu);
-        let inside = format!("{CONTAINER_ARBITRATION_DIR}/{}", placed.share.gpu);
+        let inside = format!("{}/{}", paths.arbitration, placed.share.gpu);
         let file = arbitration::file_name(slot);
         mounts.push(mount(&folder, &inside, Access::Read));
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
@@ -175,7 +191,13 @@ fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
 }
 
 fn preload_hook(inputs: &Inputs<'_>) -> Hook {
-    let arguments = [HOOK_FILE, "preload", "--library", CONTAINER_PRELOAD, "--report"];
+    let arguments = [
+        HOOK_FILE,
+        "preload",
+        "--library",
+        inputs.layout.paths().preload,
+        "--report",
+    ];
     Hook {
         hook_name: HookName::CreateContainer,
         path: text(&inputs.library.join(HOOK_FILE)),
@@ -211,6 +233,15 @@ fn mount(host: &Path, container: &str, access: Access) -> Mount {
             .chain(&["nosuid", "nodev", "bind", "rprivate"])
             .map(|one| (*one).to_owned())
             .collect(),
+    }
+}
+
+fn tmpfs(container: &str) -> Mount {
+    Mount {
+        host_path: TMPFS_SOURCE.to_owned(),
+        container_path: container.to_owned(),
+        r#type: Some("tmpfs".to_owned()),
+        options: TMPFS_OPTIONS.iter().map(|one| (*one).to_owned()).collect(),
     }
 }
 
@@ -262,11 +293,16 @@ mod tests {
     }
 
     fn build(driver: &Driver, shares: &[Placed<'_>]) -> Spec {
+        build_as(Layout::Dev, driver, shares)
+    }
+
+    fn build_as(layout: Layout, driver: &Driver, shares: &[Placed<'_>]) -> Spec {
         let claim_dir = Path::new("/run/vgpu/claims").join(UID);
         let inputs = Inputs {
             claim_dir: &claim_dir,
             gpus_dir: Path::new("/run/vgpu/gpus"),
             library: Path::new("/var/lib/vgpu/abc"),
+            layout,
             driver,
         };
         let spec = spec(&inputs, UID, shares);
@@ -302,8 +338,9 @@ mod tests {
             targets(common),
             [
                 ("/run/soft-gpu", "/var/lib/soft-gpu"),
-                ("/usr/lib/vgpu/driver/libcuda.so.1", "/opt/soft/libcuda.so.1"),
-                ("/usr/lib/vgpu/driver/libnvidia-ml.so.1", "/opt/soft/libnvidia-ml.so.1"),
+                ("/dev/vgpu", "vgpu"),
+                ("/dev/vgpu/.driver/libcuda.so.1", "/opt/soft/libcuda.so.1"),
+                ("/dev/vgpu/.driver/libnvidia-ml.so.1", "/opt/soft/libnvidia-ml.so.1"),
                 ("/usr/lib/x86_64-linux-gnu/libcuda.so", shim),
                 ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", shim),
                 ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", shim),
@@ -311,9 +348,10 @@ mod tests {
                 ("/usr/lib64/libcuda.so.1", shim),
                 ("/usr/lib64/libnvidia-ml.so.1", shim),
                 (
-                    "/usr/lib/vgpu/libvgpu-preload.so",
+                    "/dev/vgpu/.lib/libvgpu-preload.so",
                     "/var/lib/vgpu/abc/libvgpu-preload.so"
                 ),
+                ("/dev/vgpu/.lib/libcuda.so.1", shim),
             ]
         );
         let device = &spec.devices[0];
@@ -322,14 +360,14 @@ mod tests {
         assert_eq!(
             targets(&device.container_edits),
             [
-                ("/run/vgpu/s1", claim.as_str()),
-                ("/run/vgpu/s1/ledger", &format!("{claim}/ledger")),
+                ("/dev/vgpu/s1", claim.as_str()),
+                ("/dev/vgpu/s1/ledger", &format!("{claim}/ledger")),
                 (
-                    &format!("/run/vgpu/.arbitration/{GPU}"),
+                    &format!("/dev/vgpu/.arbitration/{GPU}"),
                     &format!("/run/vgpu/gpus/{GPU}")
                 ),
                 (
-                    &format!("/run/vgpu/.arbitration/{GPU}/03"),
+                    &format!("/dev/vgpu/.arbitration/{GPU}/03"),
                     &format!("/run/vgpu/gpus/{GPU}/03")
                 ),
             ]
@@ -344,6 +382,61 @@ mod tests {
         assert_eq!(hook.path, "/var/lib/vgpu/abc/vgpu-cdi-hook");
         assert_eq!(hook.args[0..3], ["vgpu-cdi-hook", "preload", "--library"]);
         assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}"));
+    }
+
+    /// A claim that an older release prepared keeps that release's library and hook, which know nothing of /dev/vgpu.
+    #[test]
+    fn an_older_release_gets_the_spec_that_it_knows() {
+        let share = share("s1");
+        let placed = Placed {
+            share: &share,
+            slot: Some(3),
+            gpu_node: None,
+        };
+        let spec = build_as(Layout::Run, &soft(), &[placed]);
+        let edits = spec.devices.iter().map(|device| &device.container_edits);
+        let mounts: Vec<&Mount> = edits
+            .chain([&spec.container_edits])
+            .flat_map(|edits| &edits.mounts)
+            .collect();
+        assert!(mounts.iter().all(|mount| mount.r#type.is_none()), "{mounts:?}");
+        let paths: Vec<&str> = mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+        assert!(paths.iter().all(|path| !path.starts_with("/dev")), "{paths:?}");
+        for path in [
+            "/run/vgpu/s1",
+            "/run/vgpu/s1/ledger",
+            "/usr/lib/vgpu/driver/libcuda.so.1",
+            "/usr/lib/vgpu/libvgpu-preload.so",
+        ] {
+            assert!(paths.contains(&path), "{path}: {paths:?}");
+        }
+        assert_eq!(
+            spec.container_edits.hooks[0].args[3],
+            "/usr/lib/vgpu/libvgpu-preload.so"
+        );
+    }
+
+    #[test]
+    fn the_folder_of_shares_is_a_read_only_tmpfs_of_the_node() {
+        let share = share("s1");
+        let placed = Placed {
+            share: &share,
+            slot: None,
+            gpu_node: None,
+        };
+        let spec = build(&soft(), &[placed]);
+        let mounts = &spec.container_edits.mounts;
+        let tmpfs: Vec<_> = mounts.iter().filter(|mount| mount.r#type.is_some()).collect();
+        let [tmpfs] = tmpfs.as_slice() else {
+            panic!("{tmpfs:?}");
+        };
+        assert_eq!(
+            (tmpfs.container_path.as_str(), tmpfs.host_path.as_str()),
+            ("/dev/vgpu", "vgpu")
+        );
+        for option in ["ro", "nosuid", "nodev", "noexec"] {
+            assert!(tmpfs.options.iter().any(|found| found == option), "{option}");
+        }
     }
 
     #[test]
@@ -371,7 +464,7 @@ mod tests {
             [("/dev/nvidia3".into(), 0o666)]
         );
         let common = targets(&spec.container_edits);
-        for folder in ["/usr/lib/vgpu/driver", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"] {
+        for folder in ["/dev/vgpu/.driver", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"] {
             let jit = format!("{folder}/libnvidia-ptxjitcompiler.so.1");
             assert!(common.contains(&(&jit, "/usr/lib/jit.so")), "{jit}");
         }

@@ -1,11 +1,13 @@
 //! Installs releases of the library on the node:
-//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook}`.
+//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook,layout}`.
 //!
 //! Running containers have these files mapped, so a release is never overwritten: it is written under a
 //! temporary name and renamed to its digest, and an existing one is verified. The store must not be mounted
 //! noexec: ld.so then ignores the preload library, and the limit would not be enforced. A crash while
 //! installing leaves a temporary folder, which the next start removes.
 
+use crate::files;
+use crate::layout::{self, Layout};
 use rustix::fs::StatVfsMountFlags;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
@@ -65,6 +67,8 @@ impl Library {
             for file in FILES {
                 copy(&source.join(file), &temporary.join(file))?;
             }
+            std::fs::write(temporary.join(layout::FILE), Layout::default().text())
+                .map_err(failed("write", &temporary))?;
             File::open(&temporary)
                 .and_then(|folder| folder.sync_all())
                 .map_err(failed("sync", &temporary))?;
@@ -75,6 +79,11 @@ impl Library {
         }
         if self::digest(&target).ok().as_ref() != Some(&digest) {
             return Err(Error::Changed(target));
+        }
+        // The same files, installed by a plugin that did not write it.
+        let layout = target.join(layout::FILE);
+        if !layout.exists() {
+            files::replace(&layout, Layout::default().text().as_bytes(), 0o644).map_err(failed("write", &layout))?;
         }
         Ok(Self {
             store: store.to_path_buf(),

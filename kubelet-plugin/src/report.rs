@@ -1,5 +1,6 @@
 //! What the hook reports of a container that starts without the backstop: a file for each reason in the claim's directory,
-//! and an event with that reason on the pods of the claim.
+//! and an event with that reason on the pods of the claim. Only hooks of older releases, to which claims may still be
+//! bound, start a container for another reason than a missing glibc: the others mount the list, or refuse.
 
 use crate::share::ClaimId;
 

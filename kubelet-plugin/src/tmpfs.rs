@@ -9,6 +9,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use vgpu_abi::paths::TMPFS_SOURCE;
 
 const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -50,7 +51,7 @@ pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
         return Ok(());
     }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("vgpu", folder, "tmpfs", flags, size.options().as_c_str())?;
+    mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options().as_c_str())?;
     Ok(())
 }
 

@@ -102,7 +102,8 @@ impl Account {
     pub fn open(grants: &crate::grants::GpuGrants) -> Result<Self, OpenError> {
         let open = |grant: &crate::grants::Grant, at, limit| {
             let mark = vgpu_abi::ledger::share_mark(&grant.limits.share, &grant.limits.gpu);
-            Share::open_at(&grant.directory.join(vgpu_abi::paths::LEDGER), at, mark, limit)
+            let path = grant.directory.join(vgpu_abi::paths::LEDGER);
+            Share::open_at(&path, at, grant.device, mark, limit)
         };
         let device = grants.shares.iter().map(|grant| open(grant, 0, grant.limits.memory));
         let extended = grants.shares.iter().filter(|grant| grant.limits.host_memory > 0);

@@ -122,7 +122,7 @@ fn a_directory_of_shares_with_anything_in_it() {
                     _ => fs::write(&limits, golden),
                 };
             }
-            if let Ok(gpus) = grants::read(folder.path()) {
+            if let Ok(gpus) = grants::directory(Some(folder.path().into())).and_then(|origin| grants::read(&origin)) {
                 let names: Vec<_> = gpus
                     .iter()
                     .flat_map(|gpu| &gpu.shares)

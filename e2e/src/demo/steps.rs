@@ -282,7 +282,7 @@ fn mounts(spec: &Value) -> Option<String> {
         .iter()
         .filter(|mount| is_read_only(mount))
         .filter_map(|mount| target(mount))
-        .find(|path| path.parent() == Some(Path::new("/run/vgpu")))?;
+        .find(|path| path.parent() == Some(Path::new("/dev/vgpu")))?;
     (!names.is_empty()).then(|| {
         format!(
             "libvgpu.so as {}, and the limits, read-only, in {} ({} mounts in all)",
@@ -323,8 +323,8 @@ mod tests {
         let spec = |option: &str| {
             serde_json::json!({
                 "devices": [{"name": "a", "containerEdits": {"mounts": [
-                    {"hostPath": "/h/claims/c/s", "containerPath": "/run/vgpu/s", "options": [option, "bind"]},
-                    {"hostPath": "/h/claims/c/s/ledger", "containerPath": "/run/vgpu/s/ledger", "options": ["rw"]},
+                    {"hostPath": "/h/claims/c/s", "containerPath": "/dev/vgpu/s", "options": [option, "bind"]},
+                    {"hostPath": "/h/claims/c/s/ledger", "containerPath": "/dev/vgpu/s/ledger", "options": ["rw"]},
                 ]}}],
                 "containerEdits": {"mounts": [
                     {"hostPath": "/h/libvgpu.so", "containerPath": "/usr/lib/libnvidia-ml.so.1"},
@@ -333,7 +333,7 @@ mod tests {
                 ]},
             })
         };
-        let told = "libvgpu.so as libcuda.so.1, libnvidia-ml.so.1, and the limits, read-only, in /run/vgpu/s (5 mounts in all)";
+        let told = "libvgpu.so as libcuda.so.1, libnvidia-ml.so.1, and the limits, read-only, in /dev/vgpu/s (5 mounts in all)";
         assert_eq!(mounts(&spec("ro")).as_deref(), Some(told));
         assert_eq!(mounts(&spec("rw")), None);
         assert_eq!(mounts(&serde_json::json!({"devices": []})), None);

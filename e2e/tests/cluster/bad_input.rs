@@ -24,10 +24,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("config_of_another_driver_is_ignored", other_driver),
     ("container_without_glibc_starts_and_gets_one_warning", without_glibc),
     (
-        "volume_over_the_preload_list_is_not_called_a_missing_glibc",
-        volume_over_the_list,
-    ),
-    (
         "monitor_claim_in_a_namespace_without_the_label_is_refused",
         monitor_without_label,
     ),
@@ -288,34 +284,10 @@ fn damaged_limits() -> Result<()> {
         if said.status.success() {
             bail!("a program allocated under a damaged limits file");
         }
-        if !(said.stderr.contains("limits") && said.stderr.contains("/run/vgpu/")) {
+        if !(said.stderr.contains("limits") && said.stderr.contains("/dev/vgpu/")) {
             bail!("stderr does not name the file: {}", said.stderr.trim());
         }
         Ok(())
-    })
-}
-
-fn volume_over_the_list() -> Result<()> {
-    shared::in_namespace("volume-over-list", |_, kube| {
-        kube.run(&["create", "configmap", "list", "--from-literal=ld.so.preload="])?;
-        let mut object: Value = serde_json::from_str(pod("covered", "client", &HOLD, "t").trim_end_matches("\n---\n"))?;
-        object["spec"]["volumes"] = json!([{"name": "list", "configMap": {"name": "list"}}]);
-        object["spec"]["containers"][0]["volumeMounts"] =
-            json!([{"name": "list", "mountPath": "/etc/ld.so.preload", "subPath": "ld.so.preload"}]);
-        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &object.to_string()))?;
-        kube.wait_running("covered", LIMIT)?;
-        wait(LIMIT, "a warning on the pod that names the volume", || {
-            let events = kube.events("covered", "PreloadListMounted")?;
-            Ok(events
-                .iter()
-                .any(|message| message.contains("/etc/ld.so.preload"))
-                .then_some(()))
-        })?;
-        let wrong = kube.events("covered", "NoGlibc")?;
-        match wrong.first() {
-            None => Ok(()),
-            Some(message) => bail!("the image has glibc: {message}"),
-        }
     })
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! machine.rs    clusters of their own: side by side, beside decoys, killed in every way, nothing left
 //! example.rs    the documented examples
+//! attacks.rs    what tenants try on their limits: held, lifted, or told why not
 //! bad_input.rs  users' mistakes, and where they read about them
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! controller.rs controller mode: one pod's way, refusals, the leader killed
@@ -18,6 +19,7 @@
 //! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
 
 mod adversity;
+mod attacks;
 mod bad_input;
 mod checker;
 mod controller;
@@ -109,6 +111,7 @@ fn tests() -> Vec<Named> {
         ("machine", machine::TESTS),
         ("example", example::TESTS),
         ("bad_input", bad_input::TESTS),
+        ("attacks", attacks::TESTS),
         ("explain", explain::TESTS),
         ("restarts", restarts::TESTS),
         ("controller", controller::TESTS),

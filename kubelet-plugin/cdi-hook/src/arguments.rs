@@ -11,7 +11,7 @@ pub(crate) const HELP: &str = "\
 vgpu-cdi-hook: adds a library to a container's /etc/ld.so.preload (an OCI createContainer hook)
 
 usage: vgpu-cdi-hook preload [--library PATH] [--report FOLDER] < STATE
-  --library PATH  the library's path in the container (default: /usr/lib/vgpu/libvgpu-preload.so)
+  --library PATH  the library's path in the container (default: /dev/vgpu/.lib/libvgpu-preload.so)
   --report FOLDER gets a file with one line, named after the reason, if the container starts without the library
                   (absolute, on the node)
   STATE           the container's state, as the runtime passes it to hooks

@@ -1,10 +1,11 @@
-//! vgpu-cdi-hook is a createContainer hook. It adds libvgpu-preload.so to a container's /etc/ld.so.preload,
-//! which the container's environment cannot switch off.
+//! vgpu-cdi-hook is a createContainer hook. It verifies the container's folder of shares, and adds libvgpu-preload.so
+//! to its /etc/ld.so.preload, as a mount that neither the container's environment nor its root can take away.
 //!
 //! ```text
-//!  runtime ──stdin──► state (id, bundle) ──► bundle/config.json ──► root.path
+//!  runtime ──stdin──► state (id, bundle) ──► bundle/config.json ──► root.path, mounts
 //!                                                                      │ rootfs: paths inside it
-//!  arguments ──► --library ──────────────────────────────────────────► merge ──► <root>/etc/ld.so.preload
+//!                                                                      ├──► shares ──► <root>/dev/vgpu, by mounts
+//!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
 //!               --report   ◄── a file, if that is not possible and the container starts anyway
 //! ```
 //!
@@ -13,29 +14,39 @@
 //! container's files are under `root.path`. It runs as root in the container's mount namespace, once for each
 //! CDI device or claim that names it, before any program of the container. If it fails, the container fails.
 //!
-//! The tenant controls the image. So paths are resolved without leaving the root file system ([`rootfs`]),
-//! reads have a size limit, and a folder that is mounted into the container is never written to: it may be
-//! the node's own /etc.
+//! The tenant controls the image and the pod's volumes. So paths are resolved without leaving the root file system
+//! ([`rootfs`]), reads have a size limit, and nothing is written to a folder that is mounted into the container: it may
+//! be the node's own /etc.
 //!
 //! Failure modes:
-//! - killed before the rename: the old file is complete; a temp file is left in the container's own layer;
-//! - run again, or twice at once: the entry is there once;
-//! - an image without glibc, a read-only root file system, a file or folder that is a mount: the container
-//!   starts without the backstop, and the report has the reason;
-//! - anything else: exit status 1 and one line that names the container, the file and the remedy.
+//! - killed: the container does not start, and its mounts end with its namespace; an empty file may be left in its layer;
+//! - run again, once for each claim: the list of the first run is found and stays;
+//! - an image without glibc: the container starts without the backstop, and the report has the reason;
+//! - the CDI spec of an older plugin, without /dev/vgpu: the line says so;
+//! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
+//!   names the container, the file and the remedy. The runtime copies it into the pod's event.
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod list;
+mod list_mount;
 mod merge;
+mod mounts;
 mod report;
 mod rootfs;
+mod shares;
 mod state;
 
-use std::{ffi::OsString, io::Read};
+use std::{
+    ffi::OsString,
+    io::{self, Read},
+    path::PathBuf,
+};
 
 use arguments::{Command, Preload};
+use list_mount::Wanted;
 use merge::Outcome;
+use rootfs::Root;
 use state::Container;
 
 /// Why the container must not start, as the pod's event shows it.
@@ -45,6 +56,14 @@ pub enum Error {
     Arguments(#[from] arguments::Error),
     #[error(transparent)]
     State(#[from] state::Error),
+    #[error("container {id}: {path}: cannot open the root file system: {source}; the runtime named it, so check the runtime's log", path = .path.display())]
+    Root {
+        id: String,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("container {id}: {source}")]
+    Shares { id: String, source: shares::Error },
     #[error("container {id}: {source}")]
     Merge { id: String, source: merge::Error },
 }
@@ -63,15 +82,23 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
 
 fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
     let container = Container::read(stdin)?;
-    match merge::merge(&container.root, &preload.library) {
+    let id = container.id;
+    let root = Root::open(&container.root).map_err(|source| Error::Root {
+        id: id.clone(),
+        path: container.root.clone(),
+        source,
+    })?;
+    shares::verify(&root, container.volume_at_dev).map_err(|source| Error::Shares { id: id.clone(), source })?;
+    let wanted = Wanted {
+        read_only: container.read_only,
+        label: container.mount_label.as_deref(),
+    };
+    match merge::merge(&root, &preload.library, wanted) {
         Ok(Outcome::Listed) => Ok(()),
         Ok(Outcome::Left(reason)) => {
-            report::write(preload.report.as_deref(), &container.id, &reason);
+            report::write(preload.report.as_deref(), &id, &reason);
             Ok(())
         }
-        Err(source) => Err(Error::Merge {
-            id: container.id,
-            source,
-        }),
+        Err(source) => Err(Error::Merge { id, source }),
     }
 }

@@ -1,6 +1,9 @@
 //! The text of /etc/ld.so.preload, as glibc's ld.so reads it: entries between white space and colons,
 //! and comments from `#` to the end of the line. Pure; bytes, because the image may have written any.
 
+/// The list's path in a container.
+pub(crate) const LIST: &str = "/etc/ld.so.preload";
+
 /// Returns the text with `library` added, or `None` if it is there already. The image's own entries come
 /// first and keep their bytes.
 pub(crate) fn with(text: &[u8], library: &str) -> Option<Vec<u8>> {
@@ -28,7 +31,7 @@ fn entries(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
 
-    const OURS: &str = "/usr/lib/vgpu/libvgpu-preload.so";
+    const OURS: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
 
     fn merged(text: &str) -> Option<String> {
         with(text.as_bytes(), OURS).map(|bytes| String::from_utf8(bytes).expect("UTF-8"))
@@ -36,18 +39,18 @@ mod tests {
 
     #[test]
     fn the_images_entries_stay_before_ours() {
-        assert_eq!(merged("").as_deref(), Some("/usr/lib/vgpu/libvgpu-preload.so\n"));
+        assert_eq!(merged("").as_deref(), Some("/dev/vgpu/.lib/libvgpu-preload.so\n"));
         assert_eq!(
             merged("/a.so\n").as_deref(),
-            Some("/a.so\n/usr/lib/vgpu/libvgpu-preload.so\n")
+            Some("/a.so\n/dev/vgpu/.lib/libvgpu-preload.so\n")
         );
         assert_eq!(
             merged("/a.so /b.so").as_deref(),
-            Some("/a.so /b.so\n/usr/lib/vgpu/libvgpu-preload.so\n")
+            Some("/a.so /b.so\n/dev/vgpu/.lib/libvgpu-preload.so\n")
         );
         assert_eq!(
             merged("# none").as_deref(),
-            Some("# none\n/usr/lib/vgpu/libvgpu-preload.so\n")
+            Some("# none\n/dev/vgpu/.lib/libvgpu-preload.so\n")
         );
     }
 

@@ -84,6 +84,16 @@ impl Root {
         Ok(Self { dir })
     }
 
+    /// The opened root.
+    pub(crate) fn folder(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    /// Opens a folder in the root, which may be a mount and must not be a link.
+    pub(crate) fn enter(&self, name: &OsStr) -> Result<OwnedFd, Error> {
+        enter_folder(&self.dir, name)
+    }
+
     /// Resolves `path`. All its folders must exist.
     pub(crate) fn place(&self, path: &str, mounts: Mounts) -> Result<Place, Error> {
         let mut ahead = Vec::new();
@@ -146,6 +156,11 @@ impl Place {
         }
     }
 
+    /// Opens the folder.
+    pub(crate) fn folder(&self) -> Result<OwnedFd, Error> {
+        enter(&self.dir, &self.name, FOLDER, self.mounts)
+    }
+
     /// Opens the regular file for reading; `None` if it does not exist.
     pub(crate) fn open(&self) -> Result<Option<File>, Error> {
         if !self.exists {
@@ -170,6 +185,11 @@ fn push(ahead: &mut Vec<OsString>, path: &[u8]) {
         .split(|byte| *byte == b'/')
         .filter(|part| !matches!(*part, b"" | b"."));
     ahead.extend(components.rev().map(|part| OsString::from_vec(part.to_vec())));
+}
+
+/// Opens a folder in `dir`, which may be a mount and must not be a link.
+pub(crate) fn enter_folder(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Error> {
+    enter(dir, name, FOLDER, Mounts::Enter)
 }
 
 /// Opens one component.

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use serde_json::Value;
@@ -17,6 +17,12 @@ pub(crate) struct Container {
     pub(crate) id: String,
     /// Its root file system, on the node.
     pub(crate) root: PathBuf,
+    /// If the runtime makes that read-only later.
+    pub(crate) read_only: bool,
+    /// If its /dev is a volume, and not the runtime's own file system.
+    pub(crate) volume_at_dev: bool,
+    /// SELinux's label for mounts.
+    pub(crate) mount_label: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -49,11 +55,14 @@ impl Container {
     pub(crate) fn read(stdin: impl Read) -> Result<Self, Error> {
         let (id, bundle) = state(stdin).map_err(Error::State)?;
         let path = bundle.join("config.json");
-        match root(&path) {
-            // If root.path is absolute, `join` drops the bundle.
-            Ok(root) => Ok(Self {
+        match config(&path) {
+            Ok((root, config)) => Ok(Self {
                 id,
+                // If root.path is absolute, `join` drops the bundle.
                 root: bundle.join(root),
+                read_only: config.pointer("/root/readonly") == Some(&Value::Bool(true)),
+                volume_at_dev: has_volume_at_dev(&config),
+                mount_label: config.pointer("/linux/mountLabel").and_then(label),
             }),
             Err(damage) => Err(Error::Config { id, path, damage }),
         }
@@ -83,8 +92,9 @@ fn state(stdin: impl Read) -> Result<(String, PathBuf), Damage> {
     Ok((id.to_owned(), bundle.into()))
 }
 
-fn root(config: &Path) -> Result<String, Damage> {
-    let config = json(File::open(config)?, MAX_CONFIG)?;
+/// The path of the root file system, and the whole configuration.
+fn config(path: &Path) -> Result<(String, Value), Damage> {
+    let config = json(File::open(path)?, MAX_CONFIG)?;
     let path = text(&config, "/root/path", "root.path")?;
     if path.is_empty() {
         return Err(Damage::Bad {
@@ -93,7 +103,32 @@ fn root(config: &Path) -> Result<String, Damage> {
             wanted: "a path",
         });
     }
-    Ok(path.to_owned())
+    Ok((path.to_owned(), config))
+}
+
+fn has_volume_at_dev(config: &Value) -> bool {
+    let mounts = config.pointer("/mounts").and_then(Value::as_array);
+    mounts.into_iter().flatten().any(|mount| {
+        let field = |name: &str| mount.get(name).and_then(Value::as_str).unwrap_or_default();
+        cleaned(field("destination")) == Path::new("/dev") && field("type") != "tmpfs"
+    })
+}
+
+/// The path as the runtime cleans it, without looking at links.
+fn cleaned(path: &str) -> PathBuf {
+    let mut cleaned = PathBuf::from("/");
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => cleaned.push(name),
+            Component::ParentDir => drop(cleaned.pop()),
+            _ => (),
+        }
+    }
+    cleaned
+}
+
+fn label(value: &Value) -> Option<String> {
+    value.as_str().filter(|label| !label.is_empty()).map(str::to_owned)
 }
 
 fn json(from: impl Read, max: u64) -> Result<Value, Damage> {
@@ -110,4 +145,27 @@ fn text<'a>(document: &'a Value, pointer: &str, field: &'static str) -> Result<&
         .pointer(pointer)
         .and_then(Value::as_str)
         .ok_or(Damage::Missing(field))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_at_dev_is_seen_however_it_is_written() {
+        for (mounts, expected) in [
+            (r#"[]"#, false),
+            (
+                r#"[{"destination": "/dev", "type": "tmpfs"}, {"destination": "/dev/shm", "type": "bind"}]"#,
+                false,
+            ),
+            (r#"[{"destination": "/dev", "type": "bind"}]"#, true),
+            (r#"[{"destination": "/./dev/", "type": "bind"}]"#, true),
+            (r#"[{"destination": "/x/../dev", "type": "bind"}]"#, true),
+            (r#"[{"destination": "/dev"}]"#, true),
+        ] {
+            let config = serde_json::from_str(&format!("{{\"mounts\": {mounts}}}")).expect("JSON");
+            assert_eq!(has_volume_at_dev(&config), expected, "{mounts}");
+        }
+    }
 }

@@ -1,33 +1,42 @@
-//! The program as a runtime runs it, with a bundle, a state on standard input, and a root file system made by
-//! the test.
+//! The program as a runtime runs it, in a mount namespace, with a bundle, a state on standard input, and a root file system
+//! and mounts made by the test.
 
 use std::{
     fs,
     io::Write,
-    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    thread,
 };
 
 use tempfile::TempDir;
 
-const OURS: &str = "/usr/lib/vgpu/libvgpu-preload.so";
+const OURS: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-cdi-hook");
+/// What the runtime mounts by the CDI spec.
+const MOUNTS: &str = "mkdir -p dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs -o mode=0755 vgpu dev/vgpu; \
+                      mkdir dev/vgpu/.lib; echo a library >dev/vgpu/.lib/libvgpu-preload.so";
 
 struct Bundle {
     dir: TempDir,
 }
 
+/// How the hook ended, and what the commands after it printed.
+#[derive(Debug)]
+struct Ran {
+    success: bool,
+    said: String,
+    after: String,
+}
+
 impl Bundle {
-    /// A container of an image with glibc, with the library mounted, and with a list.
+    /// A container of an image with glibc, and with a list.
     fn new(list: Option<&str>) -> Self {
         let bundle = Self::empty();
         bundle.put(
             "lib64/ld-linux-x86-64.so.2",
             "\x7fELF ... /etc/ld.so.cache /etc/ld.so.preload ...",
         );
-        bundle.put(&OURS[1..], "a library");
         bundle.put("etc/passwd", "");
         if let Some(list) = list {
             bundle.put("etc/ld.so.preload", list);
@@ -42,7 +51,7 @@ impl Bundle {
         };
         fs::create_dir(bundle.at("")).expect("a folder");
         fs::create_dir(bundle.reports()).expect("a folder");
-        bundle.config(r#"{"ociVersion": "1.1.0", "root": {"path": "rootfs", "readonly": true}}"#);
+        bundle.config(r#"{"ociVersion": "1.1.0", "root": {"path": "rootfs"}}"#);
         bundle
     }
 
@@ -58,10 +67,6 @@ impl Bundle {
     fn put(&self, path: &str, text: &str) {
         fs::create_dir_all(self.at(path).parent().expect("a folder")).expect("folders");
         fs::write(self.at(path), text).expect("write");
-    }
-
-    fn list(&self) -> String {
-        fs::read_to_string(self.at("etc/ld.so.preload")).expect("a list")
     }
 
     /// The folder for reports; the claim's directory on a node.
@@ -90,32 +95,64 @@ impl Bundle {
         command
     }
 
-    /// Runs the hook, which must succeed without output.
-    fn run(&self) {
-        assert_eq!(
-            told(&with_stdin(&mut self.command(), self.state().as_bytes())),
-            (true, String::new())
-        );
-    }
-
-    /// Runs the hook, which must fail, and returns its one line.
+    /// Runs the hook alone, which must fail before it needs a mount, and returns its one line.
     fn refusal(&self) -> String {
         let (success, line) = told(&with_stdin(&mut self.command(), self.state().as_bytes()));
-        assert!(
-            !success && line.ends_with('\n') && line.matches('\n').count() == 1,
-            "{line:?}"
-        );
-        line.trim_end().to_owned()
+        assert!(!success && line.matches('\n').count() == 1, "{line:?}");
+        line
     }
 
-    /// Names in a folder of the root file system.
-    fn names(&self, folder: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.at(folder)).expect("a folder");
-        let mut names: Vec<_> = entries
-            .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
-            .collect();
-        names.sort();
-        names
+    /// Runs the shell's `before`, the hook and the shell's `after` in the root file system, in a mount namespace of their
+    /// own. None if that is not allowed.
+    fn run(&self, test: &str, before: &str, after: &str) -> Option<Ran> {
+        let ways: [&[&str]; 2] = [&["unshare", "-m"], &["unshare", "-rm"]];
+        let works = |way: &&&[&str]| {
+            let tried = Command::new(way[0])
+                .args(&way[1..])
+                .args(["mount", "-t", "tmpfs", "none", "/mnt"])
+                .output();
+            tried.is_ok_and(|output| output.status.success())
+        };
+        let Some(way) = ways.iter().find(works) else {
+            vgpu_skip::skip(test, "needs root or user namespaces, to mount");
+            return None;
+        };
+        let script = format!("set -e; cd \"$1\"; shift; {before}\n\"$@\"\nset +e; {after}");
+        let hook = self.command();
+        let mut command = Command::new(way[0]);
+        command
+            .args(&way[1..])
+            .args(["sh", "-c", &script, "sh"])
+            .arg(self.at(""))
+            .arg(hook.get_program())
+            .args(hook.get_args());
+        let output = with_stdin(&mut command, self.state().as_bytes());
+        Some(Ran {
+            success: output.status.success(),
+            said: String::from_utf8(output.stderr).expect("UTF-8"),
+            after: String::from_utf8(output.stdout).expect("UTF-8"),
+        })
+    }
+}
+
+impl Ran {
+    /// What was printed after the hook, which must succeed without a word.
+    #[track_caller]
+    fn printed(self) -> String {
+        assert!(self.success && self.said.is_empty(), "{self:?}");
+        self.after
+    }
+
+    /// The one line of the hook, which must fail.
+    #[track_caller]
+    fn refusal(self) -> String {
+        assert!(!self.success && self.after.is_empty(), "{self:?}");
+        assert!(
+            self.said.ends_with('\n') && self.said.matches('\n').count() == 1,
+            "{self:?}"
+        );
+        assert!(self.said.starts_with("vgpu-cdi-hook: container c1: "), "{self:?}");
+        self.said.trim_end().to_owned()
     }
 }
 
@@ -140,110 +177,112 @@ fn told(output: &Output) -> (bool, String) {
     )
 }
 
+const LIST: &str = "cat etc/ld.so.preload";
+
+/// Whatever the image has, the list is a file of ours, which its root cannot change in any way, and the image's entries
+/// come first.
 #[test]
-fn a_missing_list_is_made() {
-    let bundle = Bundle::new(None);
-    bundle.run();
-    assert_eq!(bundle.list(), format!("{OURS}\n"));
-    let mode = fs::metadata(bundle.at("etc/ld.so.preload"))
-        .expect("stat")
-        .permissions()
-        .mode();
-    assert_eq!(mode & 0o7777, 0o644);
-    assert_eq!(fs::read_dir(bundle.reports()).expect("a folder").count(), 0);
-    assert_eq!(bundle.names("etc"), ["ld.so.preload", "passwd"], "no temp file is left");
+fn the_list_is_a_mount_that_root_cannot_change() {
+    const NAME: &str = "the_list_is_a_mount_that_root_cannot_change";
+    let attacks = "(: >etc/ld.so.preload) 2>/dev/null && echo emptied; rm -f etc/ld.so.preload 2>/dev/null && echo removed; \
+                   mv etc/passwd etc/ld.so.preload 2>/dev/null && echo replaced; mv etc gone 2>/dev/null && echo renamed; \
+                   chmod 666 etc/ld.so.preload 2>/dev/null && echo opened; stat -c %a etc/ld.so.preload; \
+                   touch etc/other; cat etc/ld.so.preload";
+    for (list, merged) in [
+        (None, format!("{OURS}\n")),
+        (Some("/a.so # faster"), format!("/a.so # faster\n{OURS}\n")),
+        (Some(OURS), OURS.to_owned()),
+    ] {
+        let bundle = Bundle::new(list);
+        let Some(ran) = bundle.run(NAME, MOUNTS, attacks) else {
+            return;
+        };
+        assert_eq!(ran.printed(), format!("444\n{merged}"));
+        assert!(bundle.at("etc/other").exists(), "the rest of /etc is the image's own");
+        let own = fs::read_to_string(bundle.at("etc/ld.so.preload")).expect("a mount point");
+        assert_eq!(own, list.unwrap_or_default(), "the image's file stays as it is");
+        assert_eq!(fs::read_dir(bundle.reports()).expect("a folder").count(), 0);
+    }
 }
 
 #[test]
 fn a_missing_etc_is_made() {
     let bundle = Bundle::new(None);
     fs::remove_dir_all(bundle.at("etc")).expect("remove");
-    bundle.run();
-    assert_eq!(bundle.list(), format!("{OURS}\n"));
+    let Some(ran) = bundle.run("a_missing_etc_is_made", MOUNTS, LIST) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("{OURS}\n"));
 }
 
 #[test]
-fn the_images_entries_mode_and_owner_stay() {
-    let bundle = Bundle::new(Some("/opt/libjemalloc.so # faster"));
-    let path = bundle.at("etc/ld.so.preload");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("chmod");
-    // Only root can change a file's owner.
-    let _ = std::os::unix::fs::chown(&path, Some(1234), Some(4321));
-    let before = fs::metadata(&path).expect("stat");
-    bundle.run();
-    assert_eq!(bundle.list(), format!("/opt/libjemalloc.so # faster\n{OURS}\n"));
-    let after = fs::metadata(&path).expect("stat");
-    let of = |metadata: &fs::Metadata| (metadata.mode(), metadata.uid(), metadata.gid());
-    assert_eq!(of(&after), of(&before));
-}
-
-#[test]
-fn it_runs_once_for_each_device_and_again_at_each_start() {
+fn a_second_claim_finds_the_list_of_the_first() {
     let bundle = Bundle::new(Some("/a.so\n"));
-    for _ in 0..3 {
-        bundle.run();
-    }
-    assert_eq!(bundle.list(), format!("/a.so\n{OURS}\n"));
+    let again =
+        format!("{MOUNTS}; {HOOK} preload <\"$PWD/../state\"; grep -c ' - tmpfs vgpu-preload ' /proc/self/mountinfo");
+    fs::write(bundle.dir.path().join("state"), bundle.state()).expect("write");
+    let count = "grep -c ' - tmpfs vgpu-preload ' /proc/self/mountinfo; cat etc/ld.so.preload";
+    let Some(ran) = bundle.run("a_second_claim_finds_the_list_of_the_first", &again, count) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("1\n1\n/a.so\n{OURS}\n"));
 }
 
+/// A read-only memory volume with our entry in it looks the same but for its source.
 #[test]
-fn runs_at_once_agree() {
-    let bundle = Bundle::new(Some("/a.so\n"));
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| (0..10).for_each(|_| bundle.run()));
-        }
-    });
-    assert_eq!(bundle.list(), format!("/a.so\n{OURS}\n"));
-    assert_eq!(bundle.names("etc"), ["ld.so.preload", "passwd"]);
-}
-
-#[test]
-fn an_absolute_root_path_counts_as_it_is() {
+fn a_list_that_a_pod_made_is_not_taken_for_ours() {
     let bundle = Bundle::new(None);
-    bundle.config(&format!(r#"{{"root": {{"path": "{}"}}}}"#, bundle.at("").display()));
-    bundle.run();
-    assert_eq!(bundle.list(), format!("{OURS}\n"));
+    let volume = format!(
+        "{MOUNTS}; mkdir v; mount -t tmpfs tmpfs v; echo {OURS} >v/list; touch etc/ld.so.preload; \
+         mount --bind v/list etc/ld.so.preload; mount -o remount,bind,ro etc/ld.so.preload"
+    );
+    let after = "rm v/list; cat etc/ld.so.preload; grep ' - tmpfs vgpu-preload ' /proc/self/mountinfo | wc -l";
+    let Some(ran) = bundle.run("a_list_that_a_pod_made_is_not_taken_for_ours", &volume, after) else {
+        return;
+    };
+    assert_eq!(
+        ran.printed(),
+        format!("{OURS}\n1\n"),
+        "the volume's owner cannot take it away"
+    );
+}
+
+#[test]
+fn a_root_file_system_that_becomes_read_only_has_a_read_only_etc() {
+    const NAME: &str = "a_root_file_system_that_becomes_read_only_has_a_read_only_etc";
+    let bundle = Bundle::new(Some("/a.so\n"));
+    bundle.config(r#"{"root": {"path": "rootfs", "readonly": true}}"#);
+    let after = "(touch etc/new) 2>/dev/null && echo writable; touch new; cat etc/ld.so.preload";
+    let Some(ran) = bundle.run(NAME, MOUNTS, after) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("/a.so\n{OURS}\n"));
 }
 
 /// Links of the image are paths of the container, wherever they seem to lead.
 #[test]
-fn links_stay_in_the_container() {
+fn links_stay_in_the_container_and_are_replaced() {
+    const NAME: &str = "links_stay_in_the_container_and_are_replaced";
     let node = tempfile::tempdir().expect("a folder");
-    let nodes_list = node.path().join("ld.so.preload");
-    fs::write(&nodes_list, "the node's\n").expect("write");
+    fs::write(node.path().join("ld.so.preload"), "/node.so\n").expect("write");
     let absolute = node.path().to_str().expect("UTF-8");
     let climbing = format!("../../../../../../../..{absolute}");
-    for (etc, list) in [
-        (Some(absolute), None),
-        (Some(climbing.as_str()), None),
-        (Some("/proc/self/root/etc"), None),
-        (None, Some(format!("{absolute}/ld.so.preload"))),
-        (None, Some(format!("{climbing}/ld.so.preload"))),
-        (None, Some("/proc/self/cwd/ld.so.preload".to_owned())),
-    ] {
+    for link in [absolute, climbing.as_str(), "/proc/self/cwd"] {
         let bundle = Bundle::new(None);
-        if let Some(etc) = etc {
-            fs::remove_dir_all(bundle.at("etc")).expect("remove");
-            symlink(etc, bundle.at("etc")).expect("link");
-        }
-        if let Some(list) = &list {
-            symlink(list, bundle.at("etc/ld.so.preload")).expect("link");
-        }
+        symlink(format!("{link}/ld.so.preload"), bundle.at("etc/ld.so.preload")).expect("link");
+        let Some(ran) = bundle.run(NAME, MOUNTS, LIST) else {
+            return;
+        };
+        assert_eq!(ran.printed(), format!("{OURS}\n"), "{link}");
         // A link to a folder that the image does not have.
-        let line = bundle.refusal();
-        assert!(
-            line.starts_with("vgpu-cdi-hook: container c1: /etc/ld.so.preload"),
-            "{line}"
-        );
-        // If the image has that folder, the file is written there.
-        fs::create_dir_all(bundle.at(&absolute[1..])).expect("folders");
-        if !format!("{etc:?}{list:?}").contains("proc") {
-            bundle.run();
-            let inside = bundle.at(&absolute[1..]).join("ld.so.preload");
-            assert_eq!(fs::read_to_string(inside).expect("a list"), format!("{OURS}\n"));
-        }
-        assert_eq!(fs::read_to_string(&nodes_list).expect("read"), "the node's\n");
+        let bundle = Bundle::new(None);
+        fs::remove_dir_all(bundle.at("etc")).expect("remove");
+        symlink(link, bundle.at("etc")).expect("link");
+        let Some(ran) = bundle.run(NAME, MOUNTS, LIST) else {
+            return;
+        };
+        let line = ran.refusal();
+        assert!(line.contains("/etc/ld.so.preload"), "{line}");
         assert_eq!(fs::read_dir(node.path()).expect("a folder").count(), 1);
     }
 }
@@ -251,15 +290,20 @@ fn links_stay_in_the_container() {
 #[test]
 fn links_of_honest_images_work() {
     let bundle = Bundle::new(None);
+    fs::create_dir_all(bundle.at("usr")).expect("a folder");
     fs::rename(bundle.at("etc"), bundle.at("usr/etc")).expect("rename");
     symlink("usr/etc", bundle.at("etc")).expect("link");
     bundle.put("usr/etc/preload.d/list", "/a.so\n");
     symlink("/etc/preload.d/list", bundle.at("usr/etc/ld.so.preload")).expect("link");
-    bundle.run();
-    let list = fs::read_to_string(bundle.at("usr/etc/preload.d/list")).expect("a list");
-    assert_eq!(list, format!("/a.so\n{OURS}\n"));
-    let link = fs::symlink_metadata(bundle.at("usr/etc/ld.so.preload")).expect("stat");
-    assert!(link.is_symlink(), "the link itself stays");
+    let after = "rm -f etc 2>/dev/null; ln -sfn usr etc 2>/dev/null; touch etc/new; cat etc/ld.so.preload";
+    let Some(ran) = bundle.run("links_of_honest_images_work", MOUNTS, after) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("/a.so\n{OURS}\n"));
+    assert!(
+        bundle.at("usr/etc/new").exists(),
+        "/etc shows the folder to which the link led"
+    );
 }
 
 #[test]
@@ -273,8 +317,12 @@ fn an_image_without_glibc_is_left_alone_and_reported() {
     let looped = Bundle::empty();
     symlink("/lib64", looped.at("lib64")).expect("link");
     for bundle in [scratch, musl, looped] {
-        bundle.run();
-        bundle.run();
+        for _ in 0..2 {
+            let Some(ran) = bundle.run("an_image_without_glibc_is_left_alone_and_reported", MOUNTS, "") else {
+                return;
+            };
+            assert_eq!(ran.printed(), "");
+        }
         let report = bundle.report("no-glibc");
         assert!(
             report.starts_with("container c1 starts without libvgpu-preload.so: its image has no glibc"),
@@ -291,48 +339,158 @@ fn an_image_without_glibc_is_left_alone_and_reported() {
 #[test]
 fn a_report_that_cannot_be_written_does_not_stop_the_container() {
     let bundle = Bundle::empty();
-    for report in [&[][..], &["--report", "/nonexistent/report"]] {
-        let mut hook = Command::new(HOOK);
-        let (success, line) = told(&with_stdin(hook.arg("preload").args(report), bundle.state().as_bytes()));
-        assert!(
-            success && line.starts_with("vgpu-cdi-hook: container c1 starts without"),
-            "{line}"
-        );
-    }
+    fs::remove_dir(bundle.reports()).expect("remove");
+    let Some(ran) = bundle.run(
+        "a_report_that_cannot_be_written_does_not_stop_the_container",
+        MOUNTS,
+        "",
+    ) else {
+        return;
+    };
+    assert!(
+        ran.success && ran.said.starts_with("vgpu-cdi-hook: container c1 starts without"),
+        "{ran:?}"
+    );
 }
 
 #[test]
 fn what_the_hook_cannot_do_names_container_file_and_remedy() {
-    let missing = Bundle::new(None);
-    fs::remove_file(missing.at(&OURS[1..])).expect("remove");
+    const NAME: &str = "what_the_hook_cannot_do_names_container_file_and_remedy";
+    let refusal = |bundle: &Bundle, before: &str| bundle.run(NAME, before, LIST).map(Ran::refusal);
+    let Some(line) = refusal(&Bundle::new(None), &format!("{MOUNTS}; rm dev/vgpu/.lib/*")) else {
+        return;
+    };
     assert_eq!(
-        missing.refusal(),
-        "vgpu-cdi-hook: container c1: /usr/lib/vgpu/libvgpu-preload.so is not a file in the container; the CDI spec \
+        line,
+        "vgpu-cdi-hook: container c1: /dev/vgpu/.lib/libvgpu-preload.so is not a file in the container; the CDI spec \
          must mount it, so restart vgpu-kubelet-plugin on this node"
     );
-    assert!(!missing.at("etc/ld.so.preload").exists());
 
     let folder = Bundle::new(None);
     fs::create_dir(folder.at("etc/ld.so.preload")).expect("a folder");
-    let line = folder.refusal();
     let expected =
         "vgpu-cdi-hook: container c1: /etc/ld.so.preload in the image is not a regular file; correct the image";
-    assert_eq!(line, expected);
+    assert_eq!(refusal(&folder, MOUNTS).as_deref(), Some(expected));
 
     let large = Bundle::new(Some(&"#".repeat((1 << 20) + 1)));
-    let line = large.refusal();
+    let line = refusal(&large, MOUNTS).expect("ran");
     assert!(
-        line.contains("container c1: /etc/ld.so.preload in the image is larger than 1048576 bytes"),
+        line.contains("/etc/ld.so.preload in the image is larger than 1048576 bytes"),
         "{line}"
     );
 
     let rootless = Bundle::new(None);
     rootless.config(r#"{"root": {"path": "/nonexistent/rootfs"}}"#);
-    let line = rootless.refusal();
+    let line = refusal(&rootless, MOUNTS).expect("ran");
     assert!(
-        line.contains("container c1: /nonexistent/rootfs: cannot open the root file system"),
+        line.contains("/nonexistent/rootfs: cannot open the root file system"),
         "{line}"
     );
+}
+
+/// A pod's volumes may hide what the CDI spec mounts, or add to it; each is named, and the container does not start.
+#[test]
+fn volumes_over_what_the_node_mounted_are_named() {
+    const NAME: &str = "volumes_over_what_the_node_mounted_are_named";
+    for (volume, words) in [
+        (
+            "umount dev/vgpu",
+            "/dev/vgpu is not the tmpfs of shares: it is no mount",
+        ),
+        (
+            "umount dev/vgpu; rmdir dev/vgpu",
+            "/dev/vgpu is not the tmpfs of shares: it is missing",
+        ),
+        (
+            "umount dev/vgpu; rmdir dev/vgpu; mkdir x; mount -t tmpfs vgpu x; ln -s ../x dev/vgpu",
+            "it is no folder, or behind a link",
+        ),
+        (
+            "umount dev/vgpu; umount dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
+            "/dev is no mount",
+        ),
+        (
+            "mount -t tmpfs tmpfs dev/vgpu",
+            "a volume is mounted at /dev/vgpu, over the limits",
+        ),
+        (
+            "mkdir dev/vgpu/forged; mount -t tmpfs tmpfs dev/vgpu/forged",
+            "a volume is mounted at /dev/vgpu/forged, among the limits",
+        ),
+        (
+            "mount --bind dev dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
+            "a volume is mounted at /dev,",
+        ),
+        ("mkdir v; mount --bind v etc", "a volume is mounted at /etc,"),
+        (
+            "mkdir v; mount --bind v etc; touch etc/ld.so.preload",
+            "mount single files below /etc instead",
+        ),
+        (
+            "mkdir v; mount -t tmpfs tmpfs v; rm -r etc; ln -s v etc",
+            "a volume is mounted at /etc,",
+        ),
+    ] {
+        let bundle = Bundle::new(None);
+        let Some(ran) = bundle.run(NAME, &format!("{MOUNTS}; {volume}"), LIST) else {
+            return;
+        };
+        let line = ran.refusal();
+        assert!(line.contains(words), "{volume}: {line}");
+    }
+    let bundle = Bundle::new(None);
+    bundle
+        .config(r#"{"root": {"path": "rootfs"}, "mounts": [{"destination": "/dev", "type": "bind", "source": "/v"}]}"#);
+    let line = bundle.run(NAME, MOUNTS, LIST).expect("ran").refusal();
+    assert!(line.contains("a volume is mounted at /dev,"), "{line}");
+}
+
+/// A volume at the list itself gives its entries. Whoever removes its file in another container takes nothing away.
+#[test]
+fn volumes_are_never_written_to() {
+    const NAME: &str = "volumes_are_never_written_to";
+    let node = tempfile::tempdir().expect("a folder");
+    let file = node.path().join("ld.so.preload");
+    fs::write(&file, "/node.so\n").expect("write");
+    let from = node.path().display();
+    let bundle = Bundle::new(Some("/a.so\n"));
+    let before = format!("{MOUNTS}; mount --bind {from}/ld.so.preload etc/ld.so.preload");
+    let Some(ran) = bundle.run(NAME, &before, &format!("rm {from}/ld.so.preload; {LIST}")) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("/node.so\n{OURS}\n"));
+    assert!(!file.exists());
+    // By a link of the image into a volume.
+    fs::write(&file, "/node.so\n").expect("write");
+    let bundle = Bundle::new(None);
+    let before = format!("{MOUNTS}; mkdir v; mount --bind {from} v; ln -s /v/ld.so.preload etc/ld.so.preload");
+    let printed = bundle.run(NAME, &before, LIST).expect("ran").printed();
+    assert_eq!(printed, format!("/node.so\n{OURS}\n"));
+    assert_eq!(fs::read_to_string(&file).expect("read"), "/node.so\n");
+}
+
+/// The hook recognises the machine's own loader as one that reads the list.
+#[test]
+fn the_machines_own_glibc_is_seen() {
+    let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
+    let bundle = Bundle::new(None);
+    fs::copy(loader, bundle.at("lib64/ld-linux-x86-64.so.2")).expect("a machine with glibc");
+    let Some(ran) = bundle.run("the_machines_own_glibc_is_seen", MOUNTS, LIST) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("{OURS}\n"));
+}
+
+/// The folder of shares is read-only before any program of the container runs, whatever the runtime does later.
+#[test]
+fn the_folder_of_shares_is_made_read_only() {
+    let bundle = Bundle::new(None);
+    let after =
+        "(touch dev/vgpu/new) 2>/dev/null && echo writable; mv dev/vgpu dev/x 2>/dev/null && echo renamed; true";
+    let Some(ran) = bundle.run("the_folder_of_shares_is_made_read_only", MOUNTS, after) else {
+        return;
+    };
+    assert_eq!(ran.printed(), "");
 }
 
 #[test]
@@ -400,91 +558,4 @@ fn a_wrong_command_line_is_one_line_with_a_hint() {
     );
     let help = Command::new(HOOK).arg("--help").output().expect("the program starts");
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--report FOLDER"));
-}
-
-/// Runs `prepare` and then the hook in their own mount namespace. None if that is not allowed.
-fn in_namespace(test: &str, bundle: &Bundle, prepare: &str) -> Option<(bool, String)> {
-    let ways: [&[&str]; 2] = [&["unshare", "-m"], &["unshare", "-rm"]];
-    let works = |way: &&&[&str]| {
-        let tried = Command::new(way[0])
-            .args(&way[1..])
-            .args(["mount", "-t", "tmpfs", "none", "/mnt"])
-            .output();
-        tried.is_ok_and(|output| output.status.success())
-    };
-    let Some(way) = ways.iter().find(works) else {
-        vgpu_skip::skip(test, "needs root or user namespaces, to mount");
-        return None;
-    };
-    let script = format!("set -e; cd \"$1\"; shift; {prepare}; exec \"$@\"");
-    let hook = bundle.command();
-    let mut command = Command::new(way[0]);
-    command
-        .args(&way[1..])
-        .args(["sh", "-c", &script, "sh"])
-        .arg(bundle.at(""))
-        .arg(hook.get_program());
-    Some(told(&with_stdin(
-        command.args(hook.get_args()),
-        bundle.state().as_bytes(),
-    )))
-}
-
-fn reported(bundle: &Bundle, file: &str, reason: &str) {
-    let report = bundle.report(file);
-    assert!(report.contains(reason), "{report}");
-    assert_eq!(
-        fs::read_to_string(bundle.at("etc/ld.so.preload")).ok().as_deref(),
-        Some("/a.so\n")
-    );
-}
-
-#[test]
-fn a_read_only_root_file_system_is_reported() {
-    let bundle = Bundle::new(Some("/a.so\n"));
-    let prepare = "mount --bind . . && mount -o remount,bind,ro . && cd \"$PWD\"";
-    let Some(told) = in_namespace("a_read_only_root_file_system_is_reported", &bundle, prepare) else {
-        return;
-    };
-    assert_eq!(told, (true, String::new()));
-    reported(&bundle, "read-only", "its root file system cannot be written to");
-}
-
-/// A pod may mount the node's own /etc, or a file over the list; both are outside the image.
-#[test]
-fn volumes_are_never_written_to() {
-    let node = tempfile::tempdir().expect("a folder");
-    fs::write(node.path().join("ld.so.preload"), "/node.so\n").expect("write");
-    let from = node.path().display();
-    for prepare in [
-        format!("mount --bind {from} etc"),
-        format!("mount --bind {from}/ld.so.preload etc/ld.so.preload"),
-        format!(
-            "mount --bind {from} usr/lib && rm etc/ld.so.preload && ln -s /usr/lib/ld.so.preload etc/ld.so.preload"
-        ),
-    ] {
-        let bundle = Bundle::new(Some("/a.so\n"));
-        // The hook checks the library first, so the mount must not hide it.
-        let prepare = format!("mkdir -p {from}/vgpu && cp usr/lib/vgpu/* {from}/vgpu/; {prepare}");
-        let Some(told) = in_namespace("volumes_are_never_written_to", &bundle, &prepare) else {
-            return;
-        };
-        assert_eq!(told, (true, String::new()), "{prepare}");
-        let report = bundle.report("mounted");
-        assert!(report.contains("a volume is mounted at /etc"), "{report}");
-        assert_eq!(
-            fs::read_to_string(node.path().join("ld.so.preload")).expect("read"),
-            "/node.so\n"
-        );
-    }
-}
-
-/// The hook recognises the machine's own loader as one that reads the list.
-#[test]
-fn the_machines_own_glibc_is_seen() {
-    let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
-    let bundle = Bundle::new(None);
-    fs::copy(loader, bundle.at("lib64/ld-linux-x86-64.so.2")).expect("a machine with glibc");
-    bundle.run();
-    assert_eq!(bundle.list(), format!("{OURS}\n"));
 }

@@ -27,12 +27,13 @@ mod turn;
 use crate::arbitration::{self, Arbitration};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Stamp, Store};
 use crate::claim;
-use crate::claimdir::{self, ClaimDirs};
+use crate::claimdir::{self, ClaimDirs, Terms};
 use crate::config::Config;
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
+use crate::layout::Layout;
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -298,10 +299,12 @@ impl Node {
         }
         let claim_dir = self.dirs.claim_path(uid);
         let library = self.library.folder(&entry.library);
+        let layout = Layout::of_release(&library);
         let inputs = edits::Inputs {
             claim_dir: &claim_dir,
             gpus_dir: &self.config.gpus_dir,
             library: &library,
+            layout,
             driver,
         };
         let spec = edits::spec(&inputs, uid, &placed);
@@ -311,7 +314,11 @@ impl Node {
             0 => measured.get(gpu).copied(),
             fixed => Some(fixed),
         };
-        self.dirs.ensure(uid, entry, &reserve, self.crash_points.as_mut())?;
+        let terms = Terms {
+            context_reserve: &reserve,
+            layout,
+        };
+        self.dirs.ensure(uid, entry, terms, self.crash_points.as_mut())?;
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
             turn.arbitration(&self.arbitration, &held.share.gpu)?;

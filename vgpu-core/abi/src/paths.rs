@@ -5,17 +5,26 @@ pub const LIMITS: &str = "limits";
 /// Name of the ledger in a share's directory.
 pub const LEDGER: &str = "ledger";
 
-/// The container's directory of shares. In a container, limits come from here only.
-pub const CONTAINER_DIR: &str = "/run/vgpu";
+/// The container's directory of shares: a read-only tmpfs that the node mounts. In a container, limits come from here
+/// only. It is below /dev, because that is a mount of each container's own, which root cannot rename, and because no
+/// link of an image and no volume of an honest pod leads there.
+pub const CONTAINER_DIR: &str = "/dev/vgpu";
+/// The source of the tmpfs that the node mounts for shares, as mountinfo shows it: a pod cannot choose that of a volume.
+pub const TMPFS_SOURCE: &str = "vgpu";
 /// Variable that names the directory of shares of a `vgpu run`.
 pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
+/// The directory of shares in the mount namespace of root's `vgpu run`. Containers of releases before
+/// [`CONTAINER_DIR`] have theirs here too.
+pub const NAMESPACE_DIR: &str = "/run/vgpu";
 /// The container's arbitration directories, one for each GPU. The dot keeps it apart from shares: no share's name has
 /// one.
-pub const CONTAINER_ARBITRATION_DIR: &str = "/run/vgpu/.arbitration";
+pub const CONTAINER_ARBITRATION_DIR: &str = "/dev/vgpu/.arbitration";
+/// The container's folder of our libraries: the backstop, and beside it the shim as [`LIBCUDA`].
+pub const CONTAINER_OWN_LIBRARY_DIR: &str = "/dev/vgpu/.lib";
 /// The backstop library in the container.
-pub const CONTAINER_PRELOAD: &str = "/usr/lib/vgpu/libvgpu-preload.so";
+pub const CONTAINER_PRELOAD: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
 /// The real driver's libraries in the container.
-pub const CONTAINER_DRIVER_DIR: &str = "/usr/lib/vgpu/driver";
+pub const CONTAINER_DRIVER_DIR: &str = "/dev/vgpu/.driver";
 /// The loader's default folders, on Debian's and on Red Hat's layout.
 pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 /// The names under which libvgpu.so is mounted in each of [`CONTAINER_LIBRARY_DIRS`].

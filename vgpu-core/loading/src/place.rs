@@ -7,7 +7,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, HOOK_FILE, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{
+    CONTAINER_DIR, CONTAINER_DRIVER_DIR, HOOK_FILE, LEDGER, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES,
+};
 use vgpu_cache::run;
 
 /// A time limit that no program of these tests reaches, even on a machine that runs ten others.
@@ -106,7 +108,7 @@ impl Place {
     ///
     /// # Errors
     /// What this machine cannot do.
-    pub fn container(share: Share, root: &Path, visible: &[&Path]) -> Result<Self, String> {
+    pub fn container(mut share: Share, root: &Path, visible: &[&Path]) -> Result<Self, String> {
         let work = tempfile::tempdir().map_err(|error| error.to_string())?;
         let mut command = Command::new("unshare");
         command
@@ -145,6 +147,8 @@ impl Place {
         }
         let own = format!("/proc/{0}/task/{0}/children", child.id());
         let first = fs::read_to_string(own).unwrap_or_default().trim().to_owned();
+        let ledger = Path::new(CONTAINER_DIR).join(crate::share::NAME).join(LEDGER);
+        share.set_ledger(PathBuf::from(format!("/proc/{first}/root{}", ledger.display())));
         Ok(Self {
             share,
             form: Form::Container,

@@ -16,6 +16,8 @@ pub const NAME: &str = "share";
 #[derive(Debug)]
 pub struct Share {
     folder: tempfile::TempDir,
+    /// Its ledger: in a container, the copy on a tmpfs of its own.
+    ledger: PathBuf,
     pub memory: u64,
     pub gpu: String,
 }
@@ -36,6 +38,7 @@ impl Share {
             open(&folder.path().join(name), mode);
         }
         let mut share = Self {
+            ledger: folder.path().join("shares").join(NAME).join(LEDGER),
             folder,
             memory,
             gpu: String::new(),
@@ -74,13 +77,18 @@ impl Share {
         self.folder.path().join("state")
     }
 
+    /// Names another file as the ledger.
+    pub(crate) fn set_ledger(&mut self, ledger: PathBuf) {
+        self.ledger = ledger;
+    }
+
     /// Reads the ledger as the node does.
     ///
     /// # Panics
     /// It is damaged.
     #[must_use]
     pub fn usage(&self) -> ledger::Usage {
-        let bytes = fs::read(self.shares().join(NAME).join(LEDGER)).expect("a ledger");
+        let bytes = fs::read(&self.ledger).expect("a ledger");
         ledger::read(&bytes).expect("a sound ledger")
     }
 

@@ -110,7 +110,7 @@ fn others_notice_nothing(place: &Place) -> Result<(), String> {
     let script = "cat() { while read line; do echo \"$line\"; done; }; cat </etc/ld.so.preload; \
                   grep() { while read line; do case $line in *libvgpu-preload.so) echo loaded; break;; esac; done; }; \
                   grep </proc/self/maps; sh -c 'echo $((6*7))'; getconf PAGESIZE";
-    let expected = "/usr/lib/vgpu/libvgpu-preload.so\nloaded\n42\n4096";
+    let expected = "/dev/vgpu/.lib/libvgpu-preload.so\nloaded\n42\n4096";
     equal("a shell", says(place, script), (expected.into(), String::new()))
 }
 

@@ -25,7 +25,7 @@
 //! | call | gets |
 //! |---|---|
 //! | `dlopen`, `dlmopen` of a driver library, by any path or name | the shim |
-//! | the same from the shim or a driver library, or of a path under /usr/lib/vgpu/driver | what it asks for |
+//! | the same from the shim or a driver library, or of a path under /dev/vgpu/.driver | what it asks for |
 //! | `dlsym`, `dlvsym` that find a driver's function, by any handle or pseudo handle | the shim's function |
 //! | libc's own four functions, by `dlsym` or `dlvsym` in libc's handle | ours |
 //! | calls that the loader bound to a driver, whatever put it into their scope | the shim's function |

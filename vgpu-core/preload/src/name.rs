@@ -83,7 +83,7 @@ impl Text {
 }
 
 /// The folder of the real driver in containers (docs/architecture.md).
-const PRIVATE: &[u8] = b"/usr/lib/vgpu/driver/";
+const PRIVATE: &[u8] = b"/dev/vgpu/.driver/";
 /// How the shim spells a path, which leads where it leads with one slash. Its call may come to us through another
 /// library's dlopen (a sanitizer's, linked into the program), and is then not seen to be the shim's.
 const SHIMS_SPELLING: &[u8] = b"///";

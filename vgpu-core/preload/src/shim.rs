@@ -1,9 +1,9 @@
 //! Finds the shim, and decides which callers may open the real driver.
 //!
 //! It is opened with the real dlopen, in this order. The first that is the shim is used:
-//! 1. `libcuda.so.1` in the folder of this library. `vgpu run` may put both into one folder; then no RPATH can
-//!    interfere.
-//! 2. In a container, that is if this library is in /usr/lib/vgpu: the two paths of the CDI spec.
+//! 1. `libcuda.so.1` in the folder of this library: containers and `vgpu run` have both in one folder, so no RPATH can
+//!    interfere, and in a container root cannot replace it.
+//! 2. In a container, that is if this library is in /dev/vgpu: the two other paths of the CDI spec.
 //! 3. The shim that is appended to this file: see `embedded`.
 //! 4. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
 //!    driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; therefore the other
@@ -35,7 +35,7 @@ const RTLD_NOLOAD: c_int = 4;
 /// The kernel refuses paths that are not shorter.
 const PATH_MAX: usize = 4096;
 
-const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/usr/lib/vgpu/libvgpu-preload.so");
+const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libvgpu-preload.so");
 const IN_CONTAINERS: [Text; 2] = [
     Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
     Text::literal(c"/usr/lib64/libcuda.so.1"),

@@ -34,19 +34,19 @@ impl Container {
                 container.put(Path::new(&file), "/usr/lib/ld-linux-x86-64.so.2");
             }
         }
-        container.put(&artefact(), "/usr/lib/vgpu/libvgpu-preload.so");
+        container.put(&artefact(), "/dev/vgpu/.lib/libvgpu-preload.so");
         container.put(&container.stage.path("probe"), "/probe");
         let (shim, real) = (
             container.stage.path("shim/libcuda.so.1"),
             container.stage.path("real/libcuda.so.1"),
         );
         container.put(&shim, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
-        container.put(&real, "/usr/lib/vgpu/driver/libcuda.so.1");
+        container.put(&real, "/dev/vgpu/.driver/libcuda.so.1");
         container.put(&real, "/opt/compat/libcuda.so.1");
         container.put(&real, "/opt/compat/libcuda.so");
         let preload = container.at("/etc/ld.so.preload");
         fs::create_dir_all(container.at("/etc")).expect("a folder");
-        fs::write(preload, "/usr/lib/vgpu/libvgpu-preload.so\n").expect("write");
+        fs::write(preload, "/dev/vgpu/.lib/libvgpu-preload.so\n").expect("write");
         Some(container)
     }
 
@@ -110,7 +110,7 @@ fn the_private_path_is_not_redirected() {
     let Some(container) = Container::new("the_private_path_is_not_redirected") else {
         return;
     };
-    let real = "/usr/lib/vgpu/driver/libcuda.so.1";
+    let real = "/dev/vgpu/.driver/libcuda.so.1";
     assert_eq!(container.ask(&["shim", "libcuda.so.1", real], &[]), "2", "by the shim");
     // Who asks for it by that path gets it open, but not its functions.
     assert_eq!(container.ask(&["open", real, "cuNewer"], &[]), "2");

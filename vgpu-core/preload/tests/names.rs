@@ -24,7 +24,7 @@ fn driver_libraries() {
         "/usr/local/cuda/compat/libcuda.so.535.104.05",
         "./libnvidia-ml.so.1",
         "libnvidia-ml.so",
-        "/usr/lib/vgpu/driver/libcuda.so.1",
+        "/dev/vgpu/.driver/libcuda.so.1",
     ] {
         assert!(check(name::is_driver_library, yes), "{yes}");
     }
@@ -47,15 +47,15 @@ fn driver_libraries() {
 
 #[test]
 fn private_paths() {
-    assert!(check(name::is_private, "/usr/lib/vgpu/driver/libcuda.so.1"));
+    assert!(check(name::is_private, "/dev/vgpu/.driver/libcuda.so.1"));
     assert!(check(name::is_spelled_by_shim, "///opt/driver/libcuda.so.1"));
     assert!(!check(name::is_spelled_by_shim, "/opt/driver/libcuda.so.1"));
     for no in [
         "///opt/driver/libcuda.so.1",
         "libcuda.so.1",
-        "/usr/lib/vgpu/libcuda.so.1",
-        "/usr/lib/vgpu/driver",
-        "/x/usr/lib/vgpu/driver/libcuda.so.1",
+        "/dev/vgpu/libcuda.so.1",
+        "/dev/vgpu/.driver",
+        "/x/dev/vgpu/.driver/libcuda.so.1",
     ] {
         assert!(!check(name::is_private, no), "{no}");
     }

@@ -57,11 +57,11 @@ fn open() -> Result<Ready, String> {
 /// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` tells where shares come
 /// from.
 fn shares() -> Result<drop_in::Shares, String> {
-    let directory = match grants::directory(real::run_dir()) {
-        Ok(directory) => directory,
+    let origin = match grants::directory(real::run_dir()) {
+        Ok(origin) => origin,
         Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
     };
-    let grants = grants::read(&directory).map_err(|error| error.to_string())?;
+    let grants = grants::read(&origin).map_err(|error| error.to_string())?;
     let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
     real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
     Ok((grants, None))

@@ -78,7 +78,12 @@ pub fn prepare(cache: Option<&Path>, limits: Vec<Limits>, bases: &[&Path]) -> Re
         let limits = Limits { memory, ..own };
         Ok(GpuGrants {
             gpu,
-            shares: vec![Grant { limits, directory }],
+            shares: vec![Grant {
+                limits,
+                directory,
+                // The tenant made it: nothing is verified.
+                device: None,
+            }],
         })
     };
     limits.into_iter().map(each).collect()

@@ -13,6 +13,8 @@ pub enum OpenError {
     File(PathBuf, io::Error),
     Damage(PathBuf, Damage),
     Lane(PathBuf),
+    /// It is not on the file system of its share.
+    Elsewhere(PathBuf),
     Processor,
 }
 
@@ -66,6 +68,11 @@ impl fmt::Display for OpenError {
                 "{}: every lane is taken: at most {} processes use a share at once",
                 path.display(),
                 LANES - 1
+            ),
+            Self::Elsewhere(path) => write!(
+                f,
+                "{}: not the ledger that the node made, but a file on another file system",
+                path.display()
             ),
             Self::Processor => write!(f, "this processor lacks cmpxchg16b"),
         }

@@ -92,14 +92,20 @@ impl Share {
     /// # Errors
     /// The file is not an intact ledger of this share, or no lane is free.
     pub fn open(path: &Path, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
-        Self::open_at(path, 0, share_mark, limit)
+        Self::open_at(path, 0, None, share_mark, limit)
     }
 
-    /// The same for the ledger that begins `at` bytes into its file.
+    /// The same for the ledger that begins `at` bytes into its file. `device`: the file system that it must be on.
     ///
     /// # Errors
     /// As for [`Share::open`].
-    pub fn open_at(path: &Path, at: usize, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
+    pub fn open_at(
+        path: &Path,
+        at: usize,
+        device: Option<u64>,
+        share_mark: u32,
+        limit: u64,
+    ) -> Result<Self, OpenError> {
         if !wide::supported() {
             return Err(OpenError::Processor);
         }
@@ -107,6 +113,9 @@ impl Share {
         let (known, mapping) = {
             let no_fork = fork::guard();
             let (known, file) = file::Known::new(path, &no_fork).map_err(failed)?;
+            if device.is_some_and(|device| device != known.device()) {
+                return Err(OpenError::Elsewhere(path.to_owned()));
+            }
             check(&file, at, share_mark).map_err(|error| match error {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),

@@ -59,6 +59,12 @@ impl Known {
         &self.path
     }
 
+    /// The file system that it is on.
+    #[must_use]
+    pub fn device(&self) -> u64 {
+        self.identity.0
+    }
+
     /// Opens it again.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ pub mod errno;
 pub mod file;
 pub mod fork;
 pub mod last_close;
+pub mod mount;
 pub mod pinned;
 pub mod spin;
 pub mod stderr;

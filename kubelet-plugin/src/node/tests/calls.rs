@@ -215,3 +215,34 @@ fn refusals_change_nothing() {
     assert!(error.to_string().contains("no driver"), "{error}");
     assert_eq!(rig.leftovers(), [""; 0]);
 }
+
+/// After an upgrade, kubelet may ask for a claim that the older release prepared, and start a container of it: with the
+/// library and the hook of that release, which know other paths.
+#[test]
+fn a_claim_of_an_older_release_keeps_its_paths() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 1, 0)])).expect("prepared");
+    let old = node.library().to_owned();
+    drop(node);
+    // As the first releases were installed, and what they wrote.
+    std::fs::remove_file(rig.path("store").join(&old).join(crate::layout::FILE)).expect("removed");
+    std::fs::remove_file(rig.path("run/claims/u1/s1/limits")).expect("removed");
+    release(&rig.path("image"), "two");
+    let mut node = rig.open();
+    for (uid, share) in [("u1", "s1"), ("u2", "s2")] {
+        prepare(&mut node, claim(uid, &[(share, 1, 0)])).expect("prepared");
+    }
+    let read = |path: &str| std::fs::read_to_string(rig.path(path)).expect("read");
+    let spec = |uid: &str| read(&format!("cdi/dra.vgpu-claim_{uid}.json"));
+    let (first, second) = (spec("u1"), spec("u2"));
+    assert!(first.contains(&old) && first.contains("\"/run/vgpu/s1\""), "{first}");
+    assert!(!first.contains("/dev/vgpu"), "{first}");
+    assert!(read("run/claims/u1/s1/limits").contains("libcuda /usr/lib/vgpu/driver/libcuda.so.1\n"));
+    assert!(
+        !second.contains(&old) && second.contains("\"/dev/vgpu/s2\""),
+        "{second}"
+    );
+    assert!(!second.contains("\"/run/vgpu/"), "{second}");
+    assert!(read("run/claims/u2/s2/limits").contains("libcuda /dev/vgpu/.driver/libcuda.so.1\n"));
+}

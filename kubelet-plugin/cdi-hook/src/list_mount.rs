@@ -1,0 +1,234 @@
+//! Puts the list of preloaded libraries into a container: a file of a read-only tmpfs, mounted at /etc/ld.so.preload.
+//!
+//! A mount cannot be removed, renamed or written to by root of a container. But the folder that holds it can be renamed
+//! where the file system allows it, and a mount on a file of a volume goes when another container removes that file. So
+//! /etc is mounted on itself first, and the list lies on a file of the container's own layer. A volume at /etc is
+//! refused; a volume at the list itself gives its entries and is taken away.
+//!
+//! A second run in the same container (one for each claim) finds the list of the first by the source of its tmpfs.
+
+use std::{
+    ffi::OsStr,
+    io::{self, Read, Write},
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_remount, move_mount, open_tree, unmount,
+    },
+};
+
+use crate::{
+    list::LIST,
+    mounts::Mounts as MountList,
+    rootfs::{self, Mounts, Root},
+};
+
+const ETC: &str = "etc";
+const NAME: &str = "ld.so.preload";
+/// The tmpfs has one file. A list is at most 1 MiB, and ours is added.
+const OPTIONS: [(&str, &str); 4] = [("source", SOURCE), ("size", "2m"), ("nr_inodes", "2"), ("mode", "0755")];
+/// Seen in mountinfo; a pod cannot choose that of a volume.
+const SOURCE: &str = "vgpu-preload";
+const FILE: &str = "list";
+/// Volumes over the list, one on the other.
+const MAX_VOLUMES: usize = 32;
+
+const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Why the list cannot be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path} in the image {source}; correct the image")]
+    Image { path: &'static str, source: rootfs::Error },
+    #[error(
+        "a volume is mounted at /etc, where another container could take {LIST} away, without which the limit is not \
+         enforced; mount single files below /etc instead"
+    )]
+    VolumeAtEtc,
+    #[error(
+        "{LIST}: cannot {action} it: {source}; it needs Linux 5.2 or newer, and a root file system that can be written to \
+         while the container is made"
+    )]
+    Mount { action: &'static str, source: io::Error },
+}
+
+/// What the container's configuration says of its mounts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    /// The runtime makes the root file system read-only later, and so must be /etc.
+    pub(crate) read_only: bool,
+    /// SELinux's label.
+    pub(crate) label: Option<&'a str>,
+}
+
+/// Returns the list that an earlier run put there.
+pub(crate) fn existing(root: &Root) -> Result<Option<Vec<u8>>, Error> {
+    let Ok(etc) = root.enter(OsStr::new(ETC)) else {
+        return Ok(None);
+    };
+    let Ok(entry) = rustix::fs::openat(&etc, NAME, ENTRY, Mode::empty()) else {
+        return Ok(None);
+    };
+    let mounts = MountList::read().map_err(io_failed("find the mounts of"))?;
+    let mount = mounts.of(&entry).map_err(io_failed("find the mount of"))?;
+    if !mount.is_tmpfs_of(SOURCE) {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    let path = format!("/proc/self/fd/{}", entry.as_raw_fd());
+    let file = std::fs::File::open(path).map_err(io_failed("read"))?;
+    file.take(1 << 21).read_to_end(&mut text).map_err(io_failed("read"))?;
+    Ok(Some(text))
+}
+
+/// Mounts a list with this text.
+pub(crate) fn put(root: &Root, text: &[u8], wanted: Wanted<'_>) -> Result<(), Error> {
+    let etc = hold_etc(root, wanted.read_only)?;
+    let target = target(&etc)?;
+    let list = list(text, wanted.label, &etc)?;
+    attach(&list, &target).map_err(failed("mount"))?;
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    remount(&list, flags).map_err(failed("make read-only"))
+}
+
+/// Mounts /etc on itself, and returns the mount.
+fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
+    let source = match root.place("/etc", Mounts::Refuse) {
+        Ok(place) if !place.exists => {
+            let made = rustix::fs::mkdirat(&place.dir, &place.name, Mode::from_raw_mode(0o755));
+            made.map_err(failed("make the folder of"))?;
+            place.folder()
+        }
+        Ok(place) => place.folder(),
+        Err(error) => Err(error),
+    };
+    let source = source.map_err(|source| match source {
+        rootfs::Error::Mounted => Error::VolumeAtEtc,
+        source => Error::Image { path: LIST, source },
+    })?;
+    let writable = rustix::fs::fstatvfs(&source).map_err(failed("find the mount of"))?;
+    let tree = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_RECURSIVE;
+    let tree = open_tree(&source, "", tree).map_err(failed("copy the mount of"))?;
+    let at = replaced_link(root)?;
+    attach(&tree, &at).map_err(failed("mount /etc for"))?;
+    // Files are made before it becomes read-only, so only once it is attached, and at the end.
+    if read_only {
+        prepare_target(&tree)?;
+        // A remount must keep the flags that the root file system has.
+        let kept = [
+            (rustix::fs::StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+            (rustix::fs::StatVfsMountFlags::NODEV, MountFlags::NODEV),
+            (rustix::fs::StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        ];
+        let kept = kept.into_iter().filter(|(found, _)| writable.f_flag.contains(*found));
+        let flags = kept.fold(MountFlags::RDONLY, |flags, (_, flag)| flags | flag);
+        remount(&tree, flags).map_err(failed("make the folder read-only of"))?;
+    }
+    Ok(tree)
+}
+
+/// Returns the entry `etc` of the root: a link is replaced by a folder, because root could replace it again.
+fn replaced_link(root: &Root) -> Result<OwnedFd, Error> {
+    let open = || rustix::fs::openat(root.folder(), ETC, ENTRY, Mode::empty()).map_err(failed("open the folder of"));
+    let found = open()?;
+    if kind(&found)? != FileType::Symlink {
+        return Ok(found);
+    }
+    rustix::fs::unlinkat(root.folder(), ETC, AtFlags::empty()).map_err(failed("replace the link of"))?;
+    rustix::fs::mkdirat(root.folder(), ETC, Mode::from_raw_mode(0o755)).map_err(failed("make the folder of"))?;
+    open()
+}
+
+/// Returns the file on which the list is mounted.
+fn target(etc: &OwnedFd) -> Result<OwnedFd, Error> {
+    prepare_target(etc)?;
+    rustix::fs::openat(etc, NAME, ENTRY, Mode::empty()).map_err(failed("open"))
+}
+
+/// Takes volumes off the list, and makes it a regular file.
+fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
+    let path = format!("/proc/self/fd/{}/{NAME}", etc.as_raw_fd());
+    for _ in 0..MAX_VOLUMES {
+        match unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // Not a mount, or not there.
+            Err(Errno::INVAL | Errno::NOENT) => break,
+            Err(error) => return Err(failed("take the volume off")(error)),
+        }
+    }
+    match rustix::fs::openat(etc, NAME, ENTRY, Mode::empty()) {
+        Ok(found) => match kind(&found)? {
+            FileType::RegularFile => return Ok(()),
+            FileType::Symlink => {
+                rustix::fs::unlinkat(etc, NAME, AtFlags::empty()).map_err(failed("replace the link of"))?;
+            }
+            _ => {
+                return Err(Error::Image {
+                    path: LIST,
+                    source: rootfs::Error::NotAFile,
+                });
+            }
+        },
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(failed("open")(error)),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(etc, NAME, flags, Mode::from_raw_mode(0o644));
+    made.map(drop).map_err(failed("make"))
+}
+
+/// Makes a detached mount of a file with this text. `folder` is covered by the file's tmpfs for a moment: before Linux
+/// 6.15, only what is mounted somewhere can be copied.
+fn list(text: &[u8], label: Option<&str>, folder: &OwnedFd) -> Result<OwnedFd, Error> {
+    let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("make a tmpfs for"))?;
+    for (key, value) in OPTIONS.into_iter().chain(label.map(|label| ("context", label))) {
+        fsconfig_set_string(&system, key, value).map_err(failed("make a tmpfs for"))?;
+    }
+    fsconfig_create(&system).map_err(failed("make a tmpfs for"))?;
+    let flags =
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let tmpfs = fsmount(&system, FsMountFlags::FSMOUNT_CLOEXEC, flags).map_err(failed("make a tmpfs for"))?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&tmpfs, FILE, flags, Mode::from_raw_mode(0o444)).map_err(failed("write"))?;
+    // Set explicitly, whatever the umask.
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444)).map_err(failed("write"))?;
+    std::fs::File::from(file).write_all(text).map_err(io_failed("write"))?;
+    attach(&tmpfs, folder).map_err(failed("mount the tmpfs of"))?;
+    let tree = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = open_tree(&tmpfs, FILE, tree).map_err(failed("make a mount for"));
+    let path = format!("/proc/self/fd/{}", tmpfs.as_raw_fd());
+    unmount(path, UnmountFlags::DETACH).map_err(failed("unmount the tmpfs of"))?;
+    copy
+}
+
+/// Attaches a detached mount at an opened entry, whatever that is.
+fn attach(mount: &OwnedFd, at: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", at, "", flags)
+}
+
+fn remount(mount: &OwnedFd, flags: MountFlags) -> rustix::io::Result<()> {
+    let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+    mount_remount(path, MountFlags::BIND | flags, c"")
+}
+
+fn kind(entry: &OwnedFd) -> Result<FileType, Error> {
+    let found = rustix::fs::fstat(entry).map_err(failed("open"))?;
+    Ok(FileType::from_raw_mode(found.st_mode))
+}
+
+fn failed(action: &'static str) -> impl FnOnce(Errno) -> Error {
+    move |error| io_failed(action)(error.into())
+}
+
+fn io_failed(action: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Mount { action, source }
+}

@@ -1,0 +1,252 @@
+//! Verifies the container's folder of shares, /dev/vgpu: that it is the tmpfs of the CDI spec, on the runtime's own
+//! /dev, and that nothing but the plugin's mounts lies in it.
+//!
+//! Where mounts may differ from the spec: a volume whose path leads through a link of another volume is mounted over
+//! ours, and a volume below /dev/vgpu would be one more share, with limits that its owner wrote. A container with such
+//! a volume does not start. After that nobody in the container can mount, unless it may do so on the whole node.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, mount_remount},
+};
+use vgpu_abi::paths::{CONTAINER_DIR, LEDGER, TMPFS_SOURCE};
+
+use crate::{
+    mounts::{Mount, Mounts},
+    rootfs::{self, Root},
+};
+
+const ARBITRATION: &str = ".arbitration/";
+/// Files of the node's library and of its driver, each a mount.
+const FILES: [&str; 2] = [".lib/", ".driver/"];
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "{CONTAINER_DIR} is not the tmpfs of shares: {0}; delete the pod so that its claim is prepared again, and if \
+         that does not help, restart vgpu-kubelet-plugin on this node"
+    )]
+    NotOurs(&'static str),
+    #[error(
+        "a volume is mounted at /dev, where {CONTAINER_DIR} with the limits could be taken away; remove it from the \
+         pod, or mount single files or folders below /dev"
+    )]
+    VolumeAtDev,
+    #[error(
+        "a volume is mounted at {CONTAINER_DIR}, over the limits; remove it from the pod, with every link that leads \
+         there"
+    )]
+    Covered,
+    #[error("a volume is mounted at {CONTAINER_DIR}/{0}, among the limits; remove it from the pod")]
+    Foreign(String),
+    #[error("{CONTAINER_DIR}: cannot {action} it: {source}; check the runtime's log")]
+    Io { action: &'static str, source: io::Error },
+}
+
+/// Verifies the folder, and makes it read-only, as the runtime does later by its path. `volume_at_dev`: the container's
+/// configuration has a volume there.
+pub(crate) fn verify(root: &Root, volume_at_dev: bool) -> Result<(), Error> {
+    if volume_at_dev {
+        return Err(Error::VolumeAtDev);
+    }
+    let failed = |action| move |source| Error::Io { action, source };
+    let dev = entered(root.enter(OsStr::new("dev")))?;
+    let folder = entered(rootfs::enter_folder(&dev, OsStr::new("vgpu")))?;
+    let mounts = Mounts::read().map_err(failed("find the mount of"))?;
+    let of = |file: &OwnedFd| mounts.of(file).map_err(failed("find the mount of"));
+    judge(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?)?;
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // The descriptor, not the path, which could lead elsewhere by now.
+    let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    mount_remount(path, flags, c"").map_err(|error| failed("make read-only")(error.into()))
+}
+
+fn entered(folder: Result<OwnedFd, rootfs::Error>) -> Result<OwnedFd, Error> {
+    folder.map_err(|error| match error {
+        rootfs::Error::Io(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOENT) => Error::NotOurs("it is missing"),
+            Some(Errno::LOOP | Errno::NOTDIR) => Error::NotOurs("it is no folder, or behind a link"),
+            _ => Error::Io {
+                action: "open",
+                source: error,
+            },
+        },
+        other => Error::Io {
+            action: "open",
+            source: io::Error::other(other),
+        },
+    })
+}
+
+/// `root`, `dev` and `folder`: the mounts on which the root file system, its /dev and its /dev/vgpu are.
+fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount) -> Result<(), Error> {
+    if dev.parent != root.id {
+        return Err(match dev.id == root.id {
+            true => Error::NotOurs("/dev is no mount"),
+            false => Error::VolumeAtDev,
+        });
+    }
+    if folder.id == dev.id {
+        return Err(Error::NotOurs("it is no mount"));
+    }
+    if folder.parent != dev.id || !folder.is_tmpfs_of(TMPFS_SOURCE) {
+        return Err(Error::Covered);
+    }
+    for child in mounts.children(folder.id) {
+        let name = child.below(folder);
+        let ours = child.is_tmpfs_of(TMPFS_SOURCE);
+        let inside: &[&str] = if is_share(name) && ours {
+            &[LEDGER]
+        } else if name.strip_prefix(ARBITRATION).is_some_and(is_one) && ours {
+            &[]
+        } else if FILES.iter().any(|files| name.strip_prefix(files).is_some_and(is_one)) {
+            // A file has nothing below it but what covers it.
+            no_children(mounts, child, folder)?;
+            continue;
+        } else {
+            return Err(Error::Foreign(name.to_owned()));
+        };
+        for grandchild in mounts.children(child.id) {
+            let file = grandchild.below(child);
+            let known = inside.is_empty() && is_one(file) || inside.contains(&file);
+            if !known || !grandchild.is_tmpfs_of(TMPFS_SOURCE) {
+                return Err(Error::Foreign(grandchild.below(folder).to_owned()));
+            }
+            no_children(mounts, grandchild, folder)?;
+        }
+    }
+    Ok(())
+}
+
+fn no_children(mounts: &Mounts, mount: &Mount, folder: &Mount) -> Result<(), Error> {
+    match mounts.children(mount.id).next() {
+        None => Ok(()),
+        Some(over) => Err(Error::Foreign(over.below(folder).to_owned())),
+    }
+}
+
+fn is_share(name: &str) -> bool {
+    vgpu_abi::limits::is_share_name(name)
+}
+
+fn is_one(name: &str) -> bool {
+    !name.is_empty() && !name.contains('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "\
+        30 1 0:50 / /r rw - overlay overlay rw\n\
+        31 30 0:51 / /r/dev rw - tmpfs tmpfs rw\n\
+        32 31 0:52 / /r/dev/vgpu rw - tmpfs vgpu rw\n\
+        33 32 0:53 / /r/dev/vgpu/s1 ro - tmpfs vgpu rw\n\
+        34 33 0:53 /ledger /r/dev/vgpu/s1/ledger rw - tmpfs vgpu rw\n\
+        35 32 0:54 / /r/dev/vgpu/.arbitration/GPU-1 ro - tmpfs vgpu rw\n\
+        36 35 0:54 /03 /r/dev/vgpu/.arbitration/GPU-1/03 rw - tmpfs vgpu rw\n\
+        37 32 8:1 /lib/x /r/dev/vgpu/.lib/libcuda.so.1 ro - ext4 /dev/sda1 rw\n\
+        38 32 8:1 /lib/y /r/dev/vgpu/.driver/libcuda.so.1 ro - ext4 /dev/sda1 rw\n\
+        39 31 0:55 / /r/dev/shm rw - tmpfs shm rw\n";
+
+    /// Judges the mounts 30 and 31, and the one on which /dev/vgpu is.
+    fn judged(text: &str, folder: u64) -> Result<(), String> {
+        let mounts = Mounts::parse(text);
+        let of = |id: u64| {
+            let mut all = mounts.children(1).chain(mounts.children(30)).chain(mounts.children(31));
+            let covering = mounts.children(32);
+            let found = all
+                .find(|mount| mount.id == id)
+                .or_else(|| covering.into_iter().find(|mount| mount.id == id));
+            found.expect("a mount")
+        };
+        judge(&mounts, of(30), of(31), of(folder)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_mounts_of_the_spec_pass() {
+        assert_eq!(judged(GOOD, 32), Ok(()));
+        let two = format!("{GOOD}40 32 0:60 / /r/dev/vgpu/s2 ro - tmpfs vgpu rw\n");
+        assert_eq!(judged(&two, 32), Ok(()));
+    }
+
+    #[test]
+    fn what_a_volume_puts_there_is_named() {
+        for (line, folder, named) in [
+            // Over ours, through a link.
+            (
+                "40 32 0:60 / /r/dev/vgpu ro - tmpfs tmpfs rw",
+                40,
+                "at /dev/vgpu, over the limits",
+            ),
+            // Ours over a volume.
+            (
+                "40 32 0:60 / /r/dev/vgpu ro - tmpfs vgpu rw",
+                40,
+                "at /dev/vgpu, over the limits",
+            ),
+            // One more share, and one in a folder of ours.
+            (
+                "40 32 0:60 / /r/dev/vgpu/forged ro - tmpfs tmpfs rw",
+                32,
+                "at /dev/vgpu/forged, among",
+            ),
+            (
+                "40 32 8:1 / /r/dev/vgpu/forged ro - ext4 /dev/sda1 rw",
+                32,
+                "at /dev/vgpu/forged, among",
+            ),
+            (
+                "40 32 0:60 / /r/dev/vgpu/.lib ro - tmpfs tmpfs rw",
+                32,
+                "at /dev/vgpu/.lib, among",
+            ),
+            (
+                "40 32 0:60 / /r/dev/vgpu/.lib/a/b ro - tmpfs tmpfs rw",
+                32,
+                "at /dev/vgpu/.lib/a/b, among",
+            ),
+            // Over a file of ours, and over that of a share.
+            (
+                "40 37 0:60 / /r/dev/vgpu/.lib/libcuda.so.1 ro - tmpfs tmpfs rw",
+                32,
+                ".lib/libcuda.so.1, among",
+            ),
+            (
+                "40 33 0:60 / /r/dev/vgpu/s1/limits ro - tmpfs tmpfs rw",
+                32,
+                "at /dev/vgpu/s1/limits, among",
+            ),
+            (
+                "40 34 0:60 / /r/dev/vgpu/s1/ledger ro - tmpfs tmpfs rw",
+                32,
+                "at /dev/vgpu/s1/ledger, among",
+            ),
+            (
+                "40 33 0:60 / /r/dev/vgpu/s1 ro - tmpfs tmpfs rw",
+                32,
+                "among the limits",
+            ),
+        ] {
+            let said = judged(&format!("{GOOD}{line}\n"), folder).expect_err(line);
+            assert!(said.contains(named), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_no_mount_of_the_spec_is_refused() {
+        let without = GOOD.replace("32 31 ", "32 1 ");
+        assert!(judged(&without, 31).expect_err("refused").contains("it is no mount"));
+        let volume = GOOD.replace("31 30 ", "31 29 ");
+        let mounts = Mounts::parse(&volume);
+        let of = |parent: u64| mounts.children(parent).next().expect("a mount");
+        let said = judge(&mounts, of(1), of(29), of(31)).expect_err("refused").to_string();
+        assert!(said.contains("a volume is mounted at /dev,"), "{said}");
+    }
+}
