@@ -158,7 +158,8 @@ fn contexts_of_unknown_size_are_reserved_for() {
     let _guard = guard("contexts of unknown size");
     for mode in MODES {
         let bench = bench(mode, "100ms");
-        let mut limits = bench.limits("share", 0, 0, 1500 * MIB);
+        // Room for two, by what is reserved as by what is measured later.
+        let mut limits = bench.limits("share", 0, 0, 1400 * MIB);
         limits.context_reserve = None;
         bench.put(&limits);
         let mut truth = Truth::new(&bench);
@@ -169,7 +170,7 @@ fn contexts_of_unknown_size_are_reserved_for() {
             "{mode}: {answers:?}, 600 MiB for each"
         );
         let charged = bench.usage("share").charged;
-        assert!(truth.used() <= charged && charged <= 1500 * MIB, "{mode}: {charged}");
+        assert!(truth.used() <= charged && charged <= 1400 * MIB, "{mode}: {charged}");
     }
 }
 
