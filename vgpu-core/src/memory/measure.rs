@@ -105,7 +105,7 @@ const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must have the same one new process before it counts as this one.
 const AGREED: u32 = 4;
 /// How long a context of unknown size waits for those of other processes to be measured.
-const NEWCOMERS: Duration = Duration::from_secs(2);
+const NEWCOMERS: Duration = Duration::from_secs(6);
 /// Of so many files with code it is remembered what they took.
 const CODES: usize = 4096;
 
