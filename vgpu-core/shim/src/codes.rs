@@ -10,6 +10,7 @@ pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_DEVICE: c_int = 101;
 pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
+pub(crate) const UNSUPPORTED_LIMIT: c_int = 215;
 pub(crate) const UNKNOWN: c_int = 999;
 
 pub(crate) const NVML_SUCCESS: c_int = 0;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | ELF (a cubin) | its sections that are loaded, also those without bytes in the file (`__device__` arrays) |
 //! | PTX | its `.global` variables |
-//! | a fat binary | its length: what is in it may be compressed |
+//! | a fat binary | nothing: it has code for several kinds of GPU, of which the driver loads one, and may be compressed |
 //!
 //! How it fails: a file that ends early, cannot be read or is of another kind counts as nothing, and is charged as code
 //! of unknown size ([`expected`](super::expected)). The driver may need more than the sections say; the measurement
@@ -41,7 +41,7 @@ fn one(bytes: &impl Bytes, at: u64) -> Code {
         elf(bytes, at, &head)
     } else if head.starts_with(FAT_BINARY) {
         let length = word(&head, 8).saturating_add(half(&head, 6));
-        (length, length)
+        (length, 0)
     } else {
         let text = text(bytes, at);
         (text.len() as u64, globals(&text))
@@ -49,7 +49,11 @@ fn one(bytes: &impl Bytes, at: u64) -> Code {
     let mut start = vec![0; length.min(COMPARED) as usize];
     let read = bytes.read(at, &mut start);
     Code {
-        mark: mark(start.get(..read).unwrap_or_default(), length),
+        // Also of what it tells: the start of a cubin is not where its sections are.
+        mark: mark(
+            start.get(..read).unwrap_or_default(),
+            length.wrapping_add(takes.rotate_left(32)),
+        ),
         bytes: takes,
     }
 }
@@ -120,7 +124,7 @@ fn globals(text: &[u8]) -> u64 {
         while let Some(word) = words.next() {
             match word.strip_prefix('.') {
                 Some("align") => drop(words.next()),
-                Some(kind) => element *= size_of_kind(kind),
+                Some(kind) => element = u64::saturating_mul(element, size_of_kind(kind)),
                 None => declared.push_str(word),
             }
             if word.contains([';', '=', '{']) {
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fat_binary_counts_by_its_length_also_behind_its_wrapper() {
+    fn a_fat_binary_counts_as_nothing_and_is_known_again_also_behind_its_wrapper() {
         let mut file = WRAPPER.to_vec();
         file.extend([1, 0, 0, 0]);
         file.extend(24_u64.to_le_bytes());
@@ -252,7 +256,11 @@ mod tests {
         file.extend(FAT_BINARY);
         file.extend([1, 0, 16, 0]);
         file.extend((10_u64 << 20).to_le_bytes());
-        assert_eq!(of(&file.as_slice(), 0).bytes, (10 << 20) + 16);
+        let code = of(&file.as_slice(), 0);
+        assert_eq!((code.bytes, code.mark == 0), (0, false));
+        file.pop();
+        file.push(1);
+        assert_ne!(of(&file.as_slice(), 0).mark, code.mark, "another length");
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl<'a> Actor<'a> {
         self.truth.slack.set(UNKNOWN_CODE);
         let load = || self.driver(answer, bytes as i64);
         let undo = || self.driver(Answer::Good, -(bytes as i64));
-        if taking(&self.process(), 0, ahead, load, || Thing::Code(handle), undo) == SUCCESS {
+        if taking(&self.process(), 0, ahead, load, || Thing::Code(handle, 0), undo) == SUCCESS {
             self.modules.push((handle, bytes));
         }
         self.truth.slack.set(0);
@@ -266,7 +266,7 @@ impl<'a> Actor<'a> {
             return;
         };
         let unload = || self.driver(answer, -(bytes as i64));
-        if giving_back(&self.process(), 0, Thing::Code(handle), unload) == SUCCESS {
+        if giving_back(&self.process(), 0, Thing::Code(handle, 0), unload) == SUCCESS {
             self.modules.remove(0);
         }
     }

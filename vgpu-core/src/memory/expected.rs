@@ -20,6 +20,9 @@ pub const UNKNOWN_CONTEXT: u64 = 600 * MIB;
 /// Charged ahead of code that was not loaded before, at least.
 pub const UNKNOWN_CODE: u64 = 8 * MIB;
 
+/// A context that took more than so many times what one usually takes was not alone in its measurement.
+const PLAUSIBLE: u64 = 2;
+
 /// What a call will create.
 #[derive(Clone, Copy, Debug)]
 pub enum Ahead {
@@ -45,7 +48,7 @@ pub struct Limit {
 /// Code that is about to be loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Code {
-    /// Equal for equal code.
+    /// Equal for equal code. 0: the code could not be read.
     pub mark: u64,
     /// What its static variables and its instructions take, as far as its file tells.
     pub bytes: u64,
@@ -62,7 +65,15 @@ impl Limit {
 /// largest context of the share took, each if that was measured.
 #[must_use]
 pub fn context(known: Option<u64>, took: Option<u64>, limit: u64) -> u64 {
-    known.max(took).unwrap_or(UNKNOWN_CONTEXT.min(limit))
+    known.max(plausible(known, took)).unwrap_or(UNKNOWN_CONTEXT.min(limit))
+}
+
+/// Returns `took` if a context may have taken that. More may be others' work, or a lie: every process of the share may
+/// write to the ledger, and it would keep all contexts of the share away for ever.
+#[must_use]
+pub fn plausible(known: Option<u64>, took: Option<u64>) -> Option<u64> {
+    let most = known.unwrap_or(0).max(UNKNOWN_CONTEXT).saturating_mul(PLAUSIBLE);
+    took.filter(|took| *took <= most)
 }
 
 /// Returns what the driver reserves when a limit is raised from `from` to its new value. Limits that are not listed
@@ -112,6 +123,10 @@ mod tests {
         assert_eq!(context(None, None, 20 * GIB), UNKNOWN_CONTEXT);
         assert_eq!(context(None, None, 64 * MIB), 64 * MIB, "all of it: one at a time");
         assert_eq!(context(None, Some(0), 20 * GIB), 0);
+        for lie in [2 * UNKNOWN_CONTEXT + 1, u64::MAX] {
+            assert_eq!(context(Some(500 * MIB), Some(lie), GIB), 500 * MIB);
+            assert_eq!(context(None, Some(lie), 20 * GIB), UNKNOWN_CONTEXT);
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
 use crate::os::spin::{Held, Patience};
-use crate::os::thread;
+use crate::os::{sleep, thread};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -106,6 +106,8 @@ const SECOND_THOUGHTS: u32 = 10;
 const AGREED: u32 = 4;
 /// How long a context of unknown size waits for those of other processes to be measured.
 const NEWCOMERS: Duration = Duration::from_secs(6);
+/// Each try takes locks of the ledger, which those who are being measured need.
+const BETWEEN_TRIES: Duration = Duration::from_millis(4);
 /// Of so many files with code it is remembered what they took.
 const CODES: usize = 4096;
 
@@ -188,7 +190,14 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         // A measurement costs a call of NVML, so there is one before `call` only if its result is used. Only at the
         // first context can a new process in the list be this one; later this process is listed already.
         let is_coming = is_first && self.process.pid.load(Ordering::Relaxed) == 0;
-        let before = if is_coming { self.look(None) } else { Look::Blind };
+        // What code takes is remembered. So it is measured alone: since the last measurement other code may have come.
+        let is_new =
+            matches!(ahead, Ahead::Code(code) if code.mark != 0 && !self.overhead.code_took.contains_key(&code.mark));
+        let before = if is_coming || is_new && self.is_seen() {
+            self.look(None)
+        } else {
+            Look::Blind
+        };
         let result = call();
         if result != SUCCESS {
             self.overhead.charge.set(&self.gpu.account, start);
@@ -217,7 +226,14 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             fits = self.settle(change, start, &before, known) == Some(true);
         }
         if is_exact && !self.overhead.may_fall {
-            self.learn(ahead, self.overhead.measured.saturating_sub(start));
+            let known = match before {
+                Look::Excess(least, most) if least == most => Some(most.max(0).unsigned_abs()),
+                // There was nothing of this process before its first context.
+                _ => is_first.then_some(start),
+            };
+            if let Some(known) = known {
+                self.learn(ahead, self.overhead.measured.saturating_sub(known));
+            }
         }
         (SUCCESS, fits)
     }
@@ -255,7 +271,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
             match ahead {
                 // Others may have reserved the default for theirs, and know soon how much less they take.
-                Ahead::Context if self.is_context_unknown() && patience.nap() => {}
+                Ahead::Context if self.is_context_unknown() && patience.nap() => sleep(BETWEEN_TRIES),
                 // What its file does not tell need not be free, if it is measured.
                 Ahead::Code(code) if self.is_seen() && !self.overhead.code_took.contains_key(&code.mark) => {
                     let told = granules(code.bytes)?;
@@ -270,7 +286,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     fn is_context_unknown(&self) -> bool {
         let took = self.overhead.context_took.max(self.gpu.account.context_took());
-        self.gpu.context_reserve.max(took).is_none()
+        let known = self.gpu.context_reserve;
+        known.max(expected::plausible(known, took)).is_none()
     }
 
     /// Returns true if NVML has listed this process.
@@ -313,11 +330,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Remembers what something took, also if it did not fit: the next one like it is charged that ahead.
     fn learn(&mut self, ahead: Ahead, took: u64) {
         match ahead {
+            Ahead::Context if expected::plausible(self.gpu.context_reserve, Some(took)).is_none() => {}
             Ahead::Context => {
                 self.overhead.context_took = self.overhead.context_took.max(Some(took));
                 self.gpu.account.note_context_took(took);
             }
-            Ahead::Code(code) if self.overhead.code_took.len() < CODES => {
+            Ahead::Code(code) if code.mark != 0 && self.overhead.code_took.len() < CODES => {
                 self.overhead.code_took.insert(code.mark, took);
             }
             Ahead::Code(_) | Ahead::Limit(_) => {}
@@ -514,7 +532,7 @@ mod tests {
     use super::super::fake::{MIB, Mode, Scene};
     use super::*;
 
-    const OTHER: Thing = Thing::Code(1);
+    const OTHER: Thing = Thing::Code(1, 0);
 
     fn code(mark: u64, bytes: u64) -> Ahead {
         Ahead::Code(Code { mark, bytes })
@@ -640,7 +658,7 @@ mod tests {
                 0,
                 code(mark, 0),
                 || scene.takes(bytes),
-                || OTHER,
+                || Thing::Code(mark as usize, 0),
                 || scene.drops(bytes),
             )
         };

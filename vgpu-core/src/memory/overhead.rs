@@ -37,8 +37,8 @@ pub enum Thing {
     Context(usize),
     /// A limit of a context, by the driver's number.
     Limit(usize, c_int),
-    /// A module, a library or a function, by its handle.
-    Code(usize),
+    /// A module, a library or a function, by its handle, and the context with which it goes. 0: none, or not known.
+    Code(usize, usize),
     /// Something that nothing releases alone.
     Other,
 }
@@ -77,18 +77,23 @@ impl Overhead {
     pub fn keep(&mut self, thing: Thing, bytes: u64, base: u64) {
         if bytes > 0 {
             let known = self.unmeasured.entry(thing).or_insert(Reserved { bytes: 0, base });
-            known.bytes = known.bytes.saturating_add(bytes);
+            known.bytes = match thing {
+                Thing::Limit(..) => known.bytes.saturating_add(bytes),
+                // The same again: a function that is loaded twice, a primary context that was not gone.
+                Thing::Context(_) | Thing::Code(..) => known.bytes.max(bytes),
+                Thing::Other => known.bytes.saturating_add(bytes),
+            };
         }
         self.may_fall = true;
     }
 
-    /// Releases what was reserved for `thing`, which is gone; with a context go its limits.
+    /// Releases what was reserved for `thing`, which is gone; with a context go its limits and its modules.
     pub fn forget(&mut self, thing: Thing) {
-        self.unmeasured.remove(&thing);
-        if let Thing::Context(context) = thing {
-            let is_its = |known: &Thing| matches!(known, Thing::Limit(of, _) if *of == context);
-            self.unmeasured.retain(|known, _| !is_its(known));
-        }
+        self.unmeasured.retain(|known, _| match (thing, *known) {
+            (Thing::Context(context), Thing::Limit(of, _) | Thing::Code(_, of)) => of != context,
+            (Thing::Code(handle, _), Thing::Code(known, _)) => handle != known,
+            (thing, known) => thing != known,
+        });
         self.may_fall = true;
     }
 
@@ -112,13 +117,16 @@ mod tests {
         overhead.keep(Thing::Context(2), 10, 0);
         overhead.keep(Thing::Limit(2, 2), 5, 8);
         overhead.keep(Thing::Limit(2, 2), 3, 13);
-        overhead.keep(Thing::Code(7), 1, 0);
-        assert_eq!(overhead.expected(), 29);
+        overhead.keep(Thing::Code(7, 1), 1, 0);
+        overhead.keep(Thing::Code(7, 1), 1, 0);
+        overhead.keep(Thing::Code(8, 2), 1, 0);
+        assert_eq!(overhead.expected(), 30, "the same function again is no more");
         assert_eq!(overhead.base(Thing::Limit(2, 2), 16), (8, 8), "where it began");
         assert_eq!(overhead.base(Thing::Limit(1, 2), 16), (16, 0));
-        overhead.forget(Thing::Code(7));
+        overhead.forget(Thing::Code(7, 0));
+        assert_eq!(overhead.expected(), 29);
         overhead.forget(Thing::Context(2));
-        assert_eq!(overhead.expected(), 10, "its limits went with it");
+        assert_eq!(overhead.expected(), 10, "its limits and its module went with it");
         overhead.set_measured(4);
         assert_eq!(overhead.expected(), 4);
         overhead.forget(Thing::Context(1));

@@ -8,6 +8,7 @@ use crate::names::slot;
 use crate::process::Ready;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_uint};
+use vgpu_core::memory::driver::Driver;
 use vgpu_core::memory::expected::Ahead;
 use vgpu_core::memory::measure;
 use vgpu_core::memory::overhead::Thing;
@@ -75,9 +76,20 @@ pub(crate) fn taking(
     undo: impl FnOnce() -> c_int,
 ) -> c_int {
     match ready.current() {
-        Some(gpu) => measure::taking(&process(ready), gpu, ahead, call, thing, undo),
-        None => call(),
+        Some(gpu) if has_context(ready, gpu) => measure::taking(&process(ready), gpu, ahead, call, thing, undo),
+        _ => call(),
     }
+}
+
+/// Returns true if the process has a context on this GPU. Without one, the driver takes nothing: a library is loaded
+/// with the first context, and the rest is an error.
+fn has_context(ready: &'static Ready, gpu: usize) -> bool {
+    let is_primary = |(device, of): &(c_int, usize)| *of == gpu && Real.is_primary_active(*device);
+    Real.current_context().is_ok_and(|context| context != 0)
+        || ready.gpus.get(gpu).is_none_or(|gpu| gpu.contexts.lock().any())
+        || ready
+            .devices()
+            .is_none_or(|devices| devices.list.iter().any(is_primary))
 }
 
 /// Runs `call`, which ends `thing` on the GPU of the current context, and releases what it freed.

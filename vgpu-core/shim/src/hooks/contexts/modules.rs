@@ -3,7 +3,7 @@
 //! ([`measure`](super::measure)). If it cannot be charged, the call is undone.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use crate::codes::{SUCCESS, UNKNOWN};
+use crate::codes::{SUCCESS, UNKNOWN, UNSUPPORTED_LIMIT};
 use crate::driver::Real;
 use crate::hooks::contexts::code;
 use crate::hooks::contexts::measure::{giving_back, taking};
@@ -27,13 +27,18 @@ type LoadLibrary = unsafe extern "C" fn(
     c_uint,
 ) -> c_int;
 
-/// The handle that a call has written.
+/// The code whose handle a call has written, and the context with which it goes.
 ///
 /// # Safety
 /// `handle` is null or was written.
-unsafe fn loaded(handle: *const usize) -> Thing {
+unsafe fn loaded(handle: *const usize, context: usize) -> Thing {
     // SAFETY: as promised.
-    Thing::Code(unsafe { handle.as_ref() }.map_or(0, |handle| *handle))
+    Thing::Code(unsafe { handle.as_ref() }.map_or(0, |handle| *handle), context)
+}
+
+/// The current context.
+fn context() -> usize {
+    Real.current_context().unwrap_or(0)
 }
 
 /// Loads a module.
@@ -44,7 +49,13 @@ unsafe fn load_module(ready: &'static Ready, module: *mut usize, code: Code, loa
     // SAFETY: null, or the driver has just made it.
     let undo = || unsafe { module.as_ref() }.map_or(SUCCESS, |module| unsafe { real!(cuModuleUnload(usize))(*module) });
     // SAFETY: as promised.
-    taking(ready, Ahead::Code(code), load, || unsafe { loaded(module) }, undo)
+    taking(
+        ready,
+        Ahead::Code(code),
+        load,
+        || unsafe { loaded(module, context()) },
+        undo,
+    )
 }
 
 /// cuModuleLoad.
@@ -76,7 +87,7 @@ pub(crate) unsafe fn load_ex(
 /// cuModuleUnload and cuLibraryUnload.
 pub(crate) unsafe fn unload(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, module: usize) -> c_int {
     // SAFETY: passed on.
-    giving_back(ready, Thing::Code(module), || unsafe { real(module) })
+    giving_back(ready, Thing::Code(module, 0), || unsafe { real(module) })
 }
 
 /// Loads a library.
@@ -88,7 +99,7 @@ unsafe fn load_library(ready: &'static Ready, library: *mut usize, code: Code, l
     let undo =
         || unsafe { library.as_ref() }.map_or(SUCCESS, |library| unsafe { real!(cuLibraryUnload(usize))(*library) });
     // SAFETY: as promised.
-    taking(ready, Ahead::Code(code), load, || unsafe { loaded(library) }, undo)
+    taking(ready, Ahead::Code(code), load, || unsafe { loaded(library, 0) }, undo)
 }
 
 pub(crate) unsafe fn library_of_data(
@@ -134,16 +145,14 @@ pub(crate) unsafe fn load_function(
     real: unsafe extern "C" fn(usize) -> c_int,
     function: usize,
 ) -> c_int {
-    let code = Code {
-        mark: function as u64,
-        bytes: 0,
-    };
+    // A handle may be that of another function later: nothing is remembered of it.
+    let code = Code { mark: 0, bytes: 0 };
     // SAFETY: passed on. What is loaded cannot be unloaded alone: it stays, charged as far as that goes.
     taking(
         ready,
         Ahead::Code(code),
         || unsafe { real(function) },
-        || Thing::Code(function),
+        || Thing::Code(function, context()),
         || UNKNOWN,
     )
 }
@@ -156,9 +165,15 @@ pub(crate) unsafe fn set_limit(
 ) -> c_int {
     let mut before = 0_usize;
     // SAFETY: to be written.
-    let known = unsafe { real!(cuCtxGetLimit(*mut usize, c_int))(&mut before, limit) } == SUCCESS;
+    let answer = unsafe { real!(cuCtxGetLimit(*mut usize, c_int))(&mut before, limit) };
+    let known = answer == SUCCESS;
+    if answer == UNSUPPORTED_LIMIT {
+        // This GPU has no such limit, and nothing is reserved for it.
+        // SAFETY: passed on.
+        return unsafe { real(limit, value) };
+    }
     let asked = Limit {
-        context: Real.current_context().unwrap_or(0),
+        context: context(),
         number: limit,
         // Not known: all of the new value counts.
         now: if known { before as u64 } else { 0 },
