@@ -316,6 +316,14 @@ fn by_volumes() -> Result<()> {
             Told("/dev/vgpu/.lib"),
         ),
     ];
+    // A file with the name of none of ours, in the folder whose files get the driver's functions.
+    cases.push(Case::new(
+        "file-beside-driver",
+        json!([]),
+        json!([{"name": "kit", "mountPath": "/dev/vgpu/.driver/evil.so", "subPath": "empty"}]),
+        "probe",
+        Told("/dev/vgpu/.driver/evil.so"),
+    ));
     // A link in a volume leads another volume to a folder of ours.
     for (name, before, expected) in [
         (

@@ -6,6 +6,7 @@
 //!                                                                      │ rootfs: paths inside it
 //!                                                                      ├──► shares ──► <root>/dev/vgpu, by mounts
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
+//!               --file     what the CDI spec mounts in <root>/dev/vgpu/.lib and .driver
 //!               --report   ◄── a file, if that is not possible and the container starts anyway
 //! ```
 //!
@@ -88,7 +89,9 @@ fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
         path: container.root.clone(),
         source,
     })?;
-    shares::verify(&root, container.volume_at_dev).map_err(|source| Error::Shares { id: id.clone(), source })?;
+    let files = [preload.files.as_slice(), &container.files].concat();
+    shares::verify(&root, container.volume_at_dev, &files)
+        .map_err(|source| Error::Shares { id: id.clone(), source })?;
     let wanted = Wanted {
         read_only: container.read_only,
         label: container.mount_label.as_deref(),

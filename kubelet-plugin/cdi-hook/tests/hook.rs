@@ -388,6 +388,33 @@ fn what_the_hook_cannot_do_names_container_file_and_remedy() {
     );
 }
 
+/// Each claim's hook gets its own files; the configuration has those of all.
+#[test]
+fn files_of_the_specs_pass() {
+    const NAME: &str = "files_of_the_specs_pass";
+    let mounts = format!(
+        "{MOUNTS}; mkdir dev/vgpu/.driver; echo driver >v; \
+         for f in a b; do touch dev/vgpu/.driver/$f; mount --bind v dev/vgpu/.driver/$f; done"
+    );
+    let bundle = Bundle::new(None);
+    let config = |hooks: &str| {
+        bundle.config(&format!(
+            r#"{{"root": {{"path": "rootfs"}}, "hooks": {{"createContainer": [{hooks}]}}}}"#
+        ));
+    };
+    let hook =
+        |path: &str, file: &str| format!(r#"{{"path": "{path}", "args": ["x", "preload", "--file", "{file}"]}}"#);
+    let ours = |file: &str| hook("/var/lib/vgpu/abc/vgpu-cdi-hook", file);
+    config(&format!("{}, {}", ours(".driver/a"), ours(".driver/b")));
+    let Some(ran) = bundle.run(NAME, &mounts, LIST) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("{OURS}\n"));
+    config(&format!("{}, {}", ours(".driver/a"), hook("/bin/other", ".driver/b")));
+    let line = bundle.run(NAME, &mounts, LIST).expect("ran").refusal();
+    assert!(line.contains("a volume is mounted at /dev/vgpu/.driver/b"), "{line}");
+}
+
 /// A pod's volumes may hide what the CDI spec mounts, or add to it; each is named, and the container does not start.
 #[test]
 fn volumes_over_what_the_node_mounted_are_named() {
@@ -416,6 +443,10 @@ fn volumes_over_what_the_node_mounted_are_named() {
         (
             "mkdir dev/vgpu/forged; mount -t tmpfs tmpfs dev/vgpu/forged",
             "a volume is mounted at /dev/vgpu/forged, among the limits",
+        ),
+        (
+            "mkdir dev/vgpu/.driver; echo evil >v; touch dev/vgpu/.driver/evil.so; mount --bind v dev/vgpu/.driver/evil.so",
+            "a volume is mounted at /dev/vgpu/.driver/evil.so, among the limits",
         ),
         (
             "mount --bind dev dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
