@@ -106,8 +106,8 @@ fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[St
         } else if name.strip_prefix(ARBITRATION).is_some_and(is_one) && ours {
             &[]
         } else if files.iter().any(|file| file == name) {
-            // The runtime drops a volume at a path that the spec mounts, so this is the spec's mount if nothing covers it.
-            // A file has nothing below it but what covers it.
+            // The runtime drops a volume at a path that the spec mounts, so this is the spec's mount. A file has nothing
+            // below it but what covers it.
             no_children(mounts, child, folder)?;
             continue;
         } else {

@@ -27,8 +27,8 @@ pub(crate) struct Container {
     pub(crate) volume_at_dev: bool,
     /// SELinux's label for mounts.
     pub(crate) mount_label: Option<String>,
-    /// The files of all hooks of ours. A container with several claims has a hook of each, and claims that were prepared
-    /// with different drivers mount different files.
+    /// The files of all hooks of ours. A container with several claims has a hook of each, and claims that were
+    /// prepared with different drivers mount different files.
     pub(crate) files: Vec<String>,
 }
 

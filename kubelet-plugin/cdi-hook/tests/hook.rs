@@ -445,7 +445,7 @@ fn volumes_over_what_the_node_mounted_are_named() {
             "a volume is mounted at /dev/vgpu/forged, among the limits",
         ),
         (
-            "mkdir dev/vgpu/.driver; echo evil >v; touch dev/vgpu/.driver/evil.so; mount --bind v dev/vgpu/.driver/evil.so",
+            "mkdir dev/vgpu/.driver; echo evil >v; f=dev/vgpu/.driver/evil.so; touch $f; mount --bind v $f",
             "a volume is mounted at /dev/vgpu/.driver/evil.so, among the limits",
         ),
         (
