@@ -500,6 +500,23 @@ fn volumes_are_never_written_to() {
     assert_eq!(fs::read_to_string(&file).expect("read"), "/node.so\n");
 }
 
+#[test]
+fn volumes_over_the_list_are_counted() {
+    const NAME: &str = "volumes_over_the_list_are_counted";
+    let over = |count: u32| {
+        format!("{MOUNTS}; echo /v.so >v; for i in $(seq {count}); do mount --bind v etc/ld.so.preload; done")
+    };
+    let Some(ran) = Bundle::new(Some("")).run(NAME, &over(32), LIST) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("/v.so\n{OURS}\n"));
+    let line = Bundle::new(Some("")).run(NAME, &over(33), LIST).expect("ran").refusal();
+    assert_eq!(
+        line,
+        "vgpu-cdi-hook: container c1: more than 32 volumes are mounted at /etc/ld.so.preload; remove them from the pod"
+    );
+}
+
 /// The hook recognises the machine's own loader as one that reads the list.
 #[test]
 fn the_machines_own_glibc_is_seen() {
