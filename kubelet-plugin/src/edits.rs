@@ -26,6 +26,8 @@ const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
 const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
 /// The mode that NVIDIA's udev rules and tools set.
 const NODE_MODE: u32 = 0o666;
+/// Seconds. The hook may read a file of a pod's volume, whose server may have stopped.
+const HOOK_TIMEOUT: u32 = 10;
 /// The tmpfs of shares: the runtime makes the mount points of what lies below, and then makes it read-only. Room for
 /// these mount points, and for no content.
 const TMPFS_OPTIONS: [&str; 7] = [
@@ -212,7 +214,7 @@ fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
             .chain(files.flat_map(|file| ["--file".to_owned(), text(file)]))
             .collect(),
         env: Vec::new(),
-        timeout: None,
+        timeout: Some(HOOK_TIMEOUT),
     }
 }
 
@@ -385,6 +387,7 @@ mod tests {
         );
         let hook = &common.hooks[0];
         assert_eq!(hook.path, "/var/lib/vgpu/abc/vgpu-cdi-hook");
+        assert_eq!(hook.timeout, Some(10));
         assert_eq!(hook.args[0..3], ["vgpu-cdi-hook", "preload", "--library"]);
         assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}"));
         let files = [

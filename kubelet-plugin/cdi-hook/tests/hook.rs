@@ -500,6 +500,17 @@ fn volumes_are_never_written_to() {
     assert_eq!(fs::read_to_string(&file).expect("read"), "/node.so\n");
 }
 
+/// Paths of mounts have any bytes, of the node's and of other pods.
+#[test]
+fn a_mount_elsewhere_with_other_bytes_does_not_matter() {
+    let bundle = Bundle::new(None);
+    let before = format!("{MOUNTS}; f=$(printf 'v\\377'); mkdir \"$f\"; mount -t tmpfs tmpfs \"$f\"");
+    let Some(ran) = bundle.run("a_mount_elsewhere_with_other_bytes_does_not_matter", &before, LIST) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("{OURS}\n"));
+}
+
 #[test]
 fn volumes_over_the_list_are_counted() {
     const NAME: &str = "volumes_over_the_list_are_counted";
