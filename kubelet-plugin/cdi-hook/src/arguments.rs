@@ -19,7 +19,7 @@ usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER]
   --library PATH  the library's path in the container (default: /dev/vgpu/.lib/libvgpu-preload.so)
   --file NAME     a file below /dev/vgpu that the CDI spec mounts, such as .driver/libcuda.so.1; any other mount in
                   .lib and .driver is refused
-  --report FOLDER gets a file with one line, named after the reason, if the container starts without the library
+  --report FOLDER gets a file with one line, named after the reason, if no program of the image loads the library
                   (absolute, on the node)
   STATE           the container's state, as the runtime passes it to hooks
 ";
