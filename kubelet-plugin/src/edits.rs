@@ -16,7 +16,8 @@ use crate::layout::Layout;
 use crate::share::{Role, Share};
 use std::path::Path;
 use vgpu_abi::paths::{
-    CONTAINER_LIBRARY_DIRS, HOOK_FILE, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES, TMPFS_SOURCE,
+    CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_OWN_LIBRARY_DIR, HOOK_FILE, LEDGER, LIBCUDA,
+    LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES, TMPFS_SOURCE,
 };
 use vgpu_api::DRIVER_NAME;
 use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
@@ -25,6 +26,8 @@ const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
 const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
 /// The mode that NVIDIA's udev rules and tools set.
 const NODE_MODE: u32 = 0o666;
+/// Seconds. The hook may read a file of a pod's volume, whose server may have stopped.
+const HOOK_TIMEOUT: u32 = 10;
 /// The tmpfs of shares: the runtime makes the mount points of what lies below, and then makes it read-only. Room for
 /// these mount points, and for no content.
 const TMPFS_OPTIONS: [&str; 7] = [
@@ -152,7 +155,8 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.mounts.push(mount(&preload, paths.preload, Access::Execute));
         let beside = paths.shim.map(|target| mount(&shim, target, Access::Execute));
         edits.mounts.extend(beside);
-        edits.hooks.push(preload_hook(inputs));
+        let hook = preload_hook(inputs, &edits.mounts);
+        edits.hooks.push(hook);
     }
     edits
 }
@@ -190,14 +194,16 @@ fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     }
 }
 
-fn preload_hook(inputs: &Inputs<'_>) -> Hook {
-    let arguments = [
-        HOOK_FILE,
-        "preload",
-        "--library",
-        inputs.layout.paths().preload,
-        "--report",
-    ];
+/// The hook gets the names of all files in our folders of libraries, because it cannot tell a file of the node from one
+/// of a pod's volume. The hooks of older releases do not know that option.
+fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
+    let paths = inputs.layout.paths();
+    let arguments = [HOOK_FILE, "preload", "--library", paths.preload, "--report"];
+    let folders = [CONTAINER_OWN_LIBRARY_DIR, CONTAINER_DRIVER_DIR].map(Path::new);
+    let targets = mounts.iter().map(|mount| Path::new(&mount.container_path));
+    let ours = targets.filter(|path| path.parent().is_some_and(|parent| folders.contains(&parent)));
+    let files = ours.filter_map(|path| path.strip_prefix(CONTAINER_DIR).ok());
+    let files = files.filter(|_| inputs.layout == Layout::Dev);
     Hook {
         hook_name: HookName::CreateContainer,
         path: text(&inputs.library.join(HOOK_FILE)),
@@ -205,9 +211,10 @@ fn preload_hook(inputs: &Inputs<'_>) -> Hook {
             .iter()
             .map(|one| (*one).to_owned())
             .chain([text(inputs.claim_dir)])
+            .chain(files.flat_map(|file| ["--file".to_owned(), text(file)]))
             .collect(),
         env: Vec::new(),
-        timeout: None,
+        timeout: Some(HOOK_TIMEOUT),
     }
 }
 
@@ -380,8 +387,16 @@ mod tests {
         );
         let hook = &common.hooks[0];
         assert_eq!(hook.path, "/var/lib/vgpu/abc/vgpu-cdi-hook");
+        assert_eq!(hook.timeout, Some(10));
         assert_eq!(hook.args[0..3], ["vgpu-cdi-hook", "preload", "--library"]);
         assert_eq!(hook.args[5], format!("/run/vgpu/claims/{UID}"));
+        let files = [
+            ".driver/libcuda.so.1",
+            ".driver/libnvidia-ml.so.1",
+            ".lib/libvgpu-preload.so",
+            ".lib/libcuda.so.1",
+        ];
+        assert_eq!(hook.args[6..], files.map(|file| ["--file", file]).concat());
     }
 
     /// A claim that an older release prepared keeps that release's library and hook, which know nothing of /dev/vgpu.
@@ -410,9 +425,18 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path}: {paths:?}");
         }
+        let claim = format!("/run/vgpu/claims/{UID}");
         assert_eq!(
-            spec.container_edits.hooks[0].args[3],
-            "/usr/lib/vgpu/libvgpu-preload.so"
+            spec.container_edits.hooks[0].args,
+            [
+                "vgpu-cdi-hook",
+                "preload",
+                "--library",
+                "/usr/lib/vgpu/libvgpu-preload.so",
+                "--report",
+                &claim
+            ],
+            "a hook of that release knows no other option"
         );
     }
 
@@ -469,6 +493,8 @@ mod tests {
             assert!(common.contains(&(&jit, "/usr/lib/jit.so")), "{jit}");
         }
         assert!(common.contains(&("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi")));
+        let arguments = &spec.container_edits.hooks[0].args;
+        assert!(arguments.contains(&".driver/libnvidia-ptxjitcompiler.so.1".to_owned()));
     }
 
     #[test]

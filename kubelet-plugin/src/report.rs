@@ -1,10 +1,10 @@
-//! What the hook reports of a container that starts without the backstop: a file for each reason in the claim's directory,
-//! and an event with that reason on the pods of the claim. Only hooks of older releases, to which claims may still be
-//! bound, start a container for another reason than a missing glibc: the others mount the list, or refuse.
+//! What the hook reports of a container whose programs do not load the backstop: a file for each reason in the claim's
+//! directory, and an event with that reason on the pods of the claim. Only hooks of older releases, to which claims may
+//! still be bound, know another reason than a missing glibc: the others mount the list, or refuse.
 
 use crate::share::ClaimId;
 
-/// A reason why a container starts without libvgpu-preload.so.
+/// A reason why programs of a container do not load libvgpu-preload.so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Report {
     NoGlibc,
@@ -43,9 +43,11 @@ impl Report {
         const LIMITED: &str = "limits are enforced for programs that open libcuda.so.1 by that name, not for a driver \
                                that the image brought";
         let what = match self {
-            Self::NoGlibc => "an image without glibc: no CUDA program can run in it; use an image with glibc 2.17 or \
+            Self::NoGlibc => {
+                "an image without glibc: no CUDA program runs in it as it is; use an image with glibc 2.17 or \
                               newer (Debian, Ubuntu, Red Hat)"
-                .to_owned(),
+                    .to_owned()
+            }
             Self::ReadOnly => format!(
                 "a root file system that cannot be written to, so libvgpu-preload.so is not in its /etc/ld.so.preload: \
                  {LIMITED}; use an image without a driver, or let the container runtime write to the root file system"

@@ -195,6 +195,7 @@ fn prepare(kube: &Kube<'_>) -> Result<()> {
             "loader.py": include_str!("attacks/loader.py"),
             "empty": "",
         },
+        "binaryData": {"nul": "AA=="},
     });
     kube.apply(&format!(
         "{kit}\n---\n{}",
@@ -278,8 +279,11 @@ fn by_volumes() -> Result<()> {
     let memory = |name: &str| json!({"name": name, "emptyDir": {"medium": "Memory"}});
     let at = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let list = json!([{"name": "kit", "mountPath": "/etc/ld.so.preload", "subPath": "empty"}]);
+    let nul = json!([{"name": "kit", "mountPath": "/etc/ld.so.preload", "subPath": "nul"}]);
     let mut cases = vec![
         Case::new("file-over-list", json!([]), list, "probe", Held),
+        // ld.so reads the list up to the first NUL.
+        Case::new("nul-over-list", json!([]), nul, "probe", Held),
         Case::new(
             "volume-at-etc",
             json!([empty("v")]),
@@ -316,6 +320,14 @@ fn by_volumes() -> Result<()> {
             Told("/dev/vgpu/.lib"),
         ),
     ];
+    // A file with the name of none of ours, in the folder whose files get the driver's functions.
+    cases.push(Case::new(
+        "file-beside-driver",
+        json!([]),
+        json!([{"name": "kit", "mountPath": "/dev/vgpu/.driver/evil.so", "subPath": "empty"}]),
+        "probe",
+        Told("/dev/vgpu/.driver/evil.so"),
+    ));
     // A link in a volume leads another volume to a folder of ours.
     for (name, before, expected) in [
         (

@@ -7,12 +7,19 @@ use std::{
 
 use vgpu_abi::paths::CONTAINER_PRELOAD;
 
+use crate::shares;
+
+/// The option that may be given many times.
+pub(crate) const FILE: &str = "--file";
+
 pub(crate) const HELP: &str = "\
 vgpu-cdi-hook: adds a library to a container's /etc/ld.so.preload (an OCI createContainer hook)
 
-usage: vgpu-cdi-hook preload [--library PATH] [--report FOLDER] < STATE
+usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER] < STATE
   --library PATH  the library's path in the container (default: /dev/vgpu/.lib/libvgpu-preload.so)
-  --report FOLDER gets a file with one line, named after the reason, if the container starts without the library
+  --file NAME     a file below /dev/vgpu that the CDI spec mounts, such as .driver/libcuda.so.1; any other mount in
+                  .lib and .driver is refused
+  --report FOLDER gets a file with one line, named after the reason, if no program of the image loads the library
                   (absolute, on the node)
   STATE           the container's state, as the runtime passes it to hooks
 ";
@@ -27,6 +34,8 @@ pub(crate) enum Command {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Preload {
     pub(crate) library: String,
+    /// The files below /dev/vgpu that the CDI spec mounts.
+    pub(crate) files: Vec<String>,
     pub(crate) report: Option<PathBuf>,
 }
 
@@ -36,7 +45,7 @@ pub enum Error {
     NoCommand,
     #[error("{0:?} is not a command; the only one is `preload` (see --help)")]
     UnknownCommand(OsString),
-    #[error("{0:?} is not an option of preload; use --library or --report")]
+    #[error("{0:?} is not an option of preload; use --library, --file or --report")]
     UnknownOption(OsString),
     #[error("{0} is given twice; give it once")]
     Repeated(&'static str),
@@ -44,6 +53,8 @@ pub enum Error {
     NoValue(&'static str),
     #[error("--library {0:?} is not an absolute path without white space, ':' and '#', which ld.so would split")]
     Library(OsString),
+    #[error("--file {0:?} is not one name after `.lib/` or `.driver/`")]
+    File(OsString),
     #[error("--report {0:?} is not an absolute path; name the claim's directory on the node")]
     Report(PathBuf),
 }
@@ -57,12 +68,17 @@ impl Command {
             Some("preload") => (),
             _ => return Err(Error::UnknownCommand(command)),
         }
-        let (mut library, mut report) = (None, None);
+        let (mut library, mut report, mut files) = (None, None, Vec::new());
         while let Some(option) = arguments.next() {
             let (name, value) = match option.to_str() {
                 Some("-h" | "--help") => return Ok(Self::Help),
                 Some("--library") => ("--library", &mut library),
                 Some("--report") => ("--report", &mut report),
+                Some(FILE) => {
+                    let file = arguments.next().ok_or(Error::NoValue(FILE))?;
+                    files.push(file.into_string().map_err(Error::File)?);
+                    continue;
+                }
                 _ => return Err(Error::UnknownOption(option)),
             };
             let given = arguments.next().ok_or(Error::NoValue(name))?;
@@ -75,10 +91,13 @@ impl Command {
         if !is_entry(&library) {
             return Err(Error::Library(library.into()));
         }
+        if let Some(bad) = files.iter().find(|file| !shares::is_file(file)) {
+            return Err(Error::File(bad.into()));
+        }
         let report = report.map(PathBuf::from);
         match report {
             Some(path) if !path.is_absolute() => Err(Error::Report(path)),
-            report => Ok(Self::Preload(Preload { library, report })),
+            report => Ok(Self::Preload(Preload { library, files, report })),
         }
     }
 }
@@ -101,14 +120,26 @@ mod tests {
     fn a_full_command_line() {
         let preload = Preload {
             library: "/a/b.so".into(),
+            files: vec![".lib/a".into(), ".driver/b.so".into()],
             report: Some("/r".into()),
         };
         assert_eq!(
-            parse(&["preload", "--library", "/a/b.so", "--report", "/r"]),
+            parse(&[
+                "preload",
+                "--library",
+                "/a/b.so",
+                "--file",
+                ".lib/a",
+                "--report",
+                "/r",
+                "--file",
+                ".driver/b.so"
+            ]),
             Ok(Command::Preload(preload))
         );
         let default = Preload {
             library: CONTAINER_PRELOAD.into(),
+            files: Vec::new(),
             report: None,
         };
         assert_eq!(parse(&["preload"]), Ok(Command::Preload(default)));
@@ -131,6 +162,19 @@ mod tests {
             Err(Error::Repeated("--report"))
         );
         assert_eq!(parse(&["preload", "--report", "a"]), Err(Error::Report("a".into())));
+        assert_eq!(parse(&["preload", "--file"]), Err(Error::NoValue("--file")));
+        for bad in [
+            "",
+            "a",
+            ".lib",
+            ".lib/",
+            ".lib/..",
+            ".lib/a/b",
+            "/dev/vgpu/.lib/a",
+            "s1/ledger",
+        ] {
+            assert_eq!(parse(&["preload", "--file", bad]), Err(Error::File(bad.into())));
+        }
         for bad in ["", "a.so", "/a b.so", "/a:b.so", "/a#b.so", "/a\n.so", "/$LIB/a.so"] {
             assert_eq!(parse(&["preload", "--library", bad]), Err(Error::Library(bad.into())));
         }

@@ -6,7 +6,8 @@
 //!                                                                      │ rootfs: paths inside it
 //!                                                                      ├──► shares ──► <root>/dev/vgpu, by mounts
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
-//!               --report   ◄── a file, if that is not possible and the container starts anyway
+//!               --file     what the CDI spec mounts in <root>/dev/vgpu/.lib and .driver
+//!               --report   ◄── a file, if no loader of the image reads the list
 //! ```
 //!
 //! When it runs: the runtime has made the container's namespaces and mounts (so CDI's mounts exist) but has
@@ -21,7 +22,7 @@
 //! Failure modes:
 //! - killed: the container does not start, and its mounts end with its namespace; an empty file may be left in its layer;
 //! - run again, once for each claim: the list of the first run is found and stays;
-//! - an image without glibc: the container starts without the backstop, and the report has the reason;
+//! - an image without glibc: no program of it reads the list, and the report says so;
 //! - the CDI spec of an older plugin, without /dev/vgpu: the line says so;
 //! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
 //!   names the container, the file and the remedy. The runtime copies it into the pod's event.
@@ -88,14 +89,16 @@ fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
         path: container.root.clone(),
         source,
     })?;
-    shares::verify(&root, container.volume_at_dev).map_err(|source| Error::Shares { id: id.clone(), source })?;
+    let files = [preload.files.as_slice(), &container.files].concat();
+    shares::verify(&root, container.volume_at_dev, &files)
+        .map_err(|source| Error::Shares { id: id.clone(), source })?;
     let wanted = Wanted {
         read_only: container.read_only,
         label: container.mount_label.as_deref(),
     };
     match merge::merge(&root, &preload.library, wanted) {
         Ok(Outcome::Listed) => Ok(()),
-        Ok(Outcome::Left(reason)) => {
+        Ok(Outcome::Unread(reason)) => {
             report::write(preload.report.as_deref(), &id, &reason);
             Ok(())
         }

@@ -5,8 +5,9 @@
 pub(crate) const LIST: &str = "/etc/ld.so.preload";
 
 /// Returns the text with `library` added, or `None` if it is there already. The image's own entries come
-/// first and keep their bytes.
+/// first and keep their bytes. What stands after a NUL is dropped, because ld.so reads the list as a C string.
 pub(crate) fn with(text: &[u8], library: &str) -> Option<Vec<u8>> {
+    let text = text.split(|byte| *byte == 0).next().unwrap_or(text);
     if entries(text).any(|entry| entry == library.as_bytes()) {
         return None;
     }
@@ -82,7 +83,22 @@ mod tests {
 
     #[test]
     fn any_bytes_are_kept() {
-        let text = b"\xff\0/a.so\r\n";
-        assert_eq!(with(text, "/b.so").expect("added"), b"\xff\0/a.so\r\n/b.so\n");
+        let text = b"\xff\x01/a.so\r\n";
+        assert_eq!(with(text, "/b.so").expect("added"), b"\xff\x01/a.so\r\n/b.so\n");
+    }
+
+    #[test]
+    fn nothing_after_a_nul_counts() {
+        for (text, expected) in [
+            (format!("\0{OURS}\n"), format!("{OURS}\n")),
+            ("\0".to_owned(), format!("{OURS}\n")),
+            (format!("/a.so\n\0\n{OURS}\n"), format!("/a.so\n{OURS}\n")),
+            (format!("/a.so\0:{OURS}"), format!("/a.so\n{OURS}\n")),
+            (format!("# \0\n{OURS}\n"), format!("# \n{OURS}\n")),
+        ] {
+            assert_eq!(merged(&text), Some(expected), "{text:?}");
+        }
+        // Ours before the NUL is read.
+        assert_eq!(merged(&format!("{OURS}\n\0/a.so")), None);
     }
 }

@@ -50,6 +50,8 @@ pub enum Error {
          enforced; mount single files below /etc instead"
     )]
     VolumeAtEtc,
+    #[error("more than {MAX_VOLUMES} volumes are mounted at {LIST}; remove them from the pod")]
+    TooManyVolumes,
     #[error(
         "{LIST}: cannot {action} it: {source}; it needs Linux 5.2 or newer, and a root file system that can be written to \
          while the container is made"
@@ -156,9 +158,11 @@ fn target(etc: &OwnedFd) -> Result<OwnedFd, Error> {
 /// Takes volumes off the list, and makes it a regular file.
 fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
     let path = format!("/proc/self/fd/{}/{NAME}", etc.as_raw_fd());
-    for _ in 0..MAX_VOLUMES {
+    let mut volumes = 0;
+    loop {
         match unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            Ok(()) => {}
+            Ok(()) if volumes == MAX_VOLUMES => return Err(Error::TooManyVolumes),
+            Ok(()) => volumes += 1,
             // Not a mount, or not there.
             Err(Errno::INVAL | Errno::NOENT) => break,
             Err(error) => return Err(failed("take the volume off")(error)),

@@ -23,8 +23,8 @@ const MAX_LOADER: u64 = 8 << 20;
 pub(crate) enum Outcome {
     /// The library is in the list.
     Listed,
-    /// The container starts without the library.
-    Left(Reason),
+    /// The library is in the list, but the image has no loader that reads it.
+    Unread(Reason),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -45,8 +45,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoGlibc => {
-                "its image has no glibc (no ld-linux-x86-64.so.2 that reads /etc/ld.so.preload), so no CUDA program \
-                 runs in it and no limit is needed; use an image with glibc 2.17 or newer for GPU work"
+                "its image has no glibc (no ld-linux-x86-64.so.2 that reads /etc/ld.so.preload), so its programs do \
+                 not load libvgpu-preload.so, and no CUDA program runs in it as it is; use an image with glibc 2.17 or \
+                 newer for GPU work"
             }
         })
     }
@@ -66,11 +67,13 @@ pub enum Error {
     Mount(#[from] list_mount::Error),
 }
 
-/// Adds `library` to the list of a container.
+/// Adds `library` to the list of a container. Also where no loader of the image reads it: glibc may come into the
+/// container later, by a volume or a package.
 pub(crate) fn merge(root: &Root, library: &str, wanted: Wanted<'_>) -> Result<Outcome, Error> {
-    if !reads_the_list(root)? {
-        return Ok(Outcome::Left(Reason::NoGlibc));
-    }
+    let outcome = match reads_the_list(root)? {
+        true => Outcome::Listed,
+        false => Outcome::Unread(Reason::NoGlibc),
+    };
     // With an entry that is not a file, every program of the container would print an error.
     if !matches!(root.open_file(library), Ok(Some(_))) {
         return Err(Error::NoLibrary {
@@ -78,14 +81,14 @@ pub(crate) fn merge(root: &Root, library: &str, wanted: Wanted<'_>) -> Result<Ou
         });
     }
     let text = match list_mount::existing(root)? {
-        Some(text) if list::with(&text, library).is_none() => return Ok(Outcome::Listed),
+        Some(text) if list::with(&text, library).is_none() => return Ok(outcome),
         Some(text) => text,
         None => read(root)?,
     };
     // Also a list of the image that has the entry already becomes a mount.
     let text = list::with(&text, library).unwrap_or(text);
     list_mount::put(root, &text, wanted)?;
-    Ok(Outcome::Listed)
+    Ok(outcome)
 }
 
 /// The image's list, or that of a volume; empty if there is none.

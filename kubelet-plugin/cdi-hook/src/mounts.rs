@@ -20,8 +20,10 @@ pub(crate) struct Mount {
 pub(crate) struct Mounts(Vec<Mount>);
 
 impl Mounts {
+    /// Other mounts of the node may have any bytes in their paths; ours have ASCII.
     pub(crate) fn read() -> io::Result<Self> {
-        Ok(Self::parse(&fs::read_to_string("/proc/self/mountinfo")?))
+        let bytes = fs::read("/proc/self/mountinfo")?;
+        Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
     pub(crate) fn parse(text: &str) -> Self {

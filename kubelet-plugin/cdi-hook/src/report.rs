@@ -8,7 +8,7 @@ use crate::merge::Reason;
 /// container's report stays until the plugin takes it. If it cannot be written (in a user namespace the folder may not
 /// be writable) the container still starts: the line goes to stderr, which is the runtime's log.
 pub(crate) fn write(folder: Option<&Path>, id: &str, reason: &Reason) {
-    let line = format!("container {id} starts without libvgpu-preload.so: {reason}\n");
+    let line = format!("container {id}: {reason}\n");
     let written = folder.map(|folder| {
         let file = folder.join(reason.file());
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(file);

@@ -50,8 +50,8 @@ pub enum Error {
 }
 
 /// Verifies the folder, and makes it read-only, as the runtime does later by its path. `volume_at_dev`: the container's
-/// configuration has a volume there.
-pub(crate) fn verify(root: &Root, volume_at_dev: bool) -> Result<(), Error> {
+/// configuration has a volume there. `files`: what the CDI specs mount in [`FILES`], by its path below the folder.
+pub(crate) fn verify(root: &Root, volume_at_dev: bool, files: &[String]) -> Result<(), Error> {
     if volume_at_dev {
         return Err(Error::VolumeAtDev);
     }
@@ -60,7 +60,7 @@ pub(crate) fn verify(root: &Root, volume_at_dev: bool) -> Result<(), Error> {
     let folder = entered(rootfs::enter_folder(&dev, OsStr::new("vgpu")))?;
     let mounts = Mounts::read().map_err(failed("find the mount of"))?;
     let of = |file: &OwnedFd| mounts.of(file).map_err(failed("find the mount of"));
-    judge(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?)?;
+    judge(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?, files)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // The descriptor, not the path, which could lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
@@ -85,7 +85,7 @@ fn entered(folder: Result<OwnedFd, rootfs::Error>) -> Result<OwnedFd, Error> {
 }
 
 /// `root`, `dev` and `folder`: the mounts on which the root file system, its /dev and its /dev/vgpu are.
-fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount) -> Result<(), Error> {
+fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[String]) -> Result<(), Error> {
     if dev.parent != root.id {
         return Err(match dev.id == root.id {
             true => Error::NotOurs("/dev is no mount"),
@@ -105,8 +105,9 @@ fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount) -> Result<(
             &[LEDGER]
         } else if name.strip_prefix(ARBITRATION).is_some_and(is_one) && ours {
             &[]
-        } else if FILES.iter().any(|files| name.strip_prefix(files).is_some_and(is_one)) {
-            // A file has nothing below it but what covers it.
+        } else if files.iter().any(|file| file == name) {
+            // The runtime drops a volume at a path that the spec mounts, so this is the spec's mount. A file has nothing
+            // below it but what covers it.
             no_children(mounts, child, folder)?;
             continue;
         } else {
@@ -136,7 +137,12 @@ fn is_share(name: &str) -> bool {
 }
 
 fn is_one(name: &str) -> bool {
-    !name.is_empty() && !name.contains('/')
+    !matches!(name, "" | "." | "..") && !name.contains('/')
+}
+
+/// Returns true if a CDI spec may name this path below the folder as a file of ours.
+pub(crate) fn is_file(path: &str) -> bool {
+    FILES.iter().any(|folder| path.strip_prefix(folder).is_some_and(is_one))
 }
 
 #[cfg(test)]
@@ -155,6 +161,11 @@ mod tests {
         38 32 8:1 /lib/y /r/dev/vgpu/.driver/libcuda.so.1 ro - ext4 /dev/sda1 rw\n\
         39 31 0:55 / /r/dev/shm rw - tmpfs shm rw\n";
 
+    /// What the spec names.
+    fn files() -> Vec<String> {
+        [".lib/libcuda.so.1", ".driver/libcuda.so.1"].map(str::to_owned).into()
+    }
+
     /// Judges the mounts 30 and 31, and the one on which /dev/vgpu is.
     fn judged(text: &str, folder: u64) -> Result<(), String> {
         let mounts = Mounts::parse(text);
@@ -166,7 +177,7 @@ mod tests {
                 .or_else(|| covering.into_iter().find(|mount| mount.id == id));
             found.expect("a mount")
         };
-        judge(&mounts, of(30), of(31), of(folder)).map_err(|error| error.to_string())
+        judge(&mounts, of(30), of(31), of(folder), &files()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -212,6 +223,17 @@ mod tests {
                 32,
                 "at /dev/vgpu/.lib/a/b, among",
             ),
+            // One more file in a folder of ours.
+            (
+                "40 32 8:1 /evil /r/dev/vgpu/.driver/evil.so ro - ext4 /dev/sda1 rw",
+                32,
+                "at /dev/vgpu/.driver/evil.so, among",
+            ),
+            (
+                "40 32 0:60 / /r/dev/vgpu/.lib/libcuda.so ro - tmpfs vgpu rw",
+                32,
+                "at /dev/vgpu/.lib/libcuda.so, among",
+            ),
             // Over a file of ours, and over that of a share.
             (
                 "40 37 0:60 / /r/dev/vgpu/.lib/libcuda.so.1 ro - tmpfs tmpfs rw",
@@ -246,7 +268,9 @@ mod tests {
         let volume = GOOD.replace("31 30 ", "31 29 ");
         let mounts = Mounts::parse(&volume);
         let of = |parent: u64| mounts.children(parent).next().expect("a mount");
-        let said = judge(&mounts, of(1), of(29), of(31)).expect_err("refused").to_string();
+        let said = judge(&mounts, of(1), of(29), of(31), &[])
+            .expect_err("refused")
+            .to_string();
         assert!(said.contains("a volume is mounted at /dev,"), "{said}");
     }
 }

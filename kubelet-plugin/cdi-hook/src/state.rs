@@ -1,12 +1,16 @@
 //! Reads the container's state, which the runtime passes on standard input, and the bundle's config.json.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
 
 use serde_json::Value;
+use vgpu_abi::paths::HOOK_FILE;
+
+use crate::{arguments, shares};
 
 /// A state has an id, paths and annotations; Kubernetes allows 256 KiB of annotations.
 const MAX_STATE: u64 = 1 << 20;
@@ -23,6 +27,9 @@ pub(crate) struct Container {
     pub(crate) volume_at_dev: bool,
     /// SELinux's label for mounts.
     pub(crate) mount_label: Option<String>,
+    /// The files of all hooks of ours. A container with several claims has a hook of each, and claims that were
+    /// prepared with different drivers mount different files.
+    pub(crate) files: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +70,7 @@ impl Container {
                 read_only: config.pointer("/root/readonly") == Some(&Value::Bool(true)),
                 volume_at_dev: has_volume_at_dev(&config),
                 mount_label: config.pointer("/linux/mountLabel").and_then(label),
+                files: files(&config),
             }),
             Err(damage) => Err(Error::Config { id, path, damage }),
         }
@@ -104,6 +112,26 @@ fn config(path: &Path) -> Result<(String, Value), Damage> {
         });
     }
     Ok((path.to_owned(), config))
+}
+
+/// Returns the `--file` arguments of our createContainer hooks. Only CDI specs and the runtime name hooks, not pods.
+fn files(config: &Value) -> Vec<String> {
+    let hooks = config.pointer("/hooks/createContainer").and_then(Value::as_array);
+    let ours = hooks.into_iter().flatten().filter(|hook| {
+        let path = hook["path"].as_str().map(Path::new);
+        path.and_then(Path::file_name) == Some(OsStr::new(HOOK_FILE))
+    });
+    let mut files = Vec::new();
+    for hook in ours {
+        let arguments = hook["args"].as_array().into_iter().flatten().map(Value::as_str);
+        let mut option = false;
+        for argument in arguments {
+            let value = argument.filter(|value| option && shares::is_file(value));
+            files.extend(value.map(str::to_owned));
+            option = argument == Some(arguments::FILE);
+        }
+    }
+    files
 }
 
 fn has_volume_at_dev(config: &Value) -> bool {

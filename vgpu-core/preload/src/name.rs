@@ -97,9 +97,11 @@ pub(crate) fn is_driver_library(path: Text) -> bool {
 }
 
 /// Returns true for a path of the real driver that only the shim opens. A program that opens it gets the driver open,
-/// but not its functions.
+/// but not its functions. The loader keeps a path as it was given, so one with more below the folder may lead out of it.
 pub(crate) fn is_private(path: Text) -> bool {
-    path.strip(PRIVATE).is_some()
+    let Some(file) = path.strip(PRIVATE) else { return false };
+    let special = file.bytes().eq(*b".") || file.bytes().eq(*b"..");
+    file.first() != 0 && !special && file.bytes().all(|byte| byte != b'/')
 }
 
 /// Returns true for a path as the shim spells it. It says nothing of the object that is opened.

@@ -117,6 +117,34 @@ fn the_private_path_is_not_redirected() {
     assert_eq!(container.ask(&["open", real, "cuInit"], &[]), "1");
 }
 
+/// A plugin that is opened by a path through the driver's folder is none of the driver's files, and gets no functions of
+/// the driver with which it is linked.
+#[test]
+fn a_path_through_the_private_folder_lends_no_right() {
+    let Some(container) = Container::new("a_path_through_the_private_folder_lends_no_right") else {
+        return;
+    };
+    let stage = &container.stage;
+    let folder = format!("-L{}", stage.text("real"));
+    let linked = [
+        "-shared",
+        "-fPIC",
+        "-Wl,--no-as-needed",
+        "-Wl,--disable-new-dtags",
+        "-Wl,-rpath,/opt/compat",
+        &folder,
+        "-l:libcuda.so.1",
+        "-ldl",
+    ];
+    stage.cc("plugin.c", "lib/plugin.so", linked);
+    container.put(&stage.path("lib/plugin.so"), "/opt/plugin.so");
+    for path in ["/opt/plugin.so", "/dev/vgpu/.driver/../../../opt/plugin.so"] {
+        for how in ["default", "next"] {
+            assert_eq!(container.ask(&["plugin", path, how], &[]), "1 1", "{path}: {how}");
+        }
+    }
+}
+
 /// The other layout has the shim in /usr/lib64 alone.
 #[test]
 fn red_hats_folder_holds_the_shim_too() {

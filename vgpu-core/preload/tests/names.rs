@@ -47,7 +47,13 @@ fn driver_libraries() {
 
 #[test]
 fn private_paths() {
-    assert!(check(name::is_private, "/dev/vgpu/.driver/libcuda.so.1"));
+    for yes in [
+        "/dev/vgpu/.driver/libcuda.so.1",
+        "/dev/vgpu/.driver/..libcuda",
+        "/dev/vgpu/.driver/x",
+    ] {
+        assert!(check(name::is_private, yes), "{yes}");
+    }
     assert!(check(name::is_spelled_by_shim, "///opt/driver/libcuda.so.1"));
     assert!(!check(name::is_spelled_by_shim, "/opt/driver/libcuda.so.1"));
     for no in [
@@ -56,6 +62,14 @@ fn private_paths() {
         "/dev/vgpu/libcuda.so.1",
         "/dev/vgpu/.driver",
         "/x/dev/vgpu/.driver/libcuda.so.1",
+        "/dev/vgpu/.driver/",
+        "/dev/vgpu/.driver/.",
+        "/dev/vgpu/.driver/..",
+        "/dev/vgpu/.driver/../../../tmp/evil.so",
+        "/dev/vgpu/.driver/./libcuda.so.1",
+        "/dev/vgpu/.driver//libcuda.so.1",
+        "/dev/vgpu/.driver/x/libcuda.so.1",
+        "/dev/vgpu/.driver/libcuda.so.1/",
     ] {
         assert!(!check(name::is_private, no), "{no}");
     }
