@@ -2,10 +2,17 @@
 #![forbid(unsafe_code)]
 
 use crate::probe;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process_group, set_parent_process_death_signal, waitid,
+};
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The first argument of the child; the libraries and the UUID follow.
@@ -13,6 +20,10 @@ pub const ARGUMENT: &str = "measure-context";
 /// How long a child may take: a driver without persistence mode starts in seconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const BETWEEN: Duration = Duration::from_millis(5);
+/// How long a killed child, and the end of its output, are waited for.
+const AFTER_KILL: Duration = Duration::from_secs(1);
+/// How much of the end of each output is kept. All of it is read, because a full pipe would stop the child.
+const KEPT: usize = 64 << 10;
 /// Prefix of the child's line: the driver may write lines of its own.
 const MARK: &str = "vgpu-context ";
 
@@ -38,40 +49,109 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, S
         .env_remove("CUDA_VISIBLE_DEVICES")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .stderr(Stdio::piped())
+        // To be killed with all that it starts.
+        .process_group(0);
     let mut child = command
         .spawn()
         .map_err(|error| format!("the helper cannot be started: {error}"))?;
-    let until = Instant::now() + patience;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < until => std::thread::sleep(BETWEEN),
-            answer => {
-                let _ = child.kill();
-                let _ = child.wait();
-                let late = || format!("the helper has not answered for {} s", patience.as_secs());
-                return Err(answer.err().map_or_else(late, |error| error.to_string()));
-            }
-        }
-    };
-    let text = |pipe: Option<&mut dyn Read>| {
-        let mut bytes = Vec::new();
-        let _ = pipe.map(|pipe| pipe.take(64 << 10).read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    let said = text(child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
+    let stdout = Output::read(child.stdout.take());
+    let stderr = Output::read(child.stderr.take());
+    let group = Pid::from_child(&child);
+    let answer = wait(group, Instant::now() + patience);
+    // The child is not reaped yet, so that no other group can have got its number. Whoever it left holds the pipes.
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = reap(child);
+    match answer {
+        Ok(true) => {}
+        Ok(false) => return Err(format!("the helper has not answered for {} s", patience.as_secs())),
+        Err(error) => return Err(error.to_string()),
+    }
+    let status = status.ok_or("the helper has ended and cannot be reaped")?;
+    let said = stdout.text();
     let figure = said.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
     figure.filter(|_| status.success()).ok_or_else(|| {
-        let errors = text(child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
+        let errors = stderr.text();
         let silent = || format!("the helper ended with {status}");
         errors.lines().last().map_or_else(silent, str::to_owned)
     })
 }
 
+/// Waits for the end of a child without reaping it. Returns false if it is not seen in time.
+fn wait(child: Pid, until: Instant) -> io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    loop {
+        match waitid(WaitId::Pid(child), options) {
+            Ok(Some(_)) => return Ok(true),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        thread::sleep(BETWEEN);
+    }
+}
+
+/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left to
+/// a thread that waits as long as it takes.
+fn reap(mut child: Child) -> Option<std::process::ExitStatus> {
+    if wait(Pid::from_child(&child), Instant::now() + AFTER_KILL).is_ok_and(|ended| ended) {
+        return child.wait().ok();
+    }
+    thread::spawn(move || child.wait());
+    None
+}
+
+/// The end of what a child writes into a pipe.
+struct Output {
+    kept: Arc<Mutex<Vec<u8>>>,
+    /// Closed when the thread that reads ends.
+    reading: Receiver<()>,
+}
+
+// === impl Output ===
+
+impl Output {
+    /// Reads in a thread, which ends when nobody has the pipe open any more.
+    fn read(pipe: Option<impl Read + Send + 'static>) -> Self {
+        let kept = Arc::new(Mutex::new(Vec::<u8>::new()));
+        let (ends, reading) = channel();
+        let filled = kept.clone();
+        thread::spawn(move || {
+            let _ends = ends;
+            let (Some(mut pipe), mut part) = (pipe, [0; 4096]) else {
+                return;
+            };
+            loop {
+                let length = match pipe.read(&mut part) {
+                    Ok(0) => return,
+                    Ok(length) => length,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(_) => return,
+                };
+                let mut kept = filled.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend(&part[..length]);
+                let excess = kept.len().saturating_sub(KEPT);
+                kept.drain(..excess);
+            }
+        });
+        Self { kept, reading }
+    }
+
+    /// The text so far, if a process that got away from its group still has the pipe open.
+    fn text(&self) -> String {
+        let _ = self.reading.recv_timeout(AFTER_KILL);
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&kept).into_owned()
+    }
+}
+
 /// The child: prints the figure.
 #[must_use]
 pub fn helper(arguments: &[OsString]) -> ExitCode {
+    // In a group of its own it would not see the terminal's signals, and outlive whoever asked.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let measured = match arguments {
         [libcuda, libnvidia_ml, uuid] => {
             let uuid = uuid.to_string_lossy();
@@ -126,5 +206,48 @@ mod tests {
     fn a_child_that_hangs_is_killed() {
         let said = shell("echo vgpu-context 7; exec sleep 1000", Duration::ZERO).unwrap_err();
         assert!(said.contains("not answered"), "{said}");
+    }
+
+    #[test]
+    fn a_child_that_writes_much_is_read_to_its_end() {
+        let much = "head -c 204800 /dev/zero | tr '\\0' x";
+        let script = format!("{much}; {much} >&2; echo; echo vgpu-context 7");
+        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let script = format!("{much} >&2; echo; {much}; echo >&2; echo why >&2; exit 1");
+        assert_eq!(shell(&script, PATIENCE).unwrap_err(), "why");
+    }
+
+    #[test]
+    fn what_a_child_leaves_does_not_hold_the_answer_up() {
+        let start = Instant::now();
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("pid");
+        let script = format!("sleep 1000 & echo $! > {}; echo vgpu-context 7", own.display());
+        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let pid = std::fs::read_to_string(own).expect("a number");
+        let ended = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        while !ended() {
+            assert!(start.elapsed() < PATIENCE, "it is killed with its group");
+            thread::sleep(BETWEEN);
+        }
+        let script = "setsid sleep 30 & sleep 0.2; echo why >&2; exit 1";
+        assert_eq!(shell(script, PATIENCE).unwrap_err(), "why");
+        assert!(start.elapsed() < PATIENCE, "nor what left the group");
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_killed_is_left() {
+        let start = Instant::now();
+        let child = Command::new("/bin/sleep").arg("3").spawn().expect("a child");
+        let pid = child.id();
+        assert!(reap(child).is_none());
+        assert!(start.elapsed() < Duration::from_millis(2500));
+        while Path::new(&format!("/proc/{pid}")).exists() {
+            assert!(start.elapsed() < PATIENCE, "it is reaped when it ends");
+            thread::sleep(BETWEEN);
+        }
     }
 }

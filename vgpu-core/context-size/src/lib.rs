@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A child, because a driver's library starts threads, opens files and may hang or crash, and because the context has to
-//! end. [`ask`] gives it [`PATIENCE`] and kills it then.
+//! end. [`ask`] gives it [`PATIENCE`] and kills it then, with all that it started; one that nothing ends is left behind.
 //!
 //! How it fails: whatever goes wrong, the size stays unknown, and the library reserves a default for each context
 //! (`vgpu_core::memory::expected`). A child that is killed leaves nothing. The file is replaced at once: a crash leaves
