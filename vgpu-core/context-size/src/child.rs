@@ -24,6 +24,9 @@ const BETWEEN: Duration = Duration::from_millis(5);
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// How much of the end of each output is kept. All of it is read, because a full pipe would stop the child.
 const KEPT: usize = 64 << 10;
+/// What the child gets of the environment: others may change the figure, which is kept, or load foreign code. The last
+/// three are the software GPU's. No LD_LIBRARY_PATH: the libraries are given by their paths.
+const PASSED: [&str; 5] = ["PATH", "HOME", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE", "XDG_RUNTIME_DIR"];
 /// Prefix of the child's line: the driver may write lines of its own.
 const MARK: &str = "vgpu-context ";
 
@@ -35,18 +38,19 @@ pub struct Gpu {
     pub uuid: String,
 }
 
-/// Has `command`, the caller's own program, measure in a child.
+/// Has `command`, the caller's own program, measure in a child. The child's environment is what `command` sets and a few
+/// variables of this process that `command` does not remove.
 ///
 /// # Errors
 /// Why there is no figure, in one line.
 pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, String> {
+    let variables = environment(&command);
     command
         .arg(ARGUMENT)
         .args([gpu.libcuda.as_os_str(), gpu.libnvidia_ml.as_os_str()])
         .arg(&gpu.uuid)
-        .env_remove("LD_PRELOAD")
-        // The child finds the GPU by its UUID among all of them.
-        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_clear()
+        .envs(variables)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -75,6 +79,18 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, S
         let silent = || format!("the helper ended with {status}");
         errors.lines().last().map_or_else(silent, str::to_owned)
     })
+}
+
+/// The variables that `command` sets, and those of [`PASSED`] that it does not mention.
+fn environment(command: &Command) -> Vec<(OsString, OsString)> {
+    let set: Vec<_> = command.get_envs().collect();
+    let is_mentioned = |name: &&str| set.iter().any(|(mentioned, _)| *mentioned == *name);
+    let passed = PASSED.into_iter().filter(|name| !is_mentioned(name));
+    let passed = passed.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+    let set = set.iter();
+    set.filter_map(|(name, value)| Some(((*name).to_owned(), value.as_ref()?.into())))
+        .chain(passed)
+        .collect()
 }
 
 /// Waits for the end of a child without reaping it. Returns false if it is not seen in time.
@@ -179,12 +195,15 @@ mod tests {
     fn shell(script: &str, patience: Duration) -> Result<u64, String> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        let gpu = Gpu {
+        ask(command, &gpu(), patience)
+    }
+
+    fn gpu() -> Gpu {
+        Gpu {
             libcuda: "/c".into(),
             libnvidia_ml: "/m".into(),
             uuid: "GPU-1".into(),
-        };
-        ask(command, &gpu, patience)
+        }
     }
 
     #[test]
@@ -200,6 +219,25 @@ mod tests {
         );
         assert_eq!(shell("echo why >&2; exit 1", PATIENCE).unwrap_err(), "why");
         assert!(shell("echo vgpu-context -7", PATIENCE).is_err());
+    }
+
+    #[test]
+    fn a_child_gets_no_variable_that_changes_the_figure() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let seen = folder.path().join("seen");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", &format!("env > {}; echo vgpu-context 7", seen.display())])
+            .env("SOFT_GPU_STATE", "/state")
+            .env_remove("HOME");
+        assert_eq!(ask(command, &gpu(), PATIENCE), Ok(7));
+        let seen = std::fs::read_to_string(seen).expect("text");
+        let mut names: Vec<_> = seen.lines().filter_map(|line| line.split('=').next()).collect();
+        // The shell's own; and one of the software GPU's that this machine may have set.
+        names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "XDG_RUNTIME_DIR", "SOFT_GPU_PROFILE"].contains(name));
+        names.sort_unstable();
+        assert_eq!(names, ["PATH", "SOFT_GPU_STATE"], "cargo sets many more");
+        assert!(seen.contains("SOFT_GPU_STATE=/state"), "{seen}");
     }
 
     #[test]
