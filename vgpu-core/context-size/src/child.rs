@@ -38,8 +38,8 @@ pub struct Gpu {
     pub uuid: String,
 }
 
-/// Has `command`, the caller's own program, measure in a child. The child's environment is what `command` sets and a few
-/// variables of this process that `command` does not remove.
+/// Has `command`, the caller's own program, measure in a child. The child's environment is what `command` sets and a
+/// few variables of this process that `command` does not remove.
 ///
 /// # Errors
 /// Why there is no figure, in one line.
@@ -109,8 +109,8 @@ fn wait(child: Pid, until: Instant) -> io::Result<bool> {
     }
 }
 
-/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left to
-/// a thread that waits as long as it takes.
+/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left
+/// to a thread that waits as long as it takes.
 fn reap(mut child: Child) -> Option<std::process::ExitStatus> {
     if wait(Pid::from_child(&child), Instant::now() + AFTER_KILL).is_ok_and(|ended| ended) {
         return child.wait().ok();

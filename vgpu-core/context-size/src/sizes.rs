@@ -1,6 +1,6 @@
 //! What was measured before: a text file with a line `bytes<TAB>driver version<TAB>GPU model` for each kind of context.
-//! A line with `?` for the bytes marks a kind that is being measured. The driver's memory counts toward the limit of the
-//! process that measures, so it may be killed meanwhile: the mark stays then, and a later start finds it.
+//! A line with `?` for the bytes marks a kind that is being measured. The driver's memory counts toward the limit of
+//! the process that measures, so it may be killed meanwhile: the mark stays then, and a later start finds it.
 #![forbid(unsafe_code)]
 
 use std::fs;
