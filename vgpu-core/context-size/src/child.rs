@@ -2,16 +2,18 @@
 #![forbid(unsafe_code)]
 
 use crate::probe;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, set_parent_process_death_signal, waitid,
 };
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,10 +22,12 @@ pub const ARGUMENT: &str = "measure-context";
 /// How long a child may take: a driver without persistence mode starts in seconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const BETWEEN: Duration = Duration::from_millis(5);
-/// How long a killed child, and the end of its output, are waited for.
+/// How long a killed child is waited for.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// How much of the end of each output is kept. All of it is read, because a full pipe would stop the child.
 const KEPT: usize = 64 << 10;
+/// How many times 4 KiB are read at once: a full pipe, and more that is written meanwhile.
+const MOST_PARTS: usize = 64;
 /// What the child gets of the environment: others may change the figure, which is kept, or load foreign code. The last
 /// three are the software GPU's. No LD_LIBRARY_PATH: the libraries are given by their paths.
 const PASSED: [&str; 5] = ["PATH", "HOME", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE", "XDG_RUNTIME_DIR"];
@@ -59,13 +63,19 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, S
     let mut child = command
         .spawn()
         .map_err(|error| format!("the helper cannot be started: {error}"))?;
-    let stdout = Output::read(child.stdout.take());
-    let stderr = Output::read(child.stderr.take());
+    let mut stdout = Output::of(child.stdout.take());
+    let mut stderr = Output::of(child.stderr.take());
     let group = Pid::from_child(&child);
-    let answer = wait(group, Instant::now() + patience);
-    // The child is not reaped yet, so that no other group can have got its number. Whoever it left holds the pipes.
+    let answer = wait(group, Instant::now() + patience, || {
+        stdout.read();
+        stderr.read();
+    });
+    // The child is not reaped yet, so that no other group can have got its number.
     let _ = kill_process_group(group, Signal::KILL);
     let status = reap(child);
+    // All that the child wrote is in the pipes, also if a process that left the group still has them open.
+    stdout.read();
+    stderr.read();
     match answer {
         Ok(true) => {}
         Ok(false) => return Err(format!("the helper has not answered for {} s", patience.as_secs())),
@@ -93,15 +103,17 @@ fn environment(command: &Command) -> Vec<(OsString, OsString)> {
         .collect()
 }
 
-/// Waits for the end of a child without reaping it. Returns false if it is not seen in time.
-fn wait(child: Pid, until: Instant) -> io::Result<bool> {
+/// Waits for the end of a child without reaping it, and does `meanwhile` again and again. Returns false if the end is not
+/// seen in time.
+fn wait(child: Pid, until: Instant, mut meanwhile: impl FnMut()) -> io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     loop {
         match waitid(WaitId::Pid(child), options) {
             Ok(Some(_)) => return Ok(true),
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        meanwhile();
         if Instant::now() >= until {
             return Ok(false);
         }
@@ -109,57 +121,52 @@ fn wait(child: Pid, until: Instant) -> io::Result<bool> {
     }
 }
 
-/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left
-/// to a thread that waits as long as it takes.
-fn reap(mut child: Child) -> Option<std::process::ExitStatus> {
-    if wait(Pid::from_child(&child), Instant::now() + AFTER_KILL).is_ok_and(|ended| ended) {
+/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left,
+/// and reaped by a later call. Not by a thread: `vgpu run` waits for SIGCHLD, which a second thread would take from it.
+fn reap(mut child: Child) -> Option<ExitStatus> {
+    static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    if wait(Pid::from_child(&child), Instant::now() + AFTER_KILL, || ()).is_ok_and(|ended| ended) {
         return child.wait().ok();
     }
-    thread::spawn(move || child.wait());
+    left.push(child);
     None
 }
 
 /// The end of what a child writes into a pipe.
-struct Output {
-    kept: Arc<Mutex<Vec<u8>>>,
-    /// Closed when the thread that reads ends.
-    reading: Receiver<()>,
+struct Output<P> {
+    pipe: Option<P>,
+    kept: Vec<u8>,
 }
 
 // === impl Output ===
 
-impl Output {
-    /// Reads in a thread, which ends when nobody has the pipe open any more.
-    fn read(pipe: Option<impl Read + Send + 'static>) -> Self {
-        let kept = Arc::new(Mutex::new(Vec::<u8>::new()));
-        let (ends, reading) = channel();
-        let filled = kept.clone();
-        thread::spawn(move || {
-            let _ends = ends;
-            let (Some(mut pipe), mut part) = (pipe, [0; 4096]) else {
-                return;
-            };
-            loop {
-                let length = match pipe.read(&mut part) {
-                    Ok(0) => return,
-                    Ok(length) => length,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(_) => return,
-                };
-                let mut kept = filled.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.extend(&part[..length]);
-                let excess = kept.len().saturating_sub(KEPT);
-                kept.drain(..excess);
-            }
-        });
-        Self { kept, reading }
+impl<P: Read + AsFd> Output<P> {
+    fn of(pipe: Option<P>) -> Self {
+        let is_set = |pipe: &P| fcntl_setfl(pipe, OFlags::NONBLOCK).is_ok();
+        Self {
+            pipe: pipe.filter(is_set),
+            kept: Vec::new(),
+        }
     }
 
-    /// The text so far, if a process that got away from its group still has the pipe open.
+    /// Reads what is in the pipe now, and not for ever.
+    fn read(&mut self) {
+        let mut part = [0; 4096];
+        for _ in 0..MOST_PARTS {
+            match self.pipe.as_mut().map(|pipe| pipe.read(&mut part)) {
+                Some(Ok(length @ 1..)) => self.kept.extend(&part[..length]),
+                Some(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => break,
+            }
+        }
+        let excess = self.kept.len().saturating_sub(KEPT);
+        self.kept.drain(..excess);
+    }
+
     fn text(&self) -> String {
-        let _ = self.reading.recv_timeout(AFTER_KILL);
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&kept).into_owned()
+        String::from_utf8_lossy(&self.kept).into_owned()
     }
 }
 
@@ -191,6 +198,8 @@ pub fn helper(arguments: &[OsString]) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ALONE: &str = "VGPU_TEST_ALONE";
 
     fn shell(script: &str, patience: Duration) -> Result<u64, String> {
         let mut command = Command::new("/bin/sh");
@@ -284,8 +293,24 @@ mod tests {
         assert!(reap(child).is_none());
         assert!(start.elapsed() < Duration::from_millis(2500));
         while Path::new(&format!("/proc/{pid}")).exists() {
-            assert!(start.elapsed() < PATIENCE, "it is reaped when it ends");
-            thread::sleep(BETWEEN);
+            assert!(start.elapsed() < PATIENCE, "a later call reaps it");
+            assert_eq!(shell("echo vgpu-context 7", PATIENCE), Ok(7));
         }
+    }
+
+    #[test]
+    fn no_thread_is_left_that_could_take_a_signal_from_the_caller() {
+        // In a process of its own, because the tests are threads.
+        if std::env::var_os(ALONE).is_none() {
+            let name = "child::tests::no_thread_is_left_that_could_take_a_signal_from_the_caller";
+            let mut alone = Command::new("/proc/self/exe");
+            let alone = alone.args(["--exact", name, "--test-threads=1"]).env(ALONE, "1");
+            assert!(alone.output().expect("it starts").status.success());
+            return;
+        }
+        let threads = || std::fs::read_dir("/proc/self/task").expect("threads").count();
+        let before = threads();
+        assert_eq!(shell("setsid sleep 3 & echo vgpu-context 7", PATIENCE), Ok(7));
+        assert_eq!(threads(), before);
     }
 }
