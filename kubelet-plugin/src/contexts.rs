@@ -30,7 +30,8 @@ pub struct Contexts {
     measure: Measure,
     /// Kinds that could not be measured, and in how many scans the next attempt is due.
     failed: Vec<(Kind, u32)>,
-    /// Kinds during whose measurement an earlier start of the plugin ended. They count as failed from the first scan on.
+    /// Kinds during whose measurement an earlier start of the plugin ended. They count as failed from the first scan
+    /// on.
     unfinished: Vec<Kind>,
     /// The flag --context-reserve gives the size, so nothing is measured.
     is_given: bool,
@@ -103,8 +104,8 @@ impl Contexts {
                 gpu = gpu.uuid,
                 model = gpu.name,
                 "the plugin ended while it measured what a context takes, perhaps killed because the driver needs more \
-                 memory than the container's limit; a default is reserved for each context, and it is measured again in \
-                 ten minutes (raise the limit, plugin.resources in the chart, or set --context-reserve)"
+                 memory than the container's limit; a default is reserved for each context, and it is measured again \
+                 in ten minutes (raise the limit, plugin.resources in the chart, or set --context-reserve)"
             );
             self.failed.push((kind, SCANS_BETWEEN));
             return None;
