@@ -12,15 +12,19 @@ use crate::driver::Driver;
 use crate::environment::SoftGpu;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, SystemTime};
 use vgpu_context_size::{Kind, Sizes};
 
 /// Stands for a version or a model that the driver does not tell.
 const UNNAMED: &str = "-";
 /// Prefix of the helper's lines.
 const MARK: &str = "vgpu-gpu ";
+/// How long a measurement that failed is not repeated: a run must not wait for a driver that hangs each time.
+const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,8 +122,9 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
     }
 }
 
-/// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on its
-/// profile, so it is not kept. A size that cannot be measured stays unknown, and the library reserves a default.
+/// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on
+/// its profile, so it is not kept. A size that cannot be measured stays unknown, which is said on stderr, and the
+/// library reserves a default.
 pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known: &Path) {
     let kind = Kind {
         driver_version: gpu.driver_version.clone(),
@@ -131,6 +136,10 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
     if gpu.context.is_some() {
         return;
     }
+    let failure = Failure::beside(known, &kind);
+    if keeps && failure.is_recent() {
+        return;
+    }
     let mut helper = Command::new("/proc/self/exe");
     helper.arg0("vgpu");
     set(&mut helper, soft_gpu);
@@ -139,10 +148,60 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
         libnvidia_ml: driver.libnvidia_ml.clone(),
         uuid: gpu.uuid.clone(),
     };
-    gpu.context = vgpu_context_size::ask(helper, &asked, vgpu_context_size::PATIENCE).ok();
-    if let Some(bytes) = gpu.context {
-        // The next run measures again if it cannot be kept.
-        let _ = sizes.put(kind, bytes, keeps);
+    match vgpu_context_size::ask(helper, &asked, vgpu_context_size::PATIENCE) {
+        Ok(bytes) => {
+            gpu.context = Some(bytes);
+            // The next run measures again if it cannot be kept.
+            let _ = sizes.put(kind, bytes, keeps);
+        }
+        Err(error) => {
+            // A caller without stderr runs COMMAND all the same.
+            let _ = writeln!(std::io::stderr(), "vgpu run: {}", unmeasured(&gpu.uuid, &error));
+            if keeps {
+                failure.keep();
+            }
+        }
+    }
+}
+
+fn unmeasured(uuid: &str, error: &str) -> String {
+    format!(
+        "what a CUDA context takes on {uuid} cannot be measured: {error}; 600 MiB are reserved for each, or the whole \
+         share if it is smaller"
+    )
+}
+
+/// A file beside the sizes that names the kind that could not be measured last. Its time is that of the attempt.
+struct Failure {
+    path: PathBuf,
+    kind: String,
+}
+
+// === impl Failure ===
+
+impl Failure {
+    fn beside(known: &Path, kind: &Kind) -> Self {
+        let mut name = known.file_name().unwrap_or_default().to_owned();
+        name.push("-failed");
+        Self {
+            path: known.with_file_name(name),
+            kind: format!("{}\t{}", kind.driver_version, kind.model),
+        }
+    }
+
+    /// Returns true for some minutes after the attempt. A clock that was set back ends that.
+    fn is_recent(&self) -> bool {
+        let modified = std::fs::metadata(&self.path).and_then(|file| file.modified());
+        let age = modified
+            .ok()
+            .and_then(|time| SystemTime::now().duration_since(time).ok());
+        age.is_some_and(|age| age < FAILED_FOR)
+            && std::fs::read_to_string(&self.path).is_ok_and(|kind| kind == self.kind)
+    }
+
+    /// One that cannot be kept costs the next run an attempt.
+    fn keep(&self) {
+        let _ = std::fs::write(&self.path, &self.kind);
     }
 }
 
@@ -253,6 +312,36 @@ mod tests {
         assert_eq!(gpu(80 << 30, 0).published(), 80 << 30);
         assert_eq!(gpu(80 << 30, 1).published(), (80 << 30) - (1 << 20));
         assert_eq!(gpu(1, 2).published(), 0);
+    }
+
+    #[test]
+    fn a_failed_measurement_is_not_repeated_for_some_minutes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let kind = |version: &str| Kind {
+            driver_version: version.into(),
+            model: "NVIDIA H100 80GB".into(),
+        };
+        let failure = |version| Failure::beside(&folder.path().join(".contexts"), &kind(version));
+        assert!(!failure("550.1").is_recent());
+        failure("550.1").keep();
+        assert!(failure("550.1").is_recent());
+        assert!(!failure("560.1").is_recent(), "another driver");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&failure("550.1").path)
+            .expect("the file");
+        let long_ago = SystemTime::now() - FAILED_FOR;
+        file.set_modified(long_ago).expect("a time");
+        assert!(!failure("550.1").is_recent());
+    }
+
+    #[test]
+    fn an_unmeasured_context_is_said_in_one_line_with_what_is_reserved_instead() {
+        let line = unmeasured("GPU-1", "the helper has not answered for 20 s");
+        for words in ["GPU-1", "not answered for 20 s", "600 MiB are reserved"] {
+            assert!(line.contains(words), "{line}");
+        }
+        assert_eq!(line.lines().count(), 1, "{line}");
     }
 
     #[test]

@@ -41,6 +41,24 @@ fn exit_status_is_commands() {
 }
 
 #[test]
+fn a_context_that_cannot_be_measured_is_said_in_one_line_and_the_command_runs() {
+    as_user(|scene| {
+        let mut command = scene.sh(&[], "echo ran");
+        let output = output(command.env("SOFT_GPU_STATE", scene.path("unmeasured")));
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "ran\n"));
+        let line = stderr(&output);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(
+            line.starts_with("vgpu run: what a CUDA context takes on GPU-0000"),
+            "{line}"
+        );
+        for words in ["cuDevicePrimaryCtxRetain", "answers 2;", "600 MiB are reserved"] {
+            assert!(line.contains(words), "{line}");
+        }
+    });
+}
+
+#[test]
 fn a_command_that_does_not_start_is_named() {
     as_user(|scene| {
         let file = scene.path("text");

@@ -3,7 +3,9 @@
 //!
 //! How it fails: a measurement that fails or hangs leaves the size unknown. Limits files say so, the library then
 //! reserves a default, and the next attempt is [`SCANS_BETWEEN`] scans later. Limits that were written stay as they are.
-//! A file that cannot be written costs one measurement for each start of the plugin. The software GPU's contexts take
+//! The driver's host memory counts toward this container's limit, so a measurement may end the plugin: the kind is
+//! marked in the file meanwhile, and a start that finds the mark waits as after a failure. Without a mark nothing is
+//! measured, so a file that cannot be written leaves the size unknown. The software GPU's contexts take
 //! what its profile says, which no name tells: after a change of the profile the file has to be removed.
 #![forbid(unsafe_code)]
 
@@ -28,6 +30,11 @@ pub struct Contexts {
     measure: Measure,
     /// Kinds that could not be measured, and in how many scans the next attempt is due.
     failed: Vec<(Kind, u32)>,
+    /// Kinds during whose measurement an earlier start of the plugin ended. They count as failed from the first scan
+    /// on.
+    unfinished: Vec<Kind>,
+    /// The flag --context-reserve gives the size, so nothing is measured.
+    is_given: bool,
 }
 
 impl Contexts {
@@ -44,14 +51,20 @@ impl Contexts {
             };
             ask(Command::new("/proc/self/exe"), &gpu, PATIENCE)
         });
-        Self::new(config.context_sizes.clone(), measure)
+        Self {
+            is_given: config.context_reserve != 0,
+            ..Self::new(config.context_sizes.clone(), measure)
+        }
     }
 
     fn new(path: PathBuf, measure: Measure) -> Self {
+        let sizes = Sizes::read(&path);
         Self {
-            sizes: Sizes::read(&path),
+            unfinished: sizes.marked().to_vec(),
+            sizes,
             measure,
             failed: Vec::new(),
+            is_given: false,
         }
     }
 
@@ -64,6 +77,9 @@ impl Contexts {
     /// Returns the sizes on these GPUs by UUID, and measures those that are not known. May block for
     /// [`PATIENCE`] each.
     pub fn of(&mut self, gpus: &[Gpu]) -> BTreeMap<String, u64> {
+        if self.is_given {
+            return BTreeMap::new();
+        }
         for (_, due) in &mut self.failed {
             *due = due.saturating_sub(1);
         }
@@ -82,8 +98,20 @@ impl Contexts {
         if self.failed.iter().any(|(failed, due)| *failed == kind && *due > 0) {
             return None;
         }
+        if self.unfinished.contains(&kind) {
+            self.unfinished.retain(|unfinished| *unfinished != kind);
+            tracing::warn!(
+                gpu = gpu.uuid,
+                model = gpu.name,
+                "the plugin ended while it measured what a context takes, perhaps killed because the driver needs more \
+                 memory than the container's limit; a default is reserved for each context, and it is measured again \
+                 in ten minutes (raise the limit, plugin.resources in the chart, or set --context-reserve)"
+            );
+            self.failed.push((kind, SCANS_BETWEEN));
+            return None;
+        }
         self.failed.retain(|(failed, _)| *failed != kind);
-        match (self.measure)(gpu) {
+        match self.measure_marked(gpu, &kind) {
             Ok(bytes) => {
                 tracing::info!(
                     gpu = gpu.uuid,
@@ -93,7 +121,9 @@ impl Contexts {
                     "measured a context"
                 );
                 if let Err(error) = self.sizes.put(kind, bytes, true) {
-                    tracing::warn!("the size of a context cannot be kept, and is measured at each start: {error}");
+                    tracing::warn!(
+                        "the size of a context cannot be kept, and is measured after the next start: {error}"
+                    );
                 }
                 Some(bytes)
             }
@@ -106,6 +136,18 @@ impl Contexts {
                 None
             }
         }
+    }
+
+    /// Measures while the kind is marked. A size that is found replaces the mark later.
+    fn measure_marked(&mut self, gpu: &Gpu, kind: &Kind) -> Result<u64, String> {
+        let marked = self.sizes.mark(kind);
+        marked.map_err(|error| format!("the file that marks a measurement cannot be written: {error}"))?;
+        let measured = (self.measure)(gpu);
+        if measured.is_err() {
+            // A mark that stays costs a wait at the next start.
+            let _ = self.sizes.unmark(kind);
+        }
+        measured
     }
 }
 
@@ -152,11 +194,69 @@ mod tests {
 
     #[test]
     fn one_that_cannot_be_measured_stays_unknown_and_is_tried_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("contexts");
         let (count, measure) = counting(Err("no".into()));
-        let mut contexts = Contexts::new(PathBuf::new(), measure);
+        let mut contexts = Contexts::new(path.clone(), measure);
         for _ in 0..=SCANS_BETWEEN {
             assert!(contexts.of(&[gpu(0), gpu(1)]).is_empty());
         }
         assert_eq!(count.load(Ordering::Relaxed), 2);
+        let (count, measure) = counting(Ok(518));
+        let sizes = Contexts::new(path, measure).of(&[gpu(0)]);
+        assert_eq!((sizes.len(), count.load(Ordering::Relaxed)), (1, 1), "no mark is left");
+    }
+
+    #[test]
+    fn a_measurement_that_ended_the_plugin_is_not_repeated_at_the_start_but_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("contexts");
+        let dies = |_: &Gpu| -> Result<u64, String> { panic!("killed") };
+        let mut first = Contexts::new(path.clone(), Box::new(dies));
+        let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| first.of(&[gpu(0)])));
+        assert!(killed.is_err());
+        // Also a start that is followed by another one soon, and that measures something else.
+        let other = Gpu {
+            driver_version: "999.1".into(),
+            ..gpu(1)
+        };
+        let (_, measure) = counting(Ok(600));
+        let sizes = Contexts::new(path.clone(), measure).of(&[gpu(0), other]);
+        assert_eq!(sizes, BTreeMap::from([(gpu(1).uuid, 600)]));
+
+        let (count, measure) = counting(Ok(518));
+        let mut contexts = Contexts::new(path.clone(), measure);
+        for _ in 0..SCANS_BETWEEN {
+            assert!(contexts.of(&[gpu(0), gpu(2)]).is_empty());
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+        assert_eq!(contexts.of(&[gpu(0), gpu(2)]).len(), 2);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        let (count, measure) = counting(Ok(7));
+        assert_eq!(Contexts::new(path, measure).of(&[gpu(0)])[&gpu(0).uuid], 518);
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn nothing_is_measured_where_the_size_is_given() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (count, measure) = counting(Ok(518));
+        let mut contexts = Contexts {
+            is_given: true,
+            ..Contexts::new(folder.path().join("contexts"), measure)
+        };
+        assert!(contexts.of(&[gpu(0)]).is_empty());
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn nothing_is_measured_that_cannot_be_marked() {
+        let (count, measure) = counting(Ok(518));
+        assert!(
+            Contexts::new("/nonexistent/contexts".into(), measure)
+                .of(&[gpu(0)])
+                .is_empty()
+        );
+        assert_eq!(count.load(Ordering::Relaxed), 0);
     }
 }

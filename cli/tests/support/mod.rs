@@ -213,7 +213,7 @@ fn release() -> &'static Path {
         let empty = "int vgpu_stand_in;";
         library(&folder.path().join("libvgpu.so"), "int vgpu_stand_in_for_the_shim;");
         library(&folder.path().join("libvgpu-preload.so"), empty);
-        library(&folder.path().join("soft-gpu/libcuda.so.1"), empty);
+        library(&folder.path().join("soft-gpu/libcuda.so.1"), include_str!("cuda.c"));
         library(
             &folder.path().join("soft-gpu/libnvidia-ml.so.1"),
             include_str!("nvml.c"),

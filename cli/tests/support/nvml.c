@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+struct process { unsigned pid; unsigned long long used; unsigned instances[2]; };
 struct memory { unsigned version; unsigned long long total, reserved, free, used; };
 
 int nvmlInit_v2(void)
@@ -36,5 +38,25 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory)
     memory->reserved = (1 << 20) + 1;
     memory->free = memory->total - memory->reserved;
     memory->used = 0;
+    return 0;
+}
+
+/* To measure a context: it takes nothing, and this process is listed from the second time on. */
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
+{
+    *device = (void *)(unsigned long)(uuid[strlen(uuid) - 1] - '0');
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes)
+{
+    static int calls;
+    (void)device;
+    if (!processes) {
+        *count = calls++ > 0;
+        return *count ? 7 : 0;
+    }
+    *count = 1;
+    memset(processes, 0, sizeof *processes);
+    processes->pid = getpid();
     return 0;
 }

@@ -2,10 +2,19 @@
 #![forbid(unsafe_code)]
 
 use crate::probe;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process_group, set_parent_process_death_signal, waitid,
+};
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The first argument of the child; the libraries and the UUID follow.
@@ -13,6 +22,15 @@ pub const ARGUMENT: &str = "measure-context";
 /// How long a child may take: a driver without persistence mode starts in seconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const BETWEEN: Duration = Duration::from_millis(5);
+/// How long a killed child is waited for.
+const AFTER_KILL: Duration = Duration::from_secs(1);
+/// How much of the end of each output is kept. All of it is read, because a full pipe would stop the child.
+const KEPT: usize = 64 << 10;
+/// How many times 4 KiB are read at once: a full pipe, and more that is written meanwhile.
+const MOST_PARTS: usize = 64;
+/// What the child gets of the environment: others may change the figure, which is kept, or load foreign code. The last
+/// three are the software GPU's. No LD_LIBRARY_PATH: the libraries are given by their paths.
+const PASSED: [&str; 5] = ["PATH", "HOME", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE", "XDG_RUNTIME_DIR"];
 /// Prefix of the child's line: the driver may write lines of its own.
 const MARK: &str = "vgpu-context ";
 
@@ -24,54 +42,139 @@ pub struct Gpu {
     pub uuid: String,
 }
 
-/// Has `command`, the caller's own program, measure in a child.
+/// Has `command`, the caller's own program, measure in a child. The child's environment is what `command` sets and a
+/// few variables of this process that `command` does not remove.
 ///
 /// # Errors
 /// Why there is no figure, in one line.
 pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, String> {
+    let variables = environment(&command);
     command
         .arg(ARGUMENT)
         .args([gpu.libcuda.as_os_str(), gpu.libnvidia_ml.as_os_str()])
         .arg(&gpu.uuid)
-        .env_remove("LD_PRELOAD")
-        // The child finds the GPU by its UUID among all of them.
-        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_clear()
+        .envs(variables)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .stderr(Stdio::piped())
+        // To be killed with all that it starts.
+        .process_group(0);
     let mut child = command
         .spawn()
         .map_err(|error| format!("the helper cannot be started: {error}"))?;
-    let until = Instant::now() + patience;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < until => std::thread::sleep(BETWEEN),
-            answer => {
-                let _ = child.kill();
-                let _ = child.wait();
-                let late = || format!("the helper has not answered for {} s", patience.as_secs());
-                return Err(answer.err().map_or_else(late, |error| error.to_string()));
-            }
-        }
-    };
-    let text = |pipe: Option<&mut dyn Read>| {
-        let mut bytes = Vec::new();
-        let _ = pipe.map(|pipe| pipe.take(64 << 10).read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    let said = text(child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
+    let mut stdout = Output::of(child.stdout.take());
+    let mut stderr = Output::of(child.stderr.take());
+    let group = Pid::from_child(&child);
+    let answer = wait(group, Instant::now() + patience, || {
+        stdout.read();
+        stderr.read();
+    });
+    // The child is not reaped yet, so that no other group can have got its number.
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = reap(child);
+    // All that the child wrote is in the pipes, also if a process that left the group still has them open.
+    stdout.read();
+    stderr.read();
+    match answer {
+        Ok(true) => {}
+        Ok(false) => return Err(format!("the helper has not answered for {} s", patience.as_secs())),
+        Err(error) => return Err(error.to_string()),
+    }
+    let status = status.ok_or("the helper has ended and cannot be reaped")?;
+    let said = stdout.text();
     let figure = said.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
     figure.filter(|_| status.success()).ok_or_else(|| {
-        let errors = text(child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
+        let errors = stderr.text();
         let silent = || format!("the helper ended with {status}");
         errors.lines().last().map_or_else(silent, str::to_owned)
     })
 }
 
+/// The variables that `command` sets, and those of [`PASSED`] that it does not mention.
+fn environment(command: &Command) -> Vec<(OsString, OsString)> {
+    let set: Vec<_> = command.get_envs().collect();
+    let is_mentioned = |name: &&str| set.iter().any(|(mentioned, _)| *mentioned == *name);
+    let passed = PASSED.into_iter().filter(|name| !is_mentioned(name));
+    let passed = passed.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+    let set = set.iter();
+    set.filter_map(|(name, value)| Some(((*name).to_owned(), value.as_ref()?.into())))
+        .chain(passed)
+        .collect()
+}
+
+/// Waits for the end of a child without reaping it, and does `meanwhile` again and again. Returns false if the end is not
+/// seen in time.
+fn wait(child: Pid, until: Instant, mut meanwhile: impl FnMut()) -> io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    loop {
+        match waitid(WaitId::Pid(child), options) {
+            Ok(Some(_)) => return Ok(true),
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        meanwhile();
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        thread::sleep(BETWEEN);
+    }
+}
+
+/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left,
+/// and reaped by a later call. Not by a thread: `vgpu run` waits for SIGCHLD, which a second thread would take from it.
+fn reap(mut child: Child) -> Option<ExitStatus> {
+    static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    if wait(Pid::from_child(&child), Instant::now() + AFTER_KILL, || ()).is_ok_and(|ended| ended) {
+        return child.wait().ok();
+    }
+    left.push(child);
+    None
+}
+
+/// The end of what a child writes into a pipe.
+struct Output<P> {
+    pipe: Option<P>,
+    kept: Vec<u8>,
+}
+
+// === impl Output ===
+
+impl<P: Read + AsFd> Output<P> {
+    fn of(pipe: Option<P>) -> Self {
+        let is_set = |pipe: &P| fcntl_setfl(pipe, OFlags::NONBLOCK).is_ok();
+        Self {
+            pipe: pipe.filter(is_set),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Reads what is in the pipe now, and not for ever.
+    fn read(&mut self) {
+        let mut part = [0; 4096];
+        for _ in 0..MOST_PARTS {
+            match self.pipe.as_mut().map(|pipe| pipe.read(&mut part)) {
+                Some(Ok(length @ 1..)) => self.kept.extend(&part[..length]),
+                Some(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => break,
+            }
+        }
+        let excess = self.kept.len().saturating_sub(KEPT);
+        self.kept.drain(..excess);
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
+}
+
 /// The child: prints the figure.
 #[must_use]
 pub fn helper(arguments: &[OsString]) -> ExitCode {
+    // In a group of its own it would not see the terminal's signals, and outlive whoever asked.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let measured = match arguments {
         [libcuda, libnvidia_ml, uuid] => {
             let uuid = uuid.to_string_lossy();
@@ -96,15 +199,20 @@ pub fn helper(arguments: &[OsString]) -> ExitCode {
 mod tests {
     use super::*;
 
+    const ALONE: &str = "VGPU_TEST_ALONE";
+
     fn shell(script: &str, patience: Duration) -> Result<u64, String> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        let gpu = Gpu {
+        ask(command, &gpu(), patience)
+    }
+
+    fn gpu() -> Gpu {
+        Gpu {
             libcuda: "/c".into(),
             libnvidia_ml: "/m".into(),
             uuid: "GPU-1".into(),
-        };
-        ask(command, &gpu, patience)
+        }
     }
 
     #[test]
@@ -123,8 +231,86 @@ mod tests {
     }
 
     #[test]
+    fn a_child_gets_no_variable_that_changes_the_figure() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let seen = folder.path().join("seen");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", &format!("env > {}; echo vgpu-context 7", seen.display())])
+            .env("SOFT_GPU_STATE", "/state")
+            .env_remove("HOME");
+        assert_eq!(ask(command, &gpu(), PATIENCE), Ok(7));
+        let seen = std::fs::read_to_string(seen).expect("text");
+        let mut names: Vec<_> = seen.lines().filter_map(|line| line.split('=').next()).collect();
+        // The shell's own; and one of the software GPU's that this machine may have set.
+        names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "XDG_RUNTIME_DIR", "SOFT_GPU_PROFILE"].contains(name));
+        names.sort_unstable();
+        assert_eq!(names, ["PATH", "SOFT_GPU_STATE"], "cargo sets many more");
+        assert!(seen.contains("SOFT_GPU_STATE=/state"), "{seen}");
+    }
+
+    #[test]
     fn a_child_that_hangs_is_killed() {
         let said = shell("echo vgpu-context 7; exec sleep 1000", Duration::ZERO).unwrap_err();
         assert!(said.contains("not answered"), "{said}");
+    }
+
+    #[test]
+    fn a_child_that_writes_much_is_read_to_its_end() {
+        let much = "head -c 204800 /dev/zero | tr '\\0' x";
+        let script = format!("{much}; {much} >&2; echo; echo vgpu-context 7");
+        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let script = format!("{much} >&2; echo; {much}; echo >&2; echo why >&2; exit 1");
+        assert_eq!(shell(&script, PATIENCE).unwrap_err(), "why");
+    }
+
+    #[test]
+    fn what_a_child_leaves_does_not_hold_the_answer_up() {
+        let start = Instant::now();
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("pid");
+        let script = format!("sleep 1000 & echo $! > {}; echo vgpu-context 7", own.display());
+        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let pid = std::fs::read_to_string(own).expect("a number");
+        let ended = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        while !ended() {
+            assert!(start.elapsed() < PATIENCE, "it is killed with its group");
+            thread::sleep(BETWEEN);
+        }
+        let script = "setsid sleep 30 & sleep 0.2; echo why >&2; exit 1";
+        assert_eq!(shell(script, PATIENCE).unwrap_err(), "why");
+        assert!(start.elapsed() < PATIENCE, "nor what left the group");
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_killed_is_left() {
+        let start = Instant::now();
+        let child = Command::new("/bin/sleep").arg("3").spawn().expect("a child");
+        let pid = child.id();
+        assert!(reap(child).is_none());
+        assert!(start.elapsed() < Duration::from_millis(2500));
+        while Path::new(&format!("/proc/{pid}")).exists() {
+            assert!(start.elapsed() < PATIENCE, "a later call reaps it");
+            assert_eq!(shell("echo vgpu-context 7", PATIENCE), Ok(7));
+        }
+    }
+
+    #[test]
+    fn no_thread_is_left_that_could_take_a_signal_from_the_caller() {
+        // In a process of its own, because the tests are threads.
+        if std::env::var_os(ALONE).is_none() {
+            let name = "child::tests::no_thread_is_left_that_could_take_a_signal_from_the_caller";
+            let mut alone = Command::new("/proc/self/exe");
+            let alone = alone.args(["--exact", name, "--test-threads=1"]).env(ALONE, "1");
+            assert!(alone.output().expect("it starts").status.success());
+            return;
+        }
+        let threads = || std::fs::read_dir("/proc/self/task").expect("threads").count();
+        let before = threads();
+        assert_eq!(shell("setsid sleep 3 & echo vgpu-context 7", PATIENCE), Ok(7));
+        assert_eq!(threads(), before);
     }
 }

@@ -15,6 +15,12 @@ const BETWEEN: Duration = Duration::from_millis(5);
 const AGREED: u32 = 4;
 /// How often the used memory of the GPU is compared, where no list shows this process.
 const ROUNDS: usize = 5;
+/// How many of them have to agree, and to how many bytes: other programs change the used memory too, and a wrong figure
+/// would be kept for ever.
+const AGREE: usize = 3;
+const TOLERANCE: u64 = 2 << 20;
+/// No context takes more, so a higher figure is another program's.
+const MOST: u64 = 2 << 30;
 
 /// Why there is no figure.
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +37,13 @@ pub enum Error {
     Nvml(#[from] nvml_wrapper::error::NvmlError),
     #[error("CUDA has no device {0}")]
     NoDevice(String),
-    #[error("NVML does not list this process, and the used memory of GPU {0} does not grow with a context")]
-    Unseen(String),
+    #[error(
+        "NVML does not list this process, and over {ROUNDS} contexts the used memory of the GPU grew by {} MiB, of \
+         which no {AGREE} figures agree: other programs use the GPU", mebibytes(.0)
+    )]
+    Unsteady(Vec<i64>),
+    #[error("NVML shows {} MiB for a context, which no context takes: another program uses the GPU", .0 >> 20)]
+    TooMuch(u64),
 }
 
 /// The driver API.
@@ -56,10 +67,11 @@ pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<u64, E
     cuda.retain(device)?;
     let own = own_bytes(&gpu, &before)?;
     cuda.release(device)?;
-    match own {
-        Some(bytes) => Ok(bytes),
-        None => by_used_memory(&gpu, &cuda, device)?.ok_or_else(|| Error::Unseen(uuid.to_owned())),
-    }
+    let bytes = match own {
+        Some(bytes) => bytes,
+        None => by_used_memory(&gpu, &cuda, device)?,
+    };
+    plausible(bytes)
 }
 
 fn processes(gpu: &Device<'_>) -> Result<Vec<(u32, Option<u64>)>, Error> {
@@ -101,8 +113,8 @@ fn own_bytes(gpu: &Device<'_>, before: &[u32]) -> Result<Option<u64>, Error> {
     Ok(None)
 }
 
-/// The median growth of the GPU's used memory over some contexts. None: it shrank or stayed, but not in all rounds.
-fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<Option<u64>, Error> {
+/// The growth of the GPU's used memory with a context, as most of some rounds show it.
+fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<u64, Error> {
     let mut growths = Vec::new();
     for _ in 0..ROUNDS {
         let before = gpu.memory_info()?.used;
@@ -111,14 +123,35 @@ fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<Option
         cuda.release(device)?;
         growths.push(after as i64 - before as i64);
     }
-    Ok(median(growths))
+    agreed(&growths).ok_or(Error::Unsteady(growths))
 }
 
-fn median(mut growths: Vec<i64>) -> Option<u64> {
-    growths.sort_unstable();
-    let median = growths.get(growths.len() / 2).copied()?;
-    let is_still = growths.iter().all(|growth| *growth == 0);
-    u64::try_from(median).ok().filter(|bytes| *bytes > 0 || is_still)
+/// The middle of the rounds that agree best. Nothing is a figure only if all rounds show nothing: NVML may not show
+/// contexts at all.
+fn agreed(growths: &[i64]) -> Option<u64> {
+    if !growths.is_empty() && growths.iter().all(|growth| *growth == 0) {
+        return Some(0);
+    }
+    let mut grown: Vec<u64> = growths
+        .iter()
+        .filter_map(|growth| u64::try_from(*growth).ok().filter(|bytes| *bytes > 0))
+        .collect();
+    grown.sort_unstable();
+    let spread = |group: &&[u64]| group[AGREE - 1] - group[0];
+    let closest = grown.windows(AGREE).min_by_key(spread)?;
+    (spread(&closest) <= TOLERANCE).then_some(closest[AGREE / 2])
+}
+
+fn plausible(bytes: u64) -> Result<u64, Error> {
+    match bytes {
+        0..=MOST => Ok(bytes),
+        _ => Err(Error::TooMuch(bytes)),
+    }
+}
+
+fn mebibytes(growths: &[i64]) -> String {
+    let figures: Vec<_> = growths.iter().map(|bytes| (bytes >> 20).to_string()).collect();
+    figures.join(", ")
 }
 
 impl Cuda {
@@ -204,17 +237,37 @@ fn is_same(text: &str, bytes: [u8; 16]) -> bool {
 mod tests {
     use super::*;
 
+    const MIB: i64 = 1 << 20;
+
     #[test]
-    fn other_programs_move_the_median_little_and_nothing_is_not_a_size() {
-        assert_eq!(median(vec![518, 518, 9000, 518, -400]), Some(518));
-        assert_eq!(
-            median(vec![0; ROUNDS]),
-            Some(0),
-            "an idle GPU whose contexts take nothing"
-        );
-        assert_eq!(median(vec![0, 0, 0, 7, -7]), None, "nobody knows");
-        assert_eq!(median(vec![-5; ROUNDS]), None);
-        assert_eq!(median(Vec::new()), None);
+    fn a_figure_is_what_three_of_five_rounds_agree_to() {
+        let of = |figures: [i64; ROUNDS]| agreed(&figures.map(|mebibytes| mebibytes * MIB)).map(|bytes| bytes >> 20);
+        assert_eq!(of([518, 518, 9000, 518, -400]), Some(518));
+        assert_eq!(of([519, 517, 518, 520, 600]), Some(518));
+        assert_eq!(of([0, 518, 518, 518, 0]), Some(518), "two rounds were not seen");
+        assert_eq!(of([9000, 9000, 518, 518, 518]), Some(518));
+        assert_eq!(of([518, 518, 700, 800, 900]), None, "two are too few");
+        assert_eq!(of([518, 520, 521, 700, 900]), None, "3 MiB apart");
+        assert_eq!(of([518, 519, 520, 700, 900]), Some(519), "2 MiB apart");
+    }
+
+    #[test]
+    fn nothing_is_a_figure_only_if_all_rounds_show_nothing() {
+        assert_eq!(agreed(&[0; ROUNDS]), Some(0), "an idle GPU whose contexts take nothing");
+        assert_eq!(agreed(&[0, 0, 0, 7, -7]), None, "nobody knows");
+        assert_eq!(agreed(&[0, 0, 0, 518 * MIB, 518 * MIB]), None);
+        assert_eq!(agreed(&[-5; ROUNDS]), None);
+        assert_eq!(agreed(&[]), None);
+        let said = Error::Unsteady(vec![0, 518 * MIB, -MIB, 7 * MIB, 0]).to_string();
+        assert!(said.contains("grew by 0, 518, -1, 7, 0 MiB"), "{said}");
+        assert!(said.contains("other programs"), "{said}");
+    }
+
+    #[test]
+    fn more_than_any_context_takes_is_no_figure() {
+        assert_eq!(plausible(2 << 30).ok(), Some(2 << 30));
+        let said = plausible((2 << 30) + 1).unwrap_err().to_string();
+        assert!(said.starts_with("NVML shows 2048 MiB"), "{said}");
     }
 
     #[test]

@@ -1,4 +1,6 @@
 //! What was measured before: a text file with a line `bytes<TAB>driver version<TAB>GPU model` for each kind of context.
+//! A line with `?` for the bytes marks a kind that is being measured. The driver's memory counts toward the limit of
+//! the process that measures, so it may be killed meanwhile: the mark stays then, and a later start finds it.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -17,8 +19,12 @@ pub struct Kind {
 pub struct Sizes {
     path: PathBuf,
     known: Vec<(Kind, u64)>,
+    /// Kinds with a mark.
+    marked: Vec<Kind>,
 }
 
+/// Stands for the bytes in a mark.
+const MEASURING: &str = "?";
 /// More is not read: nobody has that many kinds of GPUs.
 const MOST: u64 = 64 << 10;
 
@@ -29,14 +35,17 @@ impl Sizes {
         use io::Read;
         let mut text = String::new();
         let read = fs::File::open(path).and_then(|file| file.take(MOST).read_to_string(&mut text));
-        let known = match read {
-            Ok(_) => text.lines().filter_map(parse).collect(),
-            Err(_) => Vec::new(),
-        };
-        Self {
-            path: path.to_owned(),
-            known,
+        let mut sizes = Self::none(path);
+        if read.is_err() {
+            return sizes;
         }
+        for (kind, bytes) in text.lines().filter_map(parse) {
+            match bytes {
+                Some(bytes) => sizes.known.push((kind, bytes)),
+                None => sizes.marked.push(kind),
+            }
+        }
+        sizes
     }
 
     /// Nothing is known, whatever the file holds.
@@ -45,7 +54,38 @@ impl Sizes {
         Self {
             path: path.to_owned(),
             known: Vec::new(),
+            marked: Vec::new(),
         }
+    }
+
+    /// The kinds with a mark: in a file just read, those whose measurement never ended.
+    #[must_use]
+    pub fn marked(&self) -> &[Kind] {
+        &self.marked
+    }
+
+    /// Marks a kind as being measured, in the file.
+    ///
+    /// # Errors
+    /// Those of the file system. The file is as it was then.
+    pub fn mark(&mut self, kind: &Kind) -> io::Result<()> {
+        if !self.marked.contains(kind) {
+            self.marked.push(kind.clone());
+        }
+        let written = self.replace();
+        if written.is_err() {
+            self.marked.retain(|marked| marked != kind);
+        }
+        written
+    }
+
+    /// Removes the mark of a kind that could not be measured.
+    ///
+    /// # Errors
+    /// Those of the file system. The mark stays in the file then.
+    pub fn unmark(&mut self, kind: &Kind) -> io::Result<()> {
+        self.marked.retain(|marked| marked != kind);
+        self.replace()
     }
 
     #[must_use]
@@ -54,39 +94,48 @@ impl Sizes {
         found.map(|(_, bytes)| *bytes)
     }
 
-    /// Adds a size, and replaces the file if it `keeps` it.
+    /// Adds a size, removes the kind's mark, and replaces the file if it `keeps` it.
     ///
     /// # Errors
     /// Those of the file system. The size is known to this value all the same.
     pub fn put(&mut self, kind: Kind, bytes: u64, keeps: bool) -> io::Result<()> {
         self.known.retain(|(known, _)| *known != kind);
+        self.marked.retain(|marked| *marked != kind);
         self.known.push((kind, bytes));
-        if !keeps {
-            return Ok(());
-        }
+        if keeps { self.replace() } else { Ok(()) }
+    }
+
+    fn replace(&self) -> io::Result<()> {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}", std::process::id()));
         let new = self.path.with_file_name(name);
-        let written = write(&new, &self.known).and_then(|()| fs::rename(&new, &self.path));
+        let written = self.write(&new).and_then(|()| fs::rename(&new, &self.path));
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }
         written
     }
-}
 
-fn write(path: &Path, known: &[(Kind, u64)]) -> io::Result<()> {
-    let mut file = fs::File::create(path)?;
-    for (kind, bytes) in known {
-        let plain = |text: &str| text.replace(['\t', '\n'], " ");
-        writeln!(file, "{bytes}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let mut file = fs::File::create(path)?;
+        let known = self.known.iter().map(|(kind, bytes)| (kind, bytes.to_string()));
+        let marked = self.marked.iter().map(|kind| (kind, MEASURING.to_owned()));
+        for (kind, bytes) in known.chain(marked) {
+            let plain = |text: &str| text.replace(['\t', '\n'], " ");
+            writeln!(file, "{bytes}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
+        }
+        // A measurement may also take the machine with it.
+        file.sync_all()
     }
-    Ok(())
 }
 
-fn parse(line: &str) -> Option<(Kind, u64)> {
+/// Returns the kind and its bytes; no bytes: its mark.
+fn parse(line: &str) -> Option<(Kind, Option<u64>)> {
     let mut fields = line.split('\t');
-    let bytes = fields.next()?.parse().ok()?;
+    let bytes = match fields.next()? {
+        MEASURING => None,
+        bytes => Some(bytes.parse().ok()?),
+    };
     let kind = Kind {
         driver_version: fields.next()?.to_owned(),
         model: fields.next()?.to_owned(),
@@ -127,6 +176,26 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_kept_until_the_kind_is_measured_or_given_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sizes");
+        let mut sizes = Sizes::read(&path);
+        sizes.put(kind("550.1"), 7, true).expect("written");
+        for _ in 0..2 {
+            sizes.mark(&kind("560.1")).expect("written");
+            sizes.mark(&kind("570.1")).expect("written");
+        }
+        let again = Sizes::read(&path);
+        assert_eq!(again.marked(), [kind("560.1"), kind("570.1")]);
+        assert_eq!((again.get(&kind("550.1")), again.get(&kind("560.1"))), (Some(7), None));
+        sizes.put(kind("560.1"), 8, true).expect("written");
+        assert_eq!(Sizes::read(&path).marked(), [kind("570.1")]);
+        sizes.unmark(&kind("570.1")).expect("written");
+        assert_eq!(Sizes::read(&path).marked(), []);
+        assert_eq!(Sizes::read(&path).get(&kind("560.1")), Some(8));
+    }
+
+    #[test]
     fn a_damaged_file_holds_what_can_be_read_of_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("sizes");
@@ -140,6 +209,8 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_is_an_error_and_the_size_is_known() {
         let mut sizes = Sizes::read(Path::new("/nonexistent/sizes"));
+        assert!(sizes.mark(&kind("550.1")).is_err());
+        assert_eq!(sizes.marked(), []);
         assert!(sizes.put(kind("550.1"), 7, true).is_err());
         assert_eq!(sizes.get(&kind("550.1")), Some(7));
     }
