@@ -25,7 +25,7 @@ The tests of `vgpu-core/compute-sim` assert these goals:
 | one Guaranteed share, kernels up to 5 ms | mean error 0.3, worst window 1 point |
 | two Balanced shares that always have work, kernels up to 5 ms | mean error 1, worst window 5 points, 97 % of the GPU used |
 | eight shares, half of which wait for each kernel | at most 1 point less of the GPU used than by the hardware alone |
-| a share that starts | has its part within 250 ms |
+| a share that starts | has its part within 100 ms |
 | a share of high priority beside seven others | p99 of a burst of 2 ms: 7 ms |
 | a share of low priority beside one of high priority that always has work | 1 % |
 | ranks of two jobs on the same two GPUs | 95 % of their steps on the hardware alone |

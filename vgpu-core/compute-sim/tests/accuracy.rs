@@ -78,7 +78,7 @@ fn several_shares_are_equal_and_use_what_the_hardware_uses() {
 #[test]
 fn a_share_that_starts_has_its_part_soon() {
     let delay = start_delay().expect("it never has its part");
-    assert!(delay <= 250, "{delay} ms");
+    assert!(delay <= 100, "{delay} ms");
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Limiter {
         // While the share is at work, what is not charged yet comes on top of what it may save up: else tokens that
         // arrive during a long kernel would be lost.
         let tokens = bucket::refill(&page.bucket, weight, burst(weight) + ran, now).saturating_sub_unsigned(ran);
-        let own = Slot::read(pages.own, self.entry, page, now, Tag(page.start_tag.load(Relaxed)));
+        let own = Slot::read(pages.own, self.entry, page, now);
         let view = look(pages, &own, now);
         self.count_gap(page, now, view.wanted && own.ends != 0);
         if self.flight.has_unknown(&self.estimates) {
@@ -193,8 +193,7 @@ impl Limiter {
         tokens: i64,
         sibling: bool,
     ) -> Decision {
-        let around = Tag(page.start_tag.load(Relaxed));
-        let own = Slot::read(pages.own, self.entry, page, now, around);
+        let own = Slot::read(pages.own, self.entry, page, now);
         if own.wish.is_none() {
             let view = look(pages, &own, now);
             self.wish(page, view.virtual_time, now, in_flight, sibling);
@@ -206,7 +205,7 @@ impl Limiter {
                 page.want.flags.fetch_and(!want_flags::SIBLING, Relaxed);
             }
         }
-        let own = Slot::read(pages.own, self.entry, page, now, around);
+        let own = Slot::read(pages.own, self.entry, page, now);
         let Some(wish) = own.wish else {
             return sleep(now + 50 * US, None, Reason::Turn); // another process of the share has changed it
         };
@@ -237,7 +236,8 @@ impl Limiter {
         if sibling {
             flags |= want_flags::SIBLING;
         }
-        page.want.tag.store(finish.max(virtual_time).0, Relaxed);
+        let away = now.saturating_sub(page.turn.began.load(Relaxed));
+        page.want.tag.store(finish.lifted(virtual_time, away).0, Relaxed);
         page.want.flags.store(flags, Relaxed);
         page.want.valid_until.store(now + WISH, Relaxed);
         page.want.since.store(now, Release);
@@ -289,8 +289,7 @@ impl Limiter {
         let Some(page) = pages.page() else {
             return;
         };
-        let around = Tag(page.start_tag.load(Relaxed));
-        let is_own = pages.others(now, around).all(|other| {
+        let is_own = pages.others(now).all(|other| {
             other.began == 0 || other.began >= to || other.until.saturating_sub(GRACE) <= measured.busy_since
         });
         let trust = if !measured.alone || self.has_siblings_at_work(page, now) {

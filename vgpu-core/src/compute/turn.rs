@@ -1,12 +1,13 @@
 //! Whose turn it is: what the pages of one GPU's shares say, made harmless, and the order of those who wait.
 //!
-//! Another share's page may hold anything. So its times are clamped to at most [`FAR`] from now and its tags to
-//! [`TAGS_AROUND`] round one's own; weights and priorities come from the node's page. A share that lies can keep others
-//! waiting until their override ([`super::limiter`]), and no longer.
+//! Another share's page may hold anything. So its times are clamped to at most [`FAR`] from now; its start tag moves the
+//! virtual time no faster than the share of least weight could ([`Tag::lifted`]); weights and priorities come from the
+//! node's page. A share that lies about its wish is first each time, which keeps others waiting until their override
+//! ([`super::limiter`]), and no longer.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use vgpu_abi::arbitration::{Entry, NodePage, SlotPage, entry_flags, want_flags};
+use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, NodePage, SlotPage, entry_flags, want_flags};
 
 use super::bucket::WHOLE;
 use super::{MS, Ns};
@@ -20,7 +21,6 @@ pub const DRAIN: Ns = 100 * MS;
 /// A share of low priority that has waited this long goes as one of high priority, for one quantum.
 pub const FLOOR: Ns = 1000 * MS;
 const FAR: Ns = 100 * MS;
-const TAGS_AROUND: i64 = 1000 * MS as i64;
 
 /// A virtual time: it runs by charge over weight. Tags wrap, so they are compared by [`Tag::before`] alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,10 +53,12 @@ impl Tag {
         if self.before(other) { other } else { self }
     }
 
-    /// Returns the tag, or the nearest that is not further from `own` than [`TAGS_AROUND`].
-    fn near(self, own: Self) -> Self {
-        let away = self.since(own).clamp(-TAGS_AROUND, TAGS_AROUND);
-        Self(own.0.wrapping_add_signed(away))
+    /// Returns the virtual time if that is later, as far as it can have come in `elapsed`. A share that has been away
+    /// comes back at the virtual time; one that has not is near it anyway.
+    #[must_use]
+    pub fn lifted(self, virtual_time: Self, elapsed: Ns) -> Self {
+        let lift = u64::try_from(virtual_time.since(self)).unwrap_or(0);
+        Self(self.0.wrapping_add(lift.min(scaled(elapsed, LEAST_WEIGHT))))
     }
 }
 
@@ -100,8 +102,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns, around: Tag) -> Self {
-        let tag = |word: &std::sync::atomic::AtomicU64| Tag(word.load(Relaxed)).near(around);
+    pub(super) fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns) -> Self {
+        let tag = |word: &std::sync::atomic::AtomicU64| Tag(word.load(Relaxed));
         let soon = |word: &std::sync::atomic::AtomicU64| word.load(Acquire).min(now.saturating_add(FAR));
         let since = page.want.since.load(Acquire).min(now);
         let is_wanted = since != 0 && page.want.valid_until.load(Relaxed) > now;
@@ -178,7 +180,7 @@ impl<'a> Pages<'a> {
     }
 
     /// The other shares of the GPU that take part in turns.
-    pub(super) fn others(&self, now: Ns, around: Tag) -> impl Iterator<Item = Slot> {
+    pub(super) fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
         let (node, slots, own) = (self.node, self.slots, self.own);
         slots
             .iter()
@@ -189,7 +191,7 @@ impl<'a> Pages<'a> {
                 let entry = node.entry(slot)?;
                 let takes_part =
                     entry.weight != 0 && entry.flags & (entry_flags::IGNORED | entry_flags::UNLIMITED) == 0;
-                takes_part.then(|| Slot::read(slot, entry, page, now, around))
+                takes_part.then(|| Slot::read(slot, entry, page, now))
             })
     }
 }
@@ -224,7 +226,7 @@ pub(super) fn look(pages: &Pages<'_>, own: &Slot, now: Ns) -> View {
         is_next: true,
     };
     let mut last = own.began;
-    for other in pages.others(now, own.start_tag) {
+    for other in pages.others(now) {
         if other.began > last {
             (last, view.virtual_time) = (other.began, other.start_tag);
         }
