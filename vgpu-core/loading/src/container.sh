@@ -44,7 +44,9 @@ for folder in /usr/lib/x86_64-linux-gnu /usr/lib64; do
 done
 printf '{"ociVersion": "1.1.0", "root": {"path": "%s"}}' "$root" >"$work/bundle/config.json"
 printf '{"ociVersion": "1.1.0", "id": "c1", "status": "creating", "pid": 1, "bundle": "%s"}' "$work/bundle" |
-  "$hook" preload --library /dev/vgpu/.lib/libvgpu-preload.so --report "$work/report"
+  "$hook" preload --library /dev/vgpu/.lib/libvgpu-preload.so --report "$work/report" \
+    --file .lib/libvgpu-preload.so --file .lib/libcuda.so.1 \
+    --file .driver/libcuda.so.1 --file .driver/libnvidia-ml.so.1
 if [ -e "$work/report" ]; then
   cat "$work/report" >&2
   exit 1
