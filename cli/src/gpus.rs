@@ -36,7 +36,7 @@ pub struct Gpu {
     pub reserved: u64,
     pub driver_version: String,
     pub model: String,
-    /// What a context takes, if that was measured.
+    /// The size of a context in bytes. None: not measured.
     pub context: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ pub enum GpuError {
     },
 }
 
-/// What to do about an error that the caller's limit of open files causes.
+/// The remedy for an error that the caller's limit of open files causes.
 fn remedy(error: &std::io::Error) -> &'static str {
     if error.raw_os_error() == Some(libc::EMFILE) {
         "; raise the limit of open files (ulimit -n)"

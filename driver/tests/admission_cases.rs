@@ -172,14 +172,14 @@ fn what_is_refused_is_refused_in_the_same_words() {
     assert!(checked > 40, "{checked} cases");
 }
 
-/// What Kubernetes says of an object under the chart's policies.
+/// Kubernetes' answer to one object under the chart's policies.
 #[derive(Debug, serde::Deserialize)]
 struct Verdict {
     /// How many policies are for its kind.
     policies: usize,
     #[serde(default)]
     denied: Vec<String>,
-    /// Of expressions that fail. The API server refuses the object, and shows the expression.
+    /// Errors of expressions. The API server refuses the object, and shows the expression.
     #[serde(default)]
     errors: Vec<String>,
 }

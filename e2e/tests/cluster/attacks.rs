@@ -1,4 +1,4 @@
-//! What tenants may try on their limits, in real pods: docs/threat-model.md, "Attacks on the limit", has a row for each
+//! Attacks of tenants on their limits, in real pods: docs/threat-model.md, "Attacks on the limit", has a row for each
 //! of these cases.
 //!
 //! Each case is a container. Those without volumes of their own are the containers of one pod for each kind of user;
@@ -29,7 +29,7 @@ const PLACES: &str = "S=$(ls -d /dev/vgpu /run/vgpu 2>/dev/null | head -n 1); \
                       probe() { \"$@\" python3 /kit/probe.py $D/libcuda.so.1; }; \
                       move() { python3 -c 'import os, sys; os.rename(*sys.argv[1:])' $1 $2 2>/dev/null; }; ";
 
-/// What a case ends with.
+/// The expected end of a case.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     /// The limit holds.
@@ -78,13 +78,13 @@ const ATTACKS: &[Attack] = &[
     ),
 ];
 
-/// What no mount prevents: a loader that does not read the list.
+/// Not prevented: a loader that does not read the list.
 const OWN_LOADER: Attack = (
     "own-loader",
     "python3 /kit/loader.py /lib64/ld-linux-x86-64.so.2 /tmp/ld.so; \
      /tmp/ld.so /usr/bin/python3 /kit/probe.py $D/libcuda.so.1",
 );
-/// What seccomp's RuntimeDefault prevents, and Unconfined, Kubernetes' default, does not.
+/// Prevented by seccomp's profile RuntimeDefault, but not by Unconfined, which is Kubernetes' default.
 const OWN_NAMESPACE: Attack = ("own-namespace", "probe python3 /kit/mounts.py namespace");
 
 fn as_root() -> Result<()> {

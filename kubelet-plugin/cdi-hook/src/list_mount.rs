@@ -59,7 +59,7 @@ pub enum Error {
     Mount { action: &'static str, source: io::Error },
 }
 
-/// What the container's configuration says of its mounts.
+/// Two settings of the container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     /// The runtime makes the root file system read-only later, and so must be /etc.

@@ -161,7 +161,7 @@ mod tests {
         38 32 8:1 /lib/y /r/dev/vgpu/.driver/libcuda.so.1 ro - ext4 /dev/sda1 rw\n\
         39 31 0:55 / /r/dev/shm rw - tmpfs shm rw\n";
 
-    /// What the spec names.
+    /// The files that the CDI spec names.
     fn files() -> Vec<String> {
         [".lib/libcuda.so.1", ".driver/libcuda.so.1"].map(str::to_owned).into()
     }

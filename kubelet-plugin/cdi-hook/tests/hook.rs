@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const OURS: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-cdi-hook");
-/// What the runtime mounts by the CDI spec.
+/// The mounts that the runtime makes by the CDI spec.
 const MOUNTS: &str = "mkdir -p dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs -o mode=0755 vgpu dev/vgpu; \
                       mkdir dev/vgpu/.lib; echo a library >dev/vgpu/.lib/libvgpu-preload.so";
 

@@ -49,13 +49,8 @@ unsafe fn load_module(ready: &'static Ready, module: *mut usize, code: Code, loa
     // SAFETY: null, or the driver has just made it.
     let undo = || unsafe { module.as_ref() }.map_or(SUCCESS, |module| unsafe { real!(cuModuleUnload(usize))(*module) });
     // SAFETY: as promised.
-    taking(
-        ready,
-        Ahead::Code(code),
-        load,
-        || unsafe { loaded(module, context()) },
-        undo,
-    )
+    let thing = || unsafe { loaded(module, context()) };
+    taking(ready, Ahead::Code(code), load, thing, undo)
 }
 
 /// cuModuleLoad.
@@ -99,7 +94,8 @@ unsafe fn load_library(ready: &'static Ready, library: *mut usize, code: Code, l
     let undo =
         || unsafe { library.as_ref() }.map_or(SUCCESS, |library| unsafe { real!(cuLibraryUnload(usize))(*library) });
     // SAFETY: as promised.
-    taking(ready, Ahead::Code(code), load, || unsafe { loaded(library, 0) }, undo)
+    let thing = || unsafe { loaded(library, 0) };
+    taking(ready, Ahead::Code(code), load, thing, undo)
 }
 
 pub(crate) unsafe fn library_of_data(
