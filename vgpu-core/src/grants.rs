@@ -145,7 +145,8 @@ fn is_of_node(name: &OsStr) -> bool {
 pub fn read(origin: &Origin) -> Result<Vec<GpuGrants>, GrantError> {
     let directory = &origin.directory;
     let failed = |error| GrantError::Directory(directory.clone(), error);
-    // Opened before it is verified, and every share is opened in it: no path is resolved a second time.
+    // Opened before it is verified, and every share is opened in it: whatever the path leads to by the time it is listed,
+    // no limits come from elsewhere.
     let opened = match origin.maker {
         Maker::Variable => None,
         Maker::Node | Maker::Namespace => {

@@ -9,7 +9,7 @@
 
 use std::{
     ffi::OsStr,
-    io::{self, Read, Write},
+    io::{self, Write},
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -68,24 +68,17 @@ pub(crate) struct Wanted<'a> {
     pub(crate) label: Option<&'a str>,
 }
 
-/// Returns the list that an earlier run put there.
-pub(crate) fn existing(root: &Root) -> Result<Option<Vec<u8>>, Error> {
+/// Returns true if an earlier run, for another claim of the container, put its list there.
+pub(crate) fn is_put(root: &Root) -> Result<bool, Error> {
     let Ok(etc) = root.enter(OsStr::new(ETC)) else {
-        return Ok(None);
+        return Ok(false);
     };
     let Ok(entry) = rustix::fs::openat(&etc, NAME, ENTRY, Mode::empty()) else {
-        return Ok(None);
+        return Ok(false);
     };
     let mounts = MountList::read().map_err(io_failed("find the mounts of"))?;
     let mount = mounts.of(&entry).map_err(io_failed("find the mount of"))?;
-    if !mount.is_tmpfs_of(SOURCE) {
-        return Ok(None);
-    }
-    let mut text = Vec::new();
-    let path = format!("/proc/self/fd/{}", entry.as_raw_fd());
-    let file = std::fs::File::open(path).map_err(io_failed("read"))?;
-    file.take(1 << 21).read_to_end(&mut text).map_err(io_failed("read"))?;
-    Ok(Some(text))
+    Ok(mount.is_tmpfs_of(SOURCE))
 }
 
 /// Mounts a list with this text.

@@ -80,11 +80,10 @@ pub(crate) fn merge(root: &Root, library: &str, wanted: Wanted<'_>) -> Result<Ou
             path: library.to_owned(),
         });
     }
-    let text = match list_mount::existing(root)? {
-        Some(text) if list::with(&text, library).is_none() => return Ok(outcome),
-        Some(text) => text,
-        None => read(root)?,
-    };
+    if list_mount::is_put(root)? {
+        return Ok(outcome);
+    }
+    let text = read(root)?;
     // Also a list of the image that has the entry already becomes a mount.
     let text = list::with(&text, library).unwrap_or(text);
     list_mount::put(root, &text, wanted)?;
