@@ -113,7 +113,7 @@ pub struct Outcome {
     pub latencies: Vec<Vec<Ns>>,
     /// What each share's page says was charged, on all GPUs.
     pub charged: Vec<Ns>,
-    /// Times at which each tenant got a launch through after having waited for over 10 ms, and how long it waited.
+    /// The longest time for which a launch of each tenant waited.
     pub longest_wait: Vec<Ns>,
 }
 
