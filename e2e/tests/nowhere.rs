@@ -187,9 +187,9 @@ fn root_without_capabilities_shows_a_local_share_and_says_why_no_more() {
         let output = place.run(&before, &[arguments]);
         is_told(&output, &wanted);
     }
-    // A /tmp of its own, as a container has it.
+    // A folder of its own, as a container has it: in /tmp may be one of the machine's root, who has the same number.
     let start = format!(
-        "mount -t tmpfs x /run; export XDG_RUNTIME_DIR=/run; exec {} \"$@\"",
+        "mount -t tmpfs -o mode=711 x /run; export XDG_RUNTIME_DIR=/run; exec {} \"$@\"",
         WITHOUT_RIGHTS.join(" ")
     );
     let output = place.run(&after(&start), &["demo"]);
