@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use vgpu_abi::arbitration::slot_file_name;
 
 /// The largest number of shares of one GPU.
 pub const SLOTS: u8 = 64;
@@ -86,23 +87,17 @@ impl Arbitration {
     /// # Errors
     /// The page cannot be written.
     pub fn clear(&self, gpu: &str, slot: u8) -> Result<(), Error> {
-        let path = self.gpu_path(gpu).join(file_name(slot));
+        let path = self.gpu_path(gpu).join(slot_file_name(slot));
         let cleared = open(&path).and_then(|file| file.write_all_at(&[0; PAGE], 0));
         cleared.map_err(|source| Error { path, source })
     }
-}
-
-/// The file name of a slot: two digits.
-#[must_use]
-pub fn file_name(slot: u8) -> String {
-    format!("{slot:02}")
 }
 
 /// Resizes every file to exactly one page. Those that are too long come first: they use pages of the others.
 fn fill(folder: &Path) -> io::Result<()> {
     let mut short = Vec::new();
     for slot in 0..SLOTS {
-        let path = folder.join(file_name(slot));
+        let path = folder.join(slot_file_name(slot));
         match path.symlink_metadata() {
             Ok(found) if found.len() == PAGE as u64 => {}
             Ok(found) if found.len() > PAGE as u64 => open(&path)?.set_len(PAGE as u64)?,
@@ -131,7 +126,7 @@ fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The slot cannot be read.
 pub fn read(folder: &Path, slot: u8) -> io::Result<Vec<u8>> {
-    files::read_bounded(&folder.join(file_name(slot)), PAGE)
+    files::read_bounded(&folder.join(slot_file_name(slot)), PAGE)
 }
 
 #[cfg(test)]
@@ -143,7 +138,7 @@ mod tests {
         let folder = arbitration.gpu_path("GPU-1");
         assert_eq!(std::fs::read_dir(&folder).expect("listed").count(), usize::from(SLOTS));
         for slot in [0, 63] {
-            let found = std::fs::metadata(folder.join(file_name(slot))).expect("there");
+            let found = std::fs::metadata(folder.join(slot_file_name(slot))).expect("there");
             assert_eq!((found.len(), found.permissions().mode() & 0o7777), (PAGE as u64, 0o666));
         }
         open(&folder.join("05"))

@@ -21,7 +21,7 @@
 use crate::checkpoint::{Checkpoint, Damage, Entry};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
-use crate::layout::Layout;
+use crate::layout::Release;
 use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use vgpu_abi::ledger::{self, Usage};
-use vgpu_abi::limits::{self, Limits};
+use vgpu_abi::limits::{self, Limits, Version};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
 const ENTRY: &str = "entry.json";
@@ -57,8 +57,8 @@ pub struct ClaimDirs {
 pub struct Terms<'a> {
     /// What a context takes on a GPU, by its UUID; None if that is not known.
     pub context_reserve: &'a dyn Fn(&str) -> Option<u64>,
-    /// Where the release of the claim's library finds the driver.
-    pub layout: Layout,
+    /// The release of the claim's library: where it finds the driver, and which limits file it reads.
+    pub release: Release,
 }
 
 /// Why a claim directory cannot be created or removed.
@@ -143,8 +143,13 @@ impl ClaimDirs {
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
                 let reserve = (terms.context_reserve)(&held.share.gpu);
-                let limits = held.share.limits(order, reserve, terms.layout);
-                self.ensure_share(uid, &held.share, &limits, crash_points)?;
+                let Release {
+                    layout,
+                    limits: version,
+                } = terms.release;
+                let slot = held.slot.filter(|_| version != Version::V1);
+                let limits = held.share.limits(order, slot, reserve, layout);
+                self.ensure_share(uid, &held.share, &limits, version, crash_points)?;
             }
         }
         Ok(())
@@ -155,6 +160,7 @@ impl ClaimDirs {
         uid: &str,
         share: &Share,
         limits: &Limits,
+        version: Version,
         crash_points: &mut dyn CrashPoints,
     ) -> Result<(), Error> {
         let folder = self.share_path(uid, &share.name);
@@ -173,10 +179,13 @@ impl ClaimDirs {
             crash_points.reached("ledger")?;
         }
         let path = folder.join(LIMITS);
-        // A claim whose library is gone gets the current one, which may find the driver elsewhere.
-        let fits = |found: &Limits| Share::from_limits(found).same_result(share) && found.libcuda == limits.libcuda;
+        // A claim whose library is gone gets the current one, which may find the driver elsewhere, and its slot.
+        let fits = |found: &Limits| {
+            let expected = (&found.libcuda, found.slot) == (&limits.libcuda, limits.slot);
+            expected && Share::from_limits(found).same_result(share)
+        };
         if !read_limits(&path).is_some_and(|found| fits(&found)) {
-            files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
+            files::replace(&path, limits.render_as(version).as_bytes(), 0o444).map_err(failed("write", &path))?;
             crash_points.reached("limits")?;
         }
         Ok(())
@@ -320,6 +329,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::Held;
     use crate::crash_points::NeverStop;
+    use crate::layout::Layout;
     use crate::share::tests::share;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -339,7 +349,7 @@ mod tests {
     fn terms(context_reserve: &dyn Fn(&str) -> Option<u64>) -> Terms<'_> {
         Terms {
             context_reserve,
-            layout: Layout::default(),
+            release: Release::default(),
         }
     }
 
@@ -429,18 +439,24 @@ mod tests {
     }
 
     #[test]
-    fn a_limits_file_that_names_the_driver_of_another_layout_is_written_again() {
+    fn limits_for_a_library_of_another_release_are_written_again() {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         let path = dirs.share_path("u", "s1").join(LIMITS);
-        for layout in [Layout::Run, Layout::Dev, Layout::Run] {
+        let (first, second, third) = (
+            (Layout::Run, Version::V1, None),
+            (Layout::Dev, Version::V1, None),
+            (Layout::Dev, Version::V2, Some(0)),
+        );
+        for (layout, limits, slot) in [first, second, third, first, third, second] {
             let terms = Terms {
-                layout,
+                release: Release { layout, limits },
                 ..terms(&|_| None)
             };
             dirs.ensure("u", &entry(), terms, &mut NeverStop).expect("made");
-            let found = read_limits(&path).expect("limits").libcuda;
-            assert_eq!(found.parent(), Some(Path::new(layout.paths().driver)));
+            let found = read_limits(&path).expect("limits");
+            assert_eq!(found.libcuda.parent(), Some(Path::new(layout.paths().driver)));
+            assert_eq!(found.slot, slot);
         }
     }
 

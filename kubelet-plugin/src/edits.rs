@@ -10,11 +10,11 @@
 //! read-only folder that contains it. Two shares of one GPU name the same arbitration folder, and the runtime
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
-use crate::arbitration;
 use crate::driver::Driver;
 use crate::layout::Layout;
 use crate::share::{Role, Share};
 use std::path::Path;
+use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
     CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_OWN_LIBRARY_DIR, HOOK_FILE, LEDGER, LIBCUDA,
     LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES, TMPFS_SOURCE,
@@ -172,7 +172,7 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     if let Some(slot) = placed.slot {
         let folder = inputs.gpus_dir.join(&placed.share.gpu);
         let inside = format!("{}/{}", paths.arbitration, placed.share.gpu);
-        let file = arbitration::file_name(slot);
+        let file = slot_file_name(slot);
         mounts.push(mount(&folder, &inside, Access::Read));
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
     }

@@ -1,12 +1,31 @@
-//! Where a release of the library finds its files in a container.
+//! What a release of the library expects in a container: where its files are, and which limits file it reads.
 //!
-//! A claim keeps the release of its first Prepare, and a newer plugin may write its CDI spec again. So each installed
-//! release says in a file beside it which layout it expects; those of the first releases have no such file.
+//! A claim keeps the release of its first Prepare, and a newer plugin may write its CDI spec and its limits again, as
+//! after a reboot. So each installed release has a file beside it that says what it expects:
+//!
+//! ```text
+//! /dev/vgpu        the layout, for people: all releases that have the file have this one
+//! vgpu-limits 2    the version of the limits file; releases without this line read version 1
+//! ```
+//!
+//! The first releases have no such file. A plugin that was downgraded may find a later one than it knows, and writes its
+//! own latest: the library then names what it misses.
 
+use crate::files;
 use std::path::Path;
+use vgpu_abi::limits::Version;
 
 /// Name of the file in a release's folder. It is no part of the release's digest.
 pub const FILE: &str = "layout";
+/// The file has two short lines.
+const MAX_SIZE: usize = 4096;
+
+/// What a release expects. The default is what new claims get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    pub layout: Layout,
+    pub limits: Version,
+}
 
 /// A layout of the container's paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,25 +48,42 @@ pub struct Paths {
     pub shim: Option<&'static str>,
 }
 
-// === impl Layout ===
+// === impl Release ===
 
-impl Layout {
-    /// Reads the layout of the release in `folder`. A plugin that was downgraded may find a later one than it knows, and
-    /// writes its own latest: the library then names what it misses.
+impl Release {
+    /// Reads what the release in `folder` expects.
     #[must_use]
-    pub fn of_release(folder: &Path) -> Self {
-        match folder.join(FILE).exists() {
-            true => Self::Dev,
-            false => Self::Run,
+    pub fn in_folder(folder: &Path) -> Self {
+        match files::read_bounded(&folder.join(FILE), MAX_SIZE) {
+            Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes)),
+            Err(_) => Self {
+                layout: Layout::Run,
+                limits: Version::V1,
+            },
         }
     }
 
-    /// The text of the file, for people.
+    /// The text of the file.
     #[must_use]
     pub fn text(self) -> String {
-        format!("{}\n", self.paths().shares)
+        format!("{}\n{}\n", self.layout.paths().shares, self.limits.header())
     }
 
+    fn parse(text: &str) -> Self {
+        let limits = match text.lines().nth(1) {
+            Some(line) => Version::from_header(line).unwrap_or_default(),
+            None => Version::V1,
+        };
+        Self {
+            layout: Layout::Dev,
+            limits,
+        }
+    }
+}
+
+// === impl Layout ===
+
+impl Layout {
     #[must_use]
     pub fn paths(self) -> Paths {
         use vgpu_abi::paths as dev;
@@ -77,9 +113,19 @@ mod tests {
     #[test]
     fn a_release_without_the_file_is_an_old_one() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert_eq!(Layout::of_release(folder.path()), Layout::Run);
-        std::fs::write(folder.path().join(FILE), Layout::Dev.text()).expect("written");
-        assert_eq!(Layout::of_release(folder.path()), Layout::Dev);
+        let found = |text: Option<&str>| {
+            if let Some(text) = text {
+                std::fs::write(folder.path().join(FILE), text).expect("written");
+            }
+            let Release { layout, limits } = Release::in_folder(folder.path());
+            (layout, limits)
+        };
+        assert_eq!(found(None), (Layout::Run, Version::V1));
+        assert_eq!(found(Some("/dev/vgpu\n")), (Layout::Dev, Version::V1));
+        assert_eq!(found(Some("/dev/vgpu\nvgpu-limits 1\n")), (Layout::Dev, Version::V1));
+        assert_eq!(found(Some(&Release::default().text())), (Layout::Dev, Version::V2));
+        let latest = (Layout::default(), Version::default());
+        assert_eq!(found(Some("/dev/vgpu\nvgpu-limits 9\nmore\n")), latest);
     }
 
     #[test]

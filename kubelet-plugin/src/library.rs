@@ -7,7 +7,7 @@
 //! installing leaves a temporary folder, which the next start removes.
 
 use crate::files;
-use crate::layout::{self, Layout};
+use crate::layout::{self, Release};
 use rustix::fs::StatVfsMountFlags;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
@@ -67,7 +67,7 @@ impl Library {
             for file in FILES {
                 copy(&source.join(file), &temporary.join(file))?;
             }
-            std::fs::write(temporary.join(layout::FILE), Layout::default().text())
+            std::fs::write(temporary.join(layout::FILE), Release::default().text())
                 .map_err(failed("write", &temporary))?;
             File::open(&temporary)
                 .and_then(|folder| folder.sync_all())
@@ -82,8 +82,8 @@ impl Library {
         }
         // The same files, installed by a plugin that did not write it.
         let layout = target.join(layout::FILE);
-        if !layout.exists() {
-            files::replace(&layout, Layout::default().text().as_bytes(), 0o644).map_err(failed("write", &layout))?;
+        if Release::in_folder(&target) != Release::default() {
+            files::replace(&layout, Release::default().text().as_bytes(), 0o644).map_err(failed("write", &layout))?;
         }
         Ok(Self {
             store: store.to_path_buf(),

@@ -84,9 +84,9 @@ impl Share {
         amount(self) == amount(other) && (!known || place(self) == place(other))
     }
 
-    /// The limits file of this share. `order` is its index in the claim.
+    /// The limits file of this share. `order` is its index in the claim, `slot` its page for arbitration.
     #[must_use]
-    pub fn limits(&self, order: usize, context_reserve: Option<u64>, layout: Layout) -> Limits {
+    pub fn limits(&self, order: usize, slot: Option<u8>, context_reserve: Option<u64>, layout: Layout) -> Limits {
         let driver = Path::new(layout.paths().driver);
         Limits {
             share: self.name.clone(),
@@ -97,6 +97,7 @@ impl Share {
             cores: self.cores,
             compute_policy: self.compute_policy,
             priority: self.priority,
+            slot,
             host_memory: self.host_memory,
             context_reserve,
             libcuda: driver.join(LIBCUDA),
@@ -169,7 +170,8 @@ pub(crate) mod tests {
     #[test]
     fn a_share_read_back_from_its_limits_is_the_same_result() {
         let whole = share("s");
-        let limits = Limits::parse(whole.limits(0, Some(5), Layout::default()).render().as_bytes()).expect("limits");
+        let limits = whole.limits(0, Some(3), Some(5), Layout::default());
+        let limits = Limits::parse(limits.render().as_bytes()).expect("limits");
         let back = Share::from_limits(&limits);
         assert!(back.same_result(&whole) && whole.same_result(&back));
         assert!(!back.same_result(&Share {

@@ -33,7 +33,7 @@ use crate::crash_points::{CrashPoints, Stopped};
 use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
-use crate::layout::Layout;
+use crate::layout::Release;
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -299,12 +299,12 @@ impl Node {
         }
         let claim_dir = self.dirs.claim_path(uid);
         let library = self.library.folder(&entry.library);
-        let layout = Layout::of_release(&library);
+        let release = Release::in_folder(&library);
         let inputs = edits::Inputs {
             claim_dir: &claim_dir,
             gpus_dir: &self.config.gpus_dir,
             library: &library,
-            layout,
+            layout: release.layout,
             driver,
         };
         let spec = edits::spec(&inputs, uid, &placed);
@@ -316,7 +316,7 @@ impl Node {
         };
         let terms = Terms {
             context_reserve: &reserve,
-            layout,
+            release,
         };
         self.dirs.ensure(uid, entry, terms, self.crash_points.as_mut())?;
         for held in &entry.shares {

@@ -5,6 +5,9 @@
 //!  node page                written by the plugin or `vgpu run` alone: what each slot is entitled to
 //! ```
 //!
+//! They are files in `<directory of shares>/.arbitration/<GPU>/`: `00` to `63` and `node`. A share may write the file of
+//! its own slot and read the others.
+//!
 //! A page of zeros is a valid empty one: the node creates files of zeros and nothing else. All words are little-endian
 //! and change one at a time, so a reader may see a page between two of its changes; `vgpu_core::compute` says why that
 //! costs milliseconds at most. Times are CLOCK_MONOTONIC in ns.
@@ -23,6 +26,12 @@ pub const PAGE: usize = 4096;
 pub const WEIGHT_OF_ONE_CORE: u32 = 1000;
 /// The least weight.
 pub const LEAST_WEIGHT: u32 = WEIGHT_OF_ONE_CORE / 10;
+
+/// The name of a slot's file: two digits.
+#[must_use]
+pub fn slot_file_name(slot: u8) -> String {
+    format!("{slot:02}")
+}
 
 /// One share's page.
 #[derive(Debug, Default)]

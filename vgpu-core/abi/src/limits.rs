@@ -5,7 +5,7 @@
 //! last line with a CRC-32 of all bytes before it, which detects truncated and edited files:
 //!
 //! ```text
-//! vgpu-limits 1
+//! vgpu-limits 2
 //! share 6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c
 //! order 0
 //! gpu GPU-3f8a1c20-1111-2222-3333-444455556666
@@ -13,6 +13,7 @@
 //! cores 25
 //! compute-policy Balanced
 //! priority Low
+//! slot 3
 //! host-memory 0
 //! context-reserve 0
 //! libcuda /usr/lib/vgpu/driver/libcuda.so.1
@@ -20,16 +21,25 @@
 //! crc32 1a2b3c4d
 //! ```
 //!
-//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version. Library and plugin agree
-//! on it: a claim keeps the library of the plugin release that prepared it.
+//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version: version 1 has no `slot`.
+//! Every version is read. A claim keeps the library of the plugin release that first prepared it, so a later plugin that
+//! writes the file again, as after a reboot, writes the version that this library reads.
 
+use crate::arbitration::SLOTS;
 use crate::checksum::crc32;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A limits file is not larger than this, so a reader can stop here.
 pub const MAX_SIZE: usize = 16 * 1024;
-const HEADER: &str = "vgpu-limits 1";
+
+/// A version of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    V1,
+    #[default]
+    V2,
+}
 
 /// The limits of one share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +56,9 @@ pub struct Limits {
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
+    /// The share's page among those in which the shares of the GPU arbitrate its time. None: it has none, because nobody
+    /// shares pages with it, or an older release wrote the file.
+    pub slot: Option<u8>,
     /// Bytes of host memory beyond `memory` (memoryPolicy Oversubscribe); 0 = none.
     pub host_memory: u64,
     /// What a CUDA context takes on this GPU and driver: charged for each one before the driver is asked. None: nobody
@@ -110,6 +123,7 @@ impl Limits {
             cores: 0,
             compute_policy: ComputePolicy::default(),
             priority: Priority::default(),
+            slot: None,
             host_memory: 0,
             context_reserve: None,
             libcuda: libcuda.into(),
@@ -120,9 +134,21 @@ impl Limits {
     /// The file's bytes.
     #[must_use]
     pub fn render(&self) -> String {
+        self.render_as(Version::default())
+    }
+
+    /// The file's bytes for a library that reads no later version.
+    #[must_use]
+    pub fn render_as(&self, version: Version) -> String {
+        let slot = match (version, self.slot) {
+            (Version::V1, _) => String::new(),
+            (Version::V2, None) => "slot -\n".to_owned(),
+            (Version::V2, Some(slot)) => format!("slot {slot}\n"),
+        };
         let mut text = format!(
-            "{HEADER}\nshare {}\norder {}\ngpu {}\nmemory {}\ncores {}\ncompute-policy {}\npriority {}\nhost-memory {}\n\
-             context-reserve {}\nlibcuda {}\nlibnvidia-ml {}\n",
+            "{}\nshare {}\norder {}\ngpu {}\nmemory {}\ncores {}\ncompute-policy {}\npriority {}\n{slot}\
+             host-memory {}\ncontext-reserve {}\nlibcuda {}\nlibnvidia-ml {}\n",
+            version.header(),
             self.share,
             self.order,
             self.gpu,
@@ -140,21 +166,20 @@ impl Limits {
         text
     }
 
-    /// Reads what [`Limits::render`] wrote.
+    /// Reads what [`Limits::render_as`] wrote, of any version.
     ///
     /// # Errors
-    /// Anything that was not written by a matching [`Limits::render`] is refused.
+    /// Anything that was not written by a matching [`Limits::render_as`] is refused.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         if bytes.len() > MAX_SIZE {
             return Err(ParseError::NotText);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| ParseError::NotText)?;
         let first = text.lines().next().ok_or(ParseError::NotText)?;
-        if first != HEADER {
-            return Err(ParseError::Version(first.chars().take(64).collect()));
-        }
+        let version =
+            Version::from_header(first).ok_or_else(|| ParseError::Version(first.chars().take(64).collect()))?;
         let body = checked_body(text).ok_or(ParseError::Checksum)?;
-        let mut fields = Fields::default();
+        let mut fields = Fields::of(version);
         for line in body.lines().skip(1) {
             let (key, value) = line
                 .split_once(' ')
@@ -176,7 +201,7 @@ fn checked_body(text: &str) -> Option<&str> {
 // === impl Fields ===
 
 /// Every key of the file, in the order in which it is written.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "share",
     "order",
     "gpu",
@@ -184,30 +209,49 @@ const KEYS: [&str; 11] = [
     "cores",
     "compute-policy",
     "priority",
+    SLOT,
     "host-memory",
     "context-reserve",
     "libcuda",
     "libnvidia-ml",
 ];
 
-#[derive(Default)]
-struct Fields<'a>([Option<&'a str>; KEYS.len()]);
+/// The key that version 1 does not have.
+const SLOT: &str = "slot";
+
+struct Fields<'a> {
+    version: Version,
+    values: [Option<&'a str>; KEYS.len()],
+}
 
 impl<'a> Fields<'a> {
+    fn of(version: Version) -> Self {
+        Self {
+            version,
+            values: [None; KEYS.len()],
+        }
+    }
+
     fn set(&mut self, key: &str, value: &'a str) -> Result<(), ParseError> {
+        let known = |known: &&str| *known == key && self.has(known);
         let index = KEYS
             .iter()
-            .position(|known| *known == key)
+            .position(|name| known(&name))
             .ok_or_else(|| ParseError::Unknown(key.to_owned()))?;
-        match self.0[index].replace(value) {
+        match self.values[index].replace(value) {
             None => Ok(()),
             Some(_) => Err(ParseError::Repeated(key.to_owned())),
         }
     }
 
+    /// Returns true if the file's version has this key.
+    fn has(&self, key: &str) -> bool {
+        self.version != Version::V1 || key != SLOT
+    }
+
     fn get(&self, key: &'static str) -> Result<&'a str, ParseError> {
         let index = KEYS.iter().position(|known| *known == key);
-        index.and_then(|i| self.0[i]).ok_or(ParseError::Missing(key))
+        index.and_then(|i| self.values[i]).ok_or(ParseError::Missing(key))
     }
 
     fn parsed<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, ParseError> {
@@ -226,11 +270,20 @@ impl<'a> Fields<'a> {
             cores: self.parsed("cores", |v| v.parse().ok().filter(|c| *c <= 100))?,
             compute_policy: self.parsed("compute-policy", ComputePolicy::from_name)?,
             priority: self.parsed("priority", Priority::from_name)?,
+            slot: if self.has(SLOT) { self.parsed(SLOT, slot)? } else { None },
             host_memory: self.parsed("host-memory", |v| v.parse().ok())?,
             context_reserve: self.parsed("context-reserve", |v| v.parse().ok().map(context_reserve))?,
             libcuda: self.parsed("libcuda", path)?,
             libnvidia_ml: self.parsed("libnvidia-ml", path)?,
         })
+    }
+}
+
+/// Returns the slot that the file names, if any.
+fn slot(value: &str) -> Option<Option<u8>> {
+    match value {
+        "-" => Some(None),
+        number => number.parse().ok().filter(|slot| usize::from(*slot) < SLOTS).map(Some),
     }
 }
 
@@ -252,7 +305,26 @@ pub fn is_share_name(name: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-// === impl ComputePolicy, Priority ===
+// === impl Version, ComputePolicy, Priority ===
+
+impl Version {
+    /// The first line of the file.
+    #[must_use]
+    pub fn header(self) -> &'static str {
+        match self {
+            Self::V1 => "vgpu-limits 1",
+            Self::V2 => "vgpu-limits 2",
+        }
+    }
+
+    /// Returns the version that a first line names.
+    #[must_use]
+    pub fn from_header(line: &str) -> Option<Self> {
+        [Self::V1, Self::V2]
+            .into_iter()
+            .find(|version| version.header() == line)
+    }
+}
 
 impl ComputePolicy {
     #[must_use]
@@ -295,7 +367,9 @@ impl fmt::Display for ParseError {
             Self::NotText => write!(f, "not a limits file (text of at most {MAX_SIZE} bytes)"),
             Self::Version(line) => write!(
                 f,
-                "first line {line:?} is not {HEADER:?}: library and plugin differ in version"
+                "first line {line:?} is not {:?} or {:?}: library and plugin differ in version",
+                Version::V1.header(),
+                Version::V2.header()
             ),
             Self::Checksum => write!(f, "checksum does not match: the file is cut or was changed"),
             Self::Missing(key) => write!(f, "field {key} is missing"),
@@ -315,6 +389,7 @@ mod tests {
     fn example() -> Limits {
         Limits {
             cores: 25,
+            slot: Some(3),
             ..Limits::of_memory(
                 "6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c",
                 "GPU-3f8a1c20-1111-2222-3333-444455556666",
@@ -335,10 +410,36 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_as_it_was_first_written() {
-        let golden = include_bytes!("../testdata/limits-v1");
-        assert_eq!(Limits::parse(golden), Ok(example()));
-        assert_eq!(example().render().as_bytes(), golden);
+    fn every_version_is_read_and_written_as_it_was_first_written() {
+        let golden: [(Version, Option<u8>, &[u8]); 2] = [
+            (Version::V1, None, include_bytes!("../testdata/limits-v1")),
+            (Version::V2, Some(3), include_bytes!("../testdata/limits-v2")),
+        ];
+        for (version, slot, golden) in golden {
+            let limits = Limits { slot, ..example() };
+            assert_eq!(Limits::parse(golden), Ok(limits));
+            assert_eq!(example().render_as(version).as_bytes(), golden);
+        }
+        assert_eq!(example().render(), example().render_as(Version::V2));
+    }
+
+    #[test]
+    fn a_slot_is_one_of_the_pages_or_none_and_only_version_1_does_not_say_it() {
+        for slot in [None, Some(0), Some(63)] {
+            let limits = Limits { slot, ..example() };
+            assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
+        }
+        let body = body_of(&example());
+        let with = |from: &str, to: &str| Limits::parse(&sealed(&body.replace(from, to)));
+        for bad in ["64", "256", "-1", "", "node", "--"] {
+            let refused = Err(ParseError::Invalid("slot", bad.into()));
+            assert_eq!(with("slot 3", &format!("slot {bad}")), refused);
+        }
+        assert_eq!(with("slot 3\n", ""), Err(ParseError::Missing("slot")));
+        assert_eq!(
+            with("vgpu-limits 2", "vgpu-limits 1"),
+            Err(ParseError::Unknown("slot".into()))
+        );
     }
 
     #[test]
@@ -395,8 +496,8 @@ mod tests {
             Some("libcuda")
         );
         assert_eq!(
-            with("vgpu-limits 1", "vgpu-limits 2"),
-            Err(ParseError::Version("vgpu-limits 2".into()))
+            with("vgpu-limits 2", "vgpu-limits 3"),
+            Err(ParseError::Version("vgpu-limits 3".into()))
         );
     }
 

@@ -4,6 +4,11 @@
 pub const LIMITS: &str = "limits";
 /// Name of the ledger in a share's directory.
 pub const LEDGER: &str = "ledger";
+/// Name of the folder of arbitration directories, one for each GPU, in a directory of shares. The dot keeps it apart
+/// from shares: no share's name has one.
+pub const ARBITRATION: &str = ".arbitration";
+/// Name of the node's page in an arbitration directory, beside the pages of the slots.
+pub const NODE_PAGE: &str = "node";
 
 /// The container's directory of shares: a read-only tmpfs that the node mounts. In a container, limits come from here
 /// only. It is below /dev, because that is a mount of each container's own, which root cannot rename, and because no
@@ -16,8 +21,7 @@ pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
 /// The directory of shares in the mount namespace of root's `vgpu run`. Containers of releases before
 /// [`CONTAINER_DIR`] have theirs here too.
 pub const NAMESPACE_DIR: &str = "/run/vgpu";
-/// The container's arbitration directories, one for each GPU. The dot keeps it apart from shares: no share's name has
-/// one.
+/// The container's arbitration directories: [`ARBITRATION`] in [`CONTAINER_DIR`].
 pub const CONTAINER_ARBITRATION_DIR: &str = "/dev/vgpu/.arbitration";
 /// The container's folder of our libraries: the backstop, and beside it the shim as [`LIBCUDA`].
 pub const CONTAINER_OWN_LIBRARY_DIR: &str = "/dev/vgpu/.lib";

@@ -1,12 +1,15 @@
 //! Whatever bytes come, parsing them neither panics nor answers what cannot be. Half of the rounds are the
 //! same every time, half go by the clock: their seed is printed, and VGPU_SEED gives it again.
 
+use vgpu_abi::arbitration::SLOTS;
 use vgpu_abi::checksum::crc32;
 use vgpu_abi::ledger::object::OBJECTS;
 use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, SEAL_AT, SIZE, Stamp, lane, settled_charge};
 use vgpu_abi::limits::{Limits, MAX_SIZE, is_share_name};
 
-const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v1");
+const GOLDEN: &[u8] = include_bytes!("../testdata/limits-v2");
+/// One file of each version.
+const VERSIONS: [&[u8]; 2] = [include_bytes!("../testdata/limits-v1"), GOLDEN];
 
 /// A small generator.
 struct Chance(u64);
@@ -69,7 +72,7 @@ fn limits_are_read_exactly_or_refused() {
     for mut chance in chances() {
         let mut read = 0;
         for _ in 0..rounds(40_000) {
-            let mut bytes = GOLDEN.to_vec();
+            let mut bytes = VERSIONS[chance.below(VERSIONS.len())].to_vec();
             let sealed = chance.below(2) == 0;
             if sealed {
                 // What a wrong writer would seal: the checksum fits.
@@ -83,6 +86,7 @@ fn limits_are_read_exactly_or_refused() {
             let Ok(limits) = Limits::parse(&bytes) else { continue };
             read += 1;
             assert!(limits.memory > 0 && limits.cores <= 100 && is_share_name(&limits.share));
+            assert!(limits.slot.is_none_or(|slot| usize::from(slot) < SLOTS));
             assert!(limits.libcuda.is_absolute() && limits.libnvidia_ml.is_absolute() && !limits.gpu.is_empty());
             assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits), "{bytes:?}");
         }
@@ -117,6 +121,9 @@ fn every_sound_limits_file_reads_back() {
             limits.order = chance.next() as u32;
             limits.memory = (chance.next() >> chance.below(64)).max(1);
             limits.cores = chance.below(101) as u32;
+            limits.slot = u8::try_from(chance.below(SLOTS + 1))
+                .ok()
+                .filter(|slot| usize::from(*slot) < SLOTS);
             limits.host_memory = chance.next() >> chance.below(64);
             limits.context_reserve = [None, Some(0), Some(2 | chance.next() >> chance.below(64))][chance.below(3)];
             limits.libcuda = format!("/{}", char::from_u32(chance.below(0x3000) as u32 + 0x20).unwrap_or('x')).into();

@@ -72,6 +72,8 @@ pub fn assign(
             } else {
                 Priority::Low
             },
+            // The containers have no pages in common.
+            slot: None,
             host_memory: 0,
             context_reserve: None,
             libcuda: libcuda.to_owned(),

@@ -225,6 +225,8 @@ fn a_claim_of_an_older_release_keeps_its_paths() {
     prepare(&mut node, claim("u1", &[("s1", 1, 0)])).expect("prepared");
     let old = node.library().to_owned();
     drop(node);
+    let read = |path: &str| std::fs::read_to_string(rig.path(path)).expect("read");
+    assert!(read("run/claims/u1/s1/limits").contains("\nslot 0\n"));
     // As the first releases were installed, and what they wrote.
     std::fs::remove_file(rig.path("store").join(&old).join(crate::layout::FILE)).expect("removed");
     std::fs::remove_file(rig.path("run/claims/u1/s1/limits")).expect("removed");
@@ -233,16 +235,25 @@ fn a_claim_of_an_older_release_keeps_its_paths() {
     for (uid, share) in [("u1", "s1"), ("u2", "s2")] {
         prepare(&mut node, claim(uid, &[(share, 1, 0)])).expect("prepared");
     }
-    let read = |path: &str| std::fs::read_to_string(rig.path(path)).expect("read");
     let spec = |uid: &str| read(&format!("cdi/dra.vgpu-claim_{uid}.json"));
     let (first, second) = (spec("u1"), spec("u2"));
     assert!(first.contains(&old) && first.contains("\"/run/vgpu/s1\""), "{first}");
     assert!(!first.contains("/dev/vgpu"), "{first}");
-    assert!(read("run/claims/u1/s1/limits").contains("libcuda /usr/lib/vgpu/driver/libcuda.so.1\n"));
+    let limits = read("run/claims/u1/s1/limits");
+    assert!(limits.contains("libcuda /usr/lib/vgpu/driver/libcuda.so.1\n"));
+    assert!(
+        limits.starts_with("vgpu-limits 1\n") && !limits.contains("slot"),
+        "{limits}"
+    );
     assert!(
         !second.contains(&old) && second.contains("\"/dev/vgpu/s2\""),
         "{second}"
     );
     assert!(!second.contains("\"/run/vgpu/"), "{second}");
-    assert!(read("run/claims/u2/s2/limits").contains("libcuda /dev/vgpu/.driver/libcuda.so.1\n"));
+    let limits = read("run/claims/u2/s2/limits");
+    assert!(limits.contains("libcuda /dev/vgpu/.driver/libcuda.so.1\n"));
+    assert!(
+        limits.starts_with("vgpu-limits 2\n") && limits.contains("\nslot 1\n"),
+        "{limits}"
+    );
 }
