@@ -246,6 +246,11 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
         device_memory: gpu.memory,
         cores,
     })?;
+    let compute_policy = match config.compute_policy {
+        ComputePolicy::Guaranteed => limits::ComputePolicy::Guaranteed,
+        ComputePolicy::Balanced => limits::ComputePolicy::Balanced,
+        ComputePolicy::Unlimited => limits::ComputePolicy::Unlimited,
+    };
     Ok(Share {
         name,
         role: Role::Share,
@@ -255,11 +260,7 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
         gpu: gpu.uuid.clone(),
         memory,
         cores,
-        compute_policy: match config.compute_policy {
-            ComputePolicy::Guaranteed => limits::ComputePolicy::Guaranteed,
-            ComputePolicy::Balanced => limits::ComputePolicy::Balanced,
-            ComputePolicy::Unlimited => limits::ComputePolicy::Unlimited,
-        },
+        compute_policy: compute_policy.of_share(cores, memory == gpu.memory),
         priority: match config.priority {
             Priority::High => limits::Priority::High,
             Priority::Low => limits::Priority::Low,

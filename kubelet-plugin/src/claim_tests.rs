@@ -40,6 +40,19 @@ fn a_result_becomes_a_share() {
 }
 
 #[test]
+fn a_share_of_all_memory_without_cores_is_not_held_back() {
+    for (memory, cores, expected) in [
+        ("80Gi", "0", limits::ComputePolicy::Unlimited),
+        ("80Gi", "25", limits::ComputePolicy::Balanced),
+        ("79Gi", "0", limits::ComputePolicy::Balanced),
+    ] {
+        let mut result = result("gpu-3f8a1c20", "s1");
+        result["consumedCapacity"] = json!({"memory": memory, "cores": cores, "shares": "1"});
+        assert_eq!(one(result, vec![]).expect("a share").compute_policy, expected);
+    }
+}
+
+#[test]
 fn quantities_are_numbers_in_any_format() {
     for (text, bytes) in [
         ("21474836480", 20 << 30),

@@ -18,7 +18,7 @@
 //!   it with a size limit and never maps it.
 //! - After a reboot the directories are gone, and the next Prepare creates them again.
 
-use crate::checkpoint::{Checkpoint, Damage, Entry};
+use crate::checkpoint::{Checkpoint, Damage, Entry, Held};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
 use crate::layout::Release;
@@ -197,7 +197,7 @@ impl ClaimDirs {
     /// A mount or a file cannot be removed.
     pub fn remove(&self, uid: &str, crash_points: &mut dyn CrashPoints) -> Result<(), Error> {
         let folder = self.claim_path(uid);
-        for share in folders(&folder).map_err(failed("list", &folder))? {
+        for share in files::folders(&folder).map_err(failed("list", &folder))? {
             let path = folder.join(share);
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
             crash_points.reached("share unmounted")?;
@@ -213,7 +213,7 @@ impl ClaimDirs {
     /// # Errors
     /// The folder cannot be listed.
     pub fn uids(&self) -> Result<Vec<String>, Error> {
-        folders(&self.root).map_err(failed("list", &self.root))
+        files::folders(&self.root).map_err(failed("list", &self.root))
     }
 
     /// Reads a claim's own copy of its checkpoint entry.
@@ -235,20 +235,24 @@ impl ClaimDirs {
         self.read_entry(uid).err().filter(|_| there)
     }
 
-    /// Reads the shares of a claim from their limits files alone. Also returns the names of the shares whose
-    /// file is missing or not valid.
+    /// Reads the shares of a claim from their limits files alone, with their slots as far as these are named. Also
+    /// returns the names of the shares whose file is missing or not valid.
     #[must_use]
-    pub fn read_shares(&self, uid: &str) -> (Vec<Share>, Vec<String>) {
+    pub fn read_shares(&self, uid: &str) -> (Vec<Held>, Vec<String>) {
         let folder = self.claim_path(uid);
         let (mut found, mut missing) = (Vec::new(), Vec::new());
-        for name in folders(&folder).unwrap_or_default() {
+        for name in files::folders(&folder).unwrap_or_default() {
             match read_limits(&folder.join(&name).join(LIMITS)) {
                 Some(limits) => found.push(limits),
                 None => missing.push(name),
             }
         }
         found.sort_by_key(|limits| limits.order);
-        (found.iter().map(Share::from_limits).collect(), missing)
+        let held = |limits: &Limits| Held {
+            share: Share::from_limits(limits),
+            slot: limits.slot,
+        };
+        (found.iter().map(held).collect(), missing)
     }
 
     /// Reads from the ledger how much memory and how many processes a share has.
@@ -307,27 +311,9 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error 
     move |source| Error::Io { action, path, source }
 }
 
-/// Names of the folders in `path`; none if `path` does not exist.
-fn folders(path: &Path) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            names.extend(entry.file_name().into_string());
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Held;
     use crate::crash_points::NeverStop;
     use crate::layout::Layout;
     use crate::share::tests::share;

@@ -43,6 +43,26 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Names of the folders in `path`, sorted; none if `path` does not exist.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn folders(path: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            names.extend(entry.file_name().into_string());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 /// Reads at most `limit + 1` bytes of a file that a tenant can write. Does not follow a link and does not
 /// block. A result longer than `limit` means that the file is too large.
 ///

@@ -1,10 +1,10 @@
 //! Mounts a tmpfs of limited size, so that a tenant's writable files cannot grow.
 //!
-//! Mounting needs CAP_SYS_ADMIN. A folder that has a tmpfs already is left alone; mounts that a crash stacked
-//! on each other are all removed. Containers have their own mounts, so unmounting here does not affect them.
+//! Mounting needs CAP_SYS_ADMIN. A tmpfs that a folder has already is kept, and grows if an older plugin mounted it
+//! smaller than it has to be now; mounts that a crash stacked on each other are all removed. Containers have their own mounts, so unmounting here does not affect them.
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use std::ffi::CString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -26,9 +26,23 @@ pub struct Size {
 
 impl Size {
     fn options(self) -> CString {
-        let pages = self.bytes.div_ceil(PAGE);
-        let text = format!("size={},nr_inodes={},mode=0755", pages * PAGE, self.files + 1);
+        let text = format!("size={},nr_inodes={},mode=0755", self.pages() * PAGE, self.inodes());
         CString::new(text).unwrap_or_default()
+    }
+
+    fn pages(self) -> u64 {
+        self.bytes.div_ceil(PAGE)
+    }
+
+    /// The root folder has one too.
+    fn inodes(self) -> u64 {
+        self.files + 1
+    }
+
+    /// Returns true if the tmpfs on `folder` has less room.
+    fn is_beyond(self, folder: &Path) -> io::Result<bool> {
+        let found = rustix::fs::statfs(folder)?;
+        Ok(found.f_blocks < self.pages() || found.f_files < self.inodes())
     }
 }
 
@@ -42,15 +56,19 @@ pub fn is_mounted(folder: &Path) -> io::Result<bool> {
     Ok(apart && rustix::fs::statfs(folder)?.f_type == TMPFS_MAGIC)
 }
 
-/// Mounts a tmpfs of `size` on `folder`, which must exist, unless it has one.
+/// Mounts a tmpfs of `size` on `folder`, which must exist, unless it has one with that much room. Containers that have the
+/// former one see it grow.
 ///
 /// # Errors
 /// Mounting fails, for example without CAP_SYS_ADMIN.
 pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     if is_mounted(folder)? {
+        if size.is_beyond(folder)? {
+            mount_remount(folder, flags, size.options().as_c_str())?;
+        }
         return Ok(());
     }
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options().as_c_str())?;
     Ok(())
 }
@@ -110,6 +128,13 @@ pub(crate) mod tests {
             std::fs::write(folder.join("more"), "").is_err(),
             "nor does a second file"
         );
+        let more = Size { bytes: 8193, files: 2 };
+        ensure(&folder, more).expect("grown");
+        ensure(&folder, size).expect("left as it is");
+        std::fs::write(folder.join("full"), vec![1; 12288]).expect("three pages fit");
+        std::fs::write(folder.join("more"), "").expect("and a second file");
+        assert!(std::fs::write(folder.join("more"), "1").is_err(), "and no more");
+        assert!(std::fs::write(folder.join("third"), "").is_err());
         mount("vgpu", &folder, "tmpfs", MountFlags::empty(), c"size=4096").expect("stacked as by a crash");
         remove(&folder).expect("unmounted");
         remove(&folder).expect("nothing left to do");

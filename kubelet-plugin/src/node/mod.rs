@@ -4,8 +4,8 @@
 //!  Prepare    entry with the same results ─► create what is missing ─────────────► answer
 //!             entry with other results ─► unprepare it ─┐
 //!             no entry ─────────────────────────────────┴► room? ─► claim directory ─► arbitration
-//!                                                     ─► CDI ─► checkpoint ────────► answer
-//!  Unprepare  CDI ─► claim directory ─► checkpoint      by UID alone, with or without an entry
+//!                                                     ─► CDI ─► checkpoint ─► node page ─► answer
+//!  Unprepare  CDI ─► claim directory ─► checkpoint ─► node page      by UID alone, with or without an entry
 //! ```
 //!
 //! Synchronous and owned by one mutex: a caller that goes away cannot stop it half-way. Failure modes:
@@ -17,6 +17,7 @@
 //!
 //! A batch writes the checkpoint once, after all of its claims.
 
+mod pages;
 mod recover;
 pub mod room;
 mod shared;
@@ -37,6 +38,7 @@ use crate::layout::Release;
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+pub use pages::ShareKeys;
 use room::Full;
 pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +106,10 @@ pub struct Node {
     inventory: Result<Inventory, String>,
     /// What a context takes on each GPU, by UUID, as far as that was measured.
     contexts: BTreeMap<String, u64>,
+    /// GPUs whose node page does not say yet what the checkpoint does.
+    stale_pages: BTreeSet<String>,
+    /// Shares that were seen to break their limit.
+    ignored: ShareKeys,
     /// Descriptions of damaged checkpoints that have no event on the node yet.
     damages: Vec<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
@@ -167,7 +173,11 @@ impl Node {
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
-        self.end_turn(&turn, answers)
+        let mut answers = self.end_turn(&turn, answers);
+        if let Err(error) = self.write_node_pages() {
+            fail_rest(&mut answers, error);
+        }
+        answers
     }
 
     /// Claims whose last Unprepare failed, and why.
@@ -194,7 +204,9 @@ impl Node {
             Err(error) => return all_fail(uids.len(), error),
         };
         let answers = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
-        self.end_turn(&turn, answers)
+        let answers = self.end_turn(&turn, answers);
+        self.write_node_pages_or_warn();
+        answers
     }
 
     /// Prepares one claim. If the checkpoint has the same shares for it already, only completes what is missing.
@@ -322,6 +334,7 @@ impl Node {
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
             turn.arbitration(&self.arbitration, &held.share.gpu)?;
+            self.stale_pages.insert(held.share.gpu.clone());
             if new {
                 self.arbitration.clear(&held.share.gpu, slot)?;
             }
@@ -350,7 +363,9 @@ impl Node {
     fn remove(&mut self, uid: &str, turn: &mut Turn) -> Result<(), Error> {
         check_uid(uid)?;
         self.remove_files(uid)?;
-        if self.checkpoint.claims.remove(uid).is_some() {
+        if let Some(entry) = self.checkpoint.claims.remove(uid) {
+            self.stale_pages
+                .extend(entry.shares.into_iter().map(|held| held.share.gpu));
             turn.dirty = true;
         }
         Ok(())

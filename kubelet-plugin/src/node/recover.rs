@@ -7,7 +7,7 @@
 //! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
 //! They are removed, but only if the checkpoint could be read or there never was one.
 
-use super::{Error, Locked, Node};
+use super::{Error, Locked, Node, ShareKeys};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
 use crate::claimdir::ClaimDirs;
@@ -16,8 +16,7 @@ use crate::crash_points::CrashPoints;
 use crate::driver::Root;
 use crate::edits;
 use crate::library::Library;
-use crate::share::Share;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 
@@ -58,6 +57,8 @@ impl Node {
             stamp: None,
             inventory: Err("the plugin has just started".into()),
             contexts: BTreeMap::new(),
+            stale_pages: BTreeSet::new(),
+            ignored: ShareKeys::new(),
             damages: Vec::new(),
             not_unprepared: BTreeMap::new(),
             crash_points,
@@ -96,6 +97,7 @@ impl Node {
             tracing::info!(swept, "removed temporary CDI files of a former instance");
         }
         self.stamp = self.store.stamp();
+        self.renew_node_pages()?;
         let used: Vec<&str> = self
             .checkpoint
             .claims
@@ -181,7 +183,7 @@ type Claims = BTreeMap<String, Entry>;
 fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) -> Result<(Claims, Vec<String>), Error> {
     let mut claims = known;
     let mut lost = Vec::new();
-    let mut unslotted: Vec<(String, Vec<Share>)> = Vec::new();
+    let mut without_entry: Vec<(String, Vec<Held>)> = Vec::new();
     for uid in dirs.uids()? {
         if claims.contains_key(&uid) {
             continue;
@@ -192,23 +194,29 @@ fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) ->
                 let (shares, missing) = dirs.read_shares(&uid);
                 lost.extend(missing.iter().map(|share| format!("{uid}/{share}")));
                 if !shares.is_empty() {
-                    unslotted.push((uid, shares));
+                    without_entry.push((uid, shares));
                 } else if missing.is_empty() {
                     lost.push(uid);
                 }
             }
         }
     }
-    // After the others, so that no slot is assigned twice among the known ones. The slots that these shares
-    // had are lost. Their containers keep them mounted, and at worst two shares use one slot.
-    for (uid, shares) in unslotted {
+    // After the others, so that no slot is assigned twice among the known ones. Limits files of version 1 do not say which
+    // slots their shares had. Their containers keep them mounted, and at worst two shares use one slot.
+    let named: Vec<(String, u8)> = without_entry
+        .iter()
+        .flat_map(|(_, shares)| shares)
+        .filter_map(|held| Some((held.share.gpu.clone(), held.slot?)))
+        .collect();
+    for (uid, shares) in without_entry {
         let mut entry = Entry {
             namespace: String::new(),
             name: String::new(),
             library: library(&uid),
             shares: Vec::new(),
         };
-        for share in shares {
+        for Held { share, slot } in shares {
+            let on_gpu = |slot: u8| (share.gpu.clone(), slot);
             let taken: Vec<u8> = claims
                 .values()
                 .chain([&entry])
@@ -216,7 +224,13 @@ fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) ->
                 .filter(|held| held.share.gpu == share.gpu)
                 .filter_map(|held| held.slot)
                 .collect();
-            let slot = (0..SLOTS).rev().find(|slot| !taken.contains(slot));
+            let is_free = |slot: &u8| !taken.contains(slot);
+            let any = || {
+                (0..SLOTS)
+                    .rev()
+                    .find(|slot| is_free(slot) && !named.contains(&on_gpu(*slot)))
+            };
+            let slot = slot.filter(is_free).or_else(any);
             entry.shares.push(Held { share, slot });
         }
         claims.insert(uid, entry);

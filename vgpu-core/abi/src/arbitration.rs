@@ -15,6 +15,7 @@
 //! Hostile input: a tenant writes what it likes to its own page. So every value of another slot is clamped where it is
 //! read (`vgpu_core::compute::turn`), and weights come from the node page alone.
 
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// The largest number of shares of one GPU.
@@ -177,8 +178,75 @@ pub mod entry_flags {
     pub const IGNORED: u32 = 16;
 }
 
+/// What the counters of a slot page say, in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub charged: u64,
+    pub throttled: u64,
+    pub waited: u64,
+    pub overlapped: u64,
+}
+
 const _: () = assert!(size_of::<SlotPage>() <= PAGE && size_of::<NodePage>() <= PAGE);
 const _: () = assert!(size_of::<SlotPage>() == 152 + CELLS * 32 && size_of::<NodePage>() == 8 + SLOTS * 16);
+
+/// Returns the counters in the bytes of a slot page; None if it was cut or has grown.
+#[must_use]
+pub fn counters(page: &[u8]) -> Option<Counted> {
+    let word = |field: usize| {
+        let at = offset_of!(SlotPage, counters) + field;
+        Some(u64::from_le_bytes(page.get(at..at + 8)?.try_into().ok()?))
+    };
+    if page.len() != PAGE {
+        return None;
+    }
+    Some(Counted {
+        charged: word(offset_of!(Counters, charged))?,
+        throttled: word(offset_of!(Counters, throttled))?,
+        waited: word(offset_of!(Counters, waited))?,
+        overlapped: word(offset_of!(Counters, overlapped))?,
+    })
+}
+
+/// Returns the writes that replace the entries of a node page that begins with `sequence`: places in the file, and the
+/// bytes there, each to be written before the next. For a writer with a file and no mapping of it.
+///
+/// A reader finds the old entries, the new ones, or an odd sequence: also one that reads while a write is half done,
+/// because the sequence is odd before the first entry changes and stays odd until the last one has. A writer that was
+/// killed leaves it odd, which the next one ends.
+#[must_use]
+pub fn node_page_writes(sequence: [u8; 4], entries: &[Entry; SLOTS]) -> [(u64, Vec<u8>); 3] {
+    let odd = u32::from_le_bytes(sequence) | 1;
+    let mut words = vec![0; SLOTS * size_of::<EntryWords>()];
+    for (bytes, entry) in words.chunks_exact_mut(size_of::<EntryWords>()).zip(entries) {
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(offset_of!(EntryWords, weight), &entry.weight.to_le_bytes());
+        put(offset_of!(EntryWords, flags), &entry.flags.to_le_bytes());
+        put(offset_of!(EntryWords, generation), &entry.generation.to_le_bytes());
+    }
+    let at_sequence = offset_of!(NodePage, sequence) as u64;
+    [
+        (at_sequence, odd.to_le_bytes().to_vec()),
+        (offset_of!(NodePage, entries) as u64, words),
+        (at_sequence, odd.wrapping_add(1).to_le_bytes().to_vec()),
+    ]
+}
+
+/// Returns an entry from the bytes of a node page, as [`NodePage::entry`] does from a mapped one.
+#[must_use]
+pub fn entry(page: &[u8], slot: usize) -> Option<Entry> {
+    let bytes = |at: usize, length: usize| page.get(at..at + length);
+    let number = |at: usize| Some(u32::from_le_bytes(bytes(at, 4)?.try_into().ok()?));
+    let at = offset_of!(NodePage, entries) + slot * size_of::<EntryWords>();
+    let is_settled = number(offset_of!(NodePage, sequence))?.is_multiple_of(2);
+    let generation = bytes(at + offset_of!(EntryWords, generation), 8)?;
+    let entry = Entry {
+        weight: number(at + offset_of!(EntryWords, weight))?,
+        flags: number(at + offset_of!(EntryWords, flags))?,
+        generation: u64::from_le_bytes(generation.try_into().ok()?),
+    };
+    (is_settled && slot < SLOTS).then_some(entry)
+}
 
 // === impl NodePage ===
 
@@ -239,5 +307,66 @@ mod tests {
         assert_eq!(page.entry(3), None, "a writer is at work");
         page.write(&entries);
         assert_eq!(page.entry(3), Some(entries[3]), "also after a writer that was killed");
+    }
+
+    fn entries_of(weight: u32) -> [Entry; SLOTS] {
+        std::array::from_fn(|slot| Entry {
+            weight: weight + slot as u32,
+            flags: weight << 8,
+            generation: u64::from(weight) << 40 | slot as u64,
+        })
+    }
+
+    #[test]
+    fn a_page_that_is_written_in_steps_is_read_whole_or_not_at_all() {
+        let (old, new) = (entries_of(1), entries_of(1000));
+        // Returns true if the writer was killed after `until` bytes.
+        let write = |page: &mut [u8], entries, until: usize| {
+            let writes = node_page_writes([page[0], page[1], page[2], page[3]], entries);
+            let bytes = writes
+                .into_iter()
+                .flat_map(|(at, bytes)| (at as usize..).zip(bytes).collect::<Vec<_>>());
+            let bytes: Vec<_> = bytes.collect();
+            bytes.iter().take(until).for_each(|(at, byte)| page[*at] = *byte);
+            until < bytes.len()
+        };
+        let mut page = vec![0; PAGE];
+        assert!(!write(&mut page, &old, usize::MAX));
+        // A writer that was killed after any byte, then one that was not.
+        for until in 0.. {
+            let mut cut = page.clone();
+            let killed = write(&mut cut, &new, until);
+            for slot in [0, 1, 63] {
+                let found = entry(&cut, slot);
+                let whole = [Some(old[slot]), Some(new[slot]), None].contains(&found);
+                assert!(whole, "killed after {until} bytes: {found:?}");
+            }
+            write(&mut cut, &new, usize::MAX);
+            assert_eq!(entry(&cut, 5), Some(new[5]), "after {until} bytes and once more");
+            if !killed {
+                break;
+            }
+        }
+        assert_eq!(entry(&page, SLOTS), None);
+        assert_eq!(entry(&page[..100], 63), None, "a page that was cut");
+    }
+
+    #[test]
+    fn counters_are_where_the_library_counts() {
+        let mut page = vec![0; PAGE];
+        let at = offset_of!(SlotPage, counters);
+        for (word, value) in (1_u64..=4).enumerate() {
+            page[at + 8 * word..at + 8 * word + 8].copy_from_slice(&(value << 33).to_le_bytes());
+        }
+        let expected = Counted {
+            charged: 1 << 33,
+            throttled: 2 << 33,
+            waited: 3 << 33,
+            overlapped: 4 << 33,
+        };
+        assert_eq!(counters(&page), Some(expected));
+        assert_eq!(counters(&page[..PAGE - 1]), None, "cut by its tenant");
+        page.push(0);
+        assert_eq!(counters(&page), None, "grown");
     }
 }

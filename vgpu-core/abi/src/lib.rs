@@ -6,11 +6,14 @@
 //!    Limits::render ──► <dir>/<share>/limits ──────────► Limits::parse
 //!    ledger::image  ──► <dir>/<share>/ledger ◄─ mapped ─► charges (vgpu-core)
 //!    ledger::read   ◄── bounded read ◄──────┘
+//!    entitlement::entries ──► <dir>/.arbitration/<GPU>/node ──► compute (vgpu-core)
+//!    arbitration::counters ◄── bounded read ◄── <GPU>/<slot> ◄─ mapped ─┘
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod arbitration;
 pub mod checksum;
+pub mod entitlement;
 pub mod ledger;
 pub mod limits;
 pub mod paths;

@@ -233,10 +233,9 @@ impl<'a> Fields<'a> {
     }
 
     fn set(&mut self, key: &str, value: &'a str) -> Result<(), ParseError> {
-        let known = |known: &&str| *known == key && self.has(known);
         let index = KEYS
             .iter()
-            .position(|name| known(&name))
+            .position(|known| *known == key && self.has(known))
             .ok_or_else(|| ParseError::Unknown(key.to_owned()))?;
         match self.values[index].replace(value) {
             None => Ok(()),
@@ -333,6 +332,16 @@ impl ComputePolicy {
             Self::Guaranteed => "Guaranteed",
             Self::Balanced => "Balanced",
             Self::Unlimited => "Unlimited",
+        }
+    }
+
+    /// Returns the policy of a share: one with the whole memory and no cores is alone on its GPU, so Balanced would hold
+    /// it back for nobody.
+    #[must_use]
+    pub fn of_share(self, cores: u32, is_whole: bool) -> Self {
+        match self {
+            Self::Balanced if cores == 0 && is_whole => Self::Unlimited,
+            policy => policy,
         }
     }
 
@@ -515,6 +524,20 @@ mod tests {
             old.contains("\ncontext-reserve 0\n"),
             "as plugins that did not measure wrote it"
         );
+    }
+
+    #[test]
+    fn only_a_whole_gpu_without_cores_is_not_held_back_unasked() {
+        use ComputePolicy::{Balanced, Guaranteed, Unlimited};
+        for (policy, cores, is_whole, expected) in [
+            (Balanced, 0, true, Unlimited),
+            (Balanced, 0, false, Balanced),
+            (Balanced, 30, true, Balanced),
+            (Guaranteed, 0, true, Guaranteed),
+            (Unlimited, 30, false, Unlimited),
+        ] {
+            assert_eq!(policy.of_share(cores, is_whole), expected);
+        }
     }
 
     #[test]

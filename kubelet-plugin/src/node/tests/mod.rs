@@ -3,6 +3,7 @@
 
 mod calls;
 mod crash;
+mod pages;
 mod rebuild;
 
 use super::*;

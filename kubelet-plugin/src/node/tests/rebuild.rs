@@ -1,6 +1,7 @@
 //! Damaged and missing checkpoints.
 
 use super::*;
+use vgpu_abi::limits::{Limits, Version};
 
 #[test]
 fn a_damaged_checkpoint_is_rebuilt_and_told() {
@@ -86,13 +87,40 @@ fn limits_files_are_the_last_resort_of_a_rebuilding() {
         b"in use"
     );
     assert_eq!(rig.checkpoint().claims["u1"].name, "claim-u1");
-    let slots: Vec<_> = rig
-        .checkpoint()
-        .claims
-        .values()
-        .map(|entry| entry.shares[0].slot)
-        .collect();
-    assert_ne!(slots[0], slots[1]);
+    assert_eq!(slots(&rig), [Some(0), Some(1)], "as their limits say");
+}
+
+fn slots(rig: &Rig) -> Vec<Option<u8>> {
+    let claims = rig.checkpoint().claims;
+    claims.values().map(|entry| entry.shares[0].slot).collect()
+}
+
+#[test]
+fn a_share_whose_limits_do_not_name_its_slot_gets_one_that_nobody_has() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    for (uid, share) in [("u1", "s1"), ("u2", "s2"), ("u3", "s3")] {
+        prepare(&mut node, claim(uid, &[(share, 1, 1)])).expect("prepared");
+        std::fs::write(rig.path("run/claims").join(uid).join("entry.json"), "garbage").expect("damaged");
+    }
+    drop(node);
+    std::fs::write(rig.config().checkpoint, "garbage").expect("damaged");
+    for (limits, slot) in [
+        ("u1/s1/limits", None),
+        ("u2/s2/limits", Some(63)),
+        ("u3/s3/limits", Some(63)),
+    ] {
+        let path = rig.path("run/claims").join(limits);
+        let written = Limits::parse(&std::fs::read(&path).expect("read")).expect("limits");
+        let text = match slot {
+            None => written.render_as(Version::V1),
+            slot => Limits { slot, ..written }.render(),
+        };
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::write(&path, text).expect("written");
+    }
+    rig.open();
+    assert_eq!(slots(&rig), [Some(62), Some(63), Some(61)]);
 }
 
 #[test]
