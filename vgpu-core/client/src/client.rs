@@ -25,6 +25,8 @@ pub(crate) struct Client {
     pub(crate) contexts: Vec<usize>,
     pub(crate) pools: Vec<usize>,
     pub(crate) modules: Vec<usize>,
+    /// The events in front of and behind what `begin` queued.
+    pub(crate) events: [usize; 2],
 }
 
 impl Client {
@@ -38,6 +40,7 @@ impl Client {
             contexts: Vec::new(),
             pools: Vec::new(),
             modules: Vec::new(),
+            events: [0; 2],
         }
     }
 

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Steps: `basic.rs` makes one call or a few, `odd.rs` calls that are seldom made; `storm.rs`, `crowd.rs` and
-//! `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its children.
+//! `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its children, `timing.rs`
+//! measures work on the GPU.
 //! All stand on `client.rs` (what the client has) and `library.rs` (how it calls).
 #![allow(unsafe_code)] // Calls through dlsym.
 
@@ -23,6 +24,7 @@ mod odd;
 mod process;
 mod share;
 mod storm;
+mod timing;
 
 mod built_from {
     include!(concat!(env!("OUT_DIR"), "/built_from.rs"));
@@ -39,6 +41,7 @@ fn run(client: &mut Client, step: &str) {
         .or_else(|| process::step(client, name, value))
         .or_else(|| crowd::step(client, name, value))
         .or_else(|| odd::step(client, name, value))
+        .or_else(|| timing::step(client, name, value))
         .or_else(|| exchange::step(client, name, value))
         .unwrap_or_else(|| panic!("unknown step {name}"));
     println!("{name} {outcome}");

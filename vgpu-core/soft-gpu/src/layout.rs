@@ -1,16 +1,17 @@
 //! The layout of the shared file `gpus`, which every process that uses the same state folder maps.
 //!
 //! The file is complete before it gets its name (written to a temporary file, then linked), and never changes its size.
-//! Every word that changes is an atomic, so a reader needs no lock.
+//! Every word that changes is an atomic, so a reader needs no lock. It is sparse: what no process has used takes no room.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::account::{Held, MAX_PROCS, Total};
 use crate::profile::MAX_GPUS;
-use crate::timeline::Usage;
+use crate::timeline::words::Timeline;
+use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x02");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
@@ -34,6 +35,8 @@ pub struct Shared {
     pub calls: [AtomicU32; CALLS],
     pub gpus: [Gpu; MAX_GPUS],
     pub procs: [Proc; MAX_PROCS],
+    pub timeline: Timeline,
+    pub virtual_time: VirtualTime,
 }
 
 #[repr(C, align(128))]
@@ -56,7 +59,6 @@ pub struct Proc {
 pub struct ProcGpu {
     pub held: Held,
     pub contexts: AtomicU32,
-    pub usage: Usage,
 }
 
 const _: () = {
@@ -64,6 +66,7 @@ const _: () = {
     assert!(offset_of!(Shared, gpus).is_multiple_of(128));
     assert!(offset_of!(Shared, procs).is_multiple_of(128));
     assert!(size_of::<Gpu>() == 128);
-    assert!(size_of::<ProcGpu>() == 640);
-    assert!(size_of::<Proc>() == 128 + 640 * MAX_GPUS);
+    assert!(offset_of!(Shared, timeline).is_multiple_of(128));
+    assert!(size_of::<ProcGpu>() == 128);
+    assert!(size_of::<Proc>() == 128 + 128 * MAX_GPUS);
 };

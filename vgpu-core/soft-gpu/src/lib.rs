@@ -7,7 +7,7 @@
 //!   <state>/procs/<place>  ◄── flock ── liveness
 //!                                       │
 //!   soft-gpu-cuda ──► state::Member ── grow, shrink ──► account   exact memory of each process
-//!                          │        ── launch ────────► timeline  when work is done, utilisation
+//!                          │        ── work: queues ──► timeline  slices, when work is done, utilisation
 //!                          └ vram: addresses, by size class
 //!   soft-gpu-nvml ──► state::State ── look ──► one consistent picture, with this namespace's PIDs
 //! ```
@@ -35,4 +35,6 @@ pub mod profile;
 mod region;
 pub mod state;
 pub mod timeline;
+pub mod virtual_time;
 pub mod vram;
+pub mod work;

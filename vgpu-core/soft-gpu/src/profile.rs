@@ -17,6 +17,9 @@
 //! | `cuda_version` | `major.minor` of the driver | `12.4` |
 //! | `pci` | one `domain:bus:device.function` a GPU, comma-separated | `0000:1b:00.0`, ... |
 //! | `kernel_time` | what a wave of thread blocks takes (`ns`, `us`, `ms`, `s`) | `5us` |
+//! | `slice` | how long a context runs while others have work | `2ms` |
+//! | `switch_time` | what a change from one context to another takes | `100us` |
+//! | `clock` | `real`, or `virtual`: time stands still while threads compute (see `virtual_time`) | `real` |
 //! | `fail.FUNCTION` | `CODE [after N] [every M]`: the function returns CODE, after N good calls, every M-th call | none |
 //!
 //! Sizes are bytes, or carry KiB, MiB, GiB or TiB. A wrong line is an error that names line and key; nothing
@@ -78,6 +81,28 @@ impl NvmlPids {
     }
 }
 
+/// By which clock GPUs work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    Real,
+    Virtual,
+}
+
+impl Clock {
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Real, Self::Virtual]
+            .into_iter()
+            .find(|known| known.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Real => "real",
+            Self::Virtual => "virtual",
+        }
+    }
+}
+
 /// A validated profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
@@ -96,6 +121,9 @@ pub struct Profile {
     pub cuda_version: (u32, u32),
     pub pci: Vec<Pci>,
     pub kernel_time_ns: u64,
+    pub slice_ns: u64,
+    pub switch_time_ns: u64,
+    pub clock: Clock,
     pub faults: Vec<Fault>,
 }
 
@@ -168,6 +196,9 @@ impl Default for Profile {
             cuda_version: (12, 4),
             pci: Vec::new(),
             kernel_time_ns: 5_000,
+            slice_ns: 2_000_000,
+            switch_time_ns: 100_000,
+            clock: Clock::Real,
             faults: Vec::new(),
         }
     }
@@ -328,6 +359,13 @@ impl Profile {
                 put(&mut self.kernel_time_ns, duration_ns(value).filter(positive)),
                 "a time from 1ns to 60s",
             ),
+            "slice" => (
+                // Shorter ones take longer to compute than to pass.
+                put(&mut self.slice_ns, duration_ns(value).filter(|ns| *ns >= 10_000)),
+                "a time from 10us to 60s",
+            ),
+            "clock" => (put(&mut self.clock, Clock::from_name(value)), "real or virtual"),
+            "switch_time" => (put(&mut self.switch_time_ns, duration_ns(value)), "a time up to 60s"),
             _ => match key
                 .strip_prefix("fail.")
                 .filter(|name| name.starts_with("cu") || name.starts_with("nvml"))
@@ -397,7 +435,8 @@ impl Profile {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
             "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nnvml_pids = {}\nsms = {}\n\
-             compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n",
+             compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n\
+             slice = {}ns\nswitch_time = {}ns\nclock = {}\n",
             self.name,
             self.gpus,
             self.memory,
@@ -414,7 +453,10 @@ impl Profile {
             self.cuda_version.0,
             self.cuda_version.1,
             pci.join(", "),
-            self.kernel_time_ns
+            self.kernel_time_ns,
+            self.slice_ns,
+            self.switch_time_ns,
+            self.clock.name()
         );
         for Fault {
             function,
@@ -468,6 +510,18 @@ mod tests {
             assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
         }
         assert!(Profile::parse("nvml_pids = both").is_err());
+    }
+
+    #[test]
+    fn time_is_shared_as_the_profile_says() {
+        let profile = Profile::parse("slice = 500us\nswitch_time = 0ns").unwrap();
+        assert_eq!((profile.slice_ns, profile.switch_time_ns), (500_000, 0));
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        assert!(Profile::parse("slice = 1us").is_err());
+        assert!(Profile::parse("clock = fast").is_err());
+        let profile = Profile::parse("clock = virtual").unwrap();
+        assert_eq!(profile.clock, Clock::Virtual);
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
     }
 
     #[test]

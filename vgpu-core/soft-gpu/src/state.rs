@@ -1,4 +1,4 @@
-//! The GPUs of one state folder, as a process uses them: join, allocate, launch, look.
+//! The GPUs of one state folder, as a process uses them: join, allocate, look. `work` has their time.
 //!
 //! The picture that `look` returns is the sum of the memory of living processes, so its parts always add up. Dead
 //! processes are detected before each picture and before an allocation fails. A dead process is first marked, and from
@@ -6,18 +6,23 @@
 //! burial is resumed.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::account::{Full, Held, MAX_PROCS};
+use crate::clock;
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
 use crate::liveness::{Holders, Lock, PATIENCE, Pulse, pulse, take};
-use crate::profile::{Pci, Profile};
+use crate::profile::{Clock, Pci, Profile};
 use crate::region::Region;
-use crate::timeline::WINDOW_NS;
+use crate::timeline::schedule::Pace;
+use crate::timeline::usage::WINDOW_NS;
+use crate::timeline::words::{Owner, Words, owner};
+use crate::timeline::{self, usage};
+use crate::virtual_time::VirtualTime;
 
 /// The GPUs, without being one of their users. NVML needs no more.
 pub struct State {
@@ -29,18 +34,18 @@ pub struct State {
 
 /// A process that uses the GPUs.
 pub struct Member {
-    state: State,
-    place: usize,
+    pub(crate) state: State,
+    pub(crate) place: usize,
     /// Serialises the threads of this process. Other processes never wait for it.
-    turns: Vec<Mutex<Turn>>,
+    turns: Vec<Mutex<()>>,
+    /// The same for its journal.
+    pub(crate) journal: Mutex<()>,
+    /// When it last looked for processes that have died with work on a GPU.
+    pub(crate) watched_at: AtomicU64,
 }
 
-/// The number of processes that share a GPU's time, and when it was counted.
-#[derive(Default)]
-struct Turn {
-    counted_at: u64,
-    sharers: u32,
-}
+/// The journal of the process that has the folder's lock.
+const BURIAL: usize = MAX_PROCS;
 
 /// One process in a picture of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,11 +161,11 @@ impl State {
     }
 
     /// Marks the dead among the processes that `concerns` picks. Returns true if there are dead ones to bury.
-    fn mark_dead(&self, own: Option<usize>, concerns: impl Fn(&Proc) -> bool) -> bool {
+    pub(crate) fn mark_dead(&self, own: Option<usize>, concerns: impl Fn(usize, &Proc) -> bool) -> bool {
         let mut any = false;
         for (place, proc) in self
             .places()
-            .filter(|(place, proc)| Some(*place) != own && concerns(proc))
+            .filter(|(place, proc)| Some(*place) != own && concerns(*place, proc))
         {
             let phase = proc.phase.load(Ordering::Acquire);
             match phase & PHASE_MASK {
@@ -183,7 +188,7 @@ impl State {
     }
 
     /// Releases the units of marked processes. If another process is doing it, waits for that one, but not forever.
-    fn bury(&self) {
+    pub(crate) fn bury(&self) {
         let is_dead = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == DEAD;
         if let Ok(Some(_lock)) = Lock::take_while(&self.dir, || self.places().any(is_dead)) {
             self.bury_locked();
@@ -204,28 +209,80 @@ impl State {
                 }
                 entry.held.clear();
                 entry.contexts.store(0, Ordering::Relaxed);
-                entry.usage.clear();
             }
+            self.end_work(place);
+            self.shared.virtual_time.clear(place);
             let next = (phase & !PHASE_MASK) + (PHASE_MASK + 1);
             proc.phase.store(next | FREE, Ordering::Release);
         }
     }
 
+    /// Takes a dead process's work off the GPUs, under the folder's lock.
+    fn end_work(&self, place: usize) {
+        let words = self.words();
+        let is_its = |(_, word): &(usize, &AtomicU64)| {
+            owner::of(word.load(Ordering::Acquire)).is_some_and(|owner: Owner| owner.place == place)
+        };
+        let queues: Vec<usize> = words
+            .owners
+            .iter()
+            .enumerate()
+            .filter(is_its)
+            .map(|(queue, _)| queue)
+            .collect();
+        if !queues.is_empty() {
+            timeline::advance(words, self.pace(), BURIAL, self.now());
+        }
+        for queue in queues {
+            timeline::close(words, BURIAL, queue);
+        }
+    }
+
+    pub(crate) fn words(&self) -> Words<'static> {
+        self.shared.timeline.words(self.profile.gpus as usize)
+    }
+
+    pub(crate) fn pace(&self) -> Pace {
+        Pace {
+            slice: self.profile.slice_ns,
+            switch: self.profile.switch_time_ns,
+        }
+    }
+
+    /// The moment that it is for the GPUs.
+    pub fn now(&self) -> u64 {
+        match self.profile.clock {
+            Clock::Real => now(),
+            Clock::Virtual => self.shared.virtual_time.now(),
+        }
+    }
+
+    /// None: the clock is the real one.
+    pub(crate) fn virtual_time(&self) -> Option<&'static VirtualTime> {
+        (self.profile.clock == Clock::Virtual).then_some(&self.shared.virtual_time)
+    }
+
+    /// Lets virtual time jump if all threads wait, and wakes them.
+    pub(crate) fn jump(&self, time: &VirtualTime) {
+        if time.jump(self.shared.high_water.load(Ordering::Acquire) as usize) {
+            clock::wake(&time.jumps);
+        }
+    }
+
     /// Returns a consistent picture of a GPU: its users' bytes add up to `used`.
     pub fn look(&self, gpu: usize) -> Picture {
-        if self.mark_dead(None, |_| true) {
+        if self.mark_dead(None, |_, _| true) {
             self.bury();
         }
         let units = self.snapshot(gpu);
         // A process that died since does not count: its units may already belong to another one in the snapshot.
-        self.mark_dead(None, |_| true);
-        let now = now();
+        self.mark_dead(None, |_, _| true);
         let mut picture = Picture {
             used: 0,
             busy: 0,
             users: Vec::new(),
         };
-        let (mut served, mut holders) = (0, Holders::read());
+        let mut holders = Holders::read();
         for ((place, proc), (phase, units)) in self.places().zip(units) {
             let entry = &proc.gpus[gpu];
             let contexts = entry.contexts.load(Ordering::Relaxed);
@@ -238,18 +295,22 @@ impl State {
             if proc.phase.load(Ordering::Acquire) != phase || is_gone() {
                 continue;
             }
-            let (bytes, window) = (units * self.profile.granularity, entry.usage.in_window(now));
-            served += window;
+            let bytes = units * self.profile.granularity;
             picture.used += bytes;
             picture.users.push(User {
                 place,
                 pid,
                 bytes,
                 contexts,
-                busy: percent(window),
+                busy: 0,
             });
         }
-        picture.busy = percent(served);
+        let places: Vec<(usize, usize)> = picture.users.iter().map(|user| (user.place, gpu)).collect();
+        let busy = timeline::busy_in_window(self.words(), self.pace(), &places, self.now());
+        picture.busy = percent(busy.iter().sum());
+        for (user, busy) in picture.users.iter_mut().zip(busy) {
+            user.busy = percent(busy);
+        }
         picture
     }
 
@@ -286,7 +347,7 @@ impl State {
 
     /// Returns the bytes in use on a GPU, without their processes. Cheap while only one process uses it.
     fn used(&self, gpu: usize, own: usize) -> u64 {
-        if self.mark_dead(Some(own), |proc| proc.gpus[gpu].held.units() > 0) {
+        if self.mark_dead(Some(own), |_, proc| proc.gpus[gpu].held.units() > 0) {
             self.bury();
         }
         self.shared.gpus[gpu].total.units() * self.profile.granularity
@@ -303,7 +364,7 @@ impl State {
             };
             // Before the lock, because the tests of the kernel take most of the time.
             if state.is_filling_up() {
-                state.mark_dead(None, |_| true);
+                state.mark_dead(None, |_, _| true);
             }
             let _lock = Lock::take(&state.dir).map_err(folder)?;
             if Region::open_inode(config) != Some(state.inode) {
@@ -320,10 +381,17 @@ impl State {
                 }
                 state.shared.high_water.fetch_max(place as u32 + 1, Ordering::AcqRel);
                 proc.pid.store(std::process::id(), Ordering::Relaxed);
+                usage::join(state.words(), place, state.now());
                 proc.phase.store(phase | LIVE, Ordering::Release);
                 let turns = (0..state.profile.gpus).map(|_| Mutex::default()).collect();
                 drop(_lock);
-                return Ok(Member { state, place, turns });
+                return Ok(Member {
+                    state,
+                    place,
+                    turns,
+                    journal: Mutex::default(),
+                    watched_at: AtomicU64::new(0),
+                });
             }
             return Err(Error::Crowded {
                 path: config.dir.clone(),
@@ -345,7 +413,7 @@ impl Member {
         &self.state
     }
 
-    fn turn(&self, gpu: usize) -> std::sync::MutexGuard<'_, Turn> {
+    fn turn(&self, gpu: usize) -> std::sync::MutexGuard<'_, ()> {
         self.turns[gpu].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -374,7 +442,7 @@ impl Member {
         let total = &state.shared.gpus[gpu].total;
         let change = || total.change(self.place, delta, capacity, state.held(gpu));
         change().or_else(|Full| {
-            if !state.mark_dead(Some(self.place), |_| true) {
+            if !state.mark_dead(Some(self.place), |_, _| true) {
                 return Err(Full);
             }
             state.bury();
@@ -405,32 +473,5 @@ impl Member {
     pub fn contexts(&self, gpu: usize, change: i32) {
         let counter = &self.state.shared.procs[self.place].gpus[gpu].contexts;
         let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add_signed(change));
-    }
-
-    /// Queues work on a GPU. Returns when it will be done.
-    pub fn launch(&self, gpu: usize, work_ns: u64) -> u64 {
-        let mut turn = self.turn(gpu);
-        let now = now();
-        let state = &self.state;
-        // Counting reads the words of every other process, so it is done rarely.
-        if now.saturating_sub(turn.counted_at) > 1_000_000 {
-            let busy = |(place, proc): &(usize, &Proc)| {
-                *place != self.place
-                    && proc.phase.load(Ordering::Relaxed) & PHASE_MASK == LIVE
-                    && proc.gpus[gpu].usage.busy(now)
-            };
-            *turn = Turn {
-                counted_at: now,
-                sharers: 1 + state.places().filter(busy).count() as u32,
-            };
-        }
-        state.shared.procs[self.place].gpus[gpu]
-            .usage
-            .launch(now, work_ns, turn.sharers)
-    }
-
-    /// Returns when all work that this process queued on a GPU will be done.
-    pub fn idle_at(&self, gpu: usize) -> u64 {
-        self.state.shared.procs[self.place].gpus[gpu].usage.end()
     }
 }

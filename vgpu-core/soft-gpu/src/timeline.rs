@@ -1,119 +1,113 @@
-//! Models time: how long queued work takes if processes share a GPU, and the resulting utilisation.
+//! The GPUs' time, across all processes that use a state folder: what hardware does without MPS.
 //!
-//! The work of a process on one GPU runs in order. While k processes have work queued, each gets 1/k of the GPU: its
-//! queue takes k times as long, with k determined anew at each launch. The GPU time that a process has got at a moment
-//! follows from `queued`, `end` and k. Samples of it, taken at launches, give the utilisation of the last window. Only
-//! the owner writes; readers need no lock. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
+//! ```text
+//!  work.rs: a context's launches ──► words::Queue     in shared memory, written by their process alone
+//!                                        │
+//!       now ──► schedule::Schedule ──────┤ advances from the last moment to now: slices, switches, stamps (pure)
+//!                                        ▼
+//!                                    journal          makes the changed words visible as one change
+//!                                        ▼
+//!                usage: GPU time of each process in NVML's window
+//! ```
+//!
+//! No process keeps the time: whoever looks advances it from the last look to now. So the work of a process that is
+//! stopped goes on, as on hardware. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+pub mod journal;
+pub mod schedule;
+pub mod usage;
+pub mod words;
 
-const SAMPLES: usize = 32;
-/// The least time between samples. All samples together reach back further than WINDOW_NS.
-const SAMPLE_NS: u64 = 20_000_000;
-/// The window over which utilisation is measured. NVML says "between 1/6 and 1 second".
-pub const WINDOW_NS: u64 = 500_000_000;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
-#[derive(Default)]
-#[repr(C)]
-struct Sample {
-    at: AtomicU64,
-    served: AtomicU64,
+use journal::Change;
+use schedule::{Pace, Schedule};
+use words::{Name, Owner, Words, owner};
+
+/// Claims a queue. None: all are in use. Nothing of its last owner's is left in it.
+pub fn open(words: Words<'_>, owner: Owner) -> Option<usize> {
+    let claimed = |word: &std::sync::atomic::AtomicU64| {
+        let free = word.load(Acquire);
+        let next = owner::next(free, Some(owner));
+        owner::of(free).is_none() && word.compare_exchange(free, next, SeqCst, SeqCst).is_ok()
+    };
+    let queue = words.owners.iter().position(claimed)?;
+    words.high_water.fetch_max(queue as u64 + 1, SeqCst);
+    Some(queue)
 }
 
-/// One process's work on one GPU.
-#[derive(Default)]
-#[repr(C)]
-pub struct Usage {
-    /// GPU time queued since the process started.
-    queued: AtomicU64,
-    /// When the queue will be empty.
-    end: AtomicU64,
-    sharers: AtomicU32,
-    head: AtomicU32,
-    samples: [Sample; SAMPLES],
+/// Gives a queue back. What is in it counts as done, without its time. Whoever wants it at a moment advances first.
+pub fn close(words: Words<'_>, journal: usize, queue: usize) {
+    loop {
+        let quiet = words.quiet();
+        let (word, place) = (words.owners[queue].load(Acquire), &words.queues[queue]);
+        let [pushed, done, executed] = [&place.pushed, &place.done, &place.executed].map(|word| word.load(Acquire));
+        let end = match pushed.checked_sub(1) {
+            Some(last) if done < pushed => place.entry(last).end.load(Acquire),
+            _ => executed,
+        };
+        let list = [
+            (Name::Executed { queue }, executed, end),
+            (Name::Done { queue }, done, pushed),
+            // Last, because from then on it can be another one's.
+            (Name::Owner { queue }, word, owner::next(word, None)),
+        ];
+        let changes = list.map(|(name, old, new)| Change { name, old, new });
+        if owner::of(word).is_none() || words.commit(quiet, journal, &changes) {
+            return;
+        }
+    }
 }
 
-impl Usage {
-    pub fn busy(&self, now: u64) -> bool {
-        self.end.load(Relaxed) > now
-    }
-
-    pub fn end(&self) -> u64 {
-        self.end.load(Relaxed)
-    }
-
-    fn remaining(&self, at: u64) -> u64 {
-        self.end.load(Relaxed).saturating_sub(at) / u64::from(self.sharers.load(Relaxed).max(1))
-    }
-
-    /// Returns the GPU time that the process had got at `at`.
-    pub fn served(&self, at: u64) -> u64 {
-        self.queued.load(Relaxed).saturating_sub(self.remaining(at))
-    }
-
-    /// Queues `work` ns of GPU time and returns when it will be done. Only the owner calls this, one thread at a time.
-    pub fn launch(&self, now: u64, work: u64, sharers: u32) -> u64 {
-        let remaining = self.remaining(now);
-        let head = self.head.load(Relaxed) as usize;
-        if now.saturating_sub(self.samples[head % SAMPLES].at.load(Relaxed)) >= SAMPLE_NS {
-            let next = &self.samples[(head + 1) % SAMPLES];
-            next.at.store(now, Relaxed);
-            next.served.store(self.served(now), Relaxed);
-            self.head.store(((head + 1) % SAMPLES) as u32, Relaxed);
+/// Advances the schedule to `now` and returns it. `journal` is the caller's, which no other thread uses meanwhile.
+pub fn advance<'a>(words: Words<'a>, pace: Pace, journal: usize, now: u64) -> Schedule<'a> {
+    loop {
+        let quiet = words.quiet();
+        let mut schedule = Schedule::read(words, pace);
+        if !words.is_still(quiet) {
+            continue;
         }
-        let sharers = sharers.max(1);
-        let end = now.saturating_add(remaining.saturating_add(work).saturating_mul(u64::from(sharers)));
-        self.sharers.store(sharers, Relaxed);
-        self.queued.fetch_add(work, Relaxed);
-        self.end.store(end, Relaxed);
-        end
+        schedule.advance(now);
+        let changes = schedule.changes();
+        let made = changes.is_empty() || words.commit(quiet, journal, &changes);
+        if made && schedule.at >= now {
+            return schedule;
+        }
     }
+}
 
-    /// Returns the GPU time that the process had got at `at`, a moment in the past, as exactly as the samples tell.
-    fn served_then(&self, at: u64, now: u64) -> u64 {
-        let mut before = (0, 0);
-        let mut after = (now, self.served(now));
-        for sample in &self.samples {
-            let point = (sample.at.load(Relaxed), sample.served.load(Relaxed));
-            if point.0 == 0 {
-                continue;
-            }
-            if point.0 <= at && point.0 > before.0 {
-                before = point;
-            } else if point.0 > at && point.0 < after.0 {
-                after = point;
-            }
+/// Returns the GPU time of processes, each a place and a GPU, in NVML's window that ends at `now`. Changes nothing, so
+/// that it needs no journal.
+pub fn busy_in_window(words: Words<'_>, pace: Pace, users: &[(usize, usize)], now: u64) -> Vec<u64> {
+    loop {
+        let quiet = words.quiet();
+        let mut schedule = Schedule::read(words, pace);
+        let from = schedule.at;
+        let then = |(place, gpu): &(usize, usize)| {
+            let then = usage::window(words, *place, *gpu, now.max(from));
+            (then, usage::served_then(words, *place, *gpu, then.min(from), from))
+        };
+        let mut begun: Vec<(u64, u64)> = users.iter().map(then).collect();
+        if !words.is_still(quiet) {
+            continue;
         }
-        if before.0 == 0 {
-            // The process started within the window.
-            return 0;
+        // A window that begins after the last advance is reached on the way.
+        let mut order: Vec<usize> = (0..users.len()).filter(|user| begun[*user].0 > from).collect();
+        order.sort_by_key(|user| begun[*user].0);
+        for user in order {
+            schedule.foresee(begun[user].0);
+            begun[user].1 = schedule.served(users[user].0, users[user].1);
         }
-        if after.0 == now {
-            // Nothing was launched since, so the present queue tells.
-            return self.served(at).max(before.1).min(after.1);
-        }
-        let part = (after.1.saturating_sub(before.1)) as u128 * (at - before.0) as u128;
-        before.1 + (part / (after.0 - before.0).max(1) as u128) as u64
-    }
-
-    /// Returns the GPU time in the window that ends now.
-    pub fn in_window(&self, now: u64) -> u64 {
-        let then = now.saturating_sub(WINDOW_NS);
-        self.served(now)
-            .saturating_sub(self.served_then(then, now))
-            .min(WINDOW_NS)
-    }
-
-    /// Resets the words for a new process in this place.
-    pub fn clear(&self) {
-        for word in [&self.queued, &self.end] {
-            word.store(0, Relaxed);
-        }
-        self.sharers.store(0, Relaxed);
-        self.head.store(0, Relaxed);
-        for sample in &self.samples {
-            sample.at.store(0, Relaxed);
-            sample.served.store(0, Relaxed);
+        schedule.foresee(now);
+        let busy = |((place, gpu), (_, begun)): (&(usize, usize), (u64, u64))| {
+            schedule
+                .served(*place, *gpu)
+                .saturating_sub(begun)
+                .min(usage::WINDOW_NS)
+        };
+        let list = users.iter().zip(begun).map(busy).collect();
+        if words.is_still(quiet) {
+            return list;
         }
     }
 }
@@ -125,58 +119,19 @@ pub fn kernel_ns(blocks: u64, threads_per_block: u64, sms: u32, wave_ns: u64) ->
     blocks.max(1).div_ceil(resident).saturating_mul(wave_ns)
 }
 
+/// The longest kernel that a name can ask for: an hour.
+const LONGEST_US: u64 = 3_600_000_000;
+
+/// Returns how long a kernel runs whose name says so: `time_500us`.
+pub fn named_ns(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("time_")?.strip_suffix("us")?;
+    let us: u64 = digits.parse().ok().filter(|us| *us <= LONGEST_US)?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(us * 1_000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    #[test]
-    fn work_queues_in_order_and_stretches_with_sharers() {
-        let usage = Usage::default();
-        assert_eq!(usage.launch(1_000, 100, 1), 1_100);
-        assert_eq!(usage.launch(1_050, 100, 1), 1_200, "50 left and 100 more");
-        assert_eq!(
-            usage.launch(1_100, 100, 2),
-            1_500,
-            "100 left and 100 more, at half speed"
-        );
-        assert_eq!(usage.served(1_300), 200);
-    }
-
-    fn percent(usage: &Usage, now: u64) -> u64 {
-        usage.in_window(now) * 100 / WINDOW_NS
-    }
-
-    #[test]
-    fn utilisation_follows_the_duty_cycle() {
-        for (work, expected) in [(1, 10), (3, 30), (10, 100)] {
-            let usage = Usage::default();
-            let mut now = 50 * MS;
-            for _ in 0..200 {
-                usage.launch(now, work * MS, 1);
-                now += 10 * MS;
-            }
-            let got = percent(&usage, now);
-            assert!(got.abs_diff(expected) <= 3, "{work} ms in 10: {got} %");
-        }
-    }
-
-    #[test]
-    fn one_long_kernel_is_busy_until_it_ends_and_idle_a_window_later() {
-        let usage = Usage::default();
-        usage.launch(100 * MS, 2_000 * MS, 1);
-        assert_eq!(percent(&usage, 1_100 * MS), 100);
-        assert_eq!(percent(&usage, 2_350 * MS), 50);
-        assert_eq!(percent(&usage, 2_700 * MS), 0);
-    }
-
-    #[test]
-    fn two_sharers_each_get_half() {
-        let usage = Usage::default();
-        usage.launch(100 * MS, 1_000 * MS, 2);
-        assert_eq!(percent(&usage, 1_100 * MS), 50);
-    }
 
     #[test]
     fn kernels_go_in_waves() {
@@ -184,5 +139,21 @@ mod tests {
         assert_eq!(kernel_ns(132 * 8, 256, 132, 5_000), 5_000);
         assert_eq!(kernel_ns(132 * 8 + 1, 256, 132, 5_000), 10_000);
         assert_eq!(kernel_ns(0, 0, 1, 5_000), 5_000);
+    }
+
+    #[test]
+    fn names_say_how_long_a_kernel_takes() {
+        assert_eq!(named_ns("time_500us"), Some(500_000));
+        assert_eq!(named_ns("time_0us"), Some(0));
+        for name in [
+            "time_us",
+            "time_5ms",
+            "time_+5us",
+            "time_3600000001us",
+            "xtime_5us",
+            "time_5us_",
+        ] {
+            assert_eq!(named_ns(name), None, "{name}");
+        }
     }
 }

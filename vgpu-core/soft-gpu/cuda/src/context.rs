@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use soft_gpu::work::Work;
+
 use crate::code::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED,
     PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
@@ -13,6 +15,7 @@ use crate::code::{
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::stack;
+use crate::stream;
 
 pub(crate) struct Context {
     pub(crate) gpu: usize,
@@ -27,6 +30,7 @@ pub(crate) struct Context {
     extra: AtomicU64,
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
+    pub(crate) work: Work,
 }
 
 /// Defaults of the limits that can be asked for, by their numbers.
@@ -64,6 +68,7 @@ impl Context {
             extra: AtomicU64::new(0),
             limits: LIMITS.map(AtomicU64::new),
             peers: Mutex::default(),
+            work: Work::new(gpu),
         }));
         ALL.lock().unwrap_or_else(PoisonError::into_inner).push(context);
         Ok(context)
@@ -98,9 +103,10 @@ impl Context {
         Ok(())
     }
 
-    /// Ends a context and frees what was allocated in it.
+    /// Ends a context, what it has queued included, and frees what was allocated in it.
     pub(crate) fn close(&'static self, driver: &Driver) {
         if self.alive.swap(false, Ordering::AcqRel) {
+            self.work.close(driver.member());
             driver.memory.free_context(driver, self);
             crate::module::unload_all(driver, self);
             driver
@@ -334,7 +340,7 @@ soft_gpu::api! {
 
     fn cuCtxSynchronize() {
         let (driver, context) = here()?;
-        soft_gpu::clock::sleep_until(driver.member().idle_at(context.gpu));
+        stream::synchronize(driver, context);
         driver.memory.trim_pools(driver, context.gpu);
         Ok(())
     }
@@ -342,7 +348,7 @@ soft_gpu::api! {
     fn cuCtxSynchronize_v2(handle: u64) {
         let driver = driver::get()?;
         let context = if handle == 0 { current()? } else { named(handle)?.usable()? };
-        soft_gpu::clock::sleep_until(driver.member().idle_at(context.gpu));
+        stream::synchronize(driver, context);
         driver.memory.trim_pools(driver, context.gpu);
         Ok(())
     }

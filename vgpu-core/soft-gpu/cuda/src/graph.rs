@@ -175,8 +175,8 @@ fn any_node(driver: &Driver, params: Out<u32>, kind: u32) -> Result<Node, Code> 
     match kind {
         EMPTY => Ok(Node::new(EMPTY, 0, Part::Work)),
         KERNEL => {
-            let KernelNode { shape, .. } = params.inside::<KernelNode>(PART).get()?;
-            Ok(Node::new(KERNEL, shape.cost(driver)?, Part::Work))
+            let KernelNode { function, shape } = params.inside::<KernelNode>(PART).get()?;
+            Ok(Node::new(KERNEL, shape.cost(driver, function)?, Part::Work))
         }
         MEM_ALLOC => alloc_node(driver, params.inside(PART)),
         MEM_FREE => Ok(Node::new(MEM_FREE, 0, Part::Free(params.inside::<u64>(PART).get()?))),
@@ -233,8 +233,8 @@ soft_gpu::api! {
     }
 
     fn cuGraphAddKernelNode_v2(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, node: In<KernelNode>) {
-        let KernelNode { shape, .. } = node.get()?;
-        add(out, graph, KERNEL, shape.cost(driver::get()?)?)
+        let KernelNode { function, shape } = node.get()?;
+        add(out, graph, KERNEL, shape.cost(driver::get()?, function)?)
     }
 
     fn cuGraphAddEmptyNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64) {
@@ -373,7 +373,7 @@ soft_gpu::api! {
         let cost = nodes.iter().map(|node| node.cost).fold(0, u64::saturating_add);
         driver.memory.graphs.launch(driver, graph)?;
         stream::queue(driver, stream, cost)?;
-        driver.memory.graphs.busy_until(graph, stream::done_at(driver, stream)?);
+        driver.memory.graphs.busy_until(graph, stream::last(driver, stream)?);
         Ok(())
     }
 

@@ -10,8 +10,8 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use soft_gpu::clock::monotonic_ns;
 use soft_gpu::profile::MAX_GPUS;
+use soft_gpu::timeline::words::Ticket;
 
 use crate::code::{Code, INVALID_VALUE, Res};
 use crate::driver::Driver;
@@ -37,7 +37,8 @@ struct Exec {
     /// Units of each GPU that its allocations need.
     units: [u64; MAX_GPUS],
     mapped: bool,
-    busy_until: u64,
+    /// Its last launch.
+    busy_until: Option<Ticket>,
     /// What its last launch has allocated and nobody has freed.
     live: Vec<u64>,
     destroyed: bool,
@@ -77,8 +78,8 @@ impl Plan {
 }
 
 impl Exec {
-    fn idle(&self) -> bool {
-        self.live.is_empty() && self.busy_until <= monotonic_ns()
+    fn idle(&self, driver: &Driver) -> bool {
+        self.live.is_empty() && self.busy_until.is_none_or(|last| driver.member().is_done(last))
     }
 }
 
@@ -89,9 +90,9 @@ impl Tables {
     }
 
     /// Takes memory from graphs that do not run, all but `not`.
-    fn unmap_idle(&mut self, not: u64) {
+    fn unmap_idle(&mut self, driver: &Driver, not: u64) {
         for (handle, exec) in &mut self.execs {
-            if *handle != not && exec.idle() {
+            if *handle != not && exec.idle(driver) {
                 exec.mapped = false;
             }
         }
@@ -100,7 +101,7 @@ impl Tables {
     /// Makes `units` of a GPU available beyond what is lent.
     fn ensure(&mut self, driver: &Driver, gpu: usize, units: u64, not: u64) -> Res {
         if self.levels[gpu].reserved - self.lent(gpu) < units {
-            self.unmap_idle(not);
+            self.unmap_idle(driver, not);
         }
         let more = units.saturating_sub(self.levels[gpu].reserved - self.lent(gpu));
         if more > 0 {
@@ -140,7 +141,7 @@ impl Tables {
     }
 
     fn trim(&mut self, driver: &Driver, gpu: usize) {
-        self.unmap_idle(0);
+        self.unmap_idle(driver, 0);
         let surplus = self.levels[gpu].reserved - self.lent(gpu);
         if surplus > 0 {
             driver.member().shrink(gpu, surplus);
@@ -165,7 +166,7 @@ impl Graphs {
             plan,
             units: [0; MAX_GPUS],
             mapped: false,
-            busy_until: 0,
+            busy_until: None,
             live: Vec::new(),
             destroyed: false,
         };
@@ -211,9 +212,9 @@ impl Graphs {
         Ok(())
     }
 
-    pub(crate) fn busy_until(&self, handle: u64, at: u64) {
+    pub(crate) fn busy_until(&self, handle: u64, last: Option<Ticket>) {
         if let Some(exec) = lock(&self.0).execs.get_mut(&handle) {
-            exec.busy_until = at;
+            exec.busy_until = last;
         }
     }
 

@@ -1,11 +1,11 @@
-//! Launches: a kernel uses GPU time, by its grid, in its stream.
+//! Launches: a kernel uses GPU time, by its name or its grid, in its stream.
 
 use soft_gpu::timeline::kernel_ns;
 
 use crate::code::{INVALID_HANDLE, INVALID_VALUE, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
-use crate::module::is_function;
+use crate::module::{is_function, named_ns};
 use crate::stream;
 
 /// A launch's shape: grid, then block.
@@ -17,13 +17,16 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// GPU time that it takes, alone.
+    /// GPU time that it takes, alone. A function that does not exist has no name that could say it.
     #[inline]
-    pub(crate) fn cost(self, driver: &Driver) -> Result<u64, crate::code::Code> {
+    pub(crate) fn cost(self, driver: &Driver, function: u64) -> Result<u64, crate::code::Code> {
         let count = |sides: [u32; 3]| sides.iter().map(|side| u64::from(*side)).fold(1, u64::saturating_mul);
         let (blocks, threads) = (count(self.grid), count(self.block));
         if blocks == 0 || !(1..=1024).contains(&threads) {
             return Err(INVALID_VALUE);
+        }
+        if let Some(named) = named_ns(function) {
+            return Ok(named);
         }
         let profile = driver.state().profile();
         Ok(kernel_ns(blocks, threads, profile.sms, profile.kernel_time_ns))
@@ -45,7 +48,7 @@ fn launch(function: u64, shape: Shape, stream: u64) -> Res {
     if !is_function(function) {
         return Err(INVALID_HANDLE);
     }
-    stream::queue(driver, stream, shape.cost(driver)?)
+    stream::queue(driver, stream, shape.cost(driver, function)?)
 }
 
 fn occupancy(block: i32) -> i32 {

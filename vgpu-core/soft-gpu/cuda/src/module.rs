@@ -1,9 +1,11 @@
 //! Modules, libraries, kernels and functions. Code never runs. The names of kernels are searched in a PTX image; a
-//! binary image is assumed to have any name.
+//! binary image is assumed to have any name. Every image has kernels that last as long as their names say: `time_500us`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use soft_gpu::timeline;
 
 use crate::code::{Code, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Res};
 use crate::context::{Context, here};
@@ -23,6 +25,8 @@ struct Image {
 struct Function {
     name: &'static str,
     image: u64,
+    /// How long it runs, if its name says so.
+    named_ns: Option<u64>,
 }
 
 static IMAGES: RwLock<Option<HashMap<u64, Arc<Image>>>> = RwLock::new(None);
@@ -132,12 +136,9 @@ fn file(path: Text) -> Result<Option<Vec<String>>, Code> {
 
 fn function(handle: u64, name: &str) -> Result<u64, Code> {
     let image = image(handle)?;
-    if name.is_empty()
-        || image
-            .kernels
-            .as_ref()
-            .is_some_and(|kernels| !kernels.iter().any(|one| one == name))
-    {
+    let named_ns = timeline::named_ns(name);
+    let is_missing = |kernels: &Vec<String>| !kernels.iter().any(|one| one == name);
+    if name.is_empty() || named_ns.is_none() && image.kernels.as_ref().is_some_and(is_missing) {
         return Err(NOT_FOUND);
     }
     let mut known = image.functions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,6 +151,7 @@ fn function(handle: u64, name: &str) -> Result<u64, Code> {
     functions.push(Function {
         name: lasting,
         image: handle,
+        named_ns,
     });
     FUNCTION_COUNT.store(functions.len(), Ordering::Release);
     known.insert(name.to_owned(), function);
@@ -165,6 +167,12 @@ fn with_function<T>(handle: u64, act: impl FnOnce(&Function) -> T) -> Result<T, 
         .get(((handle - FUNCTION) >> 4) as usize)
         .map(act)
         .ok_or(INVALID_HANDLE)
+}
+
+/// How long a kernel runs whose name says so.
+#[inline]
+pub(crate) fn named_ns(handle: u64) -> Option<u64> {
+    with_function(handle, |function| function.named_ns).ok().flatten()
 }
 
 fn attribute(out: Out<i32>, attribute: u32, handle: u64) -> Res {

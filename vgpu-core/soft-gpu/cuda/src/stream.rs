@@ -1,17 +1,20 @@
-//! Streams and events in modelled time: a stream knows when its queued work will be done, an event when the work that
-//! was queued before it will be done.
+//! Streams and events. A context runs what all its streams queue in the order in which it was queued (see
+//! soft_gpu::work), so a stream has no queue of its own: it knows its last piece of work, and what of other contexts it
+//! has to wait for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use soft_gpu::clock::{monotonic_ns, sleep_until};
+use soft_gpu::timeline::words::Ticket;
+use soft_gpu::work::{Moment, Refused};
 
-use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Res};
+use crate::code::{CONTEXT_IS_DESTROYED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, Res};
 use crate::context::{self, Context, here};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::graph::Capture;
+use crate::memory::lock;
 
 /// The handles of the two default streams.
 const LEGACY: u64 = 1;
@@ -22,15 +25,24 @@ pub(crate) struct Stream {
     flags: u32,
     priority: i32,
     id: u64,
-    done_at: AtomicU64,
+    /// The number of its last piece of work in its context's queue, plus 1; 0: none.
+    last: AtomicU64,
+    /// What its next piece of work has to wait for, of other contexts.
+    awaited: Mutex<Vec<Ticket>>,
     pub(crate) capture: Mutex<Option<Capture>>,
 }
 
 struct Event {
     context: &'static Context,
     flags: u32,
-    /// When it was or will be reached; 0: not recorded yet, which counts as reached.
-    at: AtomicU64,
+    /// None: not recorded yet, which counts as reached.
+    moment: Mutex<Option<Arc<Moment>>>,
+}
+
+impl Event {
+    fn moment(&self) -> Option<Arc<Moment>> {
+        lock(&self.moment).clone()
+    }
 }
 
 type Table<T> = RwLock<Option<HashMap<u64, Arc<T>>>>;
@@ -85,31 +97,77 @@ pub(crate) fn gpu_of(_driver: &Driver, handle: u64) -> Result<usize, Code> {
     context_of(handle).map(|context| context.gpu)
 }
 
+fn refused(why: Refused) -> Code {
+    match why {
+        Refused::Crowded => OUT_OF_MEMORY,
+        Refused::Closed => CONTEXT_IS_DESTROYED,
+    }
+}
+
+impl Stream {
+    /// Queues work behind what the stream has to wait for.
+    fn launch(&self, driver: &Driver, work_ns: u64) -> Res {
+        let awaited = std::mem::take(&mut *lock(&self.awaited));
+        let (after, others) = match awaited.split_last() {
+            Some((after, others)) => (Some(*after), others),
+            None => (None, &[][..]),
+        };
+        let work = &self.context.work;
+        for other in others {
+            work.launch(driver.member(), 0, Some(*other)).map_err(refused)?;
+        }
+        let ticket = work.launch(driver.member(), work_ns, after).map_err(refused)?;
+        self.reaches(ticket);
+        Ok(())
+    }
+
+    fn reaches(&self, ticket: Ticket) {
+        self.last.fetch_max(ticket.number + 1, Ordering::AcqRel);
+    }
+
+    /// Its last piece of work. What it has to wait for becomes one.
+    fn last(&self, driver: &Driver) -> Result<Option<Ticket>, Code> {
+        let waits = !lock(&self.awaited).is_empty();
+        if waits {
+            self.launch(driver, 0)?;
+        }
+        let number = self.last.load(Ordering::Acquire).checked_sub(1);
+        Ok(number
+            .zip(self.context.work.last(driver.member()))
+            .map(|(number, last)| Ticket { number, ..last }))
+    }
+}
+
 /// Queues GPU time on a stream, or notes it for the graph that the stream is being captured into.
 #[inline]
 pub(crate) fn queue(driver: &Driver, handle: u64, work_ns: u64) -> Res {
     if handle <= PER_THREAD {
-        driver.member().launch(context::current()?.gpu, work_ns);
-        return Ok(());
+        let work = &context::current()?.work;
+        return work.launch(driver.member(), work_ns, None).map(|_| ()).map_err(refused);
     }
     let stream = find(&STREAMS, handle)?;
-    let gpu = stream.context.usable()?.gpu;
-    if let Some(capture) = stream.capture.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+    stream.context.usable()?;
+    if let Some(capture) = lock(&stream.capture).as_mut() {
         capture.add(work_ns);
         return Ok(());
     }
-    stream
-        .done_at
-        .fetch_max(driver.member().launch(gpu, work_ns), Ordering::Relaxed);
-    Ok(())
+    stream.launch(driver, work_ns)
 }
 
-pub(crate) fn done_at(driver: &Driver, handle: u64) -> Result<u64, Code> {
-    Ok(match created(handle)? {
-        Some(stream) => stream.done_at.load(Ordering::Relaxed),
+/// The last piece of work of a stream.
+pub(crate) fn last(driver: &Driver, handle: u64) -> Result<Option<Ticket>, Code> {
+    match created(handle)? {
+        Some(stream) => stream.last(driver),
         // The default streams wait for, and are waited for by, all others.
-        None => driver.member().idle_at(context::current()?.gpu),
-    })
+        None => Ok(context::current()?.work.last(driver.member())),
+    }
+}
+
+/// Waits for all work of a context.
+pub(crate) fn synchronize(driver: &Driver, context: &Context) {
+    if let Some(last) = context.work.last(driver.member()) {
+        driver.member().wait(last);
+    }
 }
 
 fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
@@ -124,7 +182,8 @@ fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
         flags,
         priority,
         id: handle,
-        done_at: AtomicU64::new(0),
+        last: AtomicU64::new(0),
+        awaited: Mutex::default(),
         capture: Mutex::default(),
     };
     add(&STREAMS, handle, stream);
@@ -134,8 +193,12 @@ fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
 fn record(event: u64, stream: u64) -> Res {
     let driver = driver::get()?;
     let event = find(&EVENTS, event)?;
-    let at = done_at(driver, stream)?.max(monotonic_ns());
-    event.at.store(at, Ordering::Release);
+    let (last, work) = (last(driver, stream)?, &context_of(stream)?.work);
+    let moment = work.record(driver.member(), last).map_err(refused)?;
+    if let (Some(stream), Some(ticket)) = (created(stream)?, moment.pending()) {
+        stream.reaches(ticket);
+    }
+    *lock(&event.moment) = Some(moment);
     Ok(())
 }
 
@@ -155,21 +218,30 @@ soft_gpu::api! {
 
     fn cuStreamSynchronize(stream: u64) {
         let driver = driver::get()?;
-        sleep_until(done_at(driver, stream)?);
+        if let Some(last) = last(driver, stream)? {
+            driver.member().wait(last);
+        }
         driver.memory.trim_pools(driver, gpu_of(driver, stream)?);
         Ok(())
     }
 
     fn cuStreamQuery(stream: u64) {
         let driver = driver::get()?;
-        if done_at(driver, stream)? > monotonic_ns() { Err(NOT_READY) } else { Ok(()) }
+        let is_done = last(driver, stream)?.is_none_or(|last| driver.member().is_done(last));
+        if is_done { Ok(()) } else { Err(NOT_READY) }
     }
 
     fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) {
-        driver::get()?;
-        let event = find(&EVENTS, event)?;
-        if let Some(stream) = created(stream)? {
-            stream.done_at.fetch_max(event.at.load(Ordering::Acquire), Ordering::Relaxed);
+        let driver = driver::get()?;
+        let pending = find(&EVENTS, event)?.moment().and_then(|moment| moment.pending());
+        let Some(ticket) = pending.filter(|ticket| !driver.member().is_done(*ticket)) else { return Ok(()) };
+        match (created(stream)?, context_of(stream)?.work.has(ticket)) {
+            (Some(stream), true) => stream.reaches(ticket),
+            (Some(stream), false) => lock(&stream.awaited).push(ticket),
+            (None, true) => {}
+            (None, false) => {
+                context::current()?.work.launch(driver.member(), 0, Some(ticket)).map_err(refused)?;
+            }
         }
         Ok(())
     }
@@ -223,7 +295,7 @@ soft_gpu::api! {
             return Err(INVALID_VALUE);
         }
         let handle = driver.handle();
-        add(&EVENTS, handle, Event { context, flags, at: AtomicU64::new(0) });
+        add(&EVENTS, handle, Event { context, flags, moment: Mutex::default() });
         out.set(handle)
     }
 
@@ -241,29 +313,32 @@ soft_gpu::api! {
     }
 
     fn cuEventQuery(event: u64) {
-        driver::get()?;
-        if find(&EVENTS, event)?.at.load(Ordering::Acquire) > monotonic_ns() { Err(NOT_READY) } else { Ok(()) }
+        let driver = driver::get()?;
+        let moment = find(&EVENTS, event)?.moment();
+        let is_reached = moment.is_none_or(|moment| moment.reached(driver.member()).is_some());
+        if is_reached { Ok(()) } else { Err(NOT_READY) }
     }
 
     fn cuEventSynchronize(event: u64) {
         let driver = driver::get()?;
         let event = find(&EVENTS, event)?;
-        sleep_until(event.at.load(Ordering::Acquire));
+        if let Some(moment) = event.moment() {
+            moment.wait(driver.member());
+        }
         driver.memory.trim_pools(driver, event.context.gpu);
         Ok(())
     }
 
     fn cuEventElapsedTime_v2(out: Out<f32>, start: u64, end: u64) {
         const NO_TIMING: u32 = 2;
-        driver::get()?;
+        let driver = driver::get()?;
         let (start, end) = (find(&EVENTS, start)?, find(&EVENTS, end)?);
-        let (from, to) = (start.at.load(Ordering::Acquire), end.at.load(Ordering::Acquire));
-        if from == 0 || to == 0 || (start.flags | end.flags) & NO_TIMING != 0 {
+        let (Some(from), Some(to)) = (start.moment(), end.moment()) else { return Err(INVALID_HANDLE) };
+        if (start.flags | end.flags) & NO_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }
-        if from.max(to) > monotonic_ns() {
-            return Err(NOT_READY);
-        }
+        let reached = from.reached(driver.member()).zip(to.reached(driver.member()));
+        let (from, to) = reached.ok_or(NOT_READY)?;
         out.set(((to as f64 - from as f64) / 1e6) as f32)
     }
 }

@@ -1,7 +1,9 @@
-//! Copies and fills. They take no modelled time; asynchronous ones are done when they return.
+//! Copies and fills. They take no modelled time, as copy engines take none of the GPU's compute time. A blocking copy
+//! from or to the host returns when all work of the context is done. Asynchronous ones are done when they return.
 
 use crate::array;
 use crate::code::{Code, INVALID_VALUE, Res};
+use crate::context::here;
 use crate::driver::{self, Driver};
 use crate::ffi::{In, fill_bytes, move_bytes};
 use crate::stream;
@@ -174,29 +176,38 @@ fn unified(to: u64, from: u64, size: u64) -> Res {
     one_way(to, from, size, |_| host(to).and(host(from)).map(|_| ()))
 }
 
+/// Waits as a copy in the default stream does.
+fn after_all(copied: Res) -> Res {
+    copied?;
+    if let Ok((driver, context)) = here() {
+        stream::synchronize(driver, context);
+    }
+    Ok(())
+}
+
 fn on(stream: u64) -> Res {
     stream::gpu_of(driver::get()?, stream).map(|_| ())
 }
 
 soft_gpu::api! {
-    fn cuMemcpy(to: u64, from: u64, size: u64) { unified(to, from, size) }
+    fn cuMemcpy(to: u64, from: u64, size: u64) { after_all(unified(to, from, size)) }
     fn cuMemcpyAsync(to: u64, from: u64, size: u64, stream: u64) { on(stream)?; unified(to, from, size) }
     fn cuMemcpyPeer(to: u64, _to_context: u64, from: u64, _from_context: u64, size: u64) { between(to, from, size) }
     fn cuMemcpyPeerAsync(to: u64, _to_context: u64, from: u64, _from_context: u64, size: u64, stream: u64) {
         on(stream)?;
         between(to, from, size)
     }
-    fn cuMemcpyHtoD_v2(to: u64, from: u64, size: u64) { to_device(to, from, size) }
+    fn cuMemcpyHtoD_v2(to: u64, from: u64, size: u64) { after_all(to_device(to, from, size)) }
     fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, size: u64, stream: u64) { on(stream)?; to_device(to, from, size) }
-    fn cuMemcpyDtoH_v2(to: u64, from: u64, size: u64) { to_host(to, from, size) }
+    fn cuMemcpyDtoH_v2(to: u64, from: u64, size: u64) { after_all(to_host(to, from, size)) }
     fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, size: u64, stream: u64) { on(stream)?; to_host(to, from, size) }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, size: u64) { between(to, from, size) }
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: u64, stream: u64) { on(stream)?; between(to, from, size) }
     fn cuMemcpyHtoA_v2(array: u64, offset: u64, from: u64, size: u64) {
-        to_device(array::find(array)?.address + offset, from, size)
+        after_all(to_device(array::find(array)?.address + offset, from, size))
     }
     fn cuMemcpyAtoH_v2(to: u64, array: u64, offset: u64, size: u64) {
-        to_host(to, array::find(array)?.address + offset, size)
+        after_all(to_host(to, array::find(array)?.address + offset, size))
     }
     fn cuMemcpyDtoA_v2(array: u64, offset: u64, from: u64, size: u64) {
         between(array::find(array)?.address + offset, from, size)
@@ -215,10 +226,10 @@ soft_gpu::api! {
         on(stream)?;
         to_host(to, array::find(array)?.address + offset, size)
     }
-    fn cuMemcpy2D_v2(description: In<[u64; 16]>) { copy_2d(description) }
-    fn cuMemcpy2DUnaligned_v2(description: In<[u64; 16]>) { copy_2d(description) }
+    fn cuMemcpy2D_v2(description: In<[u64; 16]>) { after_all(copy_2d(description)) }
+    fn cuMemcpy2DUnaligned_v2(description: In<[u64; 16]>) { after_all(copy_2d(description)) }
     fn cuMemcpy2DAsync_v2(description: In<[u64; 16]>, stream: u64) { on(stream)?; copy_2d(description) }
-    fn cuMemcpy3D_v2(description: In<[u64; 25]>) { copy_3d(description) }
+    fn cuMemcpy3D_v2(description: In<[u64; 25]>) { after_all(copy_3d(description)) }
     fn cuMemcpy3DAsync_v2(description: In<[u64; 25]>, stream: u64) { on(stream)?; copy_3d(description) }
     fn cuMemcpy3DPeer(description: In<[u64; 25]>) { copy_3d(description) }
     fn cuMemcpy3DPeerAsync(description: In<[u64; 25]>, stream: u64) { on(stream)?; copy_3d(description) }

@@ -114,6 +114,11 @@ impl Client {
         View::parse(&self.say(&format!("look:{gpu}")))
     }
 
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        assert!(succeeds("kill", &["-s", name, &self.pid().to_string()]), "SIG{name}");
+    }
+
     /// SIGKILL, and gone.
     pub fn kill(mut self) {
         self.child.kill().expect("it can be killed");

@@ -1,0 +1,366 @@
+//! The schedule without processes: contexts are queues in memory, the clock is a number.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::super::busy_in_window;
+use super::super::words::tests::Memory;
+use super::super::words::{Owner, Words, owner};
+use super::*;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+const PACE: Pace = Pace {
+    slice: 2 * MS,
+    switch: 100 * US,
+};
+
+struct Stage {
+    memory: Memory,
+    spent: Spent,
+}
+
+impl Stage {
+    /// Contexts, each of a place and a GPU.
+    fn new(owners: &[(usize, usize)]) -> Self {
+        let gpus = owners.iter().map(|(_, gpu)| gpu + 1).max().unwrap_or(1);
+        let memory = Memory::new(gpus, owners.len());
+        for (word, (place, gpu)) in memory.owners.iter().zip(owners) {
+            let owner = Owner {
+                place: *place,
+                gpu: *gpu,
+            };
+            word.store(owner::next(0, Some(owner)), SeqCst);
+        }
+        memory.clock[2].store(owners.len() as u64, SeqCst);
+        Self {
+            memory,
+            spent: Spent::default(),
+        }
+    }
+
+    fn words(&self) -> Words<'_> {
+        self.memory.words()
+    }
+
+    fn push_after(&self, queue: usize, now: u64, work: u64, after: Option<Ticket>) -> Ticket {
+        let place = &self.memory.queues[queue];
+        let number = place.pushed.load(SeqCst);
+        assert!(number < place.done.load(SeqCst) + DEPTH, "the queue is full");
+        let end = if number == 0 {
+            0
+        } else {
+            place.entry(number - 1).end.load(SeqCst)
+        };
+        let entry = place.entry(number);
+        entry.end.store(end + work, SeqCst);
+        entry.when.store(now, SeqCst);
+        entry.after.store(after.map_or(0, Ticket::pack), SeqCst);
+        place.pushed.store(number + 1, SeqCst);
+        Ticket { queue, number }
+    }
+
+    fn push(&self, queue: usize, now: u64, work: u64) -> Ticket {
+        self.push_after(queue, now, work, None)
+    }
+
+    /// In as many transactions as it takes.
+    fn advance(&mut self, now: u64) {
+        let words = self.memory.words();
+        while words.at.load(SeqCst) < now {
+            let quiet = words.quiet();
+            let mut schedule = Schedule::read(words, PACE);
+            schedule.advance(now);
+            let changes = schedule.changes();
+            assert!(changes.len() <= RECORDS && !changes.is_empty());
+            assert!(words.commit(quiet, 0, &changes));
+            self.spent.ran += schedule.spent.ran;
+            self.spent.switching += schedule.spent.switching;
+            self.spent.idle += schedule.spent.idle;
+        }
+    }
+
+    fn executed(&self, queue: usize) -> u64 {
+        self.memory.queues[queue].executed.load(SeqCst)
+    }
+
+    fn served(&self, place: usize, gpu: usize) -> u64 {
+        usage::served(self.words(), place, gpu)
+    }
+
+    fn stamp(&self, ticket: Ticket) -> Option<u64> {
+        let queue = &self.memory.queues[ticket.queue];
+        ticket
+            .is_done(self.words())
+            .then(|| queue.entry(ticket.number).when.load(SeqCst))
+    }
+}
+
+#[test]
+fn one_context_runs_its_work_in_order_without_a_switch() {
+    let mut stage = Stage::new(&[(0, 0)]);
+    let [first, second] = [10 * MS, 5 * MS].map(|work| stage.push(0, MS, work));
+    stage.advance(3 * MS);
+    assert_eq!((stage.executed(0), stage.stamp(first)), (2 * MS, None));
+    stage.advance(100 * MS);
+    assert_eq!(
+        [first, second].map(|ticket| stage.stamp(ticket)),
+        [Some(11 * MS), Some(16 * MS)]
+    );
+    let expected = Spent {
+        ran: 15 * MS,
+        switching: 0,
+        idle: 85 * MS,
+    };
+    assert_eq!(stage.spent, expected);
+}
+
+#[test]
+fn two_contexts_take_turns_in_slices_and_pay_for_each_change() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    let (one, other) = (stage.push(0, 0, 3 * MS), stage.push(1, 0, 3 * MS));
+    stage.advance(100 * MS);
+    // 0: 0 to 2 ms; 1: 2.1 to 4.1; 0: 4.2 to 5.2; 1: 5.3 to 6.3.
+    assert_eq!(stage.stamp(one), Some(5_200 * US));
+    assert_eq!(stage.stamp(other), Some(6_300 * US));
+    assert_eq!((stage.spent.ran, stage.spent.switching), (6 * MS, 300 * US));
+}
+
+/// Whoever looks, and how often.
+#[test]
+fn a_look_changes_nothing_of_the_schedule() {
+    let ends = [1, 7, 130, 5_000].map(|step| {
+        let mut stage = Stage::new(&[(0, 0), (1, 0), (2, 0)]);
+        let tickets = [(0, 3_170), (1, 900), (2, 4_700), (1, 2_333)].map(|(queue, us)| stage.push(queue, 0, us * US));
+        for now in (0..=20_000).step_by(step) {
+            stage.advance(now * US);
+        }
+        stage.advance(20 * MS);
+        tickets.map(|ticket| stage.stamp(ticket))
+    });
+    assert!(
+        ends.iter()
+            .all(|end| *end == ends[0] && end.iter().all(Option::is_some)),
+        "{ends:?}"
+    );
+}
+
+#[test]
+fn a_context_without_work_gives_way_at_once() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    stage.push(0, 0, 300 * US);
+    let other = stage.push(1, 0, 5 * MS);
+    stage.advance(100 * MS);
+    assert_eq!(stage.stamp(other), Some(5_400 * US));
+}
+
+#[test]
+fn the_first_context_after_idle_and_the_same_one_again_cost_no_switch() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    for (queue, now) in [(0, 0), (0, 1), (1, 2), (0, 3)] {
+        let ticket = stage.push(queue, now * MS, 100 * US);
+        stage.advance((now + 1) * MS);
+        assert_eq!(stage.stamp(ticket), Some(now * MS + 100 * US));
+    }
+    assert_eq!(stage.spent.switching, 0);
+}
+
+#[test]
+fn a_context_that_comes_late_waits_for_the_rest_of_a_slice_at_most() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    stage.push(0, 0, 1_000 * MS);
+    let late = stage.push(1, 11_500 * US, 100 * US);
+    stage.advance(100 * MS);
+    assert_eq!(stage.stamp(late), Some(12_200 * US), "the slice ends at 12 ms");
+}
+
+#[test]
+fn contexts_share_equally_and_processes_by_their_contexts() {
+    let mut stage = Stage::new(&[(0, 0), (0, 0), (0, 0), (0, 0), (1, 0)]);
+    for queue in 0..5 {
+        stage.push(queue, 0, 10_000 * MS);
+    }
+    stage.advance(1_000 * MS);
+    let (four, one) = (stage.served(0, 0), stage.served(1, 0));
+    assert!(four.abs_diff(4 * one) <= 4 * PACE.slice, "{four} {one}");
+    let busy = busy_in_window(stage.words(), PACE, &[(0, 0), (1, 0)], 1_000 * MS);
+    assert!(busy[0].abs_diff(4 * busy[1]) <= 10 * PACE.slice, "{busy:?}");
+}
+
+/// A kernel of 1 ms between two empty entries, as events are. The first is reached when the context gets its turn.
+#[test]
+fn stamps_of_a_context_that_is_switched_out_include_the_slices_of_others() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    stage.push(0, 0, 1_000 * MS);
+    let start = stage.push(1, 500 * US, 0);
+    stage.push(1, 500 * US, 3 * MS);
+    let end = stage.push(1, 500 * US, 0);
+    stage.advance(100 * MS);
+    // On the GPU from 2.1 to 4.1 ms, and again from 6.3 on.
+    assert_eq!(stage.stamp(start), Some(2_100 * US));
+    assert_eq!(stage.stamp(end), Some(7_300 * US));
+}
+
+#[test]
+fn work_waits_for_another_queues_also_on_another_gpu() {
+    for gpu in [0, 1] {
+        let mut stage = Stage::new(&[(0, 0), (0, gpu)]);
+        let first = stage.push(0, 0, 5 * MS);
+        let second = stage.push_after(1, 0, MS, Some(first));
+        let third = stage.push_after(0, 0, MS, Some(second));
+        stage.advance(100 * MS);
+        let switch = if gpu == 0 { PACE.switch } else { 0 };
+        assert_eq!(stage.stamp(second), Some(6 * MS + switch));
+        assert_eq!(stage.stamp(third), Some(7 * MS + 2 * switch));
+    }
+}
+
+/// While its context has only work that has to wait, others have the GPU.
+#[test]
+fn a_context_that_waits_for_another_gpu_gives_way() {
+    let mut stage = Stage::new(&[(0, 0), (0, 1), (1, 1)]);
+    let first = stage.push(0, 0, 50 * MS);
+    let waiting = stage.push_after(1, 0, MS, Some(first));
+    stage.push(2, 0, 40 * MS);
+    stage.advance(40 * MS);
+    assert_eq!(stage.executed(2), 40 * MS);
+    stage.advance(100 * MS);
+    assert_eq!(stage.stamp(waiting), Some(51 * MS));
+}
+
+#[test]
+fn a_full_queue_of_short_kernels_takes_several_transactions() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    let tickets: Vec<Ticket> = (0..DEPTH).map(|_| stage.push(0, 0, 5 * US)).collect();
+    stage.advance(100 * MS);
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(stage.stamp(ticket), Some((number as u64 + 1) * 5 * US));
+    }
+    // The places are used again, and the numbers go on.
+    let again = stage.push(0, 100 * MS, 5 * US);
+    stage.advance(200 * MS);
+    assert_eq!((again.number, stage.stamp(again)), (DEPTH, Some(100 * MS + 5 * US)));
+}
+
+#[test]
+fn a_closed_queue_is_gone_from_the_schedule() {
+    for running in [0, 1] {
+        let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+        let tickets = [stage.push(0, 0, 1_000 * MS), stage.push(1, 0, 10 * MS)];
+        // 0 is on the GPU until 2 ms, 1 from 2.1 ms on.
+        let moment = if running == 0 { MS } else { 3 * MS };
+        stage.advance(moment);
+        super::super::close(stage.words(), 0, 0);
+        assert!(tickets[0].is_done(stage.words()), "nobody waits for it");
+        stage.advance(100 * MS);
+        let expected = if running == 0 { 11_100 } else { 12_100 };
+        assert_eq!(stage.stamp(tickets[1]), Some(expected * US), "{running}");
+    }
+}
+
+/// The bound that waiters sleep by: never too late.
+#[test]
+fn nothing_ends_before_it_can() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0), (2, 0)]);
+    let tickets =
+        [(0, 3_170), (1, 900), (2, 4_700), (1, 2_333), (0, 0)].map(|(queue, us)| stage.push(queue, 0, us * US));
+    let mut bounds = Vec::new();
+    for now in (0..20_000).step_by(50) {
+        stage.advance(now * US);
+        let schedule = Schedule::read(stage.words(), PACE);
+        bounds.extend(tickets.map(|ticket| (ticket, schedule.earliest(ticket))));
+    }
+    stage.advance(30 * MS);
+    for (ticket, bound) in bounds {
+        // What is done already may be looked at, at once.
+        let end = stage.stamp(ticket).expect("done");
+        assert!(
+            bound <= end || bound <= 20 * MS && end <= bound,
+            "{ticket:?}: {bound}, ended {end}"
+        );
+    }
+}
+
+#[test]
+fn nonsense_ends() {
+    let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+    stage.push(0, 0, MS);
+    stage.memory.queues[1].pushed.store(u64::MAX, SeqCst);
+    stage.memory.queues[1].executed.store(u64::MAX / 2, SeqCst);
+    stage.memory.queues[1].entries[5].after.store(u64::MAX, SeqCst);
+    stage.memory.gpus[0].turn.store(u64::MAX, SeqCst);
+    stage.memory.gpus[0].slice_start.store(u64::MAX, SeqCst);
+    stage.memory.gpus[0].switch_end.store(u64::MAX, SeqCst);
+    let mut schedule = Schedule::read(stage.words(), PACE);
+    schedule.advance(MS);
+    schedule.changes();
+    stage.spent = schedule.spent;
+}
+
+/// Random numbers (xorshift), so that each seed is a case that can be run again.
+fn numbers(mut state: u64) -> impl FnMut() -> u64 {
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
+/// Random contexts, work, looks and closes: no time is lost or made, each piece of work ends once and in order, and
+/// what processes are charged with is what their contexts ran.
+#[test]
+fn time_is_conserved() {
+    let cases = if cfg!(miri) { 3 } else { 300 };
+    for seed in 1..=cases {
+        let mut next = numbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let gpus = 1 + next() as usize % 2;
+        let owners: Vec<(usize, usize)> = (0..1 + next() % 5)
+            .map(|_| (next() as usize % 3, next() as usize % gpus))
+            .collect();
+        let mut stage = Stage::new(&owners);
+        let gpus = stage.memory.gpus.len() as u64;
+        let mut open: Vec<usize> = (0..owners.len()).collect();
+        let (mut now, mut tickets): (u64, Vec<Ticket>) = (0, Vec::new());
+        for _ in 0..200 {
+            match next() % 16 {
+                0..6 => now += next() % (5 * MS),
+                6 if open.len() > 1 => {
+                    let queue = open.swap_remove(next() as usize % open.len());
+                    super::super::close(stage.words(), 0, queue);
+                }
+                _ => {
+                    let queue = open[next() as usize % open.len()];
+                    let work = [0, 5 * US, 700 * US, 9 * MS][next() as usize % 4];
+                    let after = tickets
+                        .last()
+                        .copied()
+                        .filter(|ticket| ticket.queue != queue && next().is_multiple_of(4));
+                    let ticket = stage.push_after(queue, now, work, after);
+                    tickets.push(ticket);
+                }
+            }
+            if next().is_multiple_of(2) {
+                stage.advance(now);
+            }
+        }
+        stage.advance(now);
+        let Spent { ran, switching, idle } = stage.spent;
+        assert_eq!(ran + switching + idle, now * gpus, "seed {seed}");
+        let users = (0..3).flat_map(|place| (0..gpus as usize).map(move |gpu| (place, gpu)));
+        let served: u64 = users.map(|(place, gpu)| stage.served(place, gpu)).sum();
+        assert_eq!(served, ran, "seed {seed}");
+        stage.advance(now + 10_000 * MS);
+        assert!(
+            tickets.iter().all(|ticket| ticket.is_done(stage.words())),
+            "seed {seed}: all ends"
+        );
+        for queue in open {
+            let stamps: Vec<u64> = tickets
+                .iter()
+                .filter(|ticket| ticket.queue == queue)
+                .filter_map(|ticket| stage.stamp(*ticket))
+                .collect();
+            assert!(stamps.is_sorted(), "seed {seed}: {stamps:?}");
+        }
+    }
+}

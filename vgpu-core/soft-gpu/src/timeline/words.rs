@@ -1,0 +1,357 @@
+//! The shared words of the GPUs' time.
+//!
+//! Two kinds of words, by who writes them:
+//! - `Queue::pushed` and an entry that is not pushed yet: the process that owns the queue, and nobody else.
+//! - All others: transactions of the journal. Their values never recur: times, positions and counters only grow, also
+//!   when a queue or a process's place gets another owner. So an exchange of a process that was stopped in the middle
+//!   of one, and goes on much later, fails.
+//!
+//! A queue is a tape: entry `n` ends at the position `end` of GPU time, and the context has come to `executed`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::journal::Journal;
+use crate::account::MAX_PROCS;
+use crate::profile::MAX_GPUS;
+
+/// How many contexts of all processes can have launched work and live.
+pub const MAX_QUEUES: usize = 1 << 10;
+/// How much work a context can have queued. A further launch waits.
+pub const DEPTH: u64 = 1 << 10;
+/// Figures of the past that a process has of a GPU: together they reach back further than the window.
+pub const SAMPLES: usize = 32;
+
+/// One piece of work in a queue.
+#[derive(Default)]
+#[repr(C)]
+pub struct Entry {
+    /// Where on the tape it ends.
+    pub end: AtomicU64,
+    /// When it was queued. Once it is done: when it ended.
+    pub when: AtomicU64,
+    /// The ticket of another queue that has to be done before, as [`Ticket::pack`] has it; 0: none.
+    pub after: AtomicU64,
+}
+
+/// The work of one context.
+#[repr(C, align(128))]
+pub struct Queue {
+    /// How many entries there have ever been.
+    pub pushed: AtomicU64,
+    /// How many of them have ended.
+    pub done: AtomicU64,
+    /// How much GPU time the queue has ever had.
+    pub executed: AtomicU64,
+    pub entries: [Entry; DEPTH as usize],
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            pushed: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            entries: std::array::from_fn(|_| Entry::default()),
+        }
+    }
+}
+
+impl Queue {
+    pub fn entry(&self, number: u64) -> &Entry {
+        &self.entries[(number % DEPTH) as usize]
+    }
+}
+
+/// What a GPU does.
+#[derive(Default)]
+#[repr(C)]
+pub struct Turn {
+    /// See `schedule`: who is on the GPU, what it does, and a counter of changes.
+    pub turn: AtomicU64,
+    pub slice_start: AtomicU64,
+    /// When the switch ends that is under way.
+    pub switch_end: AtomicU64,
+}
+
+#[derive(Default)]
+#[repr(C)]
+pub struct Sample {
+    pub at: AtomicU64,
+    pub served: AtomicU64,
+}
+
+/// What one place of a process has had of one GPU.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Usage {
+    /// GPU time of all processes that ever had the place.
+    pub served: AtomicU64,
+    /// How many samples there have ever been.
+    pub sampled: AtomicU64,
+    /// When the process joined. It writes this itself.
+    pub since: AtomicU64,
+    pub samples: [Sample; SAMPLES],
+}
+
+/// All of it, in the shared file.
+#[repr(C, align(128))]
+pub struct Timeline {
+    /// See `journal`.
+    pub root: AtomicU64,
+    /// The moment up to which the schedule has come.
+    pub at: AtomicU64,
+    /// The largest number of queues that were ever in use. Readers read no further.
+    pub high_water: AtomicU64,
+    pub gpus: [Turn; MAX_GPUS],
+    /// Apart from the queues, so that a look for those in use is cheap.
+    pub owners: [AtomicU64; MAX_QUEUES],
+    pub queues: [Queue; MAX_QUEUES],
+    pub usage: [[Usage; MAX_GPUS]; MAX_PROCS],
+    /// One for each process, and one for who has the folder's lock.
+    pub journals: [Journal; MAX_PROCS + 1],
+}
+
+const _: () = {
+    assert!(size_of::<Queue>() == 24 * DEPTH as usize + 128);
+    assert!(size_of::<Usage>() == 576);
+};
+
+/// The same by reference, so that tests need not make all of it.
+#[derive(Clone, Copy)]
+pub struct Words<'a> {
+    pub root: &'a AtomicU64,
+    pub at: &'a AtomicU64,
+    pub high_water: &'a AtomicU64,
+    pub gpus: &'a [Turn],
+    pub owners: &'a [AtomicU64],
+    pub queues: &'a [Queue],
+    pub usage: &'a [[Usage; MAX_GPUS]],
+    pub journals: &'a [Journal],
+}
+
+impl Timeline {
+    /// `gpus` are as many as the profile has.
+    pub fn words(&self, gpus: usize) -> Words<'_> {
+        Words {
+            root: &self.root,
+            at: &self.at,
+            high_water: &self.high_water,
+            gpus: &self.gpus[..gpus.min(MAX_GPUS)],
+            owners: &self.owners,
+            queues: &self.queues,
+            usage: &self.usage,
+            journals: &self.journals,
+        }
+    }
+}
+
+/// The name of a word that transactions change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    At,
+    Turn { gpu: usize },
+    SliceStart { gpu: usize },
+    SwitchEnd { gpu: usize },
+    Owner { queue: usize },
+    Done { queue: usize },
+    Executed { queue: usize },
+    When { queue: usize, entry: u64 },
+    Served { place: usize, gpu: usize },
+    Sampled { place: usize, gpu: usize },
+    SampleAt { place: usize, gpu: usize, sample: u64 },
+    SampleServed { place: usize, gpu: usize, sample: u64 },
+}
+
+impl Name {
+    /// As one word: kind, first number, second, third.
+    pub fn pack(self) -> u64 {
+        let word = |kind: u64, a: usize, b: usize, c: u64| kind << 48 | (a as u64) << 32 | (b as u64) << 16 | c;
+        match self {
+            Self::At => word(0, 0, 0, 0),
+            Self::Turn { gpu } => word(1, gpu, 0, 0),
+            Self::SliceStart { gpu } => word(2, gpu, 0, 0),
+            Self::SwitchEnd { gpu } => word(3, gpu, 0, 0),
+            Self::Owner { queue } => word(4, queue, 0, 0),
+            Self::Done { queue } => word(5, queue, 0, 0),
+            Self::Executed { queue } => word(6, queue, 0, 0),
+            Self::When { queue, entry } => word(7, queue, 0, entry % DEPTH),
+            Self::Served { place, gpu } => word(8, place, gpu, 0),
+            Self::Sampled { place, gpu } => word(9, place, gpu, 0),
+            Self::SampleAt { place, gpu, sample } => word(10, place, gpu, sample % SAMPLES as u64),
+            Self::SampleServed { place, gpu, sample } => word(11, place, gpu, sample % SAMPLES as u64),
+        }
+    }
+}
+
+impl<'a> Words<'a> {
+    /// Returns the word with a packed name. None: the name was read while it was written, or is damaged.
+    pub fn named(&self, packed: u64) -> Option<&'a AtomicU64> {
+        let part = |shift: u32| (packed >> shift) as usize & 0xffff;
+        let (a, b, c) = (part(32), part(16), part(0));
+        let usage = || self.usage.get(a)?.get(b);
+        Some(match packed >> 48 {
+            0 => self.at,
+            1 => &self.gpus.get(a)?.turn,
+            2 => &self.gpus.get(a)?.slice_start,
+            3 => &self.gpus.get(a)?.switch_end,
+            4 => self.owners.get(a)?,
+            5 => &self.queues.get(a)?.done,
+            6 => &self.queues.get(a)?.executed,
+            7 => &self.queues.get(a)?.entries.get(c)?.when,
+            8 => &usage()?.served,
+            9 => &usage()?.sampled,
+            10 => &usage()?.samples.get(c)?.at,
+            11 => &usage()?.samples.get(c)?.served,
+            _ => return None,
+        })
+    }
+}
+
+/// Whose a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    pub place: usize,
+    pub gpu: usize,
+}
+
+/// The owner's word: a counter of owners, then GPU, then place + 1, or 0 if the queue is free.
+pub mod owner {
+    use super::Owner;
+
+    pub fn of(word: u64) -> Option<Owner> {
+        let place = (word & 0xffff) as usize;
+        place.checked_sub(1).map(|place| Owner {
+            place,
+            gpu: (word >> 16) as usize & 0xffff,
+        })
+    }
+
+    /// The word that follows `word`.
+    pub fn next(word: u64, owner: Option<Owner>) -> u64 {
+        let low = owner.map_or(0, |owner| (owner.gpu as u64) << 16 | (owner.place as u64 + 1));
+        ((word >> 32) + 1) << 32 | low
+    }
+}
+
+/// One piece of work of one queue. It is never reused: numbers go on when the queue gets another owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    pub queue: usize,
+    pub number: u64,
+}
+
+impl Ticket {
+    /// Never 0.
+    pub fn pack(self) -> u64 {
+        (self.queue as u64 + 1) << 48 | self.number
+    }
+
+    pub fn unpack(word: u64) -> Option<Self> {
+        let queue = (word >> 48) as usize;
+        queue.checked_sub(1).map(|queue| Self {
+            queue: queue % MAX_QUEUES,
+            number: word & ((1 << 48) - 1),
+        })
+    }
+
+    /// Returns true if it has ended, as far as the schedule has come. A queue that was closed has ended all.
+    pub fn is_done(self, words: Words<'_>) -> bool {
+        words
+            .queues
+            .get(self.queue)
+            .is_none_or(|queue| queue.done.load(Ordering::Acquire) > self.number)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Small words for tests.
+    pub(crate) struct Memory {
+        pub(crate) gpus: Vec<Turn>,
+        pub(crate) owners: Vec<AtomicU64>,
+        pub(crate) queues: Vec<Queue>,
+        pub(crate) usage: Vec<[Usage; MAX_GPUS]>,
+        pub(crate) journals: Vec<Journal>,
+        pub(crate) clock: [AtomicU64; 3],
+    }
+
+    impl Memory {
+        pub(crate) fn new(gpus: usize, queues: usize) -> Self {
+            Self {
+                gpus: (0..gpus).map(|_| Turn::default()).collect(),
+                owners: (0..queues).map(|_| AtomicU64::new(0)).collect(),
+                queues: (0..queues).map(|_| Queue::default()).collect(),
+                usage: (0..queues.max(3)).map(|_| Default::default()).collect(),
+                journals: (0..=queues).map(|_| Journal::default()).collect(),
+                clock: Default::default(),
+            }
+        }
+
+        pub(crate) fn words(&self) -> Words<'_> {
+            Words {
+                root: &self.clock[0],
+                at: &self.clock[1],
+                high_water: &self.clock[2],
+                gpus: &self.gpus,
+                owners: &self.owners,
+                queues: &self.queues,
+                usage: &self.usage,
+                journals: &self.journals,
+            }
+        }
+    }
+
+    #[test]
+    fn each_name_leads_to_a_word_of_its_own() {
+        let memory = Memory::new(2, 3);
+        let words = memory.words();
+        let mut names = vec![Name::At];
+        for gpu in 0..2 {
+            names.extend([Name::Turn { gpu }, Name::SliceStart { gpu }, Name::SwitchEnd { gpu }]);
+            for place in 0..3 {
+                names.extend([Name::Served { place, gpu }, Name::Sampled { place, gpu }]);
+                for sample in [0, 31] {
+                    names.extend([
+                        Name::SampleAt { place, gpu, sample },
+                        Name::SampleServed { place, gpu, sample },
+                    ]);
+                }
+            }
+        }
+        for queue in 0..3 {
+            names.extend([Name::Owner { queue }, Name::Done { queue }, Name::Executed { queue }]);
+            names.extend([0, 1023].map(|entry| Name::When { queue, entry }));
+        }
+        let mut found: Vec<_> = names
+            .iter()
+            .map(|name| std::ptr::from_ref(words.named(name.pack()).expect("a word")))
+            .collect();
+        found.sort();
+        found.dedup();
+        assert_eq!(found.len(), names.len());
+        for damaged in [
+            12 << 48,
+            Name::Done { queue: 3 }.pack(),
+            Name::Turn { gpu: 2 }.pack(),
+            u64::MAX,
+        ] {
+            assert!(words.named(damaged).is_none(), "{damaged:x}");
+        }
+    }
+
+    #[test]
+    fn owners_and_tickets_survive_packing() {
+        let owner = Owner { place: 0, gpu: 15 };
+        let taken = owner::next(0, Some(owner));
+        assert_eq!(owner::of(taken), Some(owner));
+        let free = owner::next(taken, None);
+        assert_eq!(owner::of(free), None);
+        assert_ne!(owner::next(free, Some(owner)), taken, "another time, another word");
+        let ticket = Ticket { queue: 0, number: 0 };
+        assert_ne!(ticket.pack(), 0);
+        assert_eq!(Ticket::unpack(ticket.pack()), Some(ticket));
+        assert_eq!(Ticket::unpack(0), None);
+    }
+}

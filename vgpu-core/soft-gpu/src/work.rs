@@ -1,0 +1,384 @@
+//! A context's work, as its process queues it and waits for it.
+//!
+//! A launch writes one entry of the context's queue, without a lock that another process could hold and without a look
+//! at the schedule. Only a full queue makes it wait. A context takes a queue with its first launch or event.
+//!
+//! How it fails:
+//! - No queue is left: the launch is refused, and the next one tries again.
+//! - The process dies: its queues are closed by the next process that looks, at most WATCH_NS later (see
+//!   `State::end_work`). Until then the GPU goes on with its work.
+//! - The process is stopped: others advance the schedule, and its work goes on. Nobody waits for it.
+//! - A waiter sleeps by a bound that is right as long as nobody dies or closes a context, but not longer than NAP_NS.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::clock::{self, sleep_until, sleep_while};
+use crate::state::Member;
+use crate::timeline::schedule::Schedule;
+use crate::timeline::words::{DEPTH, Owner, Queue, Ticket};
+use crate::timeline::{self};
+use crate::virtual_time::VirtualTime;
+
+/// How often a process that looks tests if others with work have died.
+const WATCH_NS: u64 = 5_000_000;
+/// The longest sleep between two looks.
+const NAP_NS: u64 = 10_000_000;
+
+/// One context's work on a GPU.
+pub struct Work {
+    gpu: usize,
+    /// The queue's number + 1; 0: none. Apart from the tail, which a launch keeps locked while it waits.
+    queue: AtomicUsize,
+    is_closed: AtomicBool,
+    tail: Mutex<Tail>,
+}
+
+#[derive(Default)]
+struct Tail {
+    pushed: u64,
+    /// Where the last entry ends.
+    end: u64,
+    /// Moments that are not known to be reached. An entry's place is used again only when its stamp is kept here.
+    moments: BTreeMap<u64, Weak<Moment>>,
+}
+
+/// A point in a context's work, as an event records it.
+pub struct Moment {
+    /// The work that has to end before; None: none.
+    ticket: Option<Ticket>,
+    /// When it was reached; 0: not known yet.
+    at: AtomicU64,
+}
+
+/// Why work was not queued.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// All queues are in use.
+    Crowded,
+    /// The context was closed.
+    Closed,
+}
+
+impl Work {
+    pub fn new(gpu: usize) -> Self {
+        Self {
+            gpu,
+            queue: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+            tail: Mutex::default(),
+        }
+    }
+
+    fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues `work` ns of GPU time behind all that is queued, not to begin before `after` has ended. Waits while the
+    /// queue is full.
+    pub fn launch(&self, member: &Member, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
+        self.push(member, &mut self.tail(), work, after)
+    }
+
+    fn push(&self, member: &Member, tail: &mut Tail, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
+        member.enters();
+        let (number, place) = self.open(member, tail)?;
+        if tail.pushed.wrapping_sub(place.done.load(Ordering::Acquire)) >= DEPTH {
+            let oldest = Ticket {
+                queue: number,
+                number: tail.pushed - DEPTH,
+            };
+            member.wait_unless(oldest, &self.is_closed);
+            if self.is_closed.load(Ordering::Acquire) {
+                return Err(Refused::Closed);
+            }
+        }
+        let ticket = Ticket {
+            queue: number,
+            number: tail.pushed,
+        };
+        tail.keep_stamps(place, ticket.number);
+        tail.end = tail.end.saturating_add(work);
+        tail.pushed += 1;
+        let entry = place.entry(ticket.number);
+        entry.end.store(tail.end, Ordering::Relaxed);
+        entry.after.store(after.map_or(0, Ticket::pack), Ordering::Relaxed);
+        // Release: who reads it as a stamp, because it was slow, sees that the moment has its own.
+        entry.when.store(member.state.now(), Ordering::Release);
+        place.pushed.store(tail.pushed, Ordering::Release);
+        Ok(ticket)
+    }
+
+    /// This context's queue, which it takes if it has none.
+    #[inline]
+    fn open(&self, member: &Member, tail: &mut Tail) -> Result<(usize, &'static Queue), Refused> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Refused::Closed);
+        }
+        let words = member.state.words();
+        if let Some(queue) = self.queue() {
+            return Ok((queue, &words.queues[queue]));
+        }
+        let owner = Owner {
+            place: member.place,
+            gpu: self.gpu,
+        };
+        let queue = timeline::open(words, owner).ok_or(Refused::Crowded)?;
+        let place = &words.queues[queue];
+        self.queue.store(queue + 1, Ordering::Release);
+        tail.pushed = place.pushed.load(Ordering::Acquire);
+        tail.end = place.executed.load(Ordering::Acquire);
+        Ok((queue, place))
+    }
+
+    #[inline]
+    fn queue(&self) -> Option<usize> {
+        self.queue.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// The last piece of work that was queued.
+    pub fn last(&self, member: &Member) -> Option<Ticket> {
+        let queue = self.queue()?;
+        let number = member.state.words().queues[queue]
+            .pushed
+            .load(Ordering::Acquire)
+            .checked_sub(1)?;
+        Some(Ticket { queue, number })
+    }
+
+    /// Returns true if the ticket is this context's: what is queued later runs later anyway.
+    pub fn has(&self, ticket: Ticket) -> bool {
+        self.queue() == Some(ticket.queue)
+    }
+
+    /// Returns the moment at which `last` has ended and the context is on the GPU. Without earlier work in any stream
+    /// that is the context's next turn, which an entry without work waits for.
+    pub fn record(&self, member: &Member, last: Option<Ticket>) -> Result<Arc<Moment>, Refused> {
+        let mut tail = self.tail();
+        let pending = last.filter(|ticket| !member.is_done(*ticket));
+        let ticket = match (pending, self.last(member)) {
+            (Some(ticket), _) => ticket,
+            (None, Some(other)) if !member.is_done(other) => return Ok(Arc::new(Moment::now(member))),
+            (None, _) => self.push(member, &mut tail, 0, None)?,
+        };
+        Ok(tail.moment(ticket))
+    }
+
+    /// Ends the work of a context. What is queued is gone.
+    pub fn close(&self, member: &Member) {
+        // A launch that waits in a full queue sees it, and lets go of the tail.
+        self.is_closed.store(true, Ordering::Release);
+        let mut tail = self.tail();
+        let Some(queue) = self.queue() else { return };
+        let (words, now) = (member.state.words(), member.advance().at);
+        let done = words.queues[queue].done.load(Ordering::Acquire);
+        tail.keep_stamps(&words.queues[queue], (done + DEPTH).saturating_sub(1));
+        for moment in std::mem::take(&mut tail.moments)
+            .into_values()
+            .filter_map(|moment| moment.upgrade())
+        {
+            moment.at.store(now, Ordering::Release);
+        }
+        self.queue.store(0, Ordering::Release);
+        let _journal = member.journal();
+        timeline::close(words, member.place, queue);
+    }
+}
+
+impl Tail {
+    fn moment(&mut self, ticket: Ticket) -> Arc<Moment> {
+        let known = self.moments.get(&ticket.number).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let moment = Arc::new(Moment {
+                ticket: Some(ticket),
+                at: AtomicU64::new(0),
+            });
+            self.moments.insert(ticket.number, Arc::downgrade(&moment));
+            moment
+        })
+    }
+
+    /// Keeps the stamps of entries whose places are used again when entry `next` is written. They are done.
+    fn keep_stamps(&mut self, queue: &Queue, next: u64) {
+        while let Some(first) = self.moments.first_entry().filter(|first| first.key() + DEPTH <= next) {
+            let (number, moment) = first.remove_entry();
+            if let Some(moment) = moment.upgrade() {
+                moment
+                    .at
+                    .store(queue.entry(number).when.load(Ordering::Acquire), Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Moment {
+    fn now(member: &Member) -> Self {
+        Self {
+            ticket: None,
+            at: AtomicU64::new(member.state.now()),
+        }
+    }
+
+    /// The work that has to end before, if it is not known to have ended.
+    pub fn pending(&self) -> Option<Ticket> {
+        self.ticket.filter(|_| self.at.load(Ordering::Acquire) == 0)
+    }
+
+    /// Returns when it was reached. None: not yet.
+    pub fn reached(&self, member: &Member) -> Option<u64> {
+        let Some(ticket) = self.pending() else {
+            return Some(self.at.load(Ordering::Acquire));
+        };
+        if !member.is_done(ticket) {
+            return None;
+        }
+        let words = member.state.words();
+        let stamp = words.queues[ticket.queue]
+            .entry(ticket.number)
+            .when
+            .load(Ordering::Acquire);
+        // If the entry's place was used again meanwhile, its stamp was kept here before.
+        match self.at.load(Ordering::Acquire) {
+            0 => Some(stamp),
+            kept => Some(kept),
+        }
+    }
+
+    pub fn wait(&self, member: &Member) {
+        if let Some(ticket) = self.pending() {
+            member.wait(ticket);
+        }
+    }
+}
+
+impl Member {
+    fn journal(&self) -> MutexGuard<'_, ()> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings the schedule to now. If others with work have died, that work is taken off the GPUs.
+    fn advance(&self) -> Schedule<'_> {
+        let schedule = self.advance_only();
+        let watched = self.watched_at.load(Ordering::Relaxed);
+        let places = schedule.workers(self.place);
+        if places.is_empty() || schedule.at.saturating_sub(watched) < WATCH_NS {
+            return schedule;
+        }
+        self.watched_at.store(schedule.at, Ordering::Relaxed);
+        if !self
+            .state
+            .mark_dead(Some(self.place), |place, _| places.contains(&place))
+        {
+            return schedule;
+        }
+        self.state.bury();
+        self.advance_only()
+    }
+
+    fn advance_only(&self) -> Schedule<'_> {
+        let (state, _journal) = (&self.state, self.journal());
+        timeline::advance(state.words(), state.pace(), self.place, state.now())
+    }
+
+    /// Returns true if a piece of work has ended by now.
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        let words = self.state.words();
+        if !ticket.is_done(words) {
+            self.advance();
+        }
+        ticket.is_done(words)
+    }
+
+    /// Waits until a piece of work has ended.
+    pub fn wait(&self, ticket: Ticket) {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        self.wait_unless(ticket, &NEVER);
+    }
+
+    fn wait_unless(&self, ticket: Ticket, given_up: &AtomicBool) {
+        let words = self.state.words();
+        while !ticket.is_done(words) && !given_up.load(Ordering::Acquire) {
+            let schedule = self.advance();
+            if ticket.is_done(words) {
+                return;
+            }
+            let (now, until) = (schedule.at, schedule.earliest(ticket));
+            drop(schedule);
+            match self.state.virtual_time() {
+                None => sleep_until(until.min(now.saturating_add(NAP_NS))),
+                Some(time) => self.pass(time, until, || {
+                    given_up.load(Ordering::Acquire) || ticket.is_done(words)
+                }),
+            }
+        }
+    }
+
+    /// Sleeps until a moment of the GPUs' clock.
+    pub fn sleep_until(&self, until: u64) {
+        match self.state.virtual_time() {
+            None => sleep_until(until),
+            Some(time) => self.pass(time, until, || false),
+        }
+    }
+
+    /// Waits for a moment of virtual time.
+    fn pass(&self, time: &VirtualTime, until: u64, is_over: impl Fn() -> bool) {
+        self.enters();
+        let _wait = time.wait(self.place, until);
+        while time.now() < until && !is_over() {
+            let seen = time.jumps.load(Ordering::SeqCst);
+            self.state.jump(time);
+            if time.now() >= until {
+                break;
+            }
+            sleep_while(&time.jumps, seen, Duration::from_nanos(WATCH_NS));
+            // The time may stand still because of a process that is dead.
+            if time.jumps.load(Ordering::SeqCst) == seen && self.state.mark_dead(Some(self.place), |_, _| true) {
+                self.state.bury();
+            }
+        }
+    }
+
+    /// From now on virtual time waits for this thread.
+    #[inline]
+    fn enters(&self) {
+        if let Some(time) = self.state.virtual_time() {
+            // At a thread's very end it is no longer counted.
+            let _ = THREAD.try_with(|thread| {
+                thread.get_or_init(|| Thread::new(time, self.place));
+            });
+        }
+    }
+}
+
+thread_local! {
+    static THREAD: OnceCell<Thread> = const { OnceCell::new() };
+}
+
+/// A thread that virtual time waits for.
+struct Thread {
+    time: &'static VirtualTime,
+    place: usize,
+    /// A child of fork has a copy, which is not counted.
+    process: u32,
+}
+
+impl Thread {
+    fn new(time: &'static VirtualTime, place: usize) -> Self {
+        time.thread_begins(place);
+        let process = std::process::id();
+        Self { time, place, process }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.time.thread_ends(self.place);
+            clock::wake(&self.time.jumps);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Several processes on one GPU's time. All lengths are by the GPU's clock, which runs on whatever processes do, so
+//! a slow machine changes none of them.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Client, Folder};
+
+/// So many times a kernel of so many microseconds takes, between two events.
+fn timed(client: &mut Client, work: &str) -> u64 {
+    elapsed(&client.say(&format!("timed:{work}")))
+}
+
+fn elapsed(answer: &str) -> u64 {
+    let us = answer.strip_prefix("0 ").unwrap_or_else(|| panic!("{answer}"));
+    us.parse().expect("microseconds")
+}
+
+/// Events are floats of milliseconds.
+#[track_caller]
+fn about(us: u64, expected: u64, slack: u64) {
+    assert!(us.abs_diff(expected) <= slack, "{us} us, expected {expected}");
+}
+
+const HOUR: &str = "3600000000";
+/// 2 ms of work, 2 ms of another context's, and two switches, for each 2 ms.
+const fn beside_one(us: u64) -> u64 {
+    us * 42 / 20
+}
+/// Where in a turn an event falls.
+const TURN: u64 = 4_200;
+
+#[test]
+fn kernels_last_as_long_as_their_names_say_and_a_full_queue_waits() {
+    let state = Folder::new("named");
+    let mut client = Client::ready(&state.0);
+    about(timed(&mut client, "500"), 500, 1);
+    about(timed(&mut client, "700x300"), 210_000, 20);
+    about(timed(&mut client, "0x10"), 0, 0);
+    assert_eq!(client.say("spin:100x3000"), "0", "three times the queue's length");
+    assert_eq!(client.say("call:cuCtxSynchronize"), "0");
+}
+
+#[test]
+fn two_processes_with_work_get_half_each_by_events_and_by_nvml() {
+    let state = Folder::new("halves");
+    let mut clients = [(); 2].map(|()| Client::ready(&state.0));
+    assert_eq!(clients[1].say(&format!("spin:{HOUR}")), "0");
+    about(timed(&mut clients[0], "2000x100"), beside_one(200_000), TURN);
+    assert_eq!(clients[0].say(&format!("spin:{HOUR}")), "0");
+    // Until the window has nothing else.
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let line = clients[0].say("shares");
+        let mut users: Vec<(u32, u64)> = line
+            .trim_start_matches("0 ")
+            .split(',')
+            .filter_map(|user| user.split_once(':'))
+            .map(|(pid, busy)| (pid.parse().expect("a PID"), busy.parse().expect("percent")))
+            .collect();
+        users.sort();
+        let mut pids = clients.each_ref().map(Client::pid);
+        pids.sort();
+        if users.iter().map(|user| user.0).eq(pids) && users.iter().all(|user| (45..=50).contains(&user.1)) {
+            break;
+        }
+        assert!(Instant::now() < end, "never half each: {line}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!((90..=97).contains(&clients[0].look(0).busy), "the rest are switches");
+}
+
+#[test]
+fn a_killed_process_leaves_the_gpu_to_others() {
+    let state = Folder::new("killed");
+    let mut survivor = Client::ready(&state.0);
+    for look in [false, true] {
+        let mut victim = Client::ready(&state.0);
+        assert_eq!(victim.say(&format!("spin:{HOUR}")), "0");
+        about(timed(&mut survivor, "2000x50"), beside_one(100_000), TURN);
+        victim.kill();
+        if look {
+            survivor.look(0);
+        } else {
+            timed(&mut survivor, "2000x50"); // which takes longer than the survivor needs to see it
+        }
+        about(timed(&mut survivor, "2000x50"), 100_000, 20);
+    }
+}
+
+#[test]
+fn the_work_of_a_stopped_process_goes_on() {
+    let state = Folder::new("stopped");
+    let mut other = Client::ready(&state.0);
+    let mut stopped = Client::ready(&state.0);
+    assert_eq!(stopped.say("begin:2000x200"), "0");
+    stopped.signal("STOP");
+    // More than the stopped one has to do: it ends while nobody but the other one looks.
+    timed(&mut other, "2000x500");
+    about(timed(&mut other, "2000x50"), 100_000, 20);
+    stopped.signal("CONT");
+    let took = elapsed(&stopped.say("end"));
+    assert!(
+        (400_000..=beside_one(400_000) + TURN).contains(&took),
+        "{took}: the time for which it was stopped counts"
+    );
+}
