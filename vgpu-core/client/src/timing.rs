@@ -1,8 +1,8 @@
 //! Work of a known length on the software GPU, and how long it took by the GPU's own clock.
 
 use crate::client::Client;
-use crate::library::call;
-use std::ffi::{CString, c_char};
+use crate::library::{call, size};
+use std::ffi::{CString, c_char, c_void};
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     Some(match name {
@@ -16,6 +16,8 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             0 => end(client),
             code => code.to_string(),
         },
+        // Sleeps until the GPUs' clock shows so many nanoseconds: what it shows then.
+        "until" => sleep_until(client, size(value)).to_string(),
         // NVML of the first GPU: percent of each PID.
         "shares" => shares(client),
         _ => return None,
@@ -71,6 +73,15 @@ fn end(client: &mut Client) -> String {
     let waited = call!(cuda, "cuEventSynchronize"(usize)(end));
     let result = call!(cuda, "cuEventElapsedTime" (*mut f32, usize, usize) (&mut ms, start, end));
     format!("{} {:.0}", waited.max(result), ms * 1000.0)
+}
+
+fn sleep_until(client: &mut Client, ns: u64) -> u64 {
+    // SAFETY: the software GPU's function has this signature.
+    unsafe {
+        let address = libc::dlsym(client.cuda(), c"softGpuSleepUntil".as_ptr());
+        assert!(!address.is_null(), "not the software GPU");
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> u64>(address)(ns)
+    }
 }
 
 fn shares(client: &mut Client) -> String {

@@ -324,6 +324,15 @@ impl Member {
         }
     }
 
+    /// Sleeps for some time of the GPUs' clock.
+    pub fn sleep(&self, ns: u64) {
+        match self.state.virtual_time() {
+            None => std::thread::sleep(Duration::from_nanos(ns)),
+            Some(_) if ns == 0 => {}
+            Some(time) => self.pass(time, time.now().saturating_add(ns), || false),
+        }
+    }
+
     /// Waits for a moment of virtual time.
     fn pass(&self, time: &VirtualTime, until: u64, is_over: impl Fn() -> bool) {
         self.enters();

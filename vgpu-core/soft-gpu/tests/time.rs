@@ -1,11 +1,11 @@
 //! Several processes on one GPU's time. All lengths are by the GPU's clock, which runs on whatever processes do, so
-//! a slow machine changes none of them.
+//! a slow machine changes none of them. With virtual time it does not even run on.
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Client, Folder};
+use common::{Client, Folder, on_gpus, program};
 
 /// So many times a kernel of so many microseconds takes, between two events.
 fn timed(client: &mut Client, work: &str) -> u64 {
@@ -24,6 +24,7 @@ fn about(us: u64, expected: u64, slack: u64) {
 }
 
 const HOUR: &str = "3600000000";
+const HOUR_US: u64 = 3_600_000_000;
 /// 2 ms of work, 2 ms of another context's, and two switches, for each 2 ms.
 const fn beside_one(us: u64) -> u64 {
     us * 42 / 20
@@ -105,4 +106,61 @@ fn the_work_of_a_stopped_process_goes_on() {
         (400_000..=beside_one(400_000) + TURN).contains(&took),
         "{took}: the time for which it was stopped counts"
     );
+}
+
+/// Clients that meet on GPUs with virtual time and then do their steps: the lines of each from there on.
+fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
+    std::fs::create_dir_all(&state.0).unwrap();
+    std::fs::write(state.0.join("profile"), "clock = virtual\n").unwrap();
+    let mut clients: Vec<_> = steps
+        .iter()
+        .map(|steps| {
+            let mut command = on_gpus(program(), &state.0);
+            // From `until:0` on time waits for this thread, which computes while it waits for a line.
+            command.args(["init:0", "until:0", "wait"]).args(*steps);
+            let mut client = Client::spawn(command);
+            assert_eq!(client.hear("init:0"), "0");
+            client.hear("until:0");
+            client
+        })
+        .collect();
+    clients.iter_mut().for_each(|client| client.tell("go"));
+    let clients = clients.into_iter().zip(steps);
+    let lines = clients.map(|(mut client, steps)| {
+        assert_eq!(client.hear("wait"), "go");
+        let answered = steps.iter().filter(|step| **step != "kill");
+        answered.map(|step| client.hear(step)).collect()
+    });
+    lines.collect()
+}
+
+#[test]
+fn virtual_time_gives_the_same_figures_each_time() {
+    let run = |name: &str| {
+        let work = &["timed:700x300", "until:5000000000", "timed:5x2000", "timed:100"][..];
+        // Not at the same moment: whose context comes first would be chance.
+        let other = &["until:1001000000", "timed:9000x40", "until:5000100000", "timed:300x20"][..];
+        let state = Folder::new(name);
+        in_virtual_time(&state, &[work, other])
+    };
+    let first = run("virtual");
+    // 210 and 360 ms of work.
+    let (one, other) = (elapsed(&first[0][0]), elapsed(&first[1][1]));
+    assert!((420_000..=beside_one(210_000) + TURN).contains(&one), "{first:?}");
+    assert!((570_000..=beside_one(360_000)).contains(&other), "{first:?}");
+    assert_eq!([&first[0][1], &first[1][2]], ["5000000000", "5000100000"]);
+    for again in 0..3 {
+        assert_eq!(run("virtual"), first, "run {again}");
+    }
+}
+
+#[test]
+fn virtual_time_passes_in_no_time_and_waits_for_no_dead_process() {
+    let state = Folder::new("hour");
+    let lines = in_virtual_time(
+        &state,
+        &[&[&format!("timed:{HOUR}"), "kill"], &[&format!("timed:{HOUR}x2")]],
+    );
+    // An hour beside the other one, and an hour alone, as floats of milliseconds tell.
+    about(elapsed(&lines[1][0]), beside_one(HOUR_US) + HOUR_US, 1_000_000);
 }

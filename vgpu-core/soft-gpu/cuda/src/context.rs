@@ -4,7 +4,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use soft_gpu::work::Work;
 
@@ -56,7 +55,7 @@ impl Context {
         let cost = profile.context_cost / profile.granularity;
         driver.memory.charge(driver, gpu, cost)?;
         driver.member().contexts(gpu, 1);
-        std::thread::sleep(Duration::from_nanos(profile.context_time_ns));
+        driver.member().sleep(profile.context_time_ns);
         let context: &'static Self = Box::leak(Box::new(Self {
             gpu,
             id: driver.handle(),
@@ -95,7 +94,7 @@ impl Context {
         let have = self.extra.load(Ordering::Relaxed);
         if want > have {
             driver.memory.charge(driver, self.gpu, want - have)?;
-            std::thread::sleep(Duration::from_nanos(profile.context_time_ns));
+            driver.member().sleep(profile.context_time_ns);
         } else {
             driver.member().shrink(self.gpu, have - want);
         }

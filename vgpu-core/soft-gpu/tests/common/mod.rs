@@ -104,7 +104,16 @@ impl Client {
 
     /// Has it do a step, and returns its line without the step's name.
     pub fn say(&mut self, step: &str) -> String {
-        writeln!(self.to, "{step}").expect("the client lives");
+        self.tell(step);
+        self.hear(step)
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.to, "{line}").expect("the client lives");
+    }
+
+    /// The next line, which is about this step.
+    pub fn hear(&mut self, step: &str) -> String {
         let mut line = String::new();
         self.from.read_line(&mut line).expect("the client answers");
         answer(&line, step).to_owned()
