@@ -38,8 +38,14 @@ const RUN_AFTER: &str = "\
 Shares:
   Each run has its own share. With --share NAME several commands use one share, and its limit applies
   to the sum of their memory. A command that joins a share may leave out limits, but not change them.
-  A share is removed when no command uses it any more. Nothing checks that all shares together fit on
-  the GPU.
+  A share is removed when no command uses it any more. Nothing checks that the memory of all shares
+  together fits on the GPU. Their --cores are at most 100 in sum.
+
+GPU time:
+  The shares of one user on a GPU take turns. A balanced share gets at least its --cores while it has
+  work, and of idle time a part by its --cores; one without --cores gets what the others leave. A
+  guaranteed share gets at most its --cores, an unlimited one is never held back. The share of a whole
+  GPU without --cores is unlimited. No kernel can be stopped: one longer than its turn gets more.
 
 Not limited:
   As an ordinary user: the limits reach COMMAND by LD_PRELOAD, LD_LIBRARY_PATH and VGPU_RUN_DIR. They do
@@ -90,9 +96,15 @@ pub struct RunFlags {
     /// Limit of device memory, a quantity of at least 64Mi [default: the share's, else the whole GPU]
     #[arg(long, value_name = "QUANTITY", allow_hyphen_values = true)]
     pub memory: Option<OsString>,
-    /// Percent of the GPU's time, 0 to 100; reserved, not enforced yet [default: the share's, else 0]
+    /// Percent of the GPU's time, 0 to 100 [default: the share's, else 0]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub cores: Option<OsString>,
+    /// guaranteed: at most --cores; balanced: at least --cores, and a part of idle time; unlimited: not held back [default: the share's, else balanced]
+    #[arg(long, value_name = "POLICY", allow_hyphen_values = true)]
+    pub compute_policy: Option<OsString>,
+    /// high: its work goes before that of low shares; low [default: the share's, else low]
+    #[arg(long, value_name = "PRIORITY", allow_hyphen_values = true)]
+    pub priority: Option<OsString>,
     /// Use the share NAME, and create it if it does not exist: a-z, 0-9 and -, at most 63 [default: a new share]
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub share: Option<OsString>,

@@ -16,6 +16,7 @@
 //!
 //! An error is one line on stderr and exit status 2. COMMAND's own output and exit status are passed through.
 
+pub mod arbitration;
 pub mod artefacts;
 pub mod driver;
 pub mod environment;

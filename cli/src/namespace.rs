@@ -4,6 +4,7 @@
 //! ```text
 //!  /run/vgpu                       a tmpfs, read-only in the end
 //!    <share>/, <share>/ledger      the share, read-only; its ledger, writable
+//!    .arbitration/<GPU>/           the pages of all shares of the GPU, read-only; that of its own slot, writable
 //!    .lib/                         libvgpu.so, libvgpu-preload.so, and as symlinks to the former
 //!                                  libcuda.so, libcuda.so.1, libnvidia-ml.so.1
 //!   .names/                       only these symlinks
@@ -23,6 +24,7 @@
 //! libvgpu.so only by LD_LIBRARY_PATH, and those with a cleared environment find no driver.
 #![allow(unsafe_code)] // unshare, and the fork that tries it.
 
+use crate::arbitration;
 use crate::driver::{Driver, Loader};
 use crate::launch::Places;
 use crate::run_dir::{Locked, RunDir};
@@ -33,8 +35,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
-    LEDGER, LIBCUDA, LIBNVIDIA_ML, NAMESPACE_DIR, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+    ARBITRATION, LEDGER, LIBCUDA, LIBNVIDIA_ML, NAMESPACE_DIR, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
 };
 
 const LOADERS_FILE: &str = "/etc/ld.so.preload";
@@ -46,6 +49,7 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 pub struct Namespace {
     share: PathBuf,
     name: String,
+    pages: Option<Pages>,
     shim: PathBuf,
     preload: PathBuf,
     driver: Driver,
@@ -53,6 +57,14 @@ pub struct Namespace {
     cover: Vec<PathBuf>,
     overlay: Option<PathBuf>,
     loaders_file: Option<String>,
+}
+
+/// Where the share arbitrates its GPU's time.
+#[derive(Debug)]
+struct Pages {
+    folder: PathBuf,
+    gpu: String,
+    own: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +122,11 @@ impl Namespace {
         Self {
             share: held.folder.share(&held.limits.share),
             name: held.limits.share.clone(),
+            pages: held.limits.slot.map(|slot| Pages {
+                folder: arbitration::folder(held.run_dir(), &held.limits.gpu),
+                gpu: held.limits.gpu.clone(),
+                own: slot_file_name(slot),
+            }),
             shim: shim.to_path_buf(),
             preload: preload.to_path_buf(),
             driver,
@@ -143,6 +160,7 @@ impl Namespace {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("vgpu-run", run, "tmpfs", flags, c"mode=0755,size=1m").map_err(errno("mount a tmpfs at", run))?;
         self.bind_share()?;
+        self.bind_pages()?;
         self.bind_libraries()?;
         if let Some(state) = &self.soft_gpu {
             let target = at(".soft-gpu");
@@ -170,6 +188,18 @@ impl Namespace {
         bind(&self.share, &target)?;
         read_only(&target, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
         bind(&self.share.join(LEDGER), &target.join(LEDGER))
+    }
+
+    fn bind_pages(&self) -> Result<(), NamespaceError> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let all = at(ARBITRATION);
+        let target = all.join(&pages.gpu);
+        for folder in [&all, &target] {
+            fs::create_dir(folder).map_err(error("create", folder))?;
+        }
+        bind(&pages.folder, &target)?;
+        read_only(&target, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+        bind(&pages.folder.join(&pages.own), &target.join(&pages.own))
     }
 
     fn bind_libraries(&self) -> Result<(), NamespaceError> {

@@ -4,10 +4,13 @@
 //! because a real driver is slow. So the decision may be to list the GPUs first.
 #![forbid(unsafe_code)]
 
+use crate::arbitration;
 use crate::driver::Driver;
 use crate::gpus::Gpu;
-use crate::request::{GpuChoice, Request};
-use vgpu_abi::limits::Limits;
+use crate::request::{GpuChoice, Request, word};
+use vgpu_abi::arbitration::SLOTS;
+use vgpu_abi::limits::{ComputePolicy, Limits};
+use vgpu_api::request::CORES_MAX;
 use vgpu_quantity::format_bytes;
 
 /// Name of a share that no other command can join.
@@ -35,6 +38,26 @@ pub enum PlanError {
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
     #[error("--memory {}: GPU {} has only {}", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
     TooMuch { wanted: u64, gpu: Gpu },
+    #[error(
+        "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; ask for at most {left} for share \
+         {share:?}, or end commands of the others", cores_of(.others)
+    )]
+    TooManyCores {
+        wanted: u32,
+        share: String,
+        gpu: u32,
+        left: u32,
+        others: Vec<(String, u32)>,
+    },
+    #[error(
+        "--gpu {0}: {SLOTS} shares use this GPU, and it has no page for one more; join one with --share, or end one"
+    )]
+    NoSlot(u32),
+    #[error(
+        "--compute-policy guaranteed: share {0:?} may never use more than its cores, and has 0; add --cores with 1 to \
+         100, or use balanced"
+    )]
+    GuaranteedWithoutCores(String),
     #[error("--{flag} {wanted}: share {share:?} has {has}; leave the flag out, or use another --share")]
     Differs {
         flag: &'static str,
@@ -46,20 +69,21 @@ pub enum PlanError {
     NotSoft(String),
 }
 
-/// Decides on `request`: for a new share on `driver`, or for one that exists.
+/// Decides on `request`: for a new share on `driver`, or for one that exists. `others` are all shares of this user.
 ///
-/// # Errors The GPU does not exist or has less memory than the request, or the existing share has other
+/// # Errors The GPU does not exist or has less memory or cores than the request, or the existing share has other
 /// limits.
 pub fn decide(
     request: &Request,
     existing: Option<&Existing>,
     driver: &Driver,
     gpus: Option<&[Gpu]>,
+    others: &[Limits],
 ) -> Result<Decision, PlanError> {
     match existing {
         Some(existing) => join(request, existing, gpus),
         None => match gpus {
-            Some(gpus) => create(request, driver, gpus),
+            Some(gpus) => create(request, driver, gpus, others),
             None => Ok(Decision::AskGpus),
         },
     }
@@ -76,7 +100,7 @@ fn wanted(request: &Request) -> &GpuChoice {
     request.gpu.as_ref().unwrap_or(&GpuChoice::Index(0))
 }
 
-fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, PlanError> {
+fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -> Result<Decision, PlanError> {
     let gpu = find(wanted(request), gpus)?;
     let memory = request.memory.unwrap_or(gpu.published());
     if memory > gpu.published() {
@@ -86,8 +110,30 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu]) -> Result<Decision, 
         });
     }
     let share = request.share.as_deref().unwrap_or(OWN_SHARE);
+    let cores = request.cores.unwrap_or(0);
+    if request.compute_policy == Some(ComputePolicy::Guaranteed) && cores == 0 {
+        return Err(PlanError::GuaranteedWithoutCores(share.to_owned()));
+    }
+    let on_gpu = others.iter().filter(|other| other.gpu == gpu.uuid && other.cores > 0);
+    let on_gpu: Vec<(String, u32)> = on_gpu.map(|other| (other.share.clone(), other.cores)).collect();
+    let left = CORES_MAX.saturating_sub(on_gpu.iter().map(|(_, cores)| cores).sum());
+    if cores > left {
+        return Err(PlanError::TooManyCores {
+            wanted: cores,
+            share: share.to_owned(),
+            gpu: gpu.index,
+            left,
+            others: on_gpu,
+        });
+    }
+    let slot = arbitration::free_slot(&gpu.uuid, others).ok_or(PlanError::NoSlot(gpu.index))?;
+    let is_whole = memory == gpu.published();
+    let unasked = || ComputePolicy::default().of_share(cores, is_whole);
     Ok(Decision::Create(Box::new(Limits {
-        cores: request.cores.unwrap_or(0),
+        cores,
+        compute_policy: request.compute_policy.unwrap_or_else(unasked),
+        priority: request.priority.unwrap_or_default(),
+        slot: Some(slot),
         context_reserve: gpu.context,
         ..Limits::of_memory(share, &gpu.uuid, memory, &driver.libcuda, &driver.libnvidia_ml)
     })))
@@ -109,6 +155,13 @@ fn join(request: &Request, existing: &Existing, gpus: Option<&[Gpu]>) -> Result<
     }
     if let Some(wanted) = request.cores.filter(|wanted| *wanted != has.cores) {
         return Err(differs("cores", wanted.to_string(), has.cores.to_string()));
+    }
+    if let Some(wanted) = request.compute_policy.filter(|wanted| *wanted != has.compute_policy) {
+        let (wanted, has) = (word(wanted.name()), word(has.compute_policy.name()));
+        return Err(differs("compute-policy", wanted, has));
+    }
+    if let Some(wanted) = request.priority.filter(|wanted| *wanted != has.priority) {
+        return Err(differs("priority", word(wanted.name()), word(has.priority.name())));
     }
     if let Some(wanted) = &request.gpu {
         let Some(gpus) = gpus else {
@@ -133,6 +186,14 @@ fn find<'a>(wanted: &GpuChoice, gpus: &'a [Gpu]) -> Result<&'a Gpu, PlanError> {
     })
 }
 
+fn cores_of(shares: &[(String, u32)]) -> String {
+    let texts: Vec<_> = shares
+        .iter()
+        .map(|(name, cores)| format!("share {name:?} has {cores}"))
+        .collect();
+    texts.join(" and ")
+}
+
 fn list(gpus: &[Gpu]) -> String {
     let texts: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
     texts.join(", ")
@@ -141,6 +202,7 @@ fn list(gpus: &[Gpu]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vgpu_abi::limits::Priority;
 
     const GIB: u64 = 1 << 30;
 
@@ -171,6 +233,8 @@ mod tests {
         Request {
             memory: None,
             cores: None,
+            compute_policy: None,
+            priority: None,
             share: None,
             gpu: None,
             soft_gpu: false,
@@ -179,7 +243,7 @@ mod tests {
     }
 
     fn created(request: &Request) -> Limits {
-        match decide(request, None, &driver(), Some(&gpus())) {
+        match decide(request, None, &driver(), Some(&gpus()), &[]) {
             Ok(Decision::Create(limits)) => *limits,
             other => panic!("{other:?}"),
         }
@@ -213,6 +277,7 @@ mod tests {
             None,
             &driver(),
             Some(&gpus()),
+            &[],
         );
         let line = error.unwrap_err().to_string();
         assert_eq!(
@@ -240,8 +305,92 @@ mod tests {
             None,
             &driver(),
             Some(&gpus()),
+            &[],
         );
         assert_eq!(error.unwrap_err().to_string(), "--memory 81Gi: GPU 0 has only 81918Mi");
+    }
+
+    #[test]
+    fn cores_are_at_most_100_in_sum_on_a_gpu() {
+        let other = |share: &str, gpu: &str, cores| Limits {
+            cores,
+            ..Limits::of_memory(share, gpu, GIB, "/c", "/n")
+        };
+        let others = [
+            other("a", "GPU-aa", 30),
+            other("b", "GPU-bb", 90),
+            other("c", "GPU-aa", 0),
+        ];
+        let ask = |cores, others: &[Limits]| {
+            let request = Request {
+                cores: Some(cores),
+                share: Some("x".into()),
+                ..request()
+            };
+            decide(&request, None, &driver(), Some(&gpus()), others)
+        };
+        assert!(matches!(ask(70, &others), Ok(Decision::Create(_))));
+        let line = ask(71, &others).unwrap_err().to_string();
+        assert_eq!(
+            line,
+            "--cores 71: GPU 0 has only 70 of its 100 left, because share \"a\" has 30; ask for at most 70 for share \
+             \"x\", or end commands of the others"
+        );
+        let two = [other("a", "GPU-aa", 30), other("run", "GPU-aa", 70)];
+        let line = ask(1, &two).unwrap_err().to_string();
+        assert!(line.contains("share \"a\" has 30 and share \"run\" has 70"), "{line}");
+        assert!(matches!(ask(0, &two), Ok(Decision::Create(_))));
+    }
+
+    #[test]
+    fn a_share_gets_a_free_slot_until_none_is_left() {
+        let other = |slot| Limits {
+            slot,
+            ..Limits::of_memory("a", "GPU-aa", GIB, "/c", "/n")
+        };
+        let others: Vec<_> = (0..63).map(Some).map(other).collect();
+        let decided = |others: &[Limits]| decide(&request(), None, &driver(), Some(&gpus()), others);
+        match decided(&others) {
+            Ok(Decision::Create(limits)) => assert_eq!(limits.slot, Some(63)),
+            found => panic!("{found:?}"),
+        }
+        let all: Vec<_> = (0..64).map(Some).map(other).collect();
+        let line = decided(&all).unwrap_err().to_string();
+        assert!(line.starts_with("--gpu 0: 64 shares use this GPU"), "{line}");
+    }
+
+    #[test]
+    fn the_policy_is_balanced_unless_it_is_said_or_the_gpu_is_whole() {
+        use ComputePolicy::{Balanced, Guaranteed, Unlimited};
+        for (memory, cores, asked, expected) in [
+            (None, None, None, Unlimited),
+            (None, Some(0), None, Unlimited),
+            (None, Some(30), None, Balanced),
+            (Some(GIB), None, None, Balanced),
+            (None, None, Some(Balanced), Balanced),
+            (Some(GIB), Some(1), Some(Guaranteed), Guaranteed),
+            (Some(GIB), Some(1), Some(Unlimited), Unlimited),
+        ] {
+            let limits = created(&Request {
+                memory,
+                cores,
+                compute_policy: asked,
+                priority: Some(Priority::High),
+                ..request()
+            });
+            assert_eq!((limits.compute_policy, limits.priority), (expected, Priority::High));
+        }
+        for cores in [None, Some(0)] {
+            let asked = Request {
+                cores,
+                compute_policy: Some(Guaranteed),
+                ..request()
+            };
+            let line = decide(&asked, None, &driver(), Some(&gpus()), &[])
+                .unwrap_err()
+                .to_string();
+            assert!(line.starts_with("--compute-policy guaranteed: share \"run\""), "{line}");
+        }
     }
 
     #[test]
@@ -256,7 +405,7 @@ mod tests {
             limits,
             soft_gpu: false,
         };
-        let join = |request: Request, gpus: Option<&[Gpu]>| decide(&request, Some(&existing), &driver(), gpus);
+        let join = |request: Request, gpus: Option<&[Gpu]>| decide(&request, Some(&existing), &driver(), gpus, &[]);
         let asked = Request {
             share: Some("a".into()),
             ..request()
@@ -265,6 +414,8 @@ mod tests {
         let same = Request {
             memory: Some(20 * GIB),
             cores: Some(25),
+            compute_policy: Some(ComputePolicy::Balanced),
+            priority: Some(Priority::Low),
             ..asked.clone()
         };
         assert_eq!(join(same, None), Ok(Decision::Join));
@@ -291,6 +442,20 @@ mod tests {
             ),
             (
                 Request {
+                    compute_policy: Some(ComputePolicy::Guaranteed),
+                    ..asked.clone()
+                },
+                "--compute-policy guaranteed: share \"a\" has balanced",
+            ),
+            (
+                Request {
+                    priority: Some(Priority::High),
+                    ..asked.clone()
+                },
+                "--priority high: share \"a\" has low",
+            ),
+            (
+                Request {
                     gpu: Some(GpuChoice::Index(1)),
                     ..asked.clone()
                 },
@@ -311,6 +476,6 @@ mod tests {
 
     #[test]
     fn a_new_share_needs_the_gpus() {
-        assert_eq!(decide(&request(), None, &driver(), None), Ok(Decision::AskGpus));
+        assert_eq!(decide(&request(), None, &driver(), None, &[]), Ok(Decision::AskGpus));
     }
 }

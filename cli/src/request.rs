@@ -6,6 +6,7 @@ use crate::flags::RunFlags;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 
+use vgpu_abi::limits::{ComputePolicy, Priority};
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN};
 use vgpu_quantity::quoted;
 
@@ -15,6 +16,8 @@ pub struct Request {
     /// Bytes.
     pub memory: Option<u64>,
     pub cores: Option<u32>,
+    pub compute_policy: Option<ComputePolicy>,
+    pub priority: Option<Priority>,
     pub share: Option<String>,
     pub gpu: Option<GpuChoice>,
     pub soft_gpu: bool,
@@ -38,6 +41,10 @@ pub enum FlagError {
     MemoryTooSmall(String),
     #[error("--cores {}: not a whole percentage from 0 to 100", quoted(.0))]
     Cores(String),
+    #[error("--compute-policy {}: not one of guaranteed, balanced, unlimited", quoted(.0))]
+    ComputePolicy(String),
+    #[error("--priority {}: not one of high, low", quoted(.0))]
+    Priority(String),
     #[error("--share {}: not a name of 1 to 63 characters out of a-z, 0-9 and -", quoted(.0))]
     Share(String),
     #[error("--gpu {}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)", quoted(.0))]
@@ -53,6 +60,8 @@ impl Request {
         Ok(Self {
             memory: flags.memory.as_deref().map(memory).transpose()?,
             cores: flags.cores.as_deref().map(cores).transpose()?,
+            compute_policy: flags.compute_policy.as_deref().map(compute_policy).transpose()?,
+            priority: flags.priority.as_deref().map(priority).transpose()?,
             share: flags.share.as_deref().map(share).transpose()?,
             gpu: flags.gpu.as_deref().map(gpu).transpose()?,
             soft_gpu: flags.soft_gpu,
@@ -74,6 +83,28 @@ fn cores(text: &OsStr) -> Result<u32, FlagError> {
     digits(&text)
         .filter(|cores| *cores <= CORES_MAX)
         .ok_or_else(|| FlagError::Cores(text.into_owned()))
+}
+
+fn compute_policy(text: &OsStr) -> Result<ComputePolicy, FlagError> {
+    use ComputePolicy::{Balanced, Guaranteed, Unlimited};
+    let text = text.to_string_lossy();
+    let known = [Guaranteed, Balanced, Unlimited];
+    let named = known.into_iter().find(|policy| word(policy.name()) == text);
+    named.ok_or_else(|| FlagError::ComputePolicy(text.into_owned()))
+}
+
+fn priority(text: &OsStr) -> Result<Priority, FlagError> {
+    let text = text.to_string_lossy();
+    let named = [Priority::High, Priority::Low]
+        .into_iter()
+        .find(|priority| word(priority.name()) == text);
+    named.ok_or_else(|| FlagError::Priority(text.into_owned()))
+}
+
+/// The word of a flag for a name in the limits file.
+#[must_use]
+pub fn word(name: &str) -> String {
+    name.to_ascii_lowercase()
 }
 
 fn share(text: &OsStr) -> Result<String, FlagError> {
@@ -148,6 +179,20 @@ mod tests {
         );
         assert_eq!(request(|f| f.cores = Some("100".into())).unwrap().cores, Some(100));
         assert_eq!(request(|f| f.cores = Some("0".into())).unwrap().cores, Some(0));
+        for (text, policy) in [
+            ("guaranteed", ComputePolicy::Guaranteed),
+            ("balanced", ComputePolicy::Balanced),
+            ("unlimited", ComputePolicy::Unlimited),
+        ] {
+            let read = request(|f| f.compute_policy = Some(text.into())).unwrap();
+            assert_eq!(read.compute_policy, Some(policy));
+        }
+        for (text, priority) in [("high", Priority::High), ("low", Priority::Low)] {
+            assert_eq!(
+                request(|f| f.priority = Some(text.into())).unwrap().priority,
+                Some(priority)
+            );
+        }
         assert_eq!(
             request(|f| f.gpu = Some("1".into())).unwrap().gpu,
             Some(GpuChoice::Index(1))
@@ -166,7 +211,7 @@ mod tests {
     fn nonsense_names_the_flag_and_its_value() {
         let long = "a".repeat(64);
         type Set = fn(&mut RunFlags, OsString);
-        let cases: [(&str, Set, &[&str]); 4] = [
+        let cases: [(&str, Set, &[&str]); 6] = [
             (
                 "--memory",
                 |f, v| f.memory = Some(v),
@@ -188,6 +233,16 @@ mod tests {
                 "--cores",
                 |f, v| f.cores = Some(v),
                 &["", "101", "-1", "+5", "250m", "1.5", "a", "5%", "99999999999", " 5"],
+            ),
+            (
+                "--compute-policy",
+                |f, v| f.compute_policy = Some(v),
+                &["", "Balanced", "none", "guaranteed ", "--priority"],
+            ),
+            (
+                "--priority",
+                |f, v| f.priority = Some(v),
+                &["", "High", "0", "medium", "-1"],
             ),
             (
                 "--share",
@@ -238,10 +293,12 @@ mod tests {
     #[test]
     fn a_long_value_is_shortened() {
         type Set = fn(&mut RunFlags, OsString);
-        let sets: [(&str, Set); 4] = [
+        let sets: [(&str, Set); 6] = [
             ("--memory", |f, v| f.memory = Some(v)),
             ("--cores", |f, v| f.cores = Some(v)),
             ("--share", |f, v| f.share = Some(v)),
+            ("--compute-policy", |f, v| f.compute_policy = Some(v)),
+            ("--priority", |f, v| f.priority = Some(v)),
             ("--gpu", |f, v| f.gpu = Some(v)),
         ];
         for (flag, set) in sets {

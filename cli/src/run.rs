@@ -205,7 +205,11 @@ impl Entry<'_> {
             } else {
                 driver.clone()
             };
-            match plan::decide(self.request, existing, &as_seen, gpus)? {
+            let others: Vec<_> = share::all(self.run_dir, &locked)
+                .into_iter()
+                .map(|share| share.limits)
+                .collect();
+            match plan::decide(self.request, existing, &as_seen, gpus, &others)? {
                 Decision::AskGpus => {
                     drop(locked);
                     let mut gpus = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;

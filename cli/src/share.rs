@@ -8,6 +8,7 @@
 //!    soft-gpu                 marks a share on the software GPU; its variables are symlinks, if set:
 //!    SOFT_GPU_STATE, SOFT_GPU_PROFILE
 //!    shares/<share>/          limits and ledger; VGPU_RUN_DIR names shares/
+//!    shares/.arbitration      a symlink to the pages of all shares (arbitration.rs)
 //! ```
 //!
 //! A share is in use while a process has its lock: COMMAND and its children inherit the lock's descriptor, so
@@ -17,6 +18,7 @@
 //! killed `vgpu run` left incomplete is not in use, and the next run removes it.
 #![allow(unsafe_code)] // One fcntl(F_OFD_GETLK), which rustix does not have.
 
+use crate::arbitration::{self, Neighbour, PageError};
 use crate::driver::Driver;
 use crate::environment::{SOFT_GPU_PROFILE, SOFT_GPU_STATE, SoftGpu};
 use crate::mount_users;
@@ -28,8 +30,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 use vgpu_abi::limits::Limits;
-use vgpu_abi::paths::{LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{ARBITRATION, LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, SHIM_NAMES};
 use vgpu_abi::{ledger, limits};
 
 /// A share that this process uses.
@@ -64,6 +67,8 @@ pub enum ShareError {
         reason: String,
         folder: PathBuf,
     },
+    #[error(transparent)]
+    Page(#[from] PageError),
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         what: &'static str,
@@ -149,19 +154,53 @@ fn has_owners(ledger: &Path) -> io::Result<bool> {
 
 /// Removes every share that is not in use.
 pub fn sweep(run_dir: &RunDir, locked: &Locked) {
+    let mut swept = false;
     for folder in folders(run_dir, locked) {
         if !folder.in_use() {
             // A folder that cannot be removed is found again by the next run, and reported when its name is
             // requested.
             let _ = fs::remove_dir_all(&folder.0);
+            swept = true;
         }
+    }
+    if swept {
+        renew_pages(run_dir, locked);
     }
 }
 
 fn folders(run_dir: &RunDir, _locked: &Locked) -> Vec<ShareFolder> {
     let entries = fs::read_dir(run_dir.path()).into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    folders.map(|entry| ShareFolder(entry.path())).collect()
+    let shares = folders.filter(|entry| entry.file_name() != ARBITRATION);
+    shares.map(|entry| ShareFolder(entry.path())).collect()
+}
+
+/// Every share of this user. One with damaged limits is left out.
+#[must_use]
+pub fn all(run_dir: &RunDir, locked: &Locked) -> Vec<Neighbour> {
+    let folders = folders(run_dir, locked);
+    let shares = folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(folder.shares()).into_iter().flatten().flatten());
+    shares
+        .filter_map(|entry| neighbour(&entry.path().join(LIMITS)))
+        .collect()
+}
+
+fn neighbour(path: &Path) -> Option<Neighbour> {
+    let file = File::open(path).ok()?;
+    let written = file.metadata().ok()?.modified().ok()?;
+    let mut bytes = Vec::new();
+    file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes).ok()?;
+    Some(Neighbour {
+        limits: Limits::parse(&bytes).ok()?,
+        generation: nanoseconds(written),
+    })
+}
+
+/// Writes what the shares that are left are entitled to. Without it they keep to what they had.
+fn renew_pages(run_dir: &RunDir, locked: &Locked) {
+    let _ = arbitration::renew(run_dir, locked, &all(run_dir, locked));
 }
 
 /// Finds the share of that name, if it is in use.
@@ -210,10 +249,14 @@ pub fn join(run_dir: &RunDir, _locked: &Locked, folder: ShareFolder, limits: Lim
 /// Creates a share with the folder name `id`, and joins it.
 ///
 /// # Errors A file cannot be created; nothing is left then.
-pub fn create(run_dir: &RunDir, _locked: &Locked, id: &str, limits: Limits, links: &Links) -> Result<Held, ShareError> {
+pub fn create(run_dir: &RunDir, locked: &Locked, id: &str, limits: Limits, links: &Links) -> Result<Held, ShareError> {
     let folder = ShareFolder(run_dir.path().join(id));
     make_dir(&folder.0)?;
-    let made = hold(&folder).and_then(|lock| fill(&folder, &limits, links).map(|()| lock));
+    let made = hold(&folder).and_then(|lock| {
+        fill(&folder, &limits, links)?;
+        take_slot(run_dir, locked, &folder, &limits)?;
+        Ok(lock)
+    });
     match made {
         Ok(lock) => Ok(Held {
             run_dir: run_dir.clone(),
@@ -226,6 +269,16 @@ pub fn create(run_dir: &RunDir, _locked: &Locked, id: &str, limits: Limits, link
             Err(error)
         }
     }
+}
+
+/// Makes the share's page and its link to it, and tells the others on its GPU of it.
+fn take_slot(run_dir: &RunDir, locked: &Locked, folder: &ShareFolder, limits: &Limits) -> Result<(), ShareError> {
+    let Some(slot) = limits.slot else {
+        return Ok(());
+    };
+    arbitration::prepare(run_dir, locked, &limits.gpu, slot)?;
+    link(&arbitration::root(run_dir), &folder.shares().join(ARBITRATION))?;
+    Ok(arbitration::renew(run_dir, locked, &all(run_dir, locked))?)
 }
 
 fn hold(folder: &ShareFolder) -> Result<File, ShareError> {
@@ -269,6 +322,12 @@ fn fill(folder: &ShareFolder, limits: &Limits, links: &Links) -> Result<(), Shar
 // === impl Held ===
 
 impl Held {
+    /// The folder of all shares.
+    #[must_use]
+    pub fn run_dir(&self) -> &RunDir {
+        &self.run_dir
+    }
+
     /// The lock's descriptor, which COMMAND inherits.
     #[must_use]
     pub fn lock(&self) -> &File {
@@ -291,7 +350,10 @@ impl Held {
             let _ = fs::remove_dir_all(&folder.0);
         }
         if folders(&run_dir, &locked).is_empty() {
+            arbitration::remove(&run_dir, &locked);
             last();
+        } else {
+            renew_pages(&run_dir, &locked);
         }
     }
 }
@@ -327,8 +389,12 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), ShareError> {
 /// Folder name of a share that no other command can join: a share's name never starts with a full stop.
 #[must_use]
 pub fn own_id() -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    format!(".run-{}-{}", std::process::id(), now.map_or(0, |now| now.as_nanos()))
+    format!(".run-{}-{}", std::process::id(), nanoseconds(SystemTime::now()))
+}
+
+fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -16,6 +16,15 @@ fn nonsense_for_every_flag_is_one_line_that_names_it() {
             (&["--memory", "100Gi"], &["--memory", "100Gi", "81918Mi"]),
             (&["--cores", "101"], &["--cores", "\"101\"", "100"]),
             (&["--cores", "250m"], &["--cores", "\"250m\""]),
+            (
+                &["--compute-policy", "most"],
+                &["--compute-policy", "\"most\"", "balanced"],
+            ),
+            (
+                &["--compute-policy", "guaranteed"],
+                &["--compute-policy", "\"run\"", "--cores"],
+            ),
+            (&["--priority", "0"], &["--priority", "\"0\"", "high, low"]),
             (&["--share", "../x"], &["--share", "\"../x\""]),
             (&["--share", "A"], &["--share", "\"A\""]),
             (&["--gpu", "2"], &["--gpu", "2", "0 (GPU-"]),

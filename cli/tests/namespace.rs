@@ -31,6 +31,24 @@ fn limits_are_read_only_and_the_ledger_is_writable() {
 }
 
 #[test]
+fn the_own_page_is_writable_and_those_of_others_are_not() {
+    as_root("the_own_page_is_writable_and_those_of_others_are_not", |scene| {
+        let first = Running::start(&mut scene.sh(&["--share", "a", "--cores", "30"], "echo ready; read line"));
+        let script = "cd /run/vgpu/.arbitration/GPU-*1; ls | wc -l; for page in 00 01 02 node new; do \
+                      if (: >>$page) 2>/dev/null; then echo $page writable; else echo $page fixed; fi; done";
+        let flags = ["--share", "b", "--memory", "1Gi"];
+        let seen = printed(&mut scene.sh(&flags, script));
+        assert_eq!(seen, "65\n00 fixed\n01 writable\n02 fixed\nnode fixed\nnew fixed\n");
+        let as_nobody = "cd /run/vgpu/.arbitration/GPU-*1; \
+                         setpriv --reuid 65534 --clear-groups sh -c ': >>01 && : <node && echo open'";
+        assert_eq!(printed(&mut scene.sh(&flags, as_nobody)), "open\n");
+        assert_eq!(scene.weights(), [(0, 30_000)]);
+        first.end();
+        assert!(!scene.run_dir().join(".arbitration").exists());
+    });
+}
+
+#[test]
 fn the_loaders_folders_have_libvgpu_under_the_drivers_names() {
     as_root("the_loaders_folders_have_libvgpu_under_the_drivers_names", |scene| {
         let shim = scene.path("release/libvgpu.so");

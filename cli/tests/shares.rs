@@ -75,6 +75,56 @@ fn a_second_command_joins_with_the_shares_limits_and_no_others() {
 }
 
 #[test]
+fn shares_of_a_gpu_have_a_slot_each_and_say_what_they_are_entitled_to() {
+    as_user(|scene| {
+        let flags = ["--share", "a", "--memory", "20Gi", "--cores", "30"];
+        let first = Running::start(&mut scene.sh(&flags, WAIT));
+        assert_eq!(scene.weights(), [(0, 30_000)]);
+        let script = "cat $VGPU_RUN_DIR/b/limits; cd $VGPU_RUN_DIR/.arbitration/GPU-*1; ls | wc -l; \
+                      for page in 01 node; do wc -c <$page; done; printf x >>01 && echo writable";
+        let flags = ["--share", "b", "--memory", "20Gi", "--priority", "high"];
+        let seen = printed(&mut scene.sh(&flags, script));
+        assert!(
+            seen.contains("\nslot 1\n") && seen.contains("\npriority High\n"),
+            "{seen}"
+        );
+        assert!(seen.ends_with("65\n4096\n4096\nwritable\n"), "{seen}");
+        assert_eq!(scene.weights(), [(0, 30_000)], "its slot is free again");
+        // Also after SIGKILL, by the next run.
+        let killed = Running::start(&mut scene.sh(&["--share", "c", "--cores", "50"], WAIT));
+        assert_eq!(scene.weights(), [(0, 30_000), (1, 50_000)]);
+        killed.signal(libc::SIGKILL);
+        killed.end();
+        eventually("what the killed one had is free", || {
+            printed(&mut scene.sh(&[], "true"));
+            scene.weights() == [(0, 30_000)]
+        });
+        let slot = printed(&mut scene.sh(&["--cores", "70"], "grep slot $VGPU_RUN_DIR/run/limits"));
+        assert_eq!(slot, "slot 1\n");
+        first.end();
+        assert!(!scene.run_dir().join(".arbitration").exists());
+    });
+}
+
+#[test]
+fn cores_beyond_what_the_gpu_has_are_refused_and_other_gpus_are_not_asked() {
+    as_user(|scene| {
+        let first = Running::start(&mut scene.sh(&["--share", "a", "--cores", "60"], WAIT));
+        let line = refused(&mut scene.sh(&["--share", "b", "--cores", "50"], "echo never"), 2);
+        for words in ["--cores 50", "GPU 0", "\"a\" has 60", "at most 40", "\"b\""] {
+            assert!(line.contains(words), "{words}: {line}");
+        }
+        assert_eq!(scene.shares(), ["a"]);
+        assert_eq!(scene.weights(), [(0, 60_000)]);
+        printed(&mut scene.sh(&["--cores", "50", "--gpu", "1"], "true"));
+        printed(&mut scene.sh(&["--cores", "40", "--compute-policy", "guaranteed"], "true"));
+        let line = refused(&mut scene.sh(&["--share", "a", "--priority", "high"], "echo never"), 2);
+        assert!(line.contains("--priority high: share \"a\" has low"), "{line}");
+        first.end();
+    });
+}
+
+#[test]
 fn commands_without_a_name_have_shares_of_their_own() {
     as_user(|scene| {
         let first = Running::start(&mut scene.sh(&[], WAIT));

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use vgpu_abi::arbitration::{SLOTS, entry};
+use vgpu_abi::paths::{ARBITRATION, NODE_PAGE};
 
 const NOBODY: u32 = 65534;
 const NEEDS_ROOT: &str = "needs a root that may make a mount namespace and become another user";
@@ -184,10 +186,22 @@ impl Scene {
     /// Names in the folder of shares, without its own files.
     pub(crate) fn shares(&self) -> Vec<String> {
         let entries = fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
-        let folders = entries.filter(|entry| entry.path().is_dir());
+        let folders = entries.filter(|entry| entry.path().is_dir() && entry.file_name() != ARBITRATION);
         folders
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .collect()
+    }
+
+    /// What each slot of the first GPU is entitled to: slot and weight. Empty if there are no pages.
+    pub(crate) fn weights(&self) -> Vec<(usize, u32)> {
+        let gpu = "GPU-00000000-0000-0000-0000-000000000001";
+        let page = self.run_dir().join(ARBITRATION).join(gpu).join(NODE_PAGE);
+        let Ok(page) = fs::read(page) else {
+            return Vec::new();
+        };
+        let entries = (0..SLOTS).map(|slot| (slot, entry(&page, slot).expect("a page between two writes")));
+        let weights = entries.map(|(slot, entry)| (slot, entry.weight));
+        weights.filter(|(_, weight)| *weight > 0).collect()
     }
 
     /// Copies with cp: a file that this process writes could not be executed while another thread forks.
