@@ -16,6 +16,16 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             0 => end(client),
             code => code.to_string(),
         },
+        // For ever: launches, events, questions and waits.
+        "rush" => loop {
+            launch(client, "5x30");
+            record(client, 0);
+            let (cuda, event) = (client.cuda(), client.events[0]);
+            for _ in 0..30 {
+                call!(cuda, "cuEventQuery"(usize)(event));
+            }
+            call!(cuda, "cuCtxSynchronize"()());
+        },
         // Sleeps until the GPUs' clock shows so many nanoseconds: what it shows then.
         "until" => sleep_until(client, size(value)).to_string(),
         // NVML of the first GPU: percent of each PID.

@@ -35,6 +35,8 @@ pub struct Shared {
     pub calls: [AtomicU32; CALLS],
     pub gpus: [Gpu; MAX_GPUS],
     pub procs: [Proc; MAX_PROCS],
+    /// When a process last tested if others with work have died.
+    pub watched_at: AtomicU64,
     pub timeline: Timeline,
     pub virtual_time: VirtualTime,
 }

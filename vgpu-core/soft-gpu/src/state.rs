@@ -40,8 +40,6 @@ pub struct Member {
     turns: Vec<Mutex<()>>,
     /// The same for its journal.
     pub(crate) journal: Mutex<()>,
-    /// When it last looked for processes that have died with work on a GPU.
-    pub(crate) watched_at: AtomicU64,
 }
 
 /// The journal of the process that has the folder's lock.
@@ -238,6 +236,16 @@ impl State {
         }
     }
 
+    /// Returns true to one of the processes that ask, and then to nobody for some time: it tests who has died.
+    pub(crate) fn may_watch(&self, pause: u64) -> bool {
+        let (word, now) = (&self.shared.watched_at, now());
+        let last = word.load(Ordering::Relaxed);
+        now.saturating_sub(last) >= pause
+            && word
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
     pub(crate) fn words(&self) -> Words<'static> {
         self.shared.timeline.words(self.profile.gpus as usize)
     }
@@ -390,7 +398,6 @@ impl State {
                     place,
                     turns,
                     journal: Mutex::default(),
-                    watched_at: AtomicU64::new(0),
                 });
             }
             return Err(Error::Crowded {

@@ -23,7 +23,7 @@ use crate::timeline::words::{DEPTH, Owner, Queue, Ticket};
 use crate::timeline::{self};
 use crate::virtual_time::VirtualTime;
 
-/// How often a process that looks tests if others with work have died.
+/// How often one of the processes that look tests if others with work have died.
 const WATCH_NS: u64 = 5_000_000;
 /// The longest sleep between two looks.
 const NAP_NS: u64 = 10_000_000;
@@ -262,18 +262,16 @@ impl Member {
     /// Brings the schedule to now. If others with work have died, that work is taken off the GPUs.
     fn advance(&self) -> Schedule<'_> {
         let schedule = self.advance_only();
-        let watched = self.watched_at.load(Ordering::Relaxed);
         let places = schedule.workers(self.place);
-        if places.is_empty() || schedule.at.saturating_sub(watched) < WATCH_NS {
+        let is_dead = !places.is_empty()
+            && self.state.may_watch(WATCH_NS)
+            && self
+                .state
+                .mark_dead(Some(self.place), |place, _| places.contains(&place));
+        if !is_dead {
             return schedule;
         }
-        self.watched_at.store(schedule.at, Ordering::Relaxed);
-        if !self
-            .state
-            .mark_dead(Some(self.place), |place, _| places.contains(&place))
-        {
-            return schedule;
-        }
+        drop(schedule);
         self.state.bury();
         self.advance_only()
     }

@@ -108,6 +108,27 @@ fn the_work_of_a_stopped_process_goes_on() {
     );
 }
 
+/// Clients that launch, wait and ask without a pause are stopped and killed at any instruction. Nobody waits for them.
+#[test]
+fn processes_stopped_and_killed_at_any_moment_hold_up_nobody() {
+    let state = Folder::new("moments");
+    let mut survivor = Client::ready(&state.0);
+    for round in 0..40 {
+        let mut busy = [(); 2].map(|()| {
+            let mut client = Client::ready(&state.0);
+            client.tell("rush");
+            client
+        });
+        timed(&mut survivor, "100x20");
+        std::thread::sleep(Duration::from_micros(round * 37));
+        busy.iter_mut().for_each(|client| client.signal("STOP"));
+        timed(&mut survivor, "100x20");
+        busy.into_iter().for_each(Client::kill);
+        survivor.look(0);
+        about(timed(&mut survivor, "1000x5"), 5_000, 1);
+    }
+}
+
 /// Clients that meet on GPUs with virtual time and then do their steps: the lines of each from there on.
 fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
     std::fs::create_dir_all(&state.0).unwrap();
