@@ -71,6 +71,14 @@ impl Mapping {
         Self::place(file, offset, size, libc::PROT_READ | libc::PROT_WRITE, None)
     }
 
+    /// Maps the first `size` bytes, whole pages, for reading.
+    ///
+    /// # Errors
+    /// Those of mmap(2) and madvise(2).
+    pub fn read_only(file: &OwnedFd, size: usize) -> io::Result<Self> {
+        Self::place(file, 0, size, libc::PROT_READ, None)
+    }
+
     /// Maps a page that only holds the file, anywhere.
     fn page(file: &OwnedFd) -> io::Result<Self> {
         Self::place(file, 0, PAGE, libc::PROT_NONE, None)
