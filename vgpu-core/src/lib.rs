@@ -7,10 +7,11 @@
 //!                        └─► calls: threads that are inside a call, for measurements of the GPU
 //! ```
 //!
-//! `compute` decides which launch goes and which waits; nothing calls it yet. `hami` finds limits and ledgers in a container of HAMi, `bindings` and `table` keep charges by object and by handle,
+//! `compute` decides which launch goes and which waits, and `arbiter` asks it. `hami` finds limits and ledgers in a container of HAMi, `bindings` and `table` keep charges by object and by handle,
 //! `visible` reads CUDA_VISIBLE_DEVICES, and `os` has locks, files and forks.
 
 pub mod account;
+pub mod arbiter;
 pub mod bindings;
 pub mod calls;
 pub mod compute;

@@ -427,7 +427,7 @@ impl World {
 
     /// Records the events that the limiter wants behind what is in flight. On a stream without work they are reached now.
     fn end_chunks(&mut self, index: usize) {
-        for (_, mark) in self.processes[index].limiter.holds() {
+        for (_, mark) in self.processes[index].limiter.holds(|_| true) {
             self.processes[index].first = true;
             let context = &mut self.contexts[index];
             match context.queue.back_mut() {

@@ -50,10 +50,10 @@ impl Estimates {
         found.map(|e| e.ns).filter(|ns| *ns != 0)
     }
 
-    /// Counts a launch and returns which one of its shape it is: 1 for the first.
-    pub fn count(&mut self, shape: Shape) -> u32 {
+    /// Counts launches and returns which one of its shape the last of them is: 1 for the first.
+    pub fn count(&mut self, shape: Shape, launches: u32) -> u32 {
         let entry = self.entry(shape);
-        entry.launches = entry.launches.saturating_add(1);
+        entry.launches = entry.launches.saturating_add(launches);
         entry.launches
     }
 

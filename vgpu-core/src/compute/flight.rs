@@ -15,7 +15,7 @@ const FIRST: u32 = 3;
 /// What is assumed to be left of work whose estimates are used up.
 pub(super) const LEAST_LEFT: Ns = 20 * US;
 /// A launch costs the GPU this much at least.
-const LEAST_LAUNCH: Ns = 3 * US;
+pub const LEAST_LAUNCH: Ns = 3 * US;
 
 /// An event that the caller records after the launch, and asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,13 +94,19 @@ impl Flight {
         shape: Shape,
         estimates: &mut Estimates,
     ) -> Option<Mark> {
-        let estimate = estimates.get(shape).unwrap_or(0);
-        let nth = estimates.count(shape);
-        let open = self
-            .chunks
-            .iter()
-            .rposition(|chunk| chunk.stream == stream && chunk.mark.is_none());
-        let at = open.unwrap_or_else(|| {
+        let nth = estimates.count(shape, 1);
+        let at = self.add(now, stream, shape, 1, estimates);
+        (nth <= FIRST || self.chunks[at].is_full()).then(|| self.close(at))
+    }
+
+    /// Adds launches that went on credit.
+    pub(super) fn passed(&mut self, now: Ns, stream: Stream, shape: Shape, count: u32, estimates: &mut Estimates) {
+        estimates.count(shape, count);
+        self.add(now, stream, shape, count, estimates);
+    }
+
+    fn add(&mut self, now: Ns, stream: Stream, shape: Shape, count: u32, estimates: &Estimates) -> usize {
+        let at = self.open(stream).unwrap_or_else(|| {
             self.chunks.push_back(Chunk {
                 stream,
                 mark: None,
@@ -110,30 +116,50 @@ impl Flight {
             });
             self.chunks.len() - 1
         });
+        let estimated = estimates.get(shape).unwrap_or(0).saturating_mul(Ns::from(count));
         let chunk = &mut self.chunks[at];
         match chunk.launches.iter_mut().find(|(known, _)| *known == shape) {
-            Some((_, count)) => *count += 1,
-            None => chunk.launches.push((shape, 1)),
+            Some((_, known)) => *known = known.saturating_add(count),
+            None => chunk.launches.push((shape, count)),
         }
-        chunk.estimated += estimate;
-        self.estimated += estimate;
-        let launches: u32 = chunk.launches.iter().map(|(_, n)| n).sum();
-        let worth = chunk.estimated.max(Ns::from(launches) * LEAST_LAUNCH);
-        (nth <= FIRST || worth >= CHUNK || launches >= LAUNCHES).then(|| self.close(at))
+        chunk.estimated = chunk.estimated.saturating_add(estimated);
+        self.estimated = self.estimated.saturating_add(estimated);
+        at
+    }
+
+    /// Returns the open chunk of a stream.
+    fn open(&self, stream: Stream) -> Option<usize> {
+        self.chunks
+            .iter()
+            .rposition(|chunk| chunk.stream == stream && chunk.mark.is_none())
+    }
+
+    /// Returns true if a launch in this stream would belong to a chunk that has begun.
+    pub(super) fn is_open(&self, stream: Stream) -> bool {
+        self.open(stream).is_some()
+    }
+
+    /// Returns how much more work the open chunk of a stream takes, 0 if there is none.
+    pub(super) fn room(&self, stream: Stream) -> Ns {
+        self.open(stream)
+            .map_or(0, |at| CHUNK.saturating_sub(self.chunks[at].worth()))
+    }
+
+    /// Ends the open chunk of a stream if it is full: returns the event to record.
+    pub(super) fn end_full(&mut self, stream: Stream) -> Option<Mark> {
+        let open = self.open(stream).filter(|at| self.chunks[*at].is_full())?;
+        Some(self.close(open))
     }
 
     /// Ends the open chunk of a stream, for a wait: returns the event to record, if there is one.
     pub(super) fn end_chunk(&mut self, stream: Stream) -> Option<Mark> {
-        let open = self
-            .chunks
-            .iter()
-            .rposition(|chunk| chunk.stream == stream && chunk.mark.is_none())?;
+        let open = self.open(stream)?;
         Some(self.close(open))
     }
 
-    /// Ends all open chunks.
-    pub(super) fn end_chunks(&mut self) -> Vec<(Stream, Mark)> {
-        let open = |chunk: &Chunk| chunk.mark.is_none();
+    /// Ends the open chunks of all streams that `may_end` chooses.
+    pub(super) fn end_chunks(&mut self, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
+        let open = |chunk: &Chunk| chunk.mark.is_none() && may_end(chunk.stream);
         let at: Vec<usize> = (0..self.chunks.len()).filter(|at| open(&self.chunks[*at])).collect();
         at.into_iter()
             .map(|at| (self.chunks[at].stream, self.close(at)))
@@ -165,14 +191,32 @@ impl Flight {
     }
 }
 
+impl Chunk {
+    /// Returns what the chunk's work is worth for its length: many launches of next to nothing are worth something.
+    fn worth(&self) -> Ns {
+        let launches: u32 = self.launches.iter().map(|(_, count)| count).sum();
+        self.estimated.max(Ns::from(launches) * LEAST_LAUNCH)
+    }
+
+    fn is_full(&self) -> bool {
+        let launches: u32 = self.launches.iter().map(|(_, count)| count).sum();
+        launches >= LAUNCHES || self.worth() >= CHUNK
+    }
+}
+
 impl Measured {
+    /// Returns what the chunk was expected to take.
+    pub(super) fn expected(&self, estimates: &Estimates) -> Ns {
+        let of = |(shape, count): &(Shape, u32)| estimates.get(*shape).unwrap_or(0).saturating_mul(Ns::from(*count));
+        self.launches.iter().map(of).sum()
+    }
+
     /// Corrects the estimates by what the chunk took, and returns what it would take by them now.
     pub(super) fn teach(&self, estimates: &mut Estimates, took: Ns, trust: Trust) -> Ns {
         match self.launches[..] {
             [(shape, count)] => estimates.learn_one(shape, count, took, trust),
             _ => estimates.learn_mixed(&self.launches, took, trust),
         }
-        let of = |(shape, count): &(Shape, u32)| estimates.get(*shape).unwrap_or(0) * Ns::from(*count);
-        self.launches.iter().map(of).sum()
+        self.expected(estimates)
     }
 }

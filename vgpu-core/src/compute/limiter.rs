@@ -134,7 +134,11 @@ impl Limiter {
                 // Until there is room for a launch, and not for a sliver of one.
                 let grain = self.estimates.get(shape).unwrap_or(0).clamp(200 * US, MS);
                 let missing = free.unsigned_abs().saturating_add(grain);
-                let sleeps = bucket::time_for(missing, weight).min(LONGEST_SLEEP);
+                let mut sleeps = bucket::time_for(missing, weight).min(LONGEST_SLEEP);
+                if !self.flight.is_empty() {
+                    // Others of the share take this process to be at work until it has seen that its work has ended.
+                    sleeps = sleeps.min(left.max(500 * US));
+                }
                 return sleep(now + sleeps, None, Reason::Throttled);
             }
         }
@@ -271,14 +275,77 @@ impl Limiter {
         mark
     }
 
+    /// Reports launches that went on credit ([`Limiter::credit`]).
+    pub fn passed(&mut self, now: Ns, stream: Stream, shape: Shape, count: u32) {
+        self.flight.passed(now, stream, shape, count, &mut self.estimates);
+    }
+
+    /// Returns how much work may be launched in this stream without asking, all of it in the chunk that is open there.
+    /// Asked for after a launch; others are told that it may come.
+    pub fn credit(&mut self, pages: &Pages<'_>, now: Ns, stream: Stream) -> Ns {
+        let Some(page) = pages.page() else { return 0 };
+        let InFlight { ran, left, .. } = self.in_flight(page, now);
+        let mut credit = self.flight.room(stream).min(AHEAD.saturating_sub(left));
+        if self.entry.flags & entry_flags::GUARANTEED != 0 {
+            let used = ran.saturating_add(left);
+            let free = page.bucket.tokens.load(Relaxed).saturating_sub_unsigned(used);
+            credit = credit.min(u64::try_from(free).unwrap_or(0));
+        }
+        if credit > 0 {
+            page.turn.until.fetch_max(now + left + credit + GRACE, AcqRel);
+        }
+        credit
+    }
+
+    /// This process has another cell now.
+    pub fn move_to(&mut self, cell: usize) {
+        self.cell = cell;
+    }
+
+    /// Returns what a launch of this shape takes, if that is known.
+    #[must_use]
+    pub fn estimate(&self, shape: Shape) -> Option<Ns> {
+        self.estimates.get(shape)
+    }
+
+    /// Returns true if a launch in this stream would belong to a chunk that has begun, so that no event is needed in
+    /// front of it.
+    #[must_use]
+    pub fn is_open(&self, stream: Stream) -> bool {
+        self.flight.is_open(stream)
+    }
+
+    /// Returns true if nothing is known to be in flight.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.flight.is_empty()
+    }
+
+    /// Returns the event to record before the next launch in this stream, if its chunk is full.
+    pub fn end_full(&mut self, stream: Stream) -> Option<Mark> {
+        self.flight.end_full(stream)
+    }
+
+    /// Reports that the event of a chunk cannot be had: the estimates are charged.
+    pub fn failed(&mut self, pages: &Pages<'_>, now: Ns, mark: Mark) {
+        let Some(lost) = self.flight.finished(mark, now, now) else {
+            return;
+        };
+        if let Some(page) = pages.page() {
+            account::charge_time(page, self.entry.weight, lost.expected(&self.estimates));
+            self.publish(page, now);
+        }
+    }
+
     /// Returns the event to record before a wait for this stream, so that all in front of it is measured.
     pub fn waits_for(&mut self, stream: Stream) -> Option<Mark> {
         self.flight.end_chunk(stream)
     }
 
-    /// Returns the events to record when a launch has to wait: what is in flight is measured up to there.
-    pub fn holds(&mut self) -> Vec<(Stream, Mark)> {
-        self.flight.end_chunks()
+    /// Returns the events to record when a launch has to wait, in the streams that `may_end` chooses: what is in flight
+    /// is measured up to there.
+    pub fn holds(&mut self, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
+        self.flight.end_chunks(may_end)
     }
 
     /// Reports an event that was reached, with when the GPU began its chunk and when it ended.

@@ -36,7 +36,7 @@ pub struct Settings {
     pub devices: Option<String>,
 }
 
-/// When a GPU's time is limited. Not used until compute is limited.
+/// When a GPU's time is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     #[default]
@@ -79,7 +79,7 @@ impl Settings {
             Ok((numbers, general.is_some()))
         };
         let (memory, any_memory) = each(MEMORY, "bytes, or a number with k, m or g", bytes)?;
-        let (sm, any_sm) = each(SM, "a percentage from 0 to 100", percent)?;
+        let (sm, any_sm) = each(SM, "a percentage", percent)?;
         let cache = get(CACHE).map(PathBuf::from);
         let limits = any_memory || any_sm || memory.iter().chain(&sm).any(Option::is_some);
         if !limits && cache.is_none() {
@@ -118,8 +118,9 @@ fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
+/// More than the whole GPU is the whole GPU, as in HAMi-core.
 fn percent(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|percent| *percent <= 100)
+    text.parse().ok().map(|percent: u64| percent.min(100))
 }
 
 // === impl BadVariable ===
@@ -183,6 +184,7 @@ mod tests {
         ]);
         assert_eq!(found.memory[..3], [Some(1 << 30), Some(2 << 30), Some(1 << 30)]);
         assert_eq!(found.sm[..2], [Some(30), Some(30)]);
+        assert_eq!(settings(&[(SM, "101")]).sm[0], Some(100), "the whole GPU");
     }
 
     #[test]
@@ -199,7 +201,7 @@ mod tests {
         for (name, value) in [
             (MEMORY, "lots"),
             ("CUDA_DEVICE_MEMORY_LIMIT_15", "1t"),
-            (SM, "101"),
+            (SM, "half"),
             ("CUDA_DEVICE_SM_LIMIT_3", "-5"),
         ] {
             let said = read(&[(name, value)]).expect_err("refused").to_string();

@@ -1,5 +1,5 @@
-//! The functions of the driver that the logic of memory calls. The shim forwards them to the real driver; tests
-//! have a fake one ([`fake`](super::fake)).
+//! The functions of the driver that the logic of memory and of compute calls. The shim forwards them to the real
+//! driver; tests have fake ones ([`fake`](super::fake)).
 //!
 //! Pointers, handles, streams and devices are the driver's own numbers. The driver validates them: a call with a
 //! stale one returns an error.
@@ -9,40 +9,34 @@ use core::ffi::c_int;
 pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
 pub const OUT_OF_MEMORY: c_int = 2;
+/// An event was not reached, or a stream has work.
+pub const NOT_READY: c_int = 600;
 
 /// An answer of the driver, or its error.
 pub type Answer<T> = Result<T, c_int>;
 
-pub trait Driver {
-    /// cuMemFree.
-    fn free(&self, pointer: u64) -> c_int;
-
+/// Contexts, streams and events.
+pub trait Streams {
     /// cuStreamIsCapturing: whether calls in `stream` become nodes of a graph.
     fn is_capturing(&self, stream: usize) -> Answer<bool>;
     /// cuStreamSynchronize.
     fn synchronize(&self, stream: usize) -> c_int;
     /// cuCtxGetCurrent; 0: none.
     fn current_context(&self) -> Answer<usize>;
-
     /// cuCtxPushCurrent.
     fn push_context(&self, context: usize) -> c_int;
     /// cuCtxPopCurrent.
     fn pop_context(&self);
-    /// cuDevicePrimaryCtxGetState: returns true if the primary context of a device lives.
-    fn is_primary_active(&self, device: c_int) -> bool;
-    /// cuCtxFromGreenCtx.
-    fn context_behind(&self, green: usize) -> Answer<usize>;
-    /// Returns the context in which memory was allocated.
-    fn pointer_context(&self, pointer: u64) -> Answer<usize>;
-    /// Returns true if the driver does not know `pointer` any more.
-    fn is_gone(&self, pointer: u64) -> bool;
-
     /// cuStreamGetCtx.
     fn stream_context(&self, stream: usize) -> Answer<usize>;
     /// cuThreadExchangeStreamCaptureMode: sets the calling thread's mode, and returns the one before.
     fn exchange_capture_mode(&self, mode: c_int) -> c_int;
     /// cuEventCreate, without timing.
     fn create_event(&self) -> Answer<usize>;
+    /// cuEventCreate, with timing.
+    fn create_timing_event(&self) -> Answer<usize>;
+    /// cuEventElapsedTime, in ns.
+    fn elapsed(&self, from: usize, to: usize) -> Answer<u64>;
     /// cuEventRecord.
     fn record_event(&self, event: usize, stream: usize) -> c_int;
     /// cuEventQuery.
@@ -53,6 +47,21 @@ pub trait Driver {
     fn wait_for_event(&self, stream: usize, event: usize) -> c_int;
     /// cuEventDestroy.
     fn destroy_event(&self, event: usize) -> c_int;
+}
+
+/// All of them.
+pub trait Driver: Streams {
+    /// cuMemFree.
+    fn free(&self, pointer: u64) -> c_int;
+
+    /// cuDevicePrimaryCtxGetState: returns true if the primary context of a device lives.
+    fn is_primary_active(&self, device: c_int) -> bool;
+    /// cuCtxFromGreenCtx.
+    fn context_behind(&self, green: usize) -> Answer<usize>;
+    /// Returns the context in which memory was allocated.
+    fn pointer_context(&self, pointer: u64) -> Answer<usize>;
+    /// Returns true if the driver does not know `pointer` any more.
+    fn is_gone(&self, pointer: u64) -> bool;
 
     /// Returns the bytes that a pool keeps reserved.
     fn pool_reserved(&self, pool: usize) -> Answer<u64>;
@@ -78,7 +87,7 @@ pub trait Driver {
 }
 
 /// Returns true if an allocation in `stream` becomes a node of a graph, and takes no memory yet.
-pub fn is_captured(driver: &impl Driver, stream: usize) -> bool {
+pub fn is_captured(driver: &impl Streams, stream: usize) -> bool {
     /// The default stream that can be captured: the thread's own.
     const PER_THREAD: usize = 2;
     let stream = if stream == 0 { PER_THREAD } else { stream };

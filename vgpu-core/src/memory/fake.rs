@@ -2,7 +2,7 @@
 //! log of the calls that change something.
 
 use super::context_life::Place;
-use super::driver::{Answer, Driver, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use super::driver::{Answer, Driver, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, SUCCESS, Streams};
 use super::gpu::Gpu;
 use super::measure::{Nvml, Process};
 use super::tables::Tables;
@@ -228,12 +228,7 @@ impl Nvml for &Scene {
     }
 }
 
-impl Driver for Fake {
-    fn free(&self, pointer: u64) -> c_int {
-        self.state().freed.push(pointer);
-        SUCCESS
-    }
-
+impl Streams for Fake {
     fn is_capturing(&self, stream: usize) -> Answer<bool> {
         Ok(self.state().capturing.contains(&stream))
     }
@@ -257,23 +252,6 @@ impl Driver for Fake {
 
     fn pop_context(&self) {
         self.state().contexts.pop().expect("a context was pushed");
-    }
-
-    fn is_primary_active(&self, _device: c_int) -> bool {
-        self.state().primary_active
-    }
-
-    fn context_behind(&self, green: usize) -> Answer<usize> {
-        Ok(green + 1)
-    }
-
-    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
-        let found = self.state().pointer_contexts.get(&pointer).copied();
-        found.ok_or(INVALID_VALUE)
-    }
-
-    fn is_gone(&self, pointer: u64) -> bool {
-        self.state().gone.contains(&pointer)
     }
 
     fn stream_context(&self, stream: usize) -> Answer<usize> {
@@ -300,7 +278,6 @@ impl Driver for Fake {
     }
 
     fn query_event(&self, event: usize) -> c_int {
-        const NOT_READY: c_int = 600;
         match self.state().events.get(&event) {
             Some(true) => SUCCESS,
             Some(false) => NOT_READY,
@@ -320,6 +297,38 @@ impl Driver for Fake {
     fn destroy_event(&self, event: usize) -> c_int {
         self.state().events.remove(&event);
         SUCCESS
+    }
+
+    fn create_timing_event(&self) -> Answer<usize> {
+        self.create_event()
+    }
+
+    fn elapsed(&self, _from: usize, _to: usize) -> Answer<u64> {
+        Ok(0)
+    }
+}
+
+impl Driver for Fake {
+    fn free(&self, pointer: u64) -> c_int {
+        self.state().freed.push(pointer);
+        SUCCESS
+    }
+
+    fn is_primary_active(&self, _device: c_int) -> bool {
+        self.state().primary_active
+    }
+
+    fn context_behind(&self, green: usize) -> Answer<usize> {
+        Ok(green + 1)
+    }
+
+    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
+        let found = self.state().pointer_contexts.get(&pointer).copied();
+        found.ok_or(INVALID_VALUE)
+    }
+
+    fn is_gone(&self, pointer: u64) -> bool {
+        self.state().gone.contains(&pointer)
     }
 
     fn pool_reserved(&self, pool: usize) -> Answer<u64> {

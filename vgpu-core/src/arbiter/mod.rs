@@ -1,0 +1,528 @@
+//! Shares the time of one GPU: every launch of this process asks here, and every wait reports here.
+//!
+//! ```text
+//!  launch ─► credit? ─ yes ───────────────────────────────► driver
+//!              └ no ─► limiter: go? ─ no ─► sleep on the page of the share that has its turn, and ask again
+//!                        └ yes ─► event in front, if a chunk begins ─► driver ─► event behind, if it ends ─► credit
+//!  wait   ─► event behind what is in flight ─► driver ─► what was measured is charged; others are woken
+//! ```
+//!
+//! `crate::compute` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's or
+//! in a sleep.
+//!
+//! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Events that cannot be had
+//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked. A fork child makes
+//! all of this anew.
+
+mod captures;
+mod cell;
+mod credit;
+mod events;
+#[cfg(test)]
+mod fake;
+mod pages;
+
+pub use captures::{begun as capture_begun, ended as capture_ended};
+
+use core::ffi::c_int;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+
+use crate::compute::estimate::Shape;
+use crate::compute::flight::{LEAST_LAUNCH, Mark, Stream};
+use crate::compute::limiter::{Decision, Limiter};
+use crate::compute::{MS, Ns};
+use crate::memory::driver::{SUCCESS, Streams, is_captured};
+use crate::os::spin::Spin;
+use crate::os::{errno, futex, monotonic_ns, sleep, thread};
+
+use cell::Owner;
+use credit::Credit;
+use events::{Events, Outcome, Target};
+use pages::OpenPages;
+pub use pages::PagesError;
+
+/// The stream that a thread has for itself, as a handle. Handles below are the default stream.
+const PER_THREAD: usize = 2;
+/// Streams that are remembered.
+const STREAMS: usize = 64;
+/// How often NVML is asked for other processes on the GPU.
+const NEIGHBOURS: Ns = 1000 * MS;
+
+/// What the arbiter needs of its process.
+pub trait Process {
+    type Driver: Streams;
+    fn driver(&self) -> &Self::Driver;
+    /// Returns true if this process holds a turn on another GPU.
+    fn holds_elsewhere(&self, now: Ns) -> bool;
+    /// Returns true if other processes use the GPU, as far as can be known.
+    fn has_neighbours(&self) -> bool;
+    /// Calls `nap`, in which this thread sleeps.
+    fn asleep(&self, nap: impl FnOnce());
+}
+
+/// For what the program waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// For the work of one stream.
+    Stream(usize),
+    /// For the work of some streams; nobody knows which.
+    Some,
+    /// For all work.
+    All,
+}
+
+/// The arbiter of one GPU in this process.
+#[derive(Debug)]
+pub struct Arbiter {
+    credit: Credit,
+    /// There may be work that is not measured yet.
+    is_busy: AtomicBool,
+    inner: Spin<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pages: OpenPages,
+    limiter: Limiter,
+    events: Events,
+    streams: Vec<Target>,
+    owner: Owner,
+    cell: usize,
+    /// The share is held to its `cores` only while others use the GPU, and when that was looked up.
+    only_beside_others: bool,
+    neighbours: (Ns, bool),
+}
+
+/// A pause before the next question.
+struct Nap {
+    word: Option<(*const std::sync::atomic::AtomicU32, u32)>,
+    length: Duration,
+}
+
+/// Returns what a share is entitled to by its limits file, before the node's page is read. None: it is not limited.
+fn entitled(limits: &Limits) -> Option<Entry> {
+    let mut flags = match limits.compute_policy {
+        ComputePolicy::Unlimited => return None,
+        ComputePolicy::Guaranteed if limits.cores > 0 => entry_flags::GUARANTEED,
+        ComputePolicy::Guaranteed | ComputePolicy::Balanced => 0,
+    };
+    if limits.priority == Priority::High {
+        flags |= entry_flags::HIGH;
+    }
+    if limits.cores == 0 {
+        flags |= entry_flags::BEST_EFFORT;
+    }
+    Some(Entry {
+        weight: (limits.cores * WEIGHT_OF_ONE_CORE).max(LEAST_WEIGHT),
+        flags,
+        generation: 0,
+    })
+}
+
+impl Arbiter {
+    /// Returns the arbiter of a share whose pages lie in `folder`. None: its time is not limited. With the reason if its
+    /// pages cannot be used.
+    #[must_use]
+    pub fn open(folder: &Path, limits: &Limits) -> (Option<Self>, Option<PagesError>) {
+        let Some(entry) = entitled(limits) else {
+            return (None, None);
+        };
+        let opened = match limits.slot {
+            Some(slot) => OpenPages::open(folder, slot),
+            None => Err(PagesError::NoSlot),
+        };
+        match opened {
+            Ok(pages) => (Some(Self::new(pages, entry, false)), None),
+            Err(reason) => (Self::alone(None, limits, false), Some(reason)),
+        }
+    }
+
+    /// Returns the arbiter of a share that knows nothing of others: it is held to its `cores`, or only while others use
+    /// the GPU. Its processes share one account in `folder`, if they can write to it. None: it has no `cores`, or is not
+    /// limited.
+    #[must_use]
+    pub fn alone(folder: Option<&Path>, limits: &Limits, only_beside_others: bool) -> Option<Self> {
+        let mut entry = entitled(limits).filter(|_| limits.cores > 0)?;
+        entry.flags |= entry_flags::GUARANTEED;
+        Some(Self::new(OpenPages::private(folder, entry), entry, only_beside_others))
+    }
+
+    fn new(pages: OpenPages, entry: Entry, only_beside_others: bool) -> Self {
+        let owner = Owner::of_this_process();
+        let cell = cell::claim(pages.own(), owner, monotonic_ns(), cell::is_dead).unwrap_or(usize::MAX);
+        Self {
+            credit: Credit::default(),
+            is_busy: AtomicBool::new(false),
+            inner: Spin::new(Inner {
+                pages,
+                limiter: Limiter::new(cell, entry),
+                events: Events::default(),
+                streams: Vec::new(),
+                owner,
+                cell,
+                only_beside_others,
+                neighbours: (0, true),
+            }),
+        }
+    }
+
+    /// Launches work of this shape in a stream by `call`, when it may go. Handles of `_ptsz` names: [`per_thread`].
+    #[inline(always)]
+    pub fn launch(&self, process: &impl Process, handle: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
+        if !captures::may_be_under_way() && self.credit.take(stream_of(handle), shape) {
+            return call();
+        }
+        if self.admit(process, handle, shape) {
+            let result = call();
+            self.launched(process, handle, shape, result);
+            result
+        } else {
+            call()
+        }
+    }
+
+    /// Waits until the launch may go. Returns false if it is none: it becomes a node of a graph.
+    #[cold]
+    fn admit(&self, process: &impl Process, handle: usize, shape: Shape) -> bool {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        if captures::may_be_under_way() && is_captured(driver, handle) {
+            return false;
+        }
+        loop {
+            let nap = {
+                let _unharmed = captures::spare(driver);
+                self.inner.lock().ask(&self.credit, process, handle, shape)
+            };
+            self.is_busy.store(true, Relaxed);
+            match nap {
+                None => return true,
+                Some(nap) => process.asleep(|| nap.sleep()),
+            }
+        }
+    }
+
+    #[cold]
+    fn launched(&self, process: &impl Process, handle: usize, shape: Shape, result: c_int) {
+        if result != SUCCESS {
+            return;
+        }
+        let _kept = errno::keep();
+        let driver = process.driver();
+        let _unharmed = captures::spare(driver);
+        self.inner.lock().launched(&self.credit, driver, handle, shape);
+    }
+
+    /// The program is about to wait.
+    pub fn before_wait(&self, process: &impl Process, scope: Scope) {
+        if self.is_busy.load(Relaxed) {
+            let _kept = errno::keep();
+            let driver = process.driver();
+            let _unharmed = captures::spare(driver);
+            self.inner.lock().before_wait(&self.credit, driver, scope);
+        }
+    }
+
+    /// Its wait has returned, or a question for it with "done".
+    pub fn after_wait(&self, process: &impl Process, scope: Scope) {
+        if self.is_busy.load(Relaxed) {
+            let _kept = errno::keep();
+            let driver = process.driver();
+            let _unharmed = captures::spare(driver);
+            let mut inner = self.inner.lock();
+            let is_idle = inner.after_wait(&self.credit, driver, scope);
+            self.is_busy.store(!is_idle, Relaxed);
+        }
+    }
+
+    /// A context is about to end: nothing of ours may be left in it.
+    pub fn forget(&self, process: &impl Process, context: usize) {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        let _unharmed = captures::spare(driver);
+        self.inner.lock().forget(&self.credit, driver, context);
+    }
+
+    /// Returns true if this process's share holds a turn here.
+    #[must_use]
+    pub fn holds_turn(&self, now: Ns) -> bool {
+        self.inner
+            .try_lock()
+            .is_some_and(|inner| inner.pages.own().turn.ends.load(Relaxed) > now)
+    }
+}
+
+/// Returns the handle that a `_ptsz` function means by 0.
+#[must_use]
+pub fn per_thread(handle: usize) -> usize {
+    if handle == 0 { PER_THREAD } else { handle }
+}
+
+/// Returns the stream of a handle: each thread has one of its own, and the default stream has two handles.
+#[inline(always)]
+fn stream_of(handle: usize) -> Stream {
+    match handle {
+        0 | 1 => Stream(1),
+        PER_THREAD => Stream(thread() as u64 + PER_THREAD as u64),
+        _ => Stream(handle as u64),
+    }
+}
+
+impl Inner {
+    /// Returns None if the launch may go.
+    fn ask(&mut self, credit: &Credit, process: &impl Process, handle: usize, shape: Shape) -> Option<Nap> {
+        let driver = process.driver();
+        let now = monotonic_ns();
+        self.count(credit, now);
+        let target = self.target(driver, handle);
+        if let Some(mark) = self.limiter.end_full(target.stream) {
+            credit.close(target.stream);
+            self.end(driver, mark, target, now);
+        }
+        self.poll(driver);
+        if self.only_beside_others && !self.has_neighbours(process, now) {
+            self.begin(driver, target, now);
+            return None;
+        }
+        self.keep_cell(now);
+        self.pages.look(now);
+        let sibling = process.holds_elsewhere(now);
+        let limiter = &mut self.limiter;
+        match self.pages.with(|pages| limiter.ask(pages, now, shape, sibling)) {
+            Decision::Go => {
+                self.begin(driver, target, now);
+                None
+            }
+            Decision::Wait(wait) => {
+                credit.withdraw();
+                self.hold(driver, now);
+                Some(Nap {
+                    word: wait.on.and_then(|slot| self.pages.wake_word(slot)),
+                    length: Duration::from_nanos(wait.until.saturating_sub(now)),
+                })
+            }
+        }
+    }
+
+    fn launched(&mut self, credit: &Credit, driver: &impl Streams, handle: usize, shape: Shape) {
+        let now = monotonic_ns();
+        let target = self.target(driver, handle);
+        let limiter = &mut self.limiter;
+        let mark = self
+            .pages
+            .with(|pages| limiter.launched(pages, now, target.stream, shape));
+        if let Some(mark) = mark {
+            credit.close(target.stream);
+            self.end(driver, mark, target, now);
+            return;
+        }
+        let Some(estimate) = self.limiter.estimate(shape) else {
+            return;
+        };
+        // With several contexts, a default stream's handle does not say which one.
+        if handle > PER_THREAD || self.events.contexts() <= 1 {
+            credit.know(target.stream, shape, estimate.max(LEAST_LAUNCH));
+            credit.open(target.stream);
+            let limiter = &mut self.limiter;
+            credit.grant(self.pages.with(|pages| limiter.credit(pages, now, target.stream)));
+        }
+    }
+
+    fn before_wait(&mut self, credit: &Credit, driver: &impl Streams, scope: Scope) {
+        let now = monotonic_ns();
+        self.count(credit, now);
+        match scope {
+            Scope::Stream(handle) => {
+                let known = self.streams.iter().find(|target| target.stream == stream_of(handle));
+                let Some(target) = known.copied() else { return };
+                credit.close(target.stream);
+                if let Some(mark) = self.limiter.waits_for(target.stream) {
+                    self.end(driver, mark, target, now);
+                }
+            }
+            Scope::Some | Scope::All => {
+                credit.withdraw();
+                self.hold(driver, now);
+            }
+        }
+    }
+
+    /// Returns true if nothing is left to be measured.
+    fn after_wait(&mut self, credit: &Credit, driver: &impl Streams, scope: Scope) -> bool {
+        let now = monotonic_ns();
+        self.count(credit, now);
+        self.poll(driver);
+        if scope == Scope::All {
+            // Work in other threads' own streams, in which this one can record nothing.
+            for (_, mark) in self.limiter.holds(|_| true) {
+                self.report(now, mark, Outcome::Failed);
+            }
+        }
+        let is_idle = self.limiter.is_idle();
+        if is_idle {
+            credit.withdraw();
+        }
+        let limiter = &mut self.limiter;
+        if self.pages.with(|pages| limiter.waited(pages, monotonic_ns())) {
+            futex::wake(&self.pages.own().wake);
+        }
+        is_idle
+    }
+
+    fn forget(&mut self, credit: &Credit, driver: &impl Streams, context: usize) {
+        let now = monotonic_ns();
+        self.count(credit, now);
+        credit.withdraw();
+        let streams = &self.streams;
+        let is_there = |stream: Stream| {
+            let known = streams.iter().find(|target| target.stream == stream);
+            known.is_none_or(|target| target.context == context)
+        };
+        for (_, mark) in self.limiter.holds(is_there) {
+            self.report(now, mark, Outcome::Failed);
+        }
+        let mut gone = Vec::new();
+        self.events.forget(driver, context, |mark| gone.push(mark));
+        for mark in gone {
+            self.report(now, mark, Outcome::Failed);
+        }
+        self.streams.retain(|target| target.context != context);
+    }
+
+    /// Counts the launches that went on credit.
+    fn count(&mut self, credit: &Credit, now: Ns) {
+        let limiter = &mut self.limiter;
+        credit.drain(|stream, shape, count| limiter.passed(now, stream, shape, count));
+    }
+
+    fn begin(&mut self, driver: &impl Streams, target: Target, now: Ns) {
+        if !self.limiter.is_open(target.stream) {
+            self.events.begin(driver, target, now);
+        }
+    }
+
+    fn end(&mut self, driver: &impl Streams, mark: Mark, target: Target, now: Ns) {
+        if !may_record(driver, target) || !self.events.end(driver, mark, target, now) {
+            self.report(now, mark, Outcome::Failed);
+        }
+    }
+
+    /// Ends the chunks of all streams in which this thread can record.
+    fn hold(&mut self, driver: &impl Streams, now: Ns) {
+        let streams = &self.streams;
+        let target_of = |stream: Stream| streams.iter().find(|target| target.stream == stream).copied();
+        let can = |stream: Stream| {
+            target_of(stream).is_some_and(|target| target.handle != PER_THREAD || stream_of(PER_THREAD) == stream)
+        };
+        let ended: Vec<(Option<Target>, Mark)> = self
+            .limiter
+            .holds(can)
+            .into_iter()
+            .map(|(stream, mark)| (target_of(stream), mark))
+            .collect();
+        for (target, mark) in ended {
+            match target {
+                Some(target) => self.end(driver, mark, target, now),
+                None => self.report(now, mark, Outcome::Failed),
+            }
+        }
+    }
+
+    fn poll(&mut self, driver: &impl Streams) {
+        if self.events.is_empty() {
+            return;
+        }
+        let mut reached = Vec::new();
+        self.events
+            .poll(driver, monotonic_ns, |mark, outcome| reached.push((mark, outcome)));
+        if reached.is_empty() {
+            return;
+        }
+        let now = monotonic_ns();
+        for (mark, outcome) in reached {
+            self.report(now, mark, outcome);
+        }
+    }
+
+    fn report(&mut self, now: Ns, mark: Mark, outcome: Outcome) {
+        let limiter = &mut self.limiter;
+        self.pages.with(|pages| match outcome {
+            Outcome::Measured { from, to } => limiter.finished(pages, now, mark, from, to),
+            Outcome::Failed => limiter.failed(pages, now, mark),
+        });
+    }
+
+    /// Returns the stream of a handle, with its context.
+    fn target(&mut self, driver: &impl Streams, handle: usize) -> Target {
+        let mut stream = stream_of(handle);
+        let has_one_context = self.events.contexts() <= 1;
+        let found = self.streams.iter().find(|target| target.stream == stream);
+        if let Some(target) = found.filter(|_| handle > PER_THREAD || has_one_context) {
+            return *target;
+        }
+        let context = if handle > PER_THREAD {
+            driver.stream_context(handle).unwrap_or(0)
+        } else {
+            driver.current_context().unwrap_or(0)
+        };
+        if let Some(first) = found.filter(|first| first.context != context) {
+            // The default stream of another context.
+            stream = Stream(first.stream.0 ^ (context as u64).rotate_left(32));
+        }
+        let target = Target {
+            stream,
+            handle,
+            context,
+        };
+        if !self.streams.contains(&target) {
+            if self.streams.len() >= STREAMS {
+                let (limiter, events) = (&self.limiter, &self.events);
+                self.streams
+                    .retain(|known| limiter.is_open(known.stream) || events.uses(known.stream));
+            }
+            self.streams.push(target);
+        }
+        target
+    }
+
+    fn keep_cell(&mut self, now: Ns) {
+        let page = self.pages.own();
+        if cell::is_own(page, self.cell, self.owner) {
+            return;
+        }
+        self.cell = cell::claim(page, self.owner, now, cell::is_dead).unwrap_or(usize::MAX);
+        self.limiter.move_to(self.cell);
+    }
+
+    fn has_neighbours(&mut self, process: &impl Process, now: Ns) -> bool {
+        let (looked, known) = self.neighbours;
+        if looked != 0 && now.saturating_sub(looked) < NEIGHBOURS {
+            return known;
+        }
+        self.neighbours = (now, process.has_neighbours());
+        self.neighbours.1
+    }
+}
+
+/// Returns true if an event can be recorded in a stream: it would become a node of a graph that is being captured, and
+/// in the default stream it would end the capture of another one.
+fn may_record(driver: &impl Streams, target: Target) -> bool {
+    !captures::may_be_under_way() || target.handle >= PER_THREAD && driver.is_capturing(target.handle) == Ok(false)
+}
+
+impl Nap {
+    fn sleep(self) {
+        let woken = self
+            .word
+            .map(|(word, expected)| futex::wait(word, expected, self.length));
+        if woken.is_none_or(|woken| woken == futex::Woken::Impossible) {
+            sleep(self.length);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The pages of one GPU's shares, as this process reaches them.
+//!
+//! ```text
+//!  <shares>/.arbitration/<GPU>/ node    read: what each slot is entitled to
+//!                               07      read and written: the own slot
+//!                               00..63  copied at each look: what the others say
+//! ```
+//!
+//! How it fails: a tenant can cut its own page at any moment. So others' pages are only copied (`os::peek`), and a page
+//! that cannot be copied takes no part. A share whose own page is cut loses its own processes, by SIGBUS, as with its
+//! ledger. Where the pages are missing or damaged, where the clock is another one (a time namespace), or where copying
+//! is denied, nothing is known of the others: the share then keeps a page for itself and is held to its `cores`.
+#![allow(unsafe_code)] // Mapped files are seen as pages.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use vgpu_abi::arbitration::{Entry, NodePage, PAGE, SLOTS, SlotPage, entry_flags, slot_file_name};
+use vgpu_abi::paths::NODE_PAGE;
+
+use crate::compute::turn::Pages;
+use crate::compute::{MS, Ns};
+use crate::os::peek::{self, Piece};
+use crate::os::pinned::Mapping;
+use crate::os::{file, fork, mount};
+
+/// What is copied of others' pages: all that turns are decided by.
+const HEAD: usize = offset_of!(SlotPage, bucket);
+/// The page of processes that know nothing of others, beside their ledger.
+const ALONE: &str = "time";
+/// How long after a failure another share's page is opened again.
+const RETRY: Ns = 1000 * MS;
+
+/// The pages of one GPU.
+#[derive(Debug)]
+pub(super) struct OpenPages {
+    own: usize,
+    page: Own,
+    node: Node,
+    others: Vec<Other>,
+    folder: PathBuf,
+}
+
+#[derive(Debug)]
+enum Own {
+    Mapped(Mapping),
+    Private(Box<SlotPage>),
+}
+
+#[derive(Debug)]
+enum Node {
+    Mapped(Mapping),
+    Private(Box<NodePage>),
+}
+
+/// Another share's page: the file, and its copy of the last look.
+#[derive(Debug, Default)]
+struct Other {
+    mapping: Option<Mapping>,
+    tried: Ns,
+    copy: SlotPage,
+    is_copied: bool,
+}
+
+/// Why the pages cannot be used.
+#[derive(Debug)]
+pub enum PagesError {
+    Open(String, io::Error),
+    Size(String, u64),
+    Clock,
+    Copy,
+    NoSlot,
+}
+
+impl OpenPages {
+    /// Opens the pages of a GPU in `folder`, of which `slot` is the own one.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub(super) fn open(folder: &Path, slot: u8) -> Result<Self, PagesError> {
+        if is_other_clock() {
+            return Err(PagesError::Clock);
+        }
+        let own = map(folder, &slot_file_name(slot), Access::Write)?;
+        let node = map(folder, NODE_PAGE, Access::Read)?;
+        let mut copied = [0; HEAD];
+        let piece = Piece {
+            from: own.start().as_ptr().cast(),
+            to: &mut copied,
+        };
+        if peek::copy(&mut [piece]) != 1 {
+            return Err(PagesError::Copy);
+        }
+        Ok(Self {
+            own: usize::from(slot),
+            page: Own::Mapped(own),
+            node: Node::Mapped(node),
+            others: (0..SLOTS).map(|_| Other::default()).collect(),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// A page of no others' concern, entitled to `entry`: for all processes that can write to `folder`, or for this one.
+    pub(super) fn private(folder: Option<&Path>, entry: Entry) -> Self {
+        let node = Box::new(NodePage::default());
+        let mut entries = [Entry::default(); SLOTS];
+        entries[0] = entry;
+        node.write(&entries);
+        Self {
+            own: 0,
+            page: folder
+                .and_then(|folder| map_alone(folder).ok())
+                .map_or_else(|| Own::Private(Box::default()), Own::Mapped),
+            node: Node::Private(node),
+            others: Vec::new(),
+            folder: PathBuf::new(),
+        }
+    }
+
+    pub(super) fn own(&self) -> &SlotPage {
+        match &self.page {
+            // SAFETY: a page that is mapped for reading and writing as long as `self` lives, all of it atomic words, for
+            // which every value is valid.
+            Own::Mapped(mapping) => unsafe { mapping.start().cast::<SlotPage>().as_ref() },
+            Own::Private(page) => page,
+        }
+    }
+
+    fn node(&self) -> &NodePage {
+        match &self.node {
+            // SAFETY: as for the own page; its loads alone are used.
+            Node::Mapped(mapping) => unsafe { mapping.start().cast::<NodePage>().as_ref() },
+            Node::Private(page) => page,
+        }
+    }
+
+    /// Copies what the others say now.
+    pub(super) fn look(&mut self, now: Ns) {
+        if self.others.is_empty() {
+            return;
+        }
+        for slot in 0..SLOTS {
+            let takes_part = self.takes_part(slot);
+            let Some(other) = self.others.get_mut(slot) else {
+                continue;
+            };
+            other.is_copied = takes_part && other.is_open(&self.folder, slot, now);
+        }
+        let mut wanted: Vec<&mut Other> = self.others.iter_mut().filter(|other| other.is_copied).collect();
+        let mut done = 0;
+        while done < wanted.len() {
+            let mut pieces: Vec<Piece<'_>> = wanted[done..].iter_mut().filter_map(|other| other.piece()).collect();
+            done += peek::copy(&mut pieces);
+            // This one is cut: it takes no part.
+            if let Some(cut) = wanted.get_mut(done) {
+                cut.is_copied = false;
+                done += 1;
+            }
+        }
+    }
+
+    /// Returns all pages, the others' as of the last look.
+    pub(super) fn with<T>(&self, use_them: impl FnOnce(&Pages<'_>) -> T) -> T {
+        let mut slots = [None; SLOTS];
+        for (slot, other) in slots.iter_mut().zip(&self.others) {
+            *slot = other.is_copied.then_some(&other.copy);
+        }
+        slots[self.own] = Some(self.own());
+        use_them(&Pages {
+            node: self.node(),
+            slots: &slots,
+            own: self.own,
+        })
+    }
+
+    /// Returns the word of another share that changes when it gives the GPU up, and what it was at the last look.
+    pub(super) fn wake_word(&self, slot: usize) -> Option<(*const AtomicU32, u32)> {
+        let other = self.others.get(slot)?;
+        let page = other.mapping.as_ref()?.start().cast::<SlotPage>();
+        // SAFETY: a field of a mapped page; it is not read here.
+        let word = unsafe { &raw const (*page.as_ptr()).wake };
+        Some((word, other.copy.wake.load(Relaxed)))
+    }
+
+    fn takes_part(&self, slot: usize) -> bool {
+        const NOT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
+        let entry = self.node().entry(slot);
+        slot != self.own && entry.is_some_and(|entry| entry.weight != 0 && entry.flags & NOT == 0)
+    }
+}
+
+impl Other {
+    /// Returns true if the page is mapped. One that cannot be is tried again later.
+    fn is_open(&mut self, folder: &Path, slot: usize, now: Ns) -> bool {
+        if self.mapping.is_none() && (self.tried == 0 || now.saturating_sub(self.tried) > RETRY) {
+            self.tried = now;
+            let name = u8::try_from(slot).map(slot_file_name).unwrap_or_default();
+            self.mapping = map(folder, &name, Access::Read).ok();
+        }
+        self.mapping.is_some()
+    }
+
+    /// Returns what is to be copied.
+    fn piece(&mut self) -> Option<Piece<'_>> {
+        let from = self.mapping.as_ref()?.start().as_ptr().cast_const().cast();
+        let to: *mut SlotPage = &mut self.copy;
+        // SAFETY: the first bytes of a page that is borrowed for writing; every value is valid for its words.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), HEAD) };
+        Some(Piece { from, to })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+fn map(folder: &Path, name: &str, access: Access) -> Result<Mapping, PagesError> {
+    let path = folder.join(name);
+    let failed = |error| PagesError::Open(path.display().to_string(), error);
+    let no_fork = fork::guard();
+    let opened = mount::open_folder(folder).map_err(failed)?;
+    let rights = if access == Access::Write {
+        libc::O_RDWR
+    } else {
+        libc::O_RDONLY
+    };
+    let file = mount::open_in(&opened, Path::new(name), rights).map_err(failed)?;
+    let size = file::size(&file).map_err(failed)?;
+    if size != PAGE as u64 {
+        return Err(PagesError::Size(path.display().to_string(), size));
+    }
+    let mapping = match access {
+        Access::Write => Mapping::new(&file, 0, PAGE),
+        Access::Read => Mapping::read_only(&file, PAGE),
+    };
+    drop(no_fork);
+    mapping.map_err(failed)
+}
+
+/// Maps a page that processes without others' pages share, and creates it if it is missing.
+fn map_alone(folder: &Path) -> io::Result<Mapping> {
+    let no_fork = fork::guard();
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o666)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(folder.join(ALONE))?;
+    // Whoever comes first; a page that was cut is one again.
+    if file.metadata()?.len() < PAGE as u64 {
+        file.set_len(PAGE as u64)?;
+    }
+    let mapping = Mapping::new(&file.into(), 0, PAGE);
+    drop(no_fork);
+    mapping
+}
+
+/// Returns true in a time namespace whose CLOCK_MONOTONIC is not that of the others.
+fn is_other_clock() -> bool {
+    // Kernels without time namespaces do not have this file.
+    let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    offsets.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("monotonic") && words.any(|offset| offset != "0")
+    })
+}
+
+// === impl PagesError ===
+
+impl fmt::Display for PagesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(path, error) => write!(f, "{path}: {error}"),
+            Self::Size(path, size) => write!(f, "{path}: {size} bytes instead of {PAGE}"),
+            Self::Clock => write!(f, "this process is in a time namespace with another clock"),
+            Self::Copy => write!(f, "process_vm_readv is denied here"),
+            Self::NoSlot => write!(f, "the share has no slot"),
+        }
+    }
+}
+
+impl std::error::Error for PagesError {}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for slot in 0..64 {
+            fs::write(folder.path().join(slot_file_name(slot)), [0; PAGE]).expect("written");
+        }
+        let node = NodePage::default();
+        let mut entries = [Entry::default(); SLOTS];
+        for slot in [3, 4, 7] {
+            entries[slot].weight = 30_000;
+        }
+        entries[7].flags = entry_flags::UNLIMITED;
+        node.write(&entries);
+        let at: *const NodePage = &node;
+        // SAFETY: the bytes of a page of plain words.
+        let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), size_of::<NodePage>()) };
+        let mut page = bytes.to_vec();
+        page.resize(PAGE, 0);
+        fs::write(folder.path().join(NODE_PAGE), page).expect("written");
+        folder
+    }
+
+    fn seen(pages: &OpenPages) -> Vec<usize> {
+        pages.with(|pages| (0..SLOTS).filter(|slot| pages.slots[*slot].is_some()).collect())
+    }
+
+    #[test]
+    fn what_others_write_is_seen_at_the_next_look() {
+        let folder = folder();
+        let mut own = OpenPages::open(folder.path(), 3).expect("pages");
+        let mut other = OpenPages::open(folder.path(), 4).expect("pages");
+        own.look(1);
+        assert_eq!(seen(&own), [3, 4], "7 is unlimited, all others are free");
+        other.own().turn.until.store(99, Relaxed);
+        let until = |pages: &OpenPages| pages.with(|pages| pages.slots[4].expect("seen").turn.until.load(Relaxed));
+        assert_eq!(until(&own), 0);
+        own.look(2);
+        assert_eq!(until(&own), 99);
+        other.look(2);
+        assert!(own.wake_word(4).is_some() && own.wake_word(5).is_none());
+    }
+
+    #[test]
+    fn a_page_that_is_cut_takes_no_part_and_ends_nobody() {
+        let folder = folder();
+        let mut own = OpenPages::open(folder.path(), 3).expect("pages");
+        own.look(1);
+        let cut = OpenOptions::new()
+            .write(true)
+            .open(folder.path().join(slot_file_name(4)))
+            .expect("opened");
+        cut.set_len(0).expect("cut");
+        own.look(2);
+        assert_eq!(seen(&own), [3]);
+        let (word, expected) = own.wake_word(4).expect("mapped");
+        let slept = crate::os::futex::wait(word, expected, std::time::Duration::from_secs(60));
+        assert_eq!(slept, crate::os::futex::Woken::Impossible);
+        cut.set_len(PAGE as u64).expect("as long as before");
+        own.look(3);
+        assert_eq!(seen(&own), [3, 4]);
+    }
+
+    #[test]
+    fn pages_that_are_missing_or_damaged_are_named() {
+        let folder = folder();
+        fs::remove_file(folder.path().join(NODE_PAGE)).expect("removed");
+        let missing = OpenPages::open(folder.path(), 3).expect_err("no node page").to_string();
+        assert!(missing.contains("/node: "), "{missing}");
+        let mut own = OpenOptions::new()
+            .append(true)
+            .open(folder.path().join(slot_file_name(3)))
+            .expect("opened");
+        own.write_all(b"x").expect("written");
+        let long = OpenPages::open(folder.path(), 3).expect_err("too long").to_string();
+        assert!(long.contains("/03: 4097 bytes instead of 4096"), "{long}");
+    }
+
+    #[test]
+    fn a_page_without_others_knows_its_own_share_alone() {
+        let entry = Entry {
+            weight: 5000,
+            flags: entry_flags::GUARANTEED,
+            generation: 0,
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut pages = OpenPages::private(Some(folder.path()), entry);
+        pages.look(1);
+        assert_eq!(seen(&pages), [0]);
+        assert_eq!(pages.with(|pages| pages.entry()), Some(entry));
+        pages.own().turn.until.store(5, Relaxed);
+        let second = OpenPages::private(Some(folder.path()), entry);
+        assert_eq!(second.own().turn.until.load(Relaxed), 5, "one account");
+        let nowhere = OpenPages::private(Some(Path::new("/proc/nowhere")), entry);
+        assert_eq!(nowhere.own().turn.until.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn this_process_has_the_clock_of_all() {
+        assert!(!is_other_clock());
+    }
+}
