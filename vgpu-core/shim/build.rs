@@ -1,5 +1,5 @@
-//! Generates from `names/` and the hook tables: a slot for each public name, a jump for each name that is not hooked,
-//! and the list of hooked names. Also sets the link flags of libvgpu.so.
+//! Generates from `names/` and the hook tables: a slot for each public name, a jump for each name that is not hooked or
+//! hooked only where GPU time is limited, and the list of hooked names. Also sets the link flags of libvgpu.so.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use std::{env, fs, path::Path};
 #[path = "coverage/src/hooks.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod hooks;
-use hooks::TABLES;
+use hooks::{COMPUTE, TABLES};
 
 fn lines(path: &str) -> Vec<String> {
     println!("cargo:rerun-if-changed={path}");
@@ -96,8 +96,9 @@ fn main() {
 
     let mut out = String::new();
     let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
+    let of_compute = hooked(COMPUTE);
     for (index, name) in all.iter().enumerate() {
-        if !hooks.contains(name) {
+        if !hooks.contains(name) || of_compute.contains(name) {
             put(format!("crate::jump::jump!({name}, {index});"));
         }
     }

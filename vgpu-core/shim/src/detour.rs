@@ -51,6 +51,12 @@ pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready
     })
 }
 
+/// Runs a hook of a launch or a wait: it changes no GPU memory, and may take long.
+#[inline(always)]
+pub(crate) fn time(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+    run(slot, NOT_PERMITTED, handle)
+}
+
 /// Runs a hook of NVML. It changes no GPU memory, so its class does not matter here.
 #[inline(always)]
 pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {

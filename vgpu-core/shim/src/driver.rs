@@ -1,9 +1,10 @@
-//! The real driver as `vgpu_core::memory` calls it.
+//! The real driver as `vgpu_core` calls it.
 
 use crate::codes::{INVALID_VALUE, SUCCESS};
-use crate::real::real;
+use crate::names::slot;
+use crate::real::{self, real};
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::memory::driver::{Answer, Driver};
+use vgpu_core::memory::driver::{Answer, Driver, Streams};
 
 /// The real driver. It has no state in this library.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +28,7 @@ fn pool_attribute(pool: usize, attribute: c_int) -> Answer<u64> {
     answer(result, value)
 }
 
-impl Driver for Real {
-    fn free(&self, pointer: u64) -> c_int {
-        // SAFETY: the driver validates the pointer, which no other thread has.
-        unsafe { real!(cuMemFree_v2(u64))(pointer) }
-    }
-
+impl Streams for Real {
     fn is_capturing(&self, stream: usize) -> Answer<bool> {
         let mut status = 0;
         // SAFETY: to be written.
@@ -61,40 +57,6 @@ impl Driver for Real {
         let mut context = 0;
         // SAFETY: to be written; the caller has pushed one.
         unsafe { real!(cuCtxPopCurrent_v2(*mut usize))(&mut context) };
-    }
-
-    fn is_primary_active(&self, device: c_int) -> bool {
-        let (mut flags, mut active) = (0, 1);
-        // SAFETY: both are to be written.
-        unsafe { real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int))(device, &mut flags, &mut active) };
-        active != 0
-    }
-
-    fn context_behind(&self, green: usize) -> Answer<usize> {
-        let mut context = 0;
-        // SAFETY: to be written; a green context of the driver's.
-        let result = unsafe { real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green) };
-        answer(result, context)
-    }
-
-    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
-        const CONTEXT: c_int = 1;
-        let mut context = 0_usize;
-        let at: *mut usize = &mut context;
-        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
-        // SAFETY: `context` is to be written; the driver validates the pointer.
-        let result = unsafe { ask(at.cast(), CONTEXT, pointer) };
-        answer(result, context)
-    }
-
-    fn is_gone(&self, pointer: u64) -> bool {
-        const MEMORY_TYPE: c_int = 2;
-        let mut kind: c_uint = 0;
-        let at: *mut c_uint = &mut kind;
-        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
-        // SAFETY: `kind` is to be written; the driver validates the pointer.
-        let result = unsafe { ask(at.cast(), MEMORY_TYPE, pointer) };
-        result == INVALID_VALUE
     }
 
     fn stream_context(&self, stream: usize) -> Answer<usize> {
@@ -141,6 +103,67 @@ impl Driver for Real {
     fn destroy_event(&self, event: usize) -> c_int {
         // SAFETY: an event of ours that is not used any more.
         unsafe { real!(cuEventDestroy_v2(usize))(event) }
+    }
+
+    fn create_timing_event(&self) -> Answer<usize> {
+        const DEFAULT: c_uint = 0;
+        let mut event = 0;
+        // SAFETY: to be written.
+        let result = unsafe { real!(cuEventCreate(*mut usize, c_uint))(&mut event, DEFAULT) };
+        answer(result, event)
+    }
+
+    fn elapsed(&self, from: usize, to: usize) -> Answer<u64> {
+        let mut milliseconds = 0.0_f32;
+        let ask = if real::has(slot::cuEventElapsedTime) {
+            real!(cuEventElapsedTime(*mut f32, usize, usize))
+        } else {
+            real!(cuEventElapsedTime_v2(*mut f32, usize, usize))
+        };
+        // SAFETY: to be written; two events of ours.
+        let result = unsafe { ask(&mut milliseconds, from, to) };
+        answer(result, (f64::from(milliseconds).max(0.0) * 1e6) as u64)
+    }
+}
+
+impl Driver for Real {
+    fn free(&self, pointer: u64) -> c_int {
+        // SAFETY: the driver validates the pointer, which no other thread has.
+        unsafe { real!(cuMemFree_v2(u64))(pointer) }
+    }
+
+    fn is_primary_active(&self, device: c_int) -> bool {
+        let (mut flags, mut active) = (0, 1);
+        // SAFETY: both are to be written.
+        unsafe { real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int))(device, &mut flags, &mut active) };
+        active != 0
+    }
+
+    fn context_behind(&self, green: usize) -> Answer<usize> {
+        let mut context = 0;
+        // SAFETY: to be written; a green context of the driver's.
+        let result = unsafe { real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green) };
+        answer(result, context)
+    }
+
+    fn pointer_context(&self, pointer: u64) -> Answer<usize> {
+        const CONTEXT: c_int = 1;
+        let mut context = 0_usize;
+        let at: *mut usize = &mut context;
+        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+        // SAFETY: `context` is to be written; the driver validates the pointer.
+        let result = unsafe { ask(at.cast(), CONTEXT, pointer) };
+        answer(result, context)
+    }
+
+    fn is_gone(&self, pointer: u64) -> bool {
+        const MEMORY_TYPE: c_int = 2;
+        let mut kind: c_uint = 0;
+        let at: *mut c_uint = &mut kind;
+        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
+        // SAFETY: `kind` is to be written; the driver validates the pointer.
+        let result = unsafe { ask(at.cast(), MEMORY_TYPE, pointer) };
+        result == INVALID_VALUE
     }
 
     fn pool_reserved(&self, pool: usize) -> Answer<u64> {

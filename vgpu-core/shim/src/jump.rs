@@ -1,10 +1,11 @@
 //! Functions that are not hooked: each is one jump through a table to the real function, which is looked up at the
-//! first call.
+//! first call. Launches and waits jump to a hook instead where this process's GPU time is limited, so that nothing is in
+//! their way where it is not.
 
 use crate::codes::{refused_cuda, refused_nvml};
 use crate::detour::guarded;
 use crate::names::{COUNT, CUDA};
-use crate::{real, start};
+use crate::{real, start, table};
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -103,7 +104,13 @@ extern "C" fn resolve(index: u32) -> *const () {
     let index = index as usize;
     let _kept = vgpu_core::os::errno::keep();
     let found = guarded(|| {
-        start::ready()?;
+        let ready = start::ready()?;
+        if let Some(hook) = table::compute::bound(index).filter(|_| ready.limits_time()) {
+            if let Some(place) = TABLE.get(index) {
+                place.store(hook.cast_mut(), Ordering::Release);
+            }
+            return Some(hook);
+        }
         let address = real::address(index);
         // Stored only when it will not change any more.
         if let (Some(known), Some(place)) = (real::known(index), TABLE.get(index)) {

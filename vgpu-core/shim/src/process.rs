@@ -7,6 +7,7 @@ use crate::real::{self, real};
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use vgpu_core::arbiter::Arbiter;
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::fork;
@@ -25,6 +26,8 @@ struct State(Option<Ready>);
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
+    /// By GPU, who shares its time; None: this process is not limited there.
+    pub(crate) arbiters: Vec<Option<Arbiter>>,
     /// Tracks threads inside calls that may change GPU memory.
     pub(crate) calls: Calls,
     /// Everything that has a charge or keeps one.
@@ -82,9 +85,10 @@ pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Read
 }
 
 impl Ready {
-    pub(crate) fn new(gpus: Vec<Gpu>, mirror: Option<Mirror>) -> Self {
+    pub(crate) fn new(gpus: Vec<Gpu>, arbiters: Vec<Option<Arbiter>>, mirror: Option<Mirror>) -> Self {
         Self {
             gpus,
+            arbiters,
             calls: Calls::default(),
             tables: Tables::default(),
             nvml: Spin::default(),
@@ -97,6 +101,16 @@ impl Ready {
             mirror,
             devices: OnceLock::new(),
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn arbiter(&self, gpu: usize) -> Option<&Arbiter> {
+        self.arbiters.get(gpu)?.as_ref()
+    }
+
+    /// Returns true if the time of this process is limited on any GPU.
+    pub(crate) fn limits_time(&self) -> bool {
+        self.arbiters.iter().any(Option::is_some)
     }
 
     /// Returns true if only this library has initialised NVML. The program must then find it uninitialised.

@@ -1,7 +1,14 @@
 //! Reads the hook tables of the shim. The shim's build.rs compiles this file too, so the tables have one reader only.
 
 /// The tables, in the shim's folder.
-pub const TABLES: [&str; 3] = ["src/table/cuda.rs", "src/table/devices.rs", "src/table/nvml.rs"];
+pub const TABLES: [&str; 4] = [
+    "src/table/cuda.rs",
+    "src/table/devices.rs",
+    COMPUTE,
+    "src/table/nvml.rs",
+];
+/// The table whose names are jumps that may lead to a hook.
+pub const COMPUTE: &str = "src/table/compute.rs";
 const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
 
 /// One hooked name.

@@ -1,6 +1,7 @@
 //! Handlers of the hooked functions, by subject. Each gets the state of the process, its real function, and the caller's
 //! arguments. It translates the arguments and the results; `vgpu_core::memory` decides how much is charged.
 
+pub(crate) mod compute;
 pub(crate) mod contexts;
 pub(crate) mod devices;
 pub(crate) mod entry;

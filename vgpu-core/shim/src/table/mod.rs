@@ -15,6 +15,64 @@ macro_rules! hooks {
     };
 }
 
+/// Declares functions that are bound only in processes whose GPU time is limited ([`crate::jump`]): each public name is
+/// a jump, to the real function or to the one here. `registers` stands for any arguments that fit in six registers.
+macro_rules! limited_launches {
+    ($($class:ident $($name:ident),+: $arguments:tt => $handler:path;)*) => {
+        mod functions {
+            #[allow(clippy::wildcard_imports)] // The types that the table names.
+            use super::*;
+            $($($crate::table::function!($name, $arguments, $handler);)+)*
+        }
+
+        /// Returns the function to bind for a slot, or None if it is not declared here.
+        pub(crate) fn bound(slot: usize) -> Option<*const ()> {
+            match slot {
+                $($($crate::names::slot::$name => Some(functions::$name as *const ()),)+)*
+                _ => None,
+            }
+        }
+    };
+}
+
+macro_rules! function {
+    ($name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
+        pub(super) unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
+            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+                // SAFETY: the real function of this very name has this signature.
+                let real = unsafe {
+                    core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
+                };
+                // SAFETY: the caller's promises to the driver are passed on.
+                unsafe { $handler(ready, real, $($argument),*) }
+            })
+        }
+    };
+    // Integers or pointers, each of which takes one register.
+    ($name:ident, registers, $handler:path) => {
+        pub(super) unsafe extern "C" fn $name(
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> core::ffi::c_int {
+            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+                // SAFETY: registers are passed on as they came.
+                let real = unsafe {
+                    core::mem::transmute::<
+                        *const (),
+                        unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> core::ffi::c_int,
+                    >(address)
+                };
+                // SAFETY: as above.
+                $handler(ready, || unsafe { real(a, b, c, d, e, f) })
+            })
+        }
+    };
+}
+
 macro_rules! hook {
     ($api:ident, $class:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         #[unsafe(no_mangle)]
@@ -41,8 +99,9 @@ macro_rules! detour {
     };
 }
 
-pub(crate) use {detour, hook};
+pub(crate) use {detour, function, hook};
 
+pub(crate) mod compute;
 pub(crate) mod cuda;
 pub(crate) mod devices;
 pub(crate) mod nvml;

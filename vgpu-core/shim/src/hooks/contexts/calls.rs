@@ -2,6 +2,7 @@
 //! them.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::hooks::compute;
 use crate::hooks::contexts::measure::process;
 use crate::process::{Devices, Ready};
 use crate::real::real;
@@ -59,6 +60,15 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let Some((real, place)) = place(ready, devices, device) else {
         return INVALID_DEVICE;
     };
+    if let Some(gpu) = ready.gpus.get(place.index) {
+        let (primary, retains) = {
+            let contexts = gpu.contexts.lock();
+            (contexts.primary, contexts.retains)
+        };
+        if all || retains <= 1 {
+            compute::forget(ready, primary);
+        }
+    }
     context_life::release_primary(&process(ready), &place, real, all, || call(real))
 }
 
@@ -175,6 +185,7 @@ pub(crate) unsafe fn destroy(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
+    compute::forget(ready, context);
     // SAFETY: passed on.
     context_life::destroy(&process(ready), context, || unsafe { real(context) })
 }
@@ -201,6 +212,7 @@ pub(crate) unsafe fn detach(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
+    compute::forget(ready, context);
     // SAFETY: passed on.
     context_life::detach(&process(ready), context, || unsafe { real(context) })
 }

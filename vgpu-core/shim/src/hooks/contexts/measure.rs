@@ -8,7 +8,7 @@ use crate::names::slot;
 use crate::process::Ready;
 use crate::real::{self, real};
 use core::ffi::{c_int, c_uint};
-use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::driver::{Driver, Streams};
 use vgpu_core::memory::expected::Ahead;
 use vgpu_core::memory::measure;
 use vgpu_core::memory::overhead::Thing;

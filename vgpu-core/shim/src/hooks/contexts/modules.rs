@@ -10,7 +10,7 @@ use crate::hooks::contexts::measure::{giving_back, taking};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::driver::Streams;
 use vgpu_core::memory::expected::{Ahead, Code, Limit};
 use vgpu_core::memory::overhead::Thing;
 

@@ -5,10 +5,11 @@
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::devices::locations::{Access, with_real};
 use crate::hooks::graphs::launch::{enter, leave, mapped, settle_all};
-use crate::hooks::memory;
+use crate::hooks::{compute, memory};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
+use vgpu_core::arbiter::per_thread;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::memory::graphs::{Needs, used};
 
@@ -178,15 +179,42 @@ pub(crate) unsafe fn instantiate_with_params(
     unsafe { instantiated(ready, exec, graph, upload, || real(exec, graph, params)) }
 }
 
-/// cuGraphLaunch and cuGraphUpload.
-pub(crate) unsafe fn launch(
+pub(crate) unsafe fn upload(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize, usize) -> c_int,
     exec: usize,
     stream: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    let pass = || unsafe { real(exec, stream) };
+    with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
+}
+
+pub(crate) unsafe fn launch(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, usize) -> c_int,
+    exec: usize,
+    stream: usize,
+) -> c_int {
+    compute::launch(ready, stream, compute::shape(&[exec as u64]), || {
+        // SAFETY: passed on.
+        with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
+    })
+}
+
+pub(crate) unsafe fn launch_ptsz(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, usize) -> c_int,
+    exec: usize,
+    stream: usize,
+) -> c_int {
+    compute::launch(ready, per_thread(stream), compute::shape(&[exec as u64]), || {
+        // SAFETY: passed on.
+        with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
+    })
+}
+
+/// Calls `pass`, by which a graph gets its memory.
+fn with_memory(ready: &'static Ready, exec: usize, stream: usize, pass: impl FnOnce() -> c_int) -> c_int {
     if !used() {
         return pass();
     }

@@ -12,7 +12,7 @@ use crate::hooks::memory::shapes::Solid;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::charge::charge;
-use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::driver::Streams;
 
 /// Charges the bytes of `shape` and stores the charge with the handle.
 ///

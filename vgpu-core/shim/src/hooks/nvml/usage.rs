@@ -11,8 +11,8 @@
 //! neighbour's there. They count as ours only if NVML lists every process that the share has on the GPU. If it does
 //! not, NVML says nothing about the share, and the GPU's figure is returned until the library measures time itself.
 //!
-//! Figures are percent of the GPU, not of the share's `cores`: cores are reserved and not enforced yet, so a share may
-//! be busier than its cores, and a percentage of them would exceed 100.
+//! Figures are percent of the GPU, not of the share's `cores`: a share whose policy is Balanced may be busier than its
+//! cores, and a percentage of them would exceed 100.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::info::{gpu, own_pids, running};

@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::memory::charge::charge;
-use vgpu_core::memory::driver::Driver;
+use vgpu_core::memory::driver::Streams;
 
 /// Set once this process has mapped external memory. Other processes skip the look-up at each free.
 static USED: AtomicBool = AtomicBool::new(false);

@@ -1,0 +1,286 @@
+//! Every way to launch kernels. What a launch takes is known by its function and its shape.
+#![allow(clippy::too_many_arguments)] // They are NVIDIA's.
+
+use super::{launch, launch_on, shape};
+use crate::codes::SUCCESS;
+use crate::driver::Real;
+use crate::process::Ready;
+use core::ffi::{c_int, c_uint, c_void};
+use vgpu_core::arbiter::per_thread;
+use vgpu_core::compute::estimate::Shape;
+use vgpu_core::memory::driver::Streams;
+
+/// The beginning of CUlaunchConfig.
+#[repr(C)]
+pub(crate) struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: usize,
+}
+
+/// CUDA_LAUNCH_PARAMS.
+#[repr(C)]
+pub(crate) struct OnDevice {
+    function: usize,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+}
+const _: () = assert!(size_of::<OnDevice>() == 56 && core::mem::offset_of!(Config, stream) == 32);
+
+#[inline(always)]
+fn of_kernel(function: usize, grid: [c_uint; 3], block: [c_uint; 3]) -> Shape {
+    let pair = |low: c_uint, high: c_uint| u64::from(low) | u64::from(high) << 32;
+    shape(&[
+        function as u64,
+        pair(grid[0], grid[1]),
+        pair(grid[2], block[0]),
+        pair(block[1], block[2]),
+    ])
+}
+
+type Kernel = unsafe extern "C" fn(
+    usize,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    usize,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
+
+pub(crate) unsafe fn kernel(
+    ready: &'static Ready,
+    real: Kernel,
+    function: usize,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> c_int {
+    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
+    // SAFETY: passed on.
+    launch(ready, stream, shape, || unsafe {
+        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+    })
+}
+
+pub(crate) unsafe fn kernel_ptsz(
+    ready: &'static Ready,
+    real: Kernel,
+    function: usize,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> c_int {
+    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
+    // SAFETY: passed on.
+    launch(ready, per_thread(stream), shape, || unsafe {
+        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+    })
+}
+
+type Cooperative = unsafe extern "C" fn(
+    usize,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    usize,
+    *mut *mut c_void,
+) -> c_int;
+
+pub(crate) unsafe fn cooperative(
+    ready: &'static Ready,
+    real: Cooperative,
+    function: usize,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+) -> c_int {
+    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
+    // SAFETY: passed on.
+    launch(ready, stream, shape, || unsafe {
+        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
+    })
+}
+
+pub(crate) unsafe fn cooperative_ptsz(
+    ready: &'static Ready,
+    real: Cooperative,
+    function: usize,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+) -> c_int {
+    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
+    // SAFETY: passed on.
+    launch(ready, per_thread(stream), shape, || unsafe {
+        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
+    })
+}
+
+type Ex = unsafe extern "C" fn(*const Config, usize, *mut *mut c_void, *mut *mut c_void) -> c_int;
+
+/// # Safety
+/// `config` is null or the caller's.
+unsafe fn by_config(
+    ready: &'static Ready,
+    config: *const Config,
+    function: usize,
+    stream: impl FnOnce(usize) -> usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: as promised.
+    match unsafe { config.as_ref() } {
+        Some(config) => {
+            let shape = of_kernel(function, config.grid, config.block);
+            launch(ready, stream(config.stream), shape, call)
+        }
+        None => call(),
+    }
+}
+
+pub(crate) unsafe fn ex(
+    ready: &'static Ready,
+    real: Ex,
+    config: *const Config,
+    function: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        by_config(
+            ready,
+            config,
+            function,
+            |stream| stream,
+            || real(config, function, parameters, extra),
+        )
+    }
+}
+
+pub(crate) unsafe fn ex_ptsz(
+    ready: &'static Ready,
+    real: Ex,
+    config: *const Config,
+    function: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        by_config(ready, config, function, per_thread, || {
+            real(config, function, parameters, extra)
+        })
+    }
+}
+
+/// One launch on several GPUs: each of their shares is asked in turn, and then all parts go.
+pub(crate) unsafe fn on_devices(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut OnDevice, c_uint, c_uint) -> c_int,
+    list: *mut OnDevice,
+    count: c_uint,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: passed on.
+    let mut call = || unsafe { real(list, count, flags) };
+    if list.is_null() {
+        return call();
+    }
+    // SAFETY: the caller's list, of which the driver reads as many.
+    let parts = unsafe { core::slice::from_raw_parts(list, count as usize) };
+    together(ready, parts, &mut call)
+}
+
+fn together(ready: &'static Ready, parts: &[OnDevice], call: &mut dyn FnMut() -> c_int) -> c_int {
+    let Some((part, rest)) = parts.split_first() else {
+        return call();
+    };
+    let shape = of_kernel(part.function, part.grid, part.block);
+    let gpu = gpu_of(ready, part.stream);
+    launch_on(ready, gpu, part.stream, shape, || together(ready, rest, call))
+}
+
+/// Returns the GPU of a stream.
+fn gpu_of(ready: &'static Ready, stream: usize) -> Option<usize> {
+    let context = Real.stream_context(stream).ok()?;
+    (Real.push_context(context) == SUCCESS).then_some(())?;
+    let gpu = ready.current();
+    Real.pop_context();
+    gpu
+}
+
+/// cuLaunch and its like: the block was set before, by cuFuncSetBlockShape.
+pub(crate) unsafe fn single(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    function: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    launch(ready, 0, shape(&[function as u64]), || unsafe { real(function) })
+}
+
+pub(crate) unsafe fn grid(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, c_int, c_int) -> c_int,
+    function: usize,
+    width: c_int,
+    height: c_int,
+) -> c_int {
+    let shape = shape(&[function as u64, width as u64, height as u64]);
+    // SAFETY: passed on.
+    launch(ready, 0, shape, || unsafe { real(function, width, height) })
+}
+
+pub(crate) unsafe fn grid_async(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, c_int, c_int, usize) -> c_int,
+    function: usize,
+    width: c_int,
+    height: c_int,
+    stream: usize,
+) -> c_int {
+    let shape = shape(&[function as u64, width as u64, height as u64]);
+    // SAFETY: passed on.
+    launch(ready, stream, shape, || unsafe {
+        real(function, width, height, stream)
+    })
+}

@@ -1,0 +1,108 @@
+//! GPU time: launches ask the arbiter of their GPU, waits report to it (`vgpu_core::arbiter`). These hooks are bound only
+//! in processes whose time is limited ([`crate::jump`]).
+
+use crate::driver::Real;
+use crate::hooks::contexts::measure;
+use crate::process::Ready;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+use vgpu_core::arbiter::{self, Arbiter, Scope};
+use vgpu_core::compute::Ns;
+use vgpu_core::compute::estimate::Shape;
+use vgpu_core::memory::measure::Nvml;
+use vgpu_core::os::thread;
+
+pub(crate) mod captures;
+pub(crate) mod launches;
+pub(crate) mod waits;
+
+/// One GPU of this process.
+struct Here {
+    ready: &'static Ready,
+    gpu: usize,
+}
+
+impl arbiter::Process for Here {
+    type Driver = Real;
+
+    fn driver(&self) -> &Real {
+        &Real
+    }
+
+    fn holds_elsewhere(&self, now: Ns) -> bool {
+        let all = self.ready.arbiters.iter().enumerate();
+        let mut others = all.filter(|(gpu, _)| *gpu != self.gpu);
+        others.any(|(_, other)| other.as_ref().is_some_and(|other| other.holds_turn(now)))
+    }
+
+    /// Where NVML does not tell, there may be others.
+    fn has_neighbours(&self) -> bool {
+        let nvml = measure::process(self.ready).nvml;
+        let Some(found) = nvml.device(self.gpu).and_then(|device| nvml.processes(device)) else {
+            return true;
+        };
+        let own = self.ready.nvml_pid.load(Ordering::Relaxed);
+        let mut others = found.iter().filter(|(pid, _)| *pid != own);
+        // This process is among them under a name that nobody has found out yet.
+        if own == 0 {
+            others.next();
+        }
+        others.next().is_some()
+    }
+
+    fn asleep(&self, nap: impl FnOnce()) {
+        let _outside = self.ready.calls.outside(thread());
+        nap();
+    }
+}
+
+/// Launches work by `call` in a stream of the current context, when its share may.
+#[inline(always)]
+pub(crate) fn launch(ready: &'static Ready, stream: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
+    launch_on(ready, ready.current(), stream, shape, call)
+}
+
+/// Launches it on this GPU.
+#[inline(always)]
+fn launch_on(
+    ready: &'static Ready,
+    gpu: Option<usize>,
+    stream: usize,
+    shape: Shape,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    match gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?))) {
+        Some((gpu, arbiter)) => arbiter.launch(&Here { ready, gpu }, stream, shape, call),
+        None => call(),
+    }
+}
+
+/// The program is about to wait.
+fn before(ready: &'static Ready, scope: Scope) {
+    each(ready, |arbiter, here| arbiter.before_wait(here, scope));
+}
+
+/// Its wait is over.
+fn after(ready: &'static Ready, scope: Scope) {
+    each(ready, |arbiter, here| arbiter.after_wait(here, scope));
+}
+
+/// A context is about to end.
+pub(crate) fn forget(ready: &'static Ready, context: usize) {
+    each(ready, |arbiter, here| arbiter.forget(here, context));
+}
+
+fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
+    for (gpu, arbiter) in ready.arbiters.iter().enumerate() {
+        if let Some(arbiter) = arbiter {
+            act(arbiter, &Here { ready, gpu });
+        }
+    }
+}
+
+/// Returns a number for launches that are alike.
+#[inline(always)]
+pub(crate) fn shape(words: &[u64]) -> Shape {
+    let mix = |sum: u64, word: &u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    Shape(words.iter().fold(0, mix) | 1)
+}

@@ -1,0 +1,109 @@
+//! Waits and questions: when the program knows that its work is done, its share may give its turn up.
+
+use super::{after, before};
+use crate::codes::SUCCESS;
+use crate::process::Ready;
+use core::ffi::c_int;
+use vgpu_core::arbiter::{Scope, per_thread};
+
+/// A wait for one stream.
+fn for_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    before(ready, Scope::Stream(stream));
+    let result = call();
+    after(ready, Scope::Stream(stream));
+    result
+}
+
+pub(crate) unsafe fn stream(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, stream: usize) -> c_int {
+    // SAFETY: passed on.
+    for_stream(ready, stream, || unsafe { real(stream) })
+}
+
+pub(crate) unsafe fn stream_ptsz(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    for_stream(ready, per_thread(stream), || unsafe { real(stream) })
+}
+
+/// A question whether a stream has work: if not, that is the end of a wait.
+fn of_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let result = call();
+    if result == SUCCESS {
+        before(ready, Scope::Stream(stream));
+        after(ready, Scope::Stream(stream));
+    }
+    result
+}
+
+pub(crate) unsafe fn query_stream(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    of_stream(ready, stream, || unsafe { real(stream) })
+}
+
+pub(crate) unsafe fn query_stream_ptsz(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    of_stream(ready, per_thread(stream), || unsafe { real(stream) })
+}
+
+/// A wait for all of a context's work.
+pub(crate) unsafe fn context(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
+    before(ready, Scope::All);
+    // SAFETY: takes nothing.
+    let result = unsafe { real() };
+    after(ready, Scope::All);
+    result
+}
+
+pub(crate) unsafe fn that_context(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    context: usize,
+) -> c_int {
+    before(ready, Scope::All);
+    // SAFETY: passed on.
+    let result = unsafe { real(context) };
+    after(ready, Scope::All);
+    result
+}
+
+/// Nobody knows in which stream an event was recorded.
+pub(crate) unsafe fn event(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, event: usize) -> c_int {
+    before(ready, Scope::Some);
+    // SAFETY: passed on.
+    let result = unsafe { real(event) };
+    after(ready, Scope::Some);
+    result
+}
+
+pub(crate) unsafe fn query_event(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    event: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { real(event) };
+    if result == SUCCESS {
+        before(ready, Scope::Some);
+        after(ready, Scope::Some);
+    }
+    result
+}
+
+/// A copy that returns when it is done, which it is not before the work in front of it.
+pub(crate) fn copy(ready: &'static Ready, call: impl FnOnce() -> c_int) -> c_int {
+    before(ready, Scope::Some);
+    let result = call();
+    after(ready, Scope::Some);
+    result
+}
