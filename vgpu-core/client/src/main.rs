@@ -10,13 +10,14 @@
 //!
 //! Steps: `basic.rs` makes one call or a few, `odd.rs` calls that are seldom made; `storm.rs`, `crowd.rs` and
 //! `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its children, `timing.rs`
-//! measures work on the GPU.
+//! and `compute.rs` use GPU time.
 //! All stand on `client.rs` (what the client has) and `library.rs` (how it calls).
 #![allow(unsafe_code)] // Calls through dlsym.
 
 mod basic;
 mod calls;
 mod client;
+mod compute;
 mod crowd;
 mod exchange;
 mod library;
@@ -43,6 +44,7 @@ fn run(client: &mut Client, step: &str) {
         .or_else(|| odd::step(client, name, value))
         .or_else(|| timing::step(client, name, value))
         .or_else(|| exchange::step(client, name, value))
+        .or_else(|| compute::step(client, name, value))
         .unwrap_or_else(|| panic!("unknown step {name}"));
     println!("{name} {outcome}");
     std::io::stdout().flush().expect("stdout");

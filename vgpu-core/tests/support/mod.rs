@@ -17,9 +17,10 @@ use serve::Serving;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 pub(crate) use text::{lines, number, until};
+use vgpu_abi::arbitration::{Counted, Entry, PAGE, SLOTS, counters, node_page_writes, slot_file_name};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::Limits;
-use vgpu_abi::paths::{LEDGER, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
+use vgpu_abi::paths::{ARBITRATION, LEDGER, LIMITS, NODE_PAGE, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -140,6 +141,42 @@ impl Bench {
         std::fs::create_dir_all(&directory).expect("a folder");
         std::fs::write(directory.join(LIMITS), limits.render()).expect("limits");
         std::fs::write(directory.join(LEDGER), ledger::image(limits)).expect("a ledger");
+    }
+
+    /// Makes the pages by which the shares of the first GPU arbitrate its time, with what each slot is entitled to.
+    pub(crate) fn pages(&self, entries: &[(u8, Entry)]) {
+        let folder = self.arbitration();
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for slot in 0..SLOTS as u8 {
+            std::fs::write(folder.join(slot_file_name(slot)), [0; PAGE]).expect("a page");
+        }
+        let mut all = [Entry::default(); SLOTS];
+        for (slot, entry) in entries {
+            all[usize::from(*slot)] = *entry;
+        }
+        let mut page = [0; PAGE];
+        for (at, bytes) in node_page_writes([0; 4], &all) {
+            page[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        std::fs::write(folder.join(NODE_PAGE), page).expect("a page");
+    }
+
+    /// Returns what the page of a slot has counted.
+    pub(crate) fn counted(&self, slot: u8) -> Counted {
+        let page = std::fs::read(self.arbitration().join(slot_file_name(slot))).expect("a page");
+        counters(&page).expect("a whole page")
+    }
+
+    /// The folder of the first GPU's pages.
+    pub(crate) fn arbitration(&self) -> PathBuf {
+        self.folder.path().join("run").join(ARBITRATION).join(&self.gpus[0])
+    }
+
+    /// Takes turns on the pages of another bench, whose GPU this is on.
+    pub(crate) fn arbitrates_with(&self, other: &Self) {
+        let own = self.folder.path().join("run").join(ARBITRATION);
+        let pages = other.folder.path().join("run").join(ARBITRATION);
+        std::os::unix::fs::symlink(pages, own).expect("a link");
     }
 
     pub(crate) fn ledger(&self, share: &str) -> PathBuf {

@@ -1,0 +1,302 @@
+//! GPU time of shares, through the library, on the software GPU, whose kernels last as long as they say.
+//!
+//! In real time on whatever machine this is: so bounds are wide, and those above are of what a share must not have.
+//! docs/compute-accuracy.md has exact figures, from a simulation.
+
+#![allow(unsafe_code)] // kill(2).
+
+mod support;
+
+use std::process::Output;
+use std::time::Duration;
+use support::{Bench, GIB, lines};
+use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+
+/// A share's part of the GPU's time.
+#[derive(Clone, Copy)]
+struct Part {
+    cores: u32,
+    policy: ComputePolicy,
+    priority: Priority,
+}
+
+fn balanced(cores: u32) -> Part {
+    Part {
+        cores,
+        policy: ComputePolicy::Balanced,
+        priority: Priority::Low,
+    }
+}
+
+fn guaranteed(cores: u32) -> Part {
+    Part {
+        policy: ComputePolicy::Guaranteed,
+        ..balanced(cores)
+    }
+}
+
+impl Part {
+    fn entry(self, slot: u8) -> Entry {
+        let mut flags = 0;
+        for (is_set, flag) in [
+            (self.policy == ComputePolicy::Guaranteed, entry_flags::GUARANTEED),
+            (self.policy == ComputePolicy::Unlimited, entry_flags::UNLIMITED),
+            (self.priority == Priority::High, entry_flags::HIGH),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        Entry {
+            weight: (self.cores * WEIGHT_OF_ONE_CORE).max(LEAST_WEIGHT),
+            flags,
+            generation: u64::from(slot) + 1,
+        }
+    }
+
+    fn limits(self, bench: &Bench, slot: Option<u8>) -> Limits {
+        Limits {
+            cores: self.cores,
+            compute_policy: self.policy,
+            priority: self.priority,
+            slot,
+            ..bench.limits("share", 0, 0, GIB)
+        }
+    }
+}
+
+/// Shares of one GPU that take turns: the nth has slot n.
+fn shares(parts: &[Part]) -> Vec<Bench> {
+    let first = Bench::new();
+    let entries: Vec<(u8, Entry)> = (0..).zip(parts).map(|(slot, part)| (slot, part.entry(slot))).collect();
+    first.pages(&entries);
+    first.put(&parts[0].limits(&first, Some(0)));
+    let mut all = vec![first];
+    for (slot, part) in (1..).zip(&parts[1..]) {
+        let bench = Bench::on_gpu_of(&all[0], GIB);
+        bench.arbitrates_with(&all[0]);
+        bench.put(&part.limits(&bench, Some(slot)));
+        all.push(bench);
+    }
+    all
+}
+
+/// Runs a step in each share at once, and returns how many percent of the GPU's time each had by its own count of kernels
+/// of `length` us.
+fn percents(benches: &[Bench], steps: &[&str], length: u64) -> Vec<f64> {
+    let running: Vec<_> = benches
+        .iter()
+        .zip(steps)
+        .map(|(bench, step)| {
+            bench
+                .client(&["init", step])
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+        })
+        .collect();
+    let outputs = running
+        .into_iter()
+        .map(|one| one.expect("a client").wait_with_output().expect("its output"));
+    outputs.map(|output| percent(&output, length)).collect()
+}
+
+fn percent(output: &Output, length: u64) -> f64 {
+    let said = lines(output);
+    let line = said.iter().find(|line| line.contains(' ') && !line.starts_with("init"));
+    percent_of(line.unwrap_or_else(|| panic!("{said:?}, {output:?}")), length)
+}
+
+/// Returns what a line of the client says: its result, launches and ms.
+fn percent_of(said: &str, length: u64) -> f64 {
+    let words: Vec<u64> = said
+        .split(' ')
+        .skip(1)
+        .map(|word| word.parse().unwrap_or_else(|_| panic!("{said:?}")))
+        .collect();
+    let [code, count, took] = words[..] else {
+        panic!("{said:?}")
+    };
+    assert_eq!(code, 0, "{said:?}");
+    (count * length) as f64 / (took * 10) as f64
+}
+
+fn one(bench: &Bench, step: &str, length: u64) -> f64 {
+    percents(std::slice::from_ref(bench), &[step], length)[0]
+}
+
+#[test]
+fn a_guaranteed_share_stays_at_its_cores() {
+    for step in [
+        "work:500,1500,0",
+        "work:500,1500,4",
+        "graph:500,1500,0",
+        "streams:500,1500,7",
+        "capture:500,1500,0",
+    ] {
+        let bench = shares(&[guaranteed(30)]).remove(0);
+        let percent = one(&bench, step, 500);
+        assert!((18.0..=34.0).contains(&percent), "{step}: {percent}");
+        let counted = bench.counted(0);
+        let charged = Duration::from_nanos(counted.charged).as_millis();
+        assert!((300..=520).contains(&charged), "{step}: {charged} ms of 1500");
+        assert!(counted.throttled > 500_000_000, "{step}: {}", counted.throttled);
+    }
+}
+
+#[test]
+fn a_balanced_share_has_all_that_nobody_wants() {
+    let bench = shares(&[balanced(10)]).remove(0);
+    let percent = one(&bench, "work:500,1000,0", 500);
+    assert!(percent > 70.0, "{percent}");
+}
+
+#[test]
+fn shares_that_want_more_get_their_cores() {
+    let benches = shares(&[balanced(30), balanced(70)]);
+    let found = percents(&benches, &["work:500,3000,0", "work:500,3000,0"], 500);
+    assert!((20.0..=40.0).contains(&found[0]), "{found:?}");
+    assert!((55.0..=80.0).contains(&found[1]), "{found:?}");
+}
+
+#[test]
+fn millions_of_tiny_launches_are_limited_too() {
+    let bench = shares(&[guaranteed(30)]).remove(0);
+    let percent = one(&bench, "work:10,1500,0", 10);
+    assert!((18.0..=34.0).contains(&percent), "{percent}");
+}
+
+#[test]
+fn without_pages_a_share_is_held_to_its_cores_and_says_so() {
+    let bench = Bench::new();
+    bench.put(&balanced(30).limits(&bench, Some(5)));
+    let output = bench.client(&["init", "work:500,1000,0"]).output().expect("a client");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("share") && said.contains("30 % of the GPU's time"),
+        "{said}"
+    );
+    let percent = percent(&output, 500);
+    assert!((15.0..=36.0).contains(&percent), "{percent}");
+}
+
+#[test]
+fn nothing_holds_an_unlimited_share_back() {
+    let unlimited = Part {
+        policy: ComputePolicy::Unlimited,
+        ..balanced(10)
+    };
+    let bench = shares(&[unlimited]).remove(0);
+    let percent = one(&bench, "work:500,1000,0", 500);
+    assert!(percent > 70.0, "{percent}");
+    assert_eq!(bench.counted(0).charged, 0, "nobody measures it");
+}
+
+#[test]
+fn processes_of_a_share_have_one_account() {
+    let benches = shares(&[guaranteed(40)]);
+    let running: Vec<_> = (0..4)
+        .map(|_| {
+            let mut client = benches[0].client(&["init", "work:500,1500,0"]);
+            client.stdout(std::process::Stdio::piped()).spawn().expect("a client")
+        })
+        .collect();
+    let outputs = running
+        .into_iter()
+        .map(|one| one.wait_with_output().expect("its output"));
+    let sum: f64 = outputs.map(|output| percent(&output, 500)).sum();
+    assert!((24.0..=48.0).contains(&sum), "{sum}");
+}
+
+/// A holder that is killed or stopped keeps the GPU for as long as its page said, and no longer.
+#[test]
+fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let benches = shares(&[balanced(50), balanced(50)]);
+        let mut holder = benches[0]
+            .client(&["init", "work:2000,60000,0"])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a client");
+        std::thread::sleep(Duration::from_millis(700));
+        let pid = libc::pid_t::try_from(holder.id()).expect("a PID");
+        // SAFETY: a child of ours that was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        let percent = one(&benches[1], "work:500,1500,0", 500);
+        holder.kill().expect("killed");
+        holder.wait().expect("waited for");
+        assert!(percent > 50.0, "signal {signal}: {percent}");
+    }
+}
+
+#[test]
+fn a_fork_child_has_its_part_of_the_account() {
+    let bench = shares(&[guaranteed(30)]).remove(0);
+    // The library is in use before the fork; the child goes on with the steps first, then the parent.
+    let output = bench
+        .client(&["rates", "fork", "init", "work:500,1000,0"])
+        .output()
+        .expect("a client");
+    let said = lines(&output);
+    let works: Vec<f64> = said
+        .iter()
+        .filter(|line| line.starts_with("work"))
+        .map(|line| percent_of(line, 500))
+        .collect();
+    assert_eq!(works.len(), 2, "{said:?}");
+    for percent in works {
+        assert!((15.0..=36.0).contains(&percent), "{said:?}");
+    }
+}
+
+#[test]
+fn contexts_come_and_go_with_their_events() {
+    let bench = shares(&[guaranteed(50)]).remove(0);
+    let work = "work:100,150,0";
+    let output = bench
+        .client(&[
+            "init",
+            work,
+            "ctx",
+            work,
+            "ctxdestroy:0",
+            "init",
+            work,
+            "primary",
+            "init",
+            work,
+        ])
+        .output()
+        .expect("a client");
+    let said = lines(&output);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let works = said.iter().filter(|line| line.starts_with("work 0 ")).count();
+    assert_eq!(works, 4, "{said:?}");
+}
+
+/// A neighbour writes what it likes to its page, cuts it and lets it grow, all the time.
+#[test]
+fn a_neighbour_that_writes_anything_delays_nobody_for_long() {
+    let benches = shares(&[balanced(50), balanced(50)]);
+    let page = benches[0].arbitration().join("01");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let percent = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let file = std::fs::OpenOptions::new().write(true).open(&page).expect("its page");
+            let mut random = 1_u64;
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                let words: Vec<u8> = (0..512)
+                    .flat_map(|_| {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        [0, u64::MAX, random, random >> 20][(random >> 61) as usize % 4].to_le_bytes()
+                    })
+                    .collect();
+                file.set_len(random % 2 * 4096).expect("cut");
+                std::os::unix::fs::FileExt::write_all_at(&file, &words, 0).expect("written");
+                std::thread::yield_now();
+            }
+        });
+        let percent = one(&benches[0], "work:500,2000,0", 500);
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        percent
+    });
+    assert!(percent > 20.0, "{percent}");
+}
