@@ -43,7 +43,7 @@ pub(crate) fn cuda_name(code: c_int) -> String {
 }
 
 /// A library that stays open until the program ends.
-struct Library(*mut c_void);
+pub(crate) struct Library(*mut c_void);
 
 impl Library {
     fn open(name: &CStr) -> Result<Self, Error> {
@@ -65,7 +65,7 @@ impl Library {
 
     /// # Safety
     /// `F` is the type of the C function of that name: a pointer-sized `extern "C" fn`.
-    unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, Error> {
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, Error> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: the handle is open and the name is a C string.
         let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -95,9 +95,11 @@ macro_rules! call {
 
 /// CUDA with the primary context of the first device.
 pub(crate) struct Cuda {
-    library: Library,
+    pub(crate) library: Library,
     device: c_int,
 }
+
+pub(crate) use call;
 
 impl Cuda {
     pub(crate) fn start() -> Result<Self, Error> {
@@ -184,6 +186,10 @@ impl Cuda {
             (&mut address, size)
         )?;
         Ok(address)
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<(), Error> {
+        call!(self.library, Error::Cuda, "cuCtxSynchronize", (), ())
     }
 
     pub(crate) fn free(&self, address: u64) -> Result<(), Error> {

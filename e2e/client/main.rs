@@ -1,20 +1,24 @@
 //! `vgpu-client`: a plain CUDA program, unaware of this project, that prints what it sees of its GPU in one line.
 //!
 //! `check` proves a limit from the inside: all free memory can be allocated, and one granule more cannot.
-//! `hold [BYTES]` stays until SIGTERM, `alloc BYTES` allocates once.
+//! `hold [BYTES]` stays until SIGTERM, `alloc BYTES` allocates once. `work SECONDS` keeps the GPU busy, and tells how much
+//! of its time this program had, by its own count of kernels.
 
 mod driver;
+mod kernel;
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use driver::{Cuda, Error, OUT_OF_MEMORY, cuda_name, nvml};
+use kernel::Kernel;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// Drivers round device memory up to this.
 const GRANULE: u64 = 2 << 20;
 
-const USAGE: &str = "usage: vgpu-client check | hold [BYTES] | alloc BYTES";
+const USAGE: &str = "usage: vgpu-client check | hold [BYTES] | alloc BYTES | work SECONDS";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -24,6 +28,7 @@ fn main() -> ExitCode {
         ["hold"] => hold(0),
         ["hold", bytes] => number(bytes).and_then(hold),
         ["alloc", bytes] => number(bytes).and_then(alloc),
+        ["work", seconds] => number(seconds).and_then(work),
         _ => Err(USAGE.to_owned()),
     };
     match said {
@@ -36,8 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    text.parse()
-        .map_err(|_| format!("{text:?} is no number of bytes; {USAGE}"))
+    text.parse().map_err(|_| format!("{text:?} is no number; {USAGE}"))
 }
 
 fn said(error: Error) -> String {
@@ -116,5 +120,24 @@ fn alloc(bytes: u64) -> Result<(), String> {
         .map_err(|error| format!("{bytes} bytes: {error}"))?;
     let (free, total) = cuda.info().map_err(said)?;
     println!("{{\"allocated\":{bytes},\"free\":{free},\"total\":{total}}}");
+    Ok(())
+}
+
+fn work(seconds: u64) -> Result<(), String> {
+    let cuda = Cuda::start().map_err(said)?;
+    let kernel = Kernel::load(&cuda).map_err(said)?;
+    let length = kernel.measured().map_err(said)?;
+    let (start, mut kernels) = (Instant::now(), 0_u32);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        kernel.launch().map_err(said)?;
+        kernels += 1;
+    }
+    cuda.synchronize().map_err(said)?;
+    let elapsed = start.elapsed().as_secs_f64();
+    let percent = 100.0 * f64::from(kernels) * length.as_secs_f64() / elapsed;
+    println!(
+        "{{\"kernels\":{kernels},\"us each\":{},\"seconds\":{elapsed:.2},\"percent\":{percent:.1}}}",
+        length.as_micros()
+    );
     Ok(())
 }
