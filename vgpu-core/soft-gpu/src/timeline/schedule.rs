@@ -486,5 +486,6 @@ impl<'a> Schedule<'a> {
     }
 }
 
-#[cfg(test)]
+// Safe code and many steps: nothing for an interpreter.
+#[cfg(all(test, not(miri)))]
 mod tests;

@@ -82,7 +82,8 @@ pub fn served_then(words: Words<'_>, place: usize, gpu: usize, then: u64, at: u6
     before.1 + (part / u128::from(after.0.saturating_sub(before.0).max(1))) as u64
 }
 
-#[cfg(test)]
+// Safe code and many steps: nothing for an interpreter.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::schedule::Pace;
     use super::super::words::tests::Memory;

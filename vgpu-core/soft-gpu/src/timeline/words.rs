@@ -304,6 +304,7 @@ pub(crate) mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "safe code and many words")]
     fn each_name_leads_to_a_word_of_its_own() {
         let memory = Memory::new(2, 3);
         let words = memory.words();

@@ -310,8 +310,7 @@ fn numbers(mut state: u64) -> impl FnMut() -> u64 {
 /// what processes are charged with is what their contexts ran.
 #[test]
 fn time_is_conserved() {
-    let cases = if cfg!(miri) { 3 } else { 300 };
-    for seed in 1..=cases {
+    for seed in 1..=300 {
         let mut next = numbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let gpus = 1 + next() as usize % 2;
         let owners: Vec<(usize, usize)> = (0..1 + next() % 5)
