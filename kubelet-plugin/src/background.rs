@@ -1,8 +1,9 @@
-//! Background work: creates events for the hook's reports, for damaged checkpoints and ledgers and for claims that
-//! cannot be unprepared, and unprepares stale claims.
+//! Background work: creates events for the hook's reports, for damaged checkpoints and ledgers, for claims that cannot be
+//! unprepared and for shares that break their limit of GPU time, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
 use crate::claimdir::LedgerError;
+use crate::compute::Comparison;
 use crate::metrics::Metrics;
 use crate::node::SharedNode;
 use crate::report::Report;
@@ -17,15 +18,22 @@ const EVENTS_EVERY: Duration = Duration::from_secs(5);
 const CLEAN_UP_EVERY: Duration = Duration::from_secs(60);
 
 /// Runs the background work for ever.
-pub async fn run<A: Claims + Events>(node: SharedNode, api: A, metrics: Metrics, node_object: ObjectReference) {
+pub async fn run<A: Claims + Events>(
+    node: SharedNode,
+    api: A,
+    metrics: Metrics,
+    comparison: Comparison,
+    node_object: ObjectReference,
+) {
     let mut gone = Gone::default();
     let mut cleaned_up = Instant::now();
     let mut unreported = Vec::new();
-    let (mut told_unprepare, mut told_ledger) = (Told::default(), Told::default());
+    let (mut told_unprepare, mut told_ledger, mut told_compute) = (Told::default(), Told::default(), Told::default());
     loop {
         warn_reported(&node, &api).await;
         report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
         warn_not_unprepared(&node, &api, &mut told_unprepare).await;
+        warn_broken_compute(&node, &api, &comparison, &mut told_compute).await;
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
             warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
@@ -152,6 +160,42 @@ pub async fn warn_damaged_ledgers<A: Claims + Events>(node: &SharedNode, api: &A
             )
         };
         told.warn(api, &id, "LedgerDamaged", note).await;
+    }
+}
+
+/// Creates a Warning on each pod of a claim with a share that uses more GPU time than its limit allows.
+pub async fn warn_broken_compute<A: Claims + Events>(
+    node: &SharedNode,
+    api: &A,
+    comparison: &Comparison,
+    told: &mut Told,
+) {
+    let verdicts = comparison.verdicts();
+    let broken: Vec<(ClaimId, String)> = {
+        let node = node.lock();
+        let shares = verdicts.iter().filter(|(_, verdict)| verdict.enforced == Some(false));
+        let named = shares.filter_map(|((uid, share), _)| {
+            let entry = node.claims().claims.get(uid)?;
+            let held = entry.shares.iter().find(|held| held.share.name == *share)?;
+            let limit = format!("share {share} with {} cores", held.share.cores);
+            (!entry.name.is_empty()).then(|| (entry.id(uid), limit))
+        });
+        named.collect()
+    };
+    // While nothing is known of a claim, its pods keep the event, and get it no second time.
+    let known = verdicts.iter().filter(|(_, verdict)| verdict.enforced != Some(true));
+    told.keep(&known.map(|((uid, _), _)| uid.as_str()).collect::<Vec<_>>());
+    for (id, limit) in broken {
+        let note = |pods: &str| {
+            format!(
+                "{limit} of ResourceClaim {} used more GPU time than its limit allows, by NVML's figures of the last \
+                 seconds: a program in one of its pods ({pods}) runs kernels of many seconds, or avoids libvgpu.so. The \
+                 other shares of the GPU take no notice of its turns until it keeps to its limit; find the program with \
+                 nvidia-smi pmon on the node, and change it or delete its pod",
+                id.name
+            )
+        };
+        told.warn(api, &id, "ComputeLimitBroken", note).await;
     }
 }
 

@@ -11,12 +11,13 @@
 //!                       ▼                                                ▼
 //!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
-//!     └──health──                     └── usage (ledgers) ──► metrics, http; background: events on pods
+//!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
+//!                                          └──────────► background: events on pods
 //! ```
 //!
-//! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`. Synchronous: `node` and the modules it
+//! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node` and the modules it
 //! calls.
-//! Asynchronous: `api`, `background`, `gpus`, `publish`, `server`, `registration`, `run`.
+//! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 
 pub mod api;
@@ -25,6 +26,7 @@ pub mod background;
 pub mod checkpoint;
 pub mod claim;
 pub mod claimdir;
+pub mod compute;
 pub mod config;
 pub mod contexts;
 pub mod crash_points;

@@ -1,5 +1,7 @@
-//! Metrics for Prometheus. `usage` reads what shares use at each scrape.
+//! Metrics for Prometheus. `usage` and `compute` read what shares use at each scrape.
 
+use crate::compute::Comparison;
+use crate::compute::metrics::ComputeUsage;
 use crate::node::SharedNode;
 use crate::usage::Usage;
 use prometheus_client::metrics::counter::Counter;
@@ -64,7 +66,7 @@ impl Metrics {
 
     /// Registers every metric under its name.
     #[must_use]
-    pub fn registry(&self, node: SharedNode) -> Registry {
+    pub fn registry(&self, node: SharedNode, comparison: Comparison) -> Registry {
         let mut registry = Registry::with_prefix("vgpu");
         registry.register(
             "prepare_seconds",
@@ -98,7 +100,8 @@ impl Metrics {
         );
         registry.register("gpus", "GPUs that this node publishes", self.gpus.clone());
         registry.register("slice_writes", "Writes of ResourceSlices", self.slice_writes.clone());
-        registry.register_collector(Box::new(Usage::new(node)));
+        registry.register_collector(Box::new(Usage::new(node.clone())));
+        registry.register_collector(Box::new(ComputeUsage::new(node, comparison)));
         registry
     }
 }

@@ -11,6 +11,7 @@
 
 use crate::api::Cluster;
 use crate::api::Slices as _;
+use crate::compute::{Comparison, NvmlUtilisation};
 use crate::config::{Config, Flags};
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
@@ -24,7 +25,7 @@ use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, Socket};
 use crate::server::Service;
-use crate::{api, background, gpus, http, publish, registration};
+use crate::{api, background, compute, gpus, http, publish, registration};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -74,6 +75,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let node = SharedNode::new(Node::open(config.clone(), library, Box::new(NeverStop))?);
     let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
+    let comparison = Comparison::default();
     let mark = &config.allocator_mark;
     let taints = Taints::new(config.allocator, mark.clone());
     let taints =
@@ -102,7 +104,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
-    let pages = http::router(readiness.clone(), metrics.registry(node.clone()));
+    let pages = http::router(readiness.clone(), metrics.registry(node.clone(), comparison.clone()));
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
     let outputs = gpus::ScanOutputs {
@@ -119,7 +121,20 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.clone(),
         outputs,
     ));
-    tokio::spawn(with_node(node, cluster, config, taints, wants, readiness, metrics));
+    tokio::spawn(compute::compare::run(
+        node.clone(),
+        NvmlUtilisation::new(config.driver_root.clone()),
+        comparison.clone(),
+    ));
+    let parts = NodeParts {
+        node,
+        cluster,
+        config,
+        comparison,
+        readiness,
+        metrics,
+    };
+    tokio::spawn(with_node(parts, taints, wants));
     tokio::spawn(async move {
         end_signal().await;
         tracing::info!("stopping on a signal");
@@ -154,16 +169,26 @@ async fn register(
     served.context("the registration server ended")
 }
 
-/// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
-async fn with_node(
+/// What the parts share that need the Node object's UID.
+struct NodeParts {
     node: SharedNode,
     cluster: Cluster,
     config: Config,
-    taints: Taints,
-    wants: watch::Receiver<Wanted>,
+    comparison: Comparison,
     readiness: Readiness,
     metrics: Metrics,
-) {
+}
+
+/// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
+async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Wanted>) {
+    let NodeParts {
+        node,
+        cluster,
+        config,
+        comparison,
+        readiness,
+        metrics,
+    } = parts;
     let node_uid = node_uid(&cluster, &readiness).await;
     let node_object = ObjectReference {
         api_version: Some("v1".into()),
@@ -172,7 +197,8 @@ async fn with_node(
         uid: Some(node_uid.clone()),
         ..ObjectReference::default()
     };
-    tokio::spawn(background::run(node, cluster.clone(), metrics.clone(), node_object));
+    let background = background::run(node, cluster.clone(), metrics.clone(), comparison, node_object);
+    tokio::spawn(background);
     let owner = Owner {
         node: config.node_name.clone(),
         node_uid,

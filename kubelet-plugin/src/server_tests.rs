@@ -3,6 +3,7 @@
 use super::*;
 use crate::api::{Error as ApiError, Events};
 use crate::background;
+use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
@@ -458,6 +459,54 @@ async fn every_pod_of_a_claim_is_told_who_can_mend_its_ledger() {
 }
 
 #[tokio::test]
+async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() {
+    let served = Served::new().await;
+    served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["one", "two"]));
+    served.api.put(held_by(claim("u2", &[("s2", 20, 25)]), &["three"]));
+    served.prepare(&["u1", "u2"]).await;
+    let (comparison, mut told) = (Comparison::default(), background::Told::default());
+    let (holds, breaks, unknown) = (Some(true), Some(false), None);
+    // The verdict on the share of u1, and how many events there are then.
+    for (enforced, expected) in [
+        (holds, 0),
+        (breaks, 2),
+        (breaks, 2),
+        (unknown, 2),
+        (breaks, 2),
+        (holds, 2),
+        (breaks, 4),
+    ] {
+        let verdict = |enforced| Verdict {
+            enforced,
+            error_points: None,
+        };
+        let key = |uid: &str, share: &str| (uid.to_owned(), share.to_owned());
+        comparison.set(BTreeMap::from([
+            (key("u1", "s1"), verdict(enforced)),
+            (key("u2", "s2"), verdict(holds)),
+            (key("gone", "s"), verdict(breaks)),
+        ]));
+        background::warn_broken_compute(&served.node, &served.api, &comparison, &mut told).await;
+        let events = served.api.events.lock().expect("lock").clone();
+        assert_eq!(events.len(), expected, "{enforced:?}: {events:?}");
+    }
+    let events = served.api.events.lock().expect("lock").clone();
+    let pods: Vec<_> = events
+        .iter()
+        .map(|(pod, _)| pod.uid.as_deref().unwrap_or_default())
+        .collect();
+    assert_eq!(pods, ["one-uid", "two-uid", "one-uid", "two-uid"]);
+    for words in [
+        "ComputeLimitBroken: share s1 with 25 cores",
+        "claim-u1",
+        "(one, two)",
+        "nvidia-smi pmon",
+    ] {
+        assert!(events[0].1.contains(words), "{words}: {}", events[0].1);
+    }
+}
+
+#[tokio::test]
 async fn a_claim_that_ended_without_unprepare_frees_its_share() {
     let served = Served::new().await;
     let (mut gone, start) = (Gone::default(), Instant::now());
@@ -507,7 +556,7 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
     std::fs::write(path("u1"), ledger).expect("charged");
     std::fs::write(path("u2"), vec![0xff; 1 << 20]).expect("damaged");
     let mut text = String::new();
-    let registry = Metrics::default().registry(served.node.clone());
+    let registry = Metrics::default().registry(served.node.clone(), Default::default());
     prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
     let labels = |uid: &str| {
         format!(

@@ -3,8 +3,9 @@
 //! A tenant can write anything into its ledger: reads have a size limit, numbers are passed on as they are,
 //! and a ledger that cannot be read is exported as damaged instead of being left out.
 
+use crate::checkpoint::Entry;
 use crate::node::SharedNode;
-use crate::share::Role;
+use crate::share::{Role, Share};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -41,12 +42,7 @@ impl Usage {
             for held in entry.shares.iter().filter(|held| held.share.role == Role::Share) {
                 let usage = node.dirs().usage(uid, &held.share).ok();
                 samples.push(Sample {
-                    labels: [
-                        ("namespace", entry.namespace.clone()),
-                        ("claim", entry.name.clone()),
-                        ("share", held.share.name.clone()),
-                        ("gpu", held.share.gpu.clone()),
-                    ],
+                    labels: labels(entry, &held.share),
                     limit: signed(held.share.memory),
                     cores: i64::from(held.share.cores),
                     used: usage.map(|usage| (signed(usage.charged), signed(usage.host), usage.processes.len() as i64)),
@@ -111,6 +107,16 @@ impl Collector for Usage {
         }
         Ok(())
     }
+}
+
+/// The labels of every metric of a share.
+pub(crate) fn labels(entry: &Entry, share: &Share) -> [(&'static str, String); 4] {
+    [
+        ("namespace", entry.namespace.clone()),
+        ("claim", entry.name.clone()),
+        ("share", share.name.clone()),
+        ("gpu", share.gpu.clone()),
+    ]
 }
 
 /// A tenant can write any number into its ledger, so clamp it.

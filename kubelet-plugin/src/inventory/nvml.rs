@@ -48,7 +48,8 @@ impl Gpus for NvmlGpus {
     }
 }
 
-fn start(driver_root: &Path) -> Result<Nvml, Error> {
+/// Loads NVML from the driver root.
+pub(crate) fn start(driver_root: &Path) -> Result<Nvml, Error> {
     let library = driver::find(driver_root, vgpu_abi::paths::LIBNVIDIA_ML)
         .ok_or_else(|| Error::NoLibrary(driver_root.to_path_buf()))?;
     Nvml::builder()

@@ -38,7 +38,7 @@ use crate::layout::Release;
 use crate::library::Library;
 use crate::share::{ClaimId, Role, Share};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-pub use pages::ShareKeys;
+pub use pages::{PlacedShare, ShareKeys};
 use room::Full;
 pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,7 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 use turn::{Locked, Turn};
 use vgpu_abi::limits::is_share_name;
 
@@ -110,6 +111,8 @@ pub struct Node {
     stale_pages: BTreeSet<String>,
     /// Shares that were seen to break their limit.
     ignored: ShareKeys,
+    /// When this instance prepared each claim for the first time.
+    prepared_at: BTreeMap<String, Instant>,
     /// Descriptions of damaged checkpoints that have no event on the node yet.
     damages: Vec<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
@@ -150,6 +153,17 @@ impl Node {
     #[must_use]
     pub fn dirs(&self) -> &ClaimDirs {
         &self.dirs
+    }
+
+    #[must_use]
+    pub fn arbitration(&self) -> &Arbitration {
+        &self.arbitration
+    }
+
+    /// Returns when this instance prepared a claim; None if a former one did.
+    #[must_use]
+    pub fn prepared_at(&self, uid: &str) -> Option<Instant> {
+        self.prepared_at.get(uid).copied()
     }
 
     /// Digest of the library to which new claims are bound.
@@ -246,6 +260,7 @@ impl Node {
         }
         let answer = self.answer(&id.uid, &shares);
         self.checkpoint.claims.insert(id.uid.clone(), entry);
+        self.prepared_at.insert(id.uid.clone(), Instant::now());
         turn.dirty = true;
         Ok(answer)
     }
@@ -363,6 +378,7 @@ impl Node {
     fn remove(&mut self, uid: &str, turn: &mut Turn) -> Result<(), Error> {
         check_uid(uid)?;
         self.remove_files(uid)?;
+        self.prepared_at.remove(uid);
         if let Some(entry) = self.checkpoint.claims.remove(uid) {
             self.stale_pages
                 .extend(entry.shares.into_iter().map(|held| held.share.gpu));

@@ -9,13 +9,23 @@
 //! gone: the page stays stale, and the next call writes it.
 
 use super::{Error, Node};
-use crate::checkpoint::Checkpoint;
-use std::collections::BTreeSet;
+use crate::checkpoint::{Checkpoint, Held};
+use crate::compute::ShareKey;
+use crate::share::Share;
+use std::collections::{BTreeMap, BTreeSet};
 use vgpu_abi::checksum::crc32;
 use vgpu_abi::entitlement::{Holder, entries};
 
-/// Shares by the UID of their claim and by name.
-pub type ShareKeys = BTreeSet<(String, String)>;
+pub type ShareKeys = BTreeSet<ShareKey>;
+
+/// A share with its entry in the node page of its GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedShare {
+    pub key: ShareKey,
+    pub gpu: String,
+    pub cores: u32,
+    pub entry: vgpu_abi::arbitration::Entry,
+}
 
 // === impl Node ===
 
@@ -43,6 +53,27 @@ impl Node {
         if let Err(error) = written {
             tracing::warn!(%error, "cannot tell the other shares of a GPU which one to ignore; the next Prepare or Unprepare does");
         }
+    }
+
+    /// Every share with a slot, with what it is entitled to.
+    #[must_use]
+    pub fn placed(&self) -> Vec<PlacedShare> {
+        let all = self.checkpoint.claims.iter();
+        let all = all.flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, held)));
+        let mut pages = BTreeMap::new();
+        let placed = all.filter_map(|(uid, held)| {
+            let Share { gpu, name, cores, .. } = &held.share;
+            let page = pages
+                .entry(gpu.as_str())
+                .or_insert_with(|| entries(&holders(&self.checkpoint, gpu, &self.ignored)));
+            Some(PlacedShare {
+                entry: *page.get(usize::from(held.slot?))?,
+                key: (uid.clone(), name.clone()),
+                gpu: gpu.clone(),
+                cores: *cores,
+            })
+        });
+        placed.collect()
     }
 
     /// Completes the arbitration directories and writes all pages, at the start.
@@ -90,7 +121,7 @@ fn holders(checkpoint: &Checkpoint, gpu: &str, ignored: &ShareKeys) -> Vec<Holde
     let all = checkpoint.claims.iter();
     let all = all.flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, held)));
     let on_gpu = all.filter(|(_, held)| held.share.gpu == gpu);
-    let holder = |(uid, held): (&String, &crate::checkpoint::Held)| {
+    let holder = |(uid, held): (&String, &Held)| {
         let share = &held.share;
         Some(Holder {
             slot: held.slot?,

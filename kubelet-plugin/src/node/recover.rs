@@ -59,6 +59,7 @@ impl Node {
             contexts: BTreeMap::new(),
             stale_pages: BTreeSet::new(),
             ignored: ShareKeys::new(),
+            prepared_at: BTreeMap::new(),
             damages: Vec::new(),
             not_unprepared: BTreeMap::new(),
             crash_points,

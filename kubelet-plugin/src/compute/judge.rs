@@ -1,0 +1,391 @@
+//! Decides from samples whether a share's limit of GPU time holds. Pure: samples and times in, verdicts out.
+//!
+//! ```text
+//!             over for 10 s                      no sample over for 10 s
+//!  enforced ────────────────► broken (ignored) ──────────────────────────► enforced
+//! ```
+//!
+//! A share is over if NVML saw it use 10 points more than its due and an error of 5. The due of a Guaranteed share is its
+//! `cores`. A Balanced one may have the idle time of others: it is over only beside another share that had work all the
+//! time and is not of lower priority, and its due is its part by weight among those that had. Its own `cores` are its due
+//! at least. A share that is not limited has no due.
+//!
+//! How it fails: a silent NVML ends what was seen so far, in both directions; nothing is then known, and a share that is
+//! ignored stays so. A Guaranteed share whose single kernel runs for 10 s is over, because no kernel can be stopped. What
+//! a share says of its own work decides if another one had it to itself: one that lies can accuse a Balanced neighbour
+//! only while NVML sees that neighbour use more than its part.
+
+use super::ShareKey;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+use vgpu_abi::arbitration::{Entry, entry_flags};
+
+/// What a share may use beyond its due, in percent of the GPU: the error of limiter and NVML, and what is a breach.
+const ERROR: f64 = 5.0;
+const BREACH: f64 = 10.0;
+/// How long a breach lasts before it counts, and how long none before it is over.
+const LASTS: Duration = Duration::from_secs(10);
+/// A share had work all the time if it was charged or waited for this much of it. Waits are counted when they end.
+const AT_WORK: f64 = 75.0;
+/// The error is the mean of the samples of 10 s.
+const SAMPLES: usize = 5;
+
+/// One share in one interval.
+#[derive(Clone, Debug)]
+pub(super) struct Observed {
+    pub key: ShareKey,
+    pub gpu: String,
+    pub cores: u32,
+    /// Its entry in the node page.
+    pub entry: Entry,
+    /// None: NVML said nothing of its GPU.
+    pub seen: Option<Seen>,
+}
+
+/// What was seen of a share, in percent of the interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Seen {
+    /// NVML's utilisation, of all its processes.
+    pub used: f64,
+    /// What its page says; None if that is damaged.
+    pub paged: Option<Paged>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Paged {
+    pub charged: f64,
+    pub waited: f64,
+}
+
+/// What is known of a share.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// None: nothing is known.
+    pub enforced: Option<bool>,
+    /// What NVML saw less what the share was charged, in percent of the GPU, over the last 10 s.
+    pub error_points: Option<f64>,
+}
+
+/// The shares that were observed.
+#[derive(Debug, Default)]
+pub(super) struct Judge(BTreeMap<ShareKey, State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_broken: bool,
+    /// If something was seen in the last interval.
+    is_known: bool,
+    over_since: Option<Instant>,
+    fine_since: Option<Instant>,
+    errors: VecDeque<f64>,
+}
+
+// === impl Judge ===
+
+impl Judge {
+    /// Applies one interval. `observed` are all limited shares of the node; others are forgotten.
+    pub(super) fn apply(&mut self, observed: &[Observed], now: Instant) {
+        self.0.retain(|key, _| observed.iter().any(|share| share.key == *key));
+        for share in observed {
+            let over = share.seen.map(|seen| is_over(share, seen, observed));
+            self.0
+                .entry(share.key.clone())
+                .or_default()
+                .apply(share.seen, over, now);
+        }
+    }
+
+    #[must_use]
+    pub(super) fn verdicts(&self) -> BTreeMap<ShareKey, Verdict> {
+        self.0
+            .iter()
+            .map(|(key, state)| (key.clone(), state.verdict()))
+            .collect()
+    }
+
+    /// The shares that others are to ignore.
+    pub(super) fn broken(&self) -> impl Iterator<Item = &ShareKey> {
+        self.0.iter().filter(|(_, state)| state.is_broken).map(|(key, _)| key)
+    }
+}
+
+fn is_over(share: &Observed, seen: Seen, all: &[Observed]) -> bool {
+    due(share, all).is_some_and(|due| seen.used > due + ERROR + BREACH)
+}
+
+/// What a share may use now; None if it may use all.
+fn due(share: &Observed, all: &[Observed]) -> Option<f64> {
+    let own = share.entry;
+    let cores = f64::from(share.cores);
+    if own.flags & entry_flags::UNLIMITED != 0 {
+        return None;
+    }
+    if own.flags & entry_flags::GUARANTEED != 0 {
+        return Some(cores);
+    }
+    let competes = |other: &&Observed| {
+        let goes_behind = own.flags & entry_flags::HIGH != 0 && other.entry.flags & entry_flags::HIGH == 0;
+        other.key != share.key && other.gpu == share.gpu && other.is_at_work() && !goes_behind
+    };
+    let others: u32 = all.iter().filter(competes).map(|other| other.entry.weight).sum();
+    let part = f64::from(own.weight) / f64::from(own.weight + others) * 100.0;
+    (others > 0).then_some(part.max(cores))
+}
+
+// === impl Observed ===
+
+impl Observed {
+    fn is_at_work(&self) -> bool {
+        let limited = self.entry.flags & entry_flags::UNLIMITED == 0;
+        let busy = |seen: Seen| {
+            let paged = seen.paged.is_some_and(|paged| paged.charged + paged.waited >= AT_WORK);
+            seen.used > 0.0 && paged
+        };
+        limited && self.seen.is_some_and(busy)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// `over`: None if nothing was seen.
+    fn apply(&mut self, seen: Option<Seen>, over: Option<bool>, now: Instant) {
+        self.is_known = over.is_some();
+        let lasts = |since: &mut Option<Instant>, holds: bool| {
+            *since = since.or(Some(now)).filter(|_| holds);
+            since.is_some_and(|since| now.duration_since(since) >= LASTS)
+        };
+        let is_over = lasts(&mut self.over_since, over == Some(true));
+        let is_fine = lasts(&mut self.fine_since, over == Some(false));
+        self.is_broken = is_over || self.is_broken && !is_fine;
+        match seen.and_then(|seen| Some(seen.used - seen.paged?.charged)) {
+            Some(error) => self.errors.push_back(error),
+            None => self.errors.clear(),
+        }
+        if self.errors.len() > SAMPLES {
+            self.errors.pop_front();
+        }
+    }
+
+    fn verdict(&self) -> Verdict {
+        let mean = self.errors.iter().sum::<f64>() / self.errors.len() as f64;
+        Verdict {
+            enforced: self.is_known.then_some(!self.is_broken),
+            error_points: (!self.errors.is_empty()).then_some(mean),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use entry_flags::{BEST_EFFORT, GUARANTEED, HIGH, UNLIMITED};
+
+    fn share(name: &str, cores: u32, flags: u32, seen: Option<Seen>) -> Observed {
+        Observed {
+            key: ("u".to_owned(), name.to_owned()),
+            gpu: "GPU-1".to_owned(),
+            cores,
+            entry: Entry {
+                weight: if cores == 0 { 50_000 } else { cores * 1000 },
+                flags,
+                generation: 1,
+            },
+            seen,
+        }
+    }
+
+    /// Used by NVML; charged and waited by the page.
+    fn seen(used: f64, charged: f64, waited: f64) -> Option<Seen> {
+        let paged = Some(Paged { charged, waited });
+        Some(Seen { used, paged })
+    }
+
+    #[test]
+    fn who_is_over_depends_on_who_else_had_work() {
+        let busy = |used| seen(used, used, 100.0 - used);
+        let idle = seen(8.0, 8.0, 10.0);
+        let unpaged = Some(Seen {
+            used: 40.0,
+            paged: None,
+        });
+        // What the first one is, what it used, the others, and whether it is over.
+        let cases: [(Observed, Vec<Observed>, bool); 15] = [
+            // A Guaranteed one has its cores, whoever else is there.
+            (share("a", 30, GUARANTEED, busy(44.0)), vec![], false),
+            (share("a", 30, GUARANTEED, busy(46.0)), vec![], true),
+            (
+                share(
+                    "a",
+                    30,
+                    GUARANTEED,
+                    Some(Seen {
+                        used: 46.0,
+                        paged: None,
+                    }),
+                ),
+                vec![],
+                true,
+            ),
+            // A Balanced one has idle time.
+            (share("a", 30, 0, busy(100.0)), vec![], false),
+            (share("a", 30, 0, busy(90.0)), vec![share("b", 70, 0, idle)], false),
+            (share("a", 30, 0, busy(46.0)), vec![share("b", 70, 0, busy(50.0))], true),
+            (
+                share("a", 30, 0, busy(44.0)),
+                vec![share("b", 70, 0, busy(50.0))],
+                false,
+            ),
+            // Of 40 idle ones it has its part: 30 and 30 have half each.
+            (
+                share("a", 30, 0, busy(60.0)),
+                vec![share("b", 30, 0, busy(40.0)), share("c", 40, 0, idle)],
+                false,
+            ),
+            (
+                share("a", 30, 0, busy(66.0)),
+                vec![share("b", 30, 0, busy(30.0)), share("c", 40, 0, idle)],
+                true,
+            ),
+            // Nothing is known of the other one's work.
+            (share("a", 30, 0, busy(60.0)), vec![share("b", 70, 0, unpaged)], false),
+            (
+                share("a", 30, 0, busy(60.0)),
+                vec![share("b", 70, 0, seen(0.0, 0.0, 100.0))],
+                false,
+            ),
+            // High goes first.
+            (
+                share("a", 30, HIGH, busy(95.0)),
+                vec![share("b", 70, 0, busy(5.0))],
+                false,
+            ),
+            (
+                share("a", 30, HIGH, busy(95.0)),
+                vec![share("b", 70, HIGH, busy(5.0))],
+                true,
+            ),
+            // Without cores: its weight is its part.
+            (
+                share("a", 0, BEST_EFFORT, busy(66.0)),
+                vec![share("b", 50, 0, busy(30.0))],
+                true,
+            ),
+            (
+                share("a", 30, UNLIMITED, busy(100.0)),
+                vec![share("b", 70, 0, busy(10.0))],
+                false,
+            ),
+        ];
+        for (own, others, expected) in cases {
+            let sample = own.seen.expect("a sample");
+            let all: Vec<_> = [own.clone()].into_iter().chain(others).collect();
+            assert_eq!(is_over(&own, sample, &all), expected, "{all:?}");
+        }
+        let own = share("a", 30, 0, busy(90.0));
+        let elsewhere = Observed {
+            gpu: "GPU-2".to_owned(),
+            ..share("b", 70, 0, busy(5.0))
+        };
+        assert!(!is_over(&own, busy(90.0).expect("a sample"), &[own.clone(), elsewhere]));
+    }
+
+    /// Verdicts after each sample of 2 s: what NVML saw of a share of 30 cores, Guaranteed; `-1` is nothing.
+    fn verdicts(used: &[f64]) -> Vec<Option<bool>> {
+        let (mut judge, start) = (Judge::default(), Instant::now());
+        let each = (0_u32..).zip(used).map(|(tick, used)| {
+            let sample = (*used >= 0.0).then_some(Seen {
+                used: *used,
+                paged: None,
+            });
+            judge.apply(
+                &[share("a", 30, GUARANTEED, sample)],
+                start + Duration::from_secs(2) * tick,
+            );
+            let verdict = judge.verdicts().into_values().next().expect("one share");
+            assert_eq!(
+                judge.broken().count() == 0,
+                verdict.enforced != Some(false) && !is_held(&judge)
+            );
+            verdict.enforced
+        });
+        each.collect()
+    }
+
+    /// A share that was broken stays ignored while nothing is known.
+    fn is_held(judge: &Judge) -> bool {
+        judge.0.values().any(|state| state.is_broken && !state.is_known)
+    }
+
+    #[test]
+    fn a_breach_counts_after_ten_seconds_and_ends_after_ten_without() {
+        let (fine, over, silent) = (30.0, 80.0, -1.0);
+        let (yes, no) = (Some(true), Some(false));
+        for (used, expected) in [
+            (&[fine; 3][..], &[yes; 3][..]),
+            (&[over; 6], &[yes, yes, yes, yes, yes, no]),
+            (&[over, over, over, over, fine, over, over], &[yes; 7]),
+            (
+                &[
+                    over, over, over, over, over, over, fine, over, fine, fine, fine, fine, fine, fine,
+                ],
+                &[yes, yes, yes, yes, yes, no, no, no, no, no, no, no, no, yes],
+            ),
+            // No knowledge is no accusation, and no approval.
+            (&[silent; 8], &[None; 8]),
+            (
+                &[over, over, over, silent, over, over, over],
+                &[yes, yes, yes, None, yes, yes, yes],
+            ),
+            (
+                &[
+                    over, over, over, over, over, over, silent, fine, fine, fine, silent, fine, fine, fine, fine, fine,
+                    fine,
+                ],
+                &[
+                    yes, yes, yes, yes, yes, no, None, no, no, no, None, no, no, no, no, no, yes,
+                ],
+            ),
+        ] {
+            assert_eq!(verdicts(used), expected, "{used:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_that_is_gone_is_forgotten() {
+        let (mut judge, start) = (Judge::default(), Instant::now());
+        let observed = [share("a", 10, GUARANTEED, seen(90.0, 10.0, 0.0))];
+        for tick in 0..6 {
+            judge.apply(&observed, start + Duration::from_secs(2) * tick);
+        }
+        assert_eq!(judge.broken().collect::<Vec<_>>(), [&observed[0].key]);
+        judge.apply(&[], start + Duration::from_secs(12));
+        assert_eq!((judge.broken().count(), judge.verdicts().len()), (0, 0));
+    }
+
+    #[test]
+    fn the_error_is_the_mean_of_what_was_not_charged() {
+        let (mut judge, start) = (Judge::default(), Instant::now());
+        let mut error = |sample: Option<Seen>| {
+            judge.apply(&[share("a", 30, 0, sample)], start);
+            judge.verdicts().into_values().next().expect("one share").error_points
+        };
+        assert_eq!(error(seen(30.0, 30.0, 0.0)), Some(0.0));
+        assert_eq!(error(seen(40.0, 30.0, 0.0)), Some(5.0));
+        for _ in 0..4 {
+            error(seen(20.0, 30.0, 0.0));
+        }
+        assert_eq!(
+            error(seen(20.0, 30.0, 0.0)),
+            Some(-10.0),
+            "the first ones are more than 10 s old"
+        );
+        assert_eq!(error(None), None);
+        assert_eq!(error(seen(35.0, 30.0, 0.0)), Some(5.0), "counted anew");
+        let damaged = Some(Seen {
+            used: 30.0,
+            paged: None,
+        });
+        assert_eq!(error(damaged), None);
+    }
+}

@@ -1,0 +1,114 @@
+//! NVML's utilisation of each process. Loaded from the driver root like the list of GPUs, and by a handle of its own,
+//! because a list that hangs must not wait for this, nor this for a list.
+//!
+//! How it fails: a GPU of which NVML has no new sample, or that it cannot measure by process, has no answer. NVML names
+//! processes by PIDs of the node.
+
+use crate::inventory::{Error, nvml};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// Percent of the time since the last question, by PID.
+pub(super) type Used = BTreeMap<u32, f64>;
+
+/// Something that measures processes.
+pub trait Utilisation: Send + Sync + 'static {
+    /// What each process used of a GPU since the last question; None if that is not known.
+    fn of(&self, gpu: &str) -> Option<Used>;
+}
+
+/// The driver's NVML.
+pub struct NvmlUtilisation {
+    driver_root: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    nvml: Option<Nvml>,
+    /// When the last sample of each GPU was made, by NVML's clock.
+    last: BTreeMap<String, u64>,
+}
+
+// === impl NvmlUtilisation ===
+
+impl NvmlUtilisation {
+    #[must_use]
+    pub fn new(driver_root: PathBuf) -> Self {
+        Self {
+            driver_root,
+            state: Mutex::new(State::default()),
+        }
+    }
+
+    fn samples(&self, gpu: &str) -> Result<Vec<ProcessUtilizationSample>, Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = state.last.get(gpu).copied();
+        // Kept only if it works, as by the scan of the GPUs.
+        let nvml = match state.nvml.take() {
+            Some(nvml) => nvml,
+            None => nvml::start(&self.driver_root)?,
+        };
+        let failed = |error: nvml_wrapper::error::NvmlError| Error::Field {
+            index: 0,
+            field: "utilisation of processes",
+            reason: error.to_string(),
+        };
+        let device = nvml.device_by_uuid(gpu).map_err(failed)?;
+        // An error here is mostly one of the GPU or of what it can measure, and no reason to start anew.
+        let samples = device.process_utilization_stats(since).map_err(failed);
+        state.nvml = Some(nvml);
+        let samples = samples?;
+        if let Some(last) = samples.iter().map(|sample| sample.timestamp).max() {
+            state.last.insert(gpu.to_owned(), last);
+        }
+        Ok(samples)
+    }
+}
+
+impl Utilisation for NvmlUtilisation {
+    fn of(&self, gpu: &str) -> Option<Used> {
+        let samples = self.samples(gpu);
+        let samples = samples.inspect_err(|error| tracing::debug!(%error, gpu, "no utilisation of processes"));
+        let samples = samples.ok().filter(|samples| !samples.is_empty())?;
+        Some(mean(samples.iter().map(|sample| (sample.pid, sample.sm_util))))
+    }
+}
+
+/// The mean of the samples of each process.
+fn mean(samples: impl Iterator<Item = (u32, u32)>) -> Used {
+    let mut sums: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for (pid, percent) in samples {
+        let (sum, count) = sums.entry(pid).or_default();
+        (*sum, *count) = (*sum + percent.min(100), *count + 1);
+    }
+    let means = sums.into_iter();
+    means
+        .map(|(pid, (sum, count))| (pid, f64::from(sum) / f64::from(count)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_several_samples_has_their_mean() {
+        let samples = [(1, 30), (2, 10), (1, 50), (3, 4_000_000_000)];
+        assert_eq!(
+            mean(samples.into_iter()),
+            BTreeMap::from([(1, 40.0), (2, 10.0), (3, 100.0)])
+        );
+    }
+
+    #[test]
+    fn a_node_without_a_driver_says_nothing() {
+        let root = tempfile::tempdir().expect("a folder");
+        let nvml = NvmlUtilisation::new(root.path().to_path_buf());
+        assert_eq!(nvml.of("GPU-1"), None);
+        assert!(matches!(nvml.samples("GPU-1"), Err(Error::NoLibrary(_))));
+    }
+}
