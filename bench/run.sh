@@ -2,8 +2,8 @@
 # The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, and the
 # controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh cluster` or
 # `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The last two bring clusters up and take
-# them down, however they end. `run.sh compute` prints docs/compute-accuracy.md, which needs no bench: its clock is
-# simulated.
+# them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a simulation, and three minutes in
+# real time.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
@@ -15,7 +15,8 @@ runs() { # whether PART is to be run
 case $part in
   compute)
     cargo build --quiet --release -p vgpu-compute-sim
-    exec "$CARGO_TARGET_DIR/release/vgpu-compute-sim"
+    "$CARGO_TARGET_DIR/release/vgpu-compute-sim"
+    exec python3 bench/gpu_time.py
     ;;
   library | controller) ;;
   allocator | cluster | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;

@@ -16,7 +16,7 @@ use crate::toolchain::Versions;
 use crate::{install, layout, patience, preflight, progress};
 use steps::Demo;
 
-const STEPS: u32 = 11;
+const STEPS: u32 = 12;
 
 /// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed.
 pub fn run(name: &str, keep: bool) -> Result<()> {
@@ -133,6 +133,8 @@ fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Resu
     progress.step("what the scheduler allocated and what the node wrote");
     demo.documents(progress)?;
     progress.step("a pod goes, the waiting one runs");
-    let released = demo.release(&waiting, progress)?;
-    demo.clean(released, progress, Duration::from_secs(60))
+    let mut gone = vec![demo.release(&waiting, progress)?];
+    progress.step("deploy/examples/gpu-time: shares of a GPU's time");
+    gone.extend(demo.time(&prepared.gpu, progress)?);
+    demo.clean(gone, progress, Duration::from_secs(60))
 }

@@ -9,9 +9,10 @@ use vgpu_compute_sim::{MS, Ns, US};
 const HEAD: &str = "\
 # How exact compute shares are
 
-Written by `bench/run.sh compute`. The modules that decide (`vgpu-core/src/compute`) run in a simulation with a clock of \
-its own, so the figures are the same on every machine. **The library does not call these modules yet: `cores` is booked, \
-not enforced.** A real GPU differs from the simulated one, and `make gpu-check` will measure by how much.
+Written by `bench/run.sh compute`. [compute.md](compute.md) says what is promised, and how it works. Here the modules that \
+decide (`vgpu-core/src/compute`) run in a simulation with a clock of its own, so the figures are the same on every machine; \
+the [last part](#in-real-time) is the library in real time. A real GPU differs from both, and `make gpu-check` measures by \
+how much.
 
 The simulated GPU runs one context at a time. Contexts that have work change every 2 ms, and a change takes 100 us. A \
 launch takes 4 us of CPU time, the return of a wait 8 us, and a thread that sleeps wakes up 60 us late. Kernels are up to \
