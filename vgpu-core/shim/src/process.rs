@@ -4,6 +4,7 @@
 use crate::codes::{NOT_INITIALIZED, SUCCESS};
 use crate::driver::{Gpu, Tables};
 use crate::real::{self, real};
+use crate::time_share::TimeShare;
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +27,8 @@ struct State(Option<Ready>);
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
-    /// By GPU, who shares its time; None: this process is not limited there.
-    pub(crate) arbiters: Vec<Option<Arbiter>>,
+    /// By GPU, this process's part of its time; None: it is not limited there.
+    pub(crate) times: Vec<Option<TimeShare>>,
     /// Tracks threads inside calls that may change GPU memory.
     pub(crate) calls: Calls,
     /// Everything that has a charge or keeps one.
@@ -85,10 +86,10 @@ pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Read
 }
 
 impl Ready {
-    pub(crate) fn new(gpus: Vec<Gpu>, arbiters: Vec<Option<Arbiter>>, mirror: Option<Mirror>) -> Self {
+    pub(crate) fn new(gpus: Vec<Gpu>, times: Vec<Option<TimeShare>>, mirror: Option<Mirror>) -> Self {
         Self {
             gpus,
-            arbiters,
+            times,
             calls: Calls::default(),
             tables: Tables::default(),
             nvml: Spin::default(),
@@ -105,12 +106,12 @@ impl Ready {
 
     #[inline(always)]
     pub(crate) fn arbiter(&self, gpu: usize) -> Option<&Arbiter> {
-        self.arbiters.get(gpu)?.as_ref()
+        self.times.get(gpu)?.as_ref()?.arbiter()
     }
 
     /// Returns true if the time of this process is limited on any GPU.
     pub(crate) fn limits_time(&self) -> bool {
-        self.arbiters.iter().any(Option::is_some)
+        self.times.iter().any(Option::is_some)
     }
 
     /// Returns true if only this library has initialised NVML. The program must then find it uninitialised.

@@ -4,11 +4,9 @@
 
 use crate::driver::{Gpu, Real};
 use crate::process::{self, Ready};
+use crate::time_share::TimeShare;
 use crate::{drop_in, real};
-use vgpu_abi::limits::ComputePolicy;
-use vgpu_abi::paths::ARBITRATION;
 use vgpu_core::account::Account;
-use vgpu_core::arbiter::Arbiter;
 use vgpu_core::grants;
 use vgpu_core::os::stderr;
 
@@ -54,33 +52,8 @@ fn open() -> Result<Ready, String> {
         Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
-    let arbiters = grants.iter().map(|gpu| arbiter(gpu, mirror.is_some())).collect();
-    Ok(Ready::new(gpus, arbiters, mirror))
-}
-
-/// Returns who shares the time of a GPU. A process with several shares there runs in the turns of the one with the most
-/// `cores`, and is not limited if one of them is not. A container of HAMi shares no pages with others.
-fn arbiter(gpu: &grants::GpuGrants, of_hami: bool) -> Option<Arbiter> {
-    let is_unlimited = |share: &grants::Grant| share.limits.compute_policy == ComputePolicy::Unlimited;
-    if gpu.shares.iter().any(is_unlimited) {
-        return None;
-    }
-    let share = gpu.shares.iter().max_by_key(|share| share.limits.cores)?;
-    let limits = &share.limits;
-    if of_hami {
-        let only_beside_others = limits.compute_policy == ComputePolicy::Balanced;
-        return Arbiter::alone(Some(&share.directory), limits, only_beside_others);
-    }
-    let folder = share.directory.parent()?.join(ARBITRATION).join(&gpu.gpu);
-    let (arbiter, reason) = Arbiter::open(&folder, limits);
-    // Without `cores` nothing was promised.
-    if let Some(reason) = reason.filter(|_| limits.cores > 0) {
-        stderr::say(&format!(
-            "share {}: {reason}; it cannot take turns with others, and is held to its {} % of the GPU's time alone",
-            limits.share, limits.cores
-        ));
-    }
-    arbiter
+    let times = grants.iter().map(|gpu| TimeShare::of(gpu, mirror.is_some())).collect();
+    Ok(Ready::new(gpus, times, mirror))
 }
 
 /// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` tells where shares come

@@ -34,7 +34,7 @@ const _: () = assert!(size_of::<OnDevice>() == 56 && core::mem::offset_of!(Confi
 #[inline(always)]
 fn of_kernel(function: usize, grid: [c_uint; 3], block: [c_uint; 3]) -> Shape {
     let pair = |low: c_uint, high: c_uint| u64::from(low) | u64::from(high) << 32;
-    shape(&[
+    shape([
         function as u64,
         pair(grid[0], grid[1]),
         pair(grid[2], block[0]),
@@ -255,7 +255,7 @@ pub(crate) unsafe fn single(
     function: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    launch(ready, 0, shape(&[function as u64]), || unsafe { real(function) })
+    launch(ready, 0, shape([function as u64]), || unsafe { real(function) })
 }
 
 pub(crate) unsafe fn grid(
@@ -265,7 +265,7 @@ pub(crate) unsafe fn grid(
     width: c_int,
     height: c_int,
 ) -> c_int {
-    let shape = shape(&[function as u64, width as u64, height as u64]);
+    let shape = shape([function as u64, width as u64, height as u64]);
     // SAFETY: passed on.
     launch(ready, 0, shape, || unsafe { real(function, width, height) })
 }
@@ -278,7 +278,7 @@ pub(crate) unsafe fn grid_async(
     height: c_int,
     stream: usize,
 ) -> c_int {
-    let shape = shape(&[function as u64, width as u64, height as u64]);
+    let shape = shape([function as u64, width as u64, height as u64]);
     // SAFETY: passed on.
     launch(ready, stream, shape, || unsafe {
         real(function, width, height, stream)

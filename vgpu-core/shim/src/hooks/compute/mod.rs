@@ -30,9 +30,8 @@ impl arbiter::Process for Here {
     }
 
     fn holds_elsewhere(&self, now: Ns) -> bool {
-        let all = self.ready.arbiters.iter().enumerate();
-        let mut others = all.filter(|(gpu, _)| *gpu != self.gpu);
-        others.any(|(_, other)| other.as_ref().is_some_and(|other| other.holds_turn(now)))
+        let mut others = in_use(self.ready).filter(|(gpu, _)| *gpu != self.gpu);
+        others.any(|(_, other)| other.holds_turn(now))
     }
 
     /// Where NVML does not tell, there may be others.
@@ -93,16 +92,24 @@ pub(crate) fn forget(ready: &'static Ready, context: usize) {
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
-    for (gpu, arbiter) in ready.arbiters.iter().enumerate() {
-        if let Some(arbiter) = arbiter {
-            act(arbiter, &Here { ready, gpu });
-        }
+    for (gpu, arbiter) in in_use(ready) {
+        act(arbiter, &Here { ready, gpu });
     }
 }
 
-/// Returns a number for launches that are alike.
+/// The arbiters that were asked for anything, with their GPUs.
+fn in_use(ready: &'static Ready) -> impl Iterator<Item = (usize, &'static Arbiter)> {
+    let all = ready.times.iter().enumerate();
+    all.filter_map(|(gpu, time)| Some((gpu, time.as_ref()?.arbiter_in_use()?)))
+}
+
+/// Returns a number for launches that are alike. The words are mixed side by side, because each launch waits for it.
 #[inline(always)]
-pub(crate) fn shape(words: &[u64]) -> Shape {
-    let mix = |sum: u64, word: &u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    Shape(words.iter().fold(0, mix) | 1)
+pub(crate) fn shape<const N: usize>(words: [u64; N]) -> Shape {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut sum = 0;
+    for (index, word) in words.into_iter().enumerate() {
+        sum ^= word.wrapping_mul(ODD.rotate_left(index as u32 * 14) | 1);
+    }
+    Shape((sum ^ sum >> 29) | 1)
 }

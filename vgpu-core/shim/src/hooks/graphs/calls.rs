@@ -195,7 +195,7 @@ pub(crate) unsafe fn launch(
     exec: usize,
     stream: usize,
 ) -> c_int {
-    compute::launch(ready, stream, compute::shape(&[exec as u64]), || {
+    compute::launch(ready, stream, compute::shape([exec as u64]), || {
         // SAFETY: passed on.
         with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
     })
@@ -207,7 +207,7 @@ pub(crate) unsafe fn launch_ptsz(
     exec: usize,
     stream: usize,
 ) -> c_int {
-    compute::launch(ready, per_thread(stream), compute::shape(&[exec as u64]), || {
+    compute::launch(ready, per_thread(stream), compute::shape([exec as u64]), || {
         // SAFETY: passed on.
         with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
     })
