@@ -101,7 +101,12 @@ fn percents(benches: &[Bench], steps: &[&str], length: u64) -> Vec<f64> {
 
 fn percent(output: &Output, length: u64) -> f64 {
     let said = lines(output);
-    let line = said.iter().find(|line| line.contains(' ') && !line.starts_with("init"));
+    let is_work = |line: &&String| {
+        ["work ", "graph ", "streams ", "capture "]
+            .iter()
+            .any(|step| line.starts_with(step))
+    };
+    let line = said.iter().find(is_work);
     percent_of(line.unwrap_or_else(|| panic!("{said:?}, {output:?}")), length)
 }
 
@@ -176,6 +181,42 @@ fn without_pages_a_share_is_held_to_its_cores_and_says_so() {
     );
     let percent = percent(&output, 500);
     assert!((15.0..=36.0).contains(&percent), "{percent}");
+}
+
+/// Returns what a client says on stderr that works as `steps` say, held to 30 percent.
+fn said_when_held_to_its_cores(mut client: std::process::Command) -> String {
+    let output = client.output().expect("a client");
+    let percent = percent(&output, 500);
+    assert!((15.0..=36.0).contains(&percent), "{percent}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn where_nothing_can_be_known_of_others_a_share_is_held_to_its_cores() {
+    const WORK: &str = "work:500,1000,0";
+    let bench = shares(&[balanced(30)]).remove(0);
+    let said = said_when_held_to_its_cores(bench.client(&["deny:process_vm_readv", "init", WORK]));
+    assert!(said.contains("process_vm_readv is denied"), "{said}");
+
+    // A time namespace has another clock.
+    let mut unshare = std::process::Command::new("unshare");
+    unshare.args(["--time", "--monotonic", "100000", "--fork", "--"]);
+    if !unshare.arg("true").output().is_ok_and(|output| output.status.success()) {
+        vgpu_skip::skip(
+            "a_share_in_a_time_namespace",
+            "no time namespace can be made here by this user",
+        );
+        return;
+    }
+    let plain = bench.client(&["init", WORK]);
+    let mut inside = std::process::Command::new("unshare");
+    inside
+        .args(["--time", "--monotonic", "100000", "--fork", "--"])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = said_when_held_to_its_cores(inside);
+    assert!(said.contains("a time namespace with another clock"), "{said}");
 }
 
 #[test]

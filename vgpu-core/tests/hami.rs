@@ -427,3 +427,47 @@ fn the_log_level_tells_the_limits() {
     let said = String::from_utf8(output.stderr).expect("text");
     assert!(said.contains(&format!("{} bytes, 30 %", 3000 * MIB)), "{said}");
 }
+
+/// Percent of the GPU's time that a client had in a second, with these variables.
+fn percent_of_time(container: &Container, variables: &[(&str, &str)]) -> u64 {
+    let said = container.run(&["init", "work:500,1000,0"], variables);
+    let [code, kernels, ms] = [1, 2, 3].map(|index| number(&said[1], index));
+    assert_eq!(code, 0, "{said:?}");
+    kernels * 50 / ms
+}
+
+#[test]
+fn gpu_time_follows_the_variables() {
+    const SM: &str = "CUDA_DEVICE_SM_LIMIT";
+    const POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
+    for (variables, is_limited) in [
+        (&[(SM, "30"), (POLICY, "force")][..], true),
+        (&[(SM, "30")], false),
+        (&[(SM, "30"), (POLICY, "disable")], false),
+        (&[(SM, "0"), (POLICY, "force")], false),
+        (&[(SM, "100"), (POLICY, "force")], false),
+        (&[(SM, "250"), (POLICY, "force")], false),
+    ] {
+        let percent = percent_of_time(&Container::new(), variables);
+        let expected = if is_limited { 15..=36 } else { 65..=101 };
+        assert!(expected.contains(&percent), "{variables:?}: {percent}");
+    }
+    // By default, while NVML names another process on the GPU.
+    let container = Container::new();
+    let mut neighbour = container.bench.bare(&["init", "wait"]);
+    let mut neighbour = neighbour
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("a neighbour");
+    let mut first = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(neighbour.stdout.as_mut().expect("its output")),
+        &mut first,
+    )
+    .expect("a line");
+    let percent = percent_of_time(&container, &[(SM, "30")]);
+    neighbour.kill().expect("killed");
+    neighbour.wait().expect("waited for");
+    assert!((15..=36).contains(&percent), "beside another process: {percent}");
+}

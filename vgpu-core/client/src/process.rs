@@ -204,6 +204,7 @@ fn deny(value: &str) -> String {
         "clock_nanosleep" => libc::SYS_clock_nanosleep,
         "statx" => libc::SYS_statx,
         "pread64" => libc::SYS_pread64,
+        "process_vm_readv" => libc::SYS_process_vm_readv,
         "getrandom" => libc::SYS_getrandom,
         "rt_sigprocmask" => libc::SYS_rt_sigprocmask,
         _ => panic!("unknown system call {name}"),
