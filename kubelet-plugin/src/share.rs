@@ -2,7 +2,9 @@
 
 use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::Path;
+use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 
@@ -12,6 +14,19 @@ pub struct ClaimId {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+}
+
+/// Names a share on the node: the UID of its claim, and its name.
+pub type ShareKey = (String, String);
+pub type ShareKeys = BTreeSet<ShareKey>;
+
+/// A share with its entry in the node page of its GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedShare {
+    pub key: ShareKey,
+    pub gpu: String,
+    pub cores: u32,
+    pub entry: arbitration::Entry,
 }
 
 /// The kind of an allocation result.

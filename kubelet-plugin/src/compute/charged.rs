@@ -6,9 +6,8 @@
 //! How it fails: a tenant that raises its counters no faster than time passes is believed. The comparison with NVML finds
 //! that. After a restart of the plugin a share counts as old as the machine runs.
 
-use super::ShareKey;
 use crate::node::Node;
-use crate::share::Role;
+use crate::share::{Role, ShareKey};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vgpu_abi::arbitration::Counted;

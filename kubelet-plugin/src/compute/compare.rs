@@ -4,12 +4,12 @@
 //! without shares that are limited asks nothing. After a restart nothing is known and nobody is ignored, until it was
 //! seen again.
 
-use super::ShareKey;
 use super::charged::Charges;
 use super::judge::{Judge, Observed, Paged, Seen, Verdict};
 use super::processes::{Place, shares_of};
 use super::utilisation::{Used, Utilisation};
 use crate::node::{Node, SharedNode};
+use crate::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,7 +92,7 @@ fn ask(nvml: &impl Utilisation, proc: &Path, places: &BTreeMap<String, Vec<Place
 /// those that this process sees.
 fn sums(proc: &Path, used: &Used, places: &[Place]) -> Option<BTreeMap<ShareKey, f64>> {
     let shares = shares_of(proc, used.keys().copied(), places);
-    if shares.is_empty() {
+    if shares.is_empty() && !used.is_empty() {
         return None;
     }
     let mut sums: BTreeMap<ShareKey, f64> = places.iter().map(|place| (place.key.clone(), 0.0)).collect();
@@ -242,6 +242,8 @@ mod tests {
             "PIDs of another namespace, perhaps"
         );
         assert_eq!(ask(None), None);
+        let idle = ask(Some(Used::new())).expect("sums");
+        assert!(idle.len() == 2 && idle.values().all(|used| *used == 0.0), "{idle:?}");
     }
 
     #[test]

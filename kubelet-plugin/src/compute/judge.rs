@@ -15,7 +15,7 @@
 //! a share says of its own work decides if another one had it to itself: one that lies can accuse a Balanced neighbour
 //! only while NVML sees that neighbour use more than its part.
 
-use super::ShareKey;
+use crate::share::ShareKey;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use vgpu_abi::arbitration::{Entry, entry_flags};

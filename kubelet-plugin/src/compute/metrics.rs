@@ -2,11 +2,11 @@
 //!
 //! Counters that are damaged are left out, and `share_compute_damaged` is 1. What is not known is left out too.
 
-use super::ShareKey;
 use super::charged::Charges;
 use super::compare::Comparison;
 use super::judge::Verdict;
 use crate::node::SharedNode;
+use crate::share::ShareKey;
 use crate::usage::labels;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};

@@ -21,6 +21,3 @@ mod utilisation;
 pub use compare::Comparison;
 pub use judge::Verdict;
 pub use utilisation::NvmlUtilisation;
-
-/// A share: the UID of its claim, and its name.
-pub type ShareKey = (String, String);

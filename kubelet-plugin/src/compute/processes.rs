@@ -6,7 +6,7 @@
 //! on the node, and have its work counted there. A process that hides the folder, or that the plugin's PID namespace
 //! does not have, belongs to no share. Without hostPID none has.
 
-use super::ShareKey;
+use crate::share::ShareKey;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::BTreeMap;
 use std::io;

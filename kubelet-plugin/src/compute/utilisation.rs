@@ -1,11 +1,12 @@
 //! NVML's utilisation of each process. Loaded from the driver root like the list of GPUs, and by a handle of its own,
 //! because a list that hangs must not wait for this, nor this for a list.
 //!
-//! How it fails: a GPU of which NVML has no new sample, or that it cannot measure by process, has no answer. NVML names
-//! processes by PIDs of the node.
+//! How it fails: a GPU that NVML cannot measure by process has no answer. It finds no sample of an idle GPU either, so that
+//! counts as no use only on a GPU that it has measured before. NVML names processes by PIDs of the node.
 
 use crate::inventory::{Error, nvml};
 use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -44,7 +45,8 @@ impl NvmlUtilisation {
         }
     }
 
-    fn samples(&self, gpu: &str) -> Result<Vec<ProcessUtilizationSample>, Error> {
+    /// Returns the new samples; None if NVML has never had one of this GPU.
+    fn samples(&self, gpu: &str) -> Result<Option<Vec<ProcessUtilizationSample>>, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let since = state.last.get(gpu).copied();
         // Kept only if it works, as by the scan of the GPUs.
@@ -52,20 +54,23 @@ impl NvmlUtilisation {
             Some(nvml) => nvml,
             None => nvml::start(&self.driver_root)?,
         };
-        let failed = |error: nvml_wrapper::error::NvmlError| Error::Field {
+        let failed = |error: NvmlError| Error::Field {
             index: 0,
             field: "utilisation of processes",
             reason: error.to_string(),
         };
         let device = nvml.device_by_uuid(gpu).map_err(failed)?;
         // An error here is mostly one of the GPU or of what it can measure, and no reason to start anew.
-        let samples = device.process_utilization_stats(since).map_err(failed);
+        let samples = match device.process_utilization_stats(since) {
+            Err(NvmlError::NotFound) => Ok(Vec::new()),
+            answer => answer.map_err(failed),
+        };
         state.nvml = Some(nvml);
         let samples = samples?;
         if let Some(last) = samples.iter().map(|sample| sample.timestamp).max() {
             state.last.insert(gpu.to_owned(), last);
         }
-        Ok(samples)
+        Ok(state.last.contains_key(gpu).then_some(samples))
     }
 }
 
@@ -73,7 +78,7 @@ impl Utilisation for NvmlUtilisation {
     fn of(&self, gpu: &str) -> Option<Used> {
         let samples = self.samples(gpu);
         let samples = samples.inspect_err(|error| tracing::debug!(%error, gpu, "no utilisation of processes"));
-        let samples = samples.ok().filter(|samples| !samples.is_empty())?;
+        let samples = samples.ok().flatten()?;
         Some(mean(samples.iter().map(|sample| (sample.pid, sample.sm_util))))
     }
 }

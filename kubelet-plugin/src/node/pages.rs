@@ -10,22 +10,10 @@
 
 use super::{Error, Node};
 use crate::checkpoint::{Checkpoint, Held};
-use crate::compute::ShareKey;
-use crate::share::Share;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::share::{PlacedShare, Share, ShareKeys};
+use std::collections::BTreeMap;
 use vgpu_abi::checksum::crc32;
 use vgpu_abi::entitlement::{Holder, entries};
-
-pub type ShareKeys = BTreeSet<ShareKey>;
-
-/// A share with its entry in the node page of its GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacedShare {
-    pub key: ShareKey,
-    pub gpu: String,
-    pub cores: u32,
-    pub entry: vgpu_abi::arbitration::Entry,
-}
 
 // === impl Node ===
 

@@ -7,7 +7,7 @@
 //! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
 //! They are removed, but only if the checkpoint could be read or there never was one.
 
-use super::{Error, Locked, Node, ShareKeys};
+use super::{Error, Locked, Node};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
 use crate::claimdir::ClaimDirs;
@@ -16,6 +16,7 @@ use crate::crash_points::CrashPoints;
 use crate::driver::Root;
 use crate::edits;
 use crate::library::Library;
+use crate::share::ShareKeys;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
