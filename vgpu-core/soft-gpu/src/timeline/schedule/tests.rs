@@ -214,6 +214,15 @@ fn work_waits_for_another_queues_also_on_another_gpu() {
     }
 }
 
+#[test]
+fn work_begins_when_what_it_waits_for_ends_in_the_middle_of_a_queue() {
+    let mut stage = Stage::new(&[(0, 0), (0, 1)]);
+    let tickets = [5 * MS; 3].map(|work| stage.push(0, 0, work));
+    let waiting = stage.push_after(1, 0, MS, Some(tickets[1]));
+    stage.advance(100 * MS);
+    assert_eq!(stage.stamp(waiting), Some(11 * MS));
+}
+
 /// While its context has only work that has to wait, others have the GPU.
 #[test]
 fn a_context_that_waits_for_another_gpu_gives_way() {
