@@ -52,7 +52,7 @@ pub struct Limits {
     pub gpu: String,
     /// Device memory in bytes.
     pub memory: u64,
-    /// Reserved percent of the GPU's time, 0 to 100. Not enforced yet.
+    /// Percent of the GPU's time, 0 to 100.
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
