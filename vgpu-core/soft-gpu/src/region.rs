@@ -2,7 +2,7 @@
 //!
 //! How it fails: a new state is written to a temporary file under the folder's lock and renamed when it is complete. A
 //! process that dies meanwhile leaves a `.new` file, which the next one overwrites. A reader refuses a file of the
-//! wrong size or magic.
+//! wrong size or magic; one of another version is replaced, if no process has a place in the folder.
 
 #![allow(unsafe_code)] // mmap.
 
@@ -94,6 +94,9 @@ impl Region {
             Err(e) => return Err(folder(e)),
         };
         let meta = file.metadata().map_err(folder)?;
+        if meta.is_file() && is_of_another_version(&file) && !is_anybody_there(&config.dir) {
+            return Ok(None);
+        }
         if !meta.is_file() || meta.len() != size_of::<Shared>() as u64 {
             return Err(damaged());
         }
@@ -142,6 +145,19 @@ fn map(file: &File) -> io::Result<&'static Shared> {
     // SAFETY: page-aligned, as long as Shared, never unmapped. Any bytes make a valid Shared: it consists of
     // integers, those that change are atomics. Profile and UUIDs never change once the file has its name.
     Ok(unsafe { &*address.cast::<Shared>() })
+}
+
+/// Returns true for a state that an older or newer release made: its magic differs in the last byte alone.
+fn is_of_another_version(file: &File) -> bool {
+    let (own, mut found) = (MAGIC.to_ne_bytes(), [0; 8]);
+    let name = own.len() - 1;
+    file.read_exact_at(&mut found, 0).is_ok() && found[..name] == own[..name] && found != own
+}
+
+/// Returns true if a process of any version has a place in the folder, whose state then cannot be read here.
+fn is_anybody_there(dir: &Path) -> bool {
+    let places = fs::read_dir(dir.join("procs")).map_or(0, Iterator::count);
+    (0..places).any(|place| matches!(pulse(dir, place), Pulse::Alive))
 }
 
 fn in_use(shared: &Shared, dir: &Path) -> bool {
@@ -227,6 +243,24 @@ mod tests {
         assert_eq!(one, uuids(Path::new("/a")));
         let other = uuids(Path::new("/b"));
         assert!(one.iter().zip(&other).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn the_state_of_another_version_is_replaced_and_a_damaged_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            dir: dir.path().to_owned(),
+            origin: "a test",
+            profile: None,
+        };
+        let is_made = |magic: &[u8]| {
+            fs::write(dir.path().join("gpus"), [magic, &[0; 100]].concat()).unwrap();
+            Region::open(&config).is_ok_and(|region| region.shared.magic.load(Ordering::Acquire) == MAGIC)
+        };
+        assert!(is_made(b"SOFTGPU\x01"));
+        assert!(!is_made(b"SOMEFILE"));
+        assert!(!is_made(&MAGIC.to_ne_bytes()), "of this version, and cut");
     }
 
     #[test]
