@@ -33,6 +33,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod demo;
+pub mod gpu_time;
 pub mod guest;
 pub mod hand_made;
 pub mod image;

@@ -148,6 +148,39 @@ fn a_guaranteed_share_stays_at_its_cores() {
 }
 
 #[test]
+fn every_way_to_launch_is_measured_and_charged() {
+    const PTX: &str = r#"".version\s8.0\n.target\ssm_90\n.entry\stime_3000us()\s{\sret;\s}\n""#;
+    // CUlaunchConfig: grid and block, then the stream.
+    const CONFIG: &str = "[0x100000001,0x2000000001,0x100000001,0,0,0,0]";
+    let bench = shares(&[balanced(50)]).remove(0);
+    let mut caller = bench.caller(true);
+    caller.init();
+    caller.ok(&format!("cuModuleLoadData >1 {PTX}"));
+    caller.ok(r#"cuModuleGetFunction >2 @1 "time_3000us""#);
+    caller.ok("cuStreamCreate >3 1");
+    for launch in [
+        "cuLaunchKernel @2 1 1 1 32 1 1 0 0 0".to_owned(),
+        "cuLaunchKernel @2 1 1 1 32 1 1 0 @3 0".to_owned(),
+        "cuLaunchKernel_ptsz @2 1 1 1 32 1 1 0 0 0".to_owned(),
+        "cuLaunchCooperativeKernel @2 1 1 1 32 1 1 0 0 0".to_owned(),
+        "cuLaunchCooperativeKernel_ptsz @2 1 1 1 32 1 1 0 @3 0".to_owned(),
+        format!("cuLaunchKernelEx {CONFIG} @2 0 0"),
+        format!("cuLaunchKernelEx_ptsz {CONFIG} @2 0 0"),
+    ] {
+        let before = bench.counted(0).charged;
+        caller.ok(&launch);
+        caller.ok("cuCtxSynchronize");
+        let charged = (bench.counted(0).charged - before) / 1000;
+        assert!((2_500..20_000).contains(&charged), "{launch}: {charged} us");
+    }
+    // The software GPU does not have these: the answer is the driver's.
+    const NOT_SUPPORTED: i32 = 801;
+    for launch in ["cuLaunch @2", "cuLaunchGrid @2 1 1", "cuLaunchGridAsync @2 1 1 0"] {
+        assert_eq!(caller.call(launch), NOT_SUPPORTED, "{launch}");
+    }
+}
+
+#[test]
 fn a_balanced_share_has_all_that_nobody_wants() {
     let bench = shares(&[balanced(10)]).remove(0);
     let percent = one(&bench, "work:500,1000,0", 500);

@@ -13,7 +13,7 @@ use crate::install::{self, PublishedGpu};
 use crate::kube::Kube;
 use crate::progress::Progress;
 use crate::wait::wait;
-use crate::{image, node, patience, shell, workload};
+use crate::{gpu_time, image, node, patience, shell, workload};
 
 pub(super) const NAMESPACE: &str = "demo";
 const EXAMPLE: &str = "fraction";
@@ -259,13 +259,13 @@ impl Demo<'_> {
             bail!("the pods of 30 and 70 cores are on {one:?} and {other:?} instead of on one GPU");
         }
         let before = self.charged()?;
-        let both = self.work(&["thirty", "seventy"])?;
+        let both = gpu_time::of_pods(&self.kube, &["thirty", "seventy"], WORK)?;
         let charged = self.charged()? - before;
-        let alone = self.work(&["seventy"])?[0];
+        let alone = gpu_time::of_pods(&self.kube, &["seventy"], WORK)?[0];
         self.kube
             .run(&["delete", "pod", "thirty", "seventy", &patience::timeout(LIMIT)])?;
         self.kube.wait_running("capped", LIMIT)?;
-        let capped = self.work(&["capped"])?[0];
+        let capped = gpu_time::of_pods(&self.kube, &["capped"], WORK)?[0];
         progress.note(&format!(
             "of the same GPU, pods of 30 and 70 cores had {:.0} and {:.0} percent by their own count of kernels (by the \
              plugin's metrics {charged:.1} s in {WORK} s together), the second one alone {alone:.0}, and a Guaranteed one of \
@@ -273,34 +273,15 @@ impl Demo<'_> {
             both[0], both[1]
         ));
         progress.why("a share's cores are a promise to it, and Guaranteed is one to whoever pays for the rest");
-        // Wide: the machine has other things to do. docs/compute-accuracy.md has the errors.
-        let is_near = |percent: f64, wanted: f64| (percent - wanted).abs() <= 12.0;
-        if !is_near(both[0], 30.0) || !is_near(both[1], 70.0) || alone < 75.0 || !is_near(capped, 40.0) {
+        let parts = [(both[0], 30.0), (both[1], 70.0), (capped, 40.0)];
+        if alone < 75.0
+            || !parts
+                .iter()
+                .all(|(percent, wanted)| gpu_time::is_near(*percent, *wanted))
+        {
             bail!("these are not the shares' parts of the GPU's time");
         }
         Ok(gone)
-    }
-
-    /// Keeps the GPU busy in these pods at once, and returns the percent of its time that each had.
-    fn work(&self, pods: &[&str]) -> Result<Vec<f64>> {
-        let seconds = WORK.to_string();
-        let said: Vec<Result<String>> = thread::scope(|scope| {
-            let runs: Vec<_> = pods
-                .iter()
-                .map(|pod| scope.spawn(|| self.kube.exec(pod, &["vgpu-client", "work", &seconds])))
-                .collect();
-            runs.into_iter()
-                .map(|run| run.join().unwrap_or_else(|_| Err(anyhow!("a thread failed"))))
-                .collect()
-        });
-        pods.iter()
-            .zip(said)
-            .map(|(pod, said)| {
-                let said = said?;
-                let line: Value = serde_json::from_str(&said).with_context(|| format!("{pod} said {said:?}"))?;
-                line["percent"].as_f64().with_context(|| format!("{pod} said {said:?}"))
-            })
-            .collect()
     }
 
     /// The GPU time of all shares by the plugin's metrics, in seconds.

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{install, node, patience, workload};
+use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
 use crate::manifests::{HOLD, pod};
 use crate::shared::{self, LIMIT, Test};
@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("example_fraction_four_a_gpu_and_the_ninth_waits", fraction),
     ("example_two_containers_hold_one_share_together", two_containers),
     ("claim_of_two_pods_is_one_share_until_the_last_goes", two_pods),
+    ("example_gpu_time_pods_have_their_cores", gpu_time_of_pods),
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
@@ -165,6 +166,28 @@ fn whole_gpu() -> Result<()> {
             Some(pods) if pods.len() == 1 => Ok(()),
             pods => bail!("{device} is shared after all: {pods:?}"),
         }
+    })
+}
+
+fn gpu_time_of_pods() -> Result<()> {
+    shared::in_namespace("example-gpu-time", |installed, kube| {
+        kube.apply(&workload::manifests(&install::example("gpu-time"))?)?;
+        for pod in ["thirty", "seventy"] {
+            kube.wait_running(pod, LIMIT)?;
+        }
+        let found = gpu_time::of_pods(kube, &["thirty", "seventy"], 3)?;
+        if !gpu_time::is_near(found[0], 30.0) || !gpu_time::is_near(found[1], 70.0) {
+            bail!("pods of 30 and 70 cores had {found:?} percent of the GPU's time");
+        }
+        if installed.gpus.len() < 2 {
+            kube.run(&["delete", "pod", "thirty", "seventy"])?;
+        }
+        kube.wait_running("capped", LIMIT)?;
+        let capped = gpu_time::of_pods(kube, &["capped"], 3)?[0];
+        if !gpu_time::is_near(capped, 40.0) {
+            bail!("a Guaranteed pod of 40 cores had {capped} percent of the GPU's time");
+        }
+        Ok(())
     })
 }
 
