@@ -6,7 +6,7 @@ import time
 import unittest
 
 from vgpu_check import machine, truth
-from vgpu_check.child import converse
+from vgpu_check.child import converse, side_by_side
 
 MIB = 1 << 20
 TALK = "import sys, time; say = lambda text: print('@gpu-check ' + text, flush=True); "
@@ -53,6 +53,41 @@ class Children(unittest.TestCase):
     def test_a_skip_is_no_failure(self):
         ended = run("say('{\"kind\": \"skip\", \"reason\": \"no torch\"}')")
         self.assertEqual((ended.note, ended.skip), ("", "no torch"))
+
+
+def together(*codes, patience=30):
+    return side_by_side([([sys.executable, "-c", TALK + code], dict(os.environ)) for code in codes], patience)
+
+
+STEP = "say('{\"kind\": \"step\", \"name\": \"a\"}'); sys.stdin.readline(); "
+END = "say('{\"kind\": \"end\"}')"
+
+
+class SideBySide(unittest.TestCase):
+    def test_no_probe_goes_on_before_all_have_reached_the_step(self):
+        moment = "say('{\"kind\": \"%s\", \"at\": %%d}' %% time.monotonic_ns()); "
+        early = moment % "before" + STEP + moment % "after" + END
+        late = "time.sleep(0.3); " + early
+        both = together(early, late)
+        self.assertEqual([ended.note for ended in both], ["", ""])
+        reached = max(ended.of("before")[0]["at"] for ended in both)
+        self.assertGreater(min(ended.of("after")[0]["at"] for ended in both), reached)
+
+    def test_one_that_dies_ends_the_other_at_its_step(self):
+        both = together("sys.exit('no memory')", STEP + END)
+        self.assertEqual(both[0].note, "exit status 1: no memory")
+        self.assertIn("the one beside it had ended", both[1].note)
+
+    def test_one_that_dies_after_the_step_leaves_the_other_its_end(self):
+        both = together(STEP + "sys.exit('lost')", STEP + "time.sleep(0.3); " + END)
+        self.assertEqual([ended.note for ended in both], ["exit status 1: lost", ""])
+
+    def test_one_that_hangs_and_one_that_does_not_start_are_named(self):
+        both = together(STEP + "time.sleep(600)", STEP + END, patience=2)
+        self.assertEqual(["hung" in ended.note for ended in both], [True, False])
+        both = side_by_side([(["/nowhere"], {}), ([sys.executable, "-c", TALK + STEP + END], dict(os.environ))], 30)
+        self.assertIn("cannot start", both[0].note)
+        self.assertIn("the one beside it had ended", both[1].note)
 
 
 class Truth(unittest.TestCase):

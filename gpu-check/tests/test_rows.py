@@ -2,7 +2,7 @@
 
 import unittest
 
-from vgpu_check import report, rows
+from vgpu_check import report, rows, spans
 
 MIB = rows.MIB
 LIMIT = 4096 * MIB
@@ -104,6 +104,86 @@ class Seen(unittest.TestCase):
             self.assertEqual(rows.seen("x", message, LIMIT).outcome, outcome, message)
 
 
+def work(units, seconds=10, **more):
+    return {"units": units, "begin": 0, "end": seconds * 10**9, "work": units, "longest": 500_000, **more}
+
+
+# Kernels of 1 ms, one after the other.
+BARE = work(10_000, length=1e6)
+
+
+def capped(percent, cores=30, seconds=10, bare=BARE, bounds=rows.SILICON, **more):
+    return rows.capped("x", cores, work(percent * seconds * 10, seconds, **more), bare, bounds)
+
+
+class Time(unittest.TestCase):
+    def test_a_capped_share_may_have_its_cores_a_burst_and_a_kernel(self):
+        for percent, outcome in ((30, rows.OK), (24, rows.OK), (23.9, rows.FAILED), (32.2, rows.OK), (32.3, rows.FAILED)):
+            self.assertEqual(capped(percent).outcome, outcome, percent)
+        # 20 ms are more of a second than of ten, and no kernel can be stopped.
+        self.assertEqual(capped(34, seconds=1).outcome, rows.OK)
+        self.assertEqual(capped(36, longest=400_000_000).outcome, rows.OK)
+        self.assertIn("more than 32.2 %", capped(100).note)
+        self.assertIn("less than 24.0 %", capped(0).note)
+
+    def test_a_program_that_waits_is_not_due_more_than_it_uses_bare(self):
+        waits = work(7_000, length=1e6)
+        self.assertEqual(capped(64, cores=90, bare=waits).outcome, rows.OK)
+        self.assertEqual(capped(63, cores=90, bare=waits).outcome, rows.FAILED)
+        row = capped(35, cores=50, bare=waits, bounds=rows.MODELLED)
+        self.assertAlmostEqual(row.figures["throughput"], 50)
+        self.assertAlmostEqual(row.figures["bare"], 70)
+
+    def test_two_tenants_have_their_parts_and_leave_nothing_unused(self):
+        for parts, failed in (
+            ((30, 70), ""),
+            ((36, 64), ""),
+            ((24, 70), ""),
+            ((37, 64), "30 more"),
+            ((50, 50), "30 more, 70 less"),
+            ((23, 75), "30 less"),
+            ((27, 66.9), "both less"),
+        ):
+            found = rows.tenants({30: work(parts[0] * 100), 70: work(parts[1] * 100)}, BARE, rows.SILICON)
+            told = [row.name.split()[0] + " " + row.note.split()[0] for row in found if row.outcome == rows.FAILED]
+            self.assertEqual(", ".join(told), failed, parts)
+        equal = rows.tenants({30: work(5_000), 70: work(5_000)}, BARE, rows.MODELLED)
+        self.assertEqual([row.outcome for row in equal], [rows.FAILED, rows.OK, rows.OK])
+
+    def test_a_balanced_share_has_all_of_an_idle_gpu(self):
+        for percent, outcome in ((94, rows.OK), (93.9, rows.FAILED), (10, rows.FAILED)):
+            self.assertEqual(rows.alone("x", 10, work(percent * 100), BARE, rows.SILICON).outcome, outcome)
+
+    def test_only_samples_of_the_second_half_count(self):
+        samples = [(-1, 99), (4_999_999_999, 99), (5_000_000_000, 20), (10_000_000_000, 40), (10_000_000_001, 99)]
+        self.assertEqual(rows.during(samples, work(1)), 30)
+        self.assertIsNone(rows.during(samples[:2], work(1)))
+
+    def test_percentiles_are_values_that_were_measured(self):
+        values = list(range(100, 0, -1))
+        self.assertEqual([rows.percentile(values, percent) for percent in (50, 99, 100)], [50, 99, 100])
+        self.assertEqual([rows.percentile([7], percent) for percent in (0, 50, 99)], [7, 7, 7])
+        self.assertEqual(rows.percentile([1, 9], 99), 9)
+
+    def test_an_absence_is_the_neighbours_slice_and_two_switches(self):
+        own = {"runs": [2_000_000] * 3, "absences": [2_200_000] * 4}
+        run, switch = rows.slices("x", [own, own])
+        self.assertEqual(run.figures["p50"], 2_000_000)
+        self.assertEqual((switch.figures["p50"], switch.figures["p99"]), (100_000, 100_000))
+        alone = {"runs": [], "absences": []}
+        self.assertEqual([row.outcome for row in rows.slices("x", [own, alone])], [rows.SKIPPED] * 2)
+
+    def test_a_late_event_is_an_absence(self):
+        # Kernels of 20: five, an absence of 100 with a kernel, two, an absence of 60, one.
+        stamps = [0, 20, 40, 60, 80, 200, 220, 300, 320]
+        begin, gaps, end = spans.of_stamps(stamps, 50)
+        self.assertEqual((begin, gaps, end), (0, [(100, 200), (240, 300)], 320))
+        self.assertEqual(spans.split(begin, gaps, end), ([40], [100, 60]))
+        self.assertEqual(spans.of_stamps(stamps, 80)[1], [(100, 200)])
+        self.assertEqual(spans.split(0, [], 320), ([], []))
+        self.assertEqual(spans.of_stamps([5], 50), (0, [], 0))
+
+
 class Report(unittest.TestCase):
     def test_table_markdown_and_counts_tell_the_same(self):
         found = [context(518 * MIB), rows.overhead("a call", 1000.0, 1060.0), filled(got=LIMIT + 2 * MIB, code=0)]
@@ -112,6 +192,15 @@ class Report(unittest.TestCase):
         for part in (tolerance, "2 ok, 1 failed, 0 skipped", "FAILED: 4098 MiB"):
             self.assertIn(part, text)
             self.assertIn(part, marked)
+        found = [capped(30), rows.distribution("slice", [1_500_000])]
+        text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
+        self.assertRegex(text, r"x +30\.0 +30\.0 +100\.0 +30\.0  ok")
+        self.assertIn("| x | 30.0 | 30.0 | 100.0 |  | 30.0 | ok |", marked)
+        self.assertIn("| slice | 1.500 | 1.500 |  |", marked)
+
+    def test_times_of_calls_are_in_us(self):
+        found = [rows.overhead("a call", 1000.0, 1060.0)]
+        text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
         self.assertRegex(text, r"a call +1\.00 +1\.06 +\+0\.06 +1\.060")
         self.assertIn("| a call | 1.00 | 1.06 | +0.06 | 1.060 |  |", marked)
 

@@ -2,7 +2,7 @@
 
 import time
 
-from .child import Ended, converse, output
+from .child import Ended, converse, output, side_by_side
 from .rows import FAILED, SKIPPED, Row
 from .truth import Account
 
@@ -21,16 +21,25 @@ class Bench:
         """Seconds that the next probe may be silent; 0: the time is up."""
         return max(0.0, min(self.options.patience, self.end - time.monotonic()))
 
-    def probe(self, side, name, *arguments, at_step=None, **variables):
+    def not_run(self):
+        ended = Ended()
+        ended.note = "not run: the {:.0f} s are over".format(self.options.time)
+        return ended
+
+    def run_of(self, side, command, compute=(), **variables):
+        """The command and environment of a probe; `compute` is for a share."""
+        if side == "limited":
+            return self.sides.limited(command, compute, **variables)
+        return self.sides.bare(command, **variables)
+
+    def probe(self, side, name, *arguments, at_step=None, compute=(), **variables):
         """Runs a probe; `at_step` gets each step and the memory of its processes by the driver's account."""
         patience = self.patience()
         if not patience:
-            ended = Ended()
-            ended.note = "not run: the {:.0f} s are over".format(self.options.time)
-            return ended
+            return self.not_run()
         account = Account(self.watcher) if at_step else None
         command = self.sides.probe(name, *arguments)
-        run = getattr(self.sides, side)(command, **variables)
+        run = self.run_of(side, command, compute, **variables)
         ended = converse(*run, patience, at_step and (lambda message: at_step(message, account.held(message["pids"]))))
         if side == "limited" and ended.note and not ended.hung:
             # A probe that fails without limits too shows nothing about them.
@@ -38,6 +47,14 @@ class Bench:
             if bare.note and not bare.hung:
                 ended.note, ended.skip = "", "does not work without a share either: " + bare.note
         return ended
+
+    def probes(self, *wanted):
+        """Runs probes at once, from step to step; each of `wanted` is (side, compute flags, name, arguments ...)."""
+        patience = self.patience()
+        if not patience:
+            return [self.not_run() for _ in wanted]
+        runs = [self.run_of(side, self.sides.probe(*probe), compute) for side, compute, *probe in wanted]
+        return side_by_side(runs, patience)
 
     def program(self, command):
         """Runs a program under the share and returns (stdout, note)."""

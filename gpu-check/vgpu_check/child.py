@@ -143,40 +143,85 @@ class Ended:
         return [message for message in self.messages if message["kind"] == kind]
 
 
+class Talk:
+    """A probe and its messages so far."""
+
+    def __init__(self, command, environment):
+        self.ended, self.child = Ended(), None
+        try:
+            self.child = Child(command, environment)
+        except OSError as error:
+            self.ended.note = "cannot start {}: {}".format(command[0], error)
+
+    def step(self, patience):
+        """Returns its next step, at which it waits; None: it has ended."""
+        if self.child is None or self.ended.note:
+            return None
+        finished = False
+        try:
+            while True:
+                message = self.child.message(patience)
+                if message is None:
+                    break
+                self.ended.messages.append(message)
+                kind = message["kind"]
+                finished = finished or kind in ("end", "skip")
+                if kind == "skip":
+                    self.ended.skip = message["reason"]
+                if kind == "step":
+                    return message
+            status = self.child.status()
+            if status or not finished:
+                words = self.child.last_words()
+                self.ended.note = ": ".join(part for part in (status or "ended early", words) if part)
+        except Silent:
+            self.ended.hung = True
+            self.ended.note = "hung: silent for {:.0f} s".format(patience)
+        return None
+
+    def close(self):
+        if self.child and not self.child.end():
+            self.ended.note += " (and cannot be killed: process {} is left)".format(self.child.process.pid)
+
+
 def converse(command, environment, patience, at_step=None):
     """Runs a probe to its end; calls `at_step` for each step while the probe waits."""
-    ended = Ended()
-    try:
-        child = Child(command, environment)
-    except OSError as error:
-        ended.note = "cannot start {}: {}".format(command[0], error)
-        return ended
-    finished = False
+    talk = Talk(command, environment)
     try:
         while True:
-            message = child.message(patience)
+            message = talk.step(patience)
             if message is None:
                 break
-            ended.messages.append(message)
-            kind = message["kind"]
-            finished = finished or kind in ("end", "skip")
-            if kind == "skip":
-                ended.skip = message["reason"]
-            if kind == "step":
-                if at_step:
-                    at_step(message)
-                child.go_on()
-        status = child.status()
-        if status or not finished:
-            words = child.last_words()
-            ended.note = ": ".join(part for part in (status or "ended early", words) if part)
-    except Silent:
-        ended.hung = True
-        ended.note = "hung: silent for {:.0f} s".format(patience)
+            if at_step:
+                at_step(message)
+            talk.child.go_on()
     finally:
-        if not child.end():
-            ended.note += " (and cannot be killed: process {} is left)".format(child.process.pid)
-    return ended
+        talk.close()
+    return talk.ended
+
+
+def side_by_side(runs, patience):
+    """Runs probes at once, `runs`: (command, environment) of each; none goes on from a step before all have reached it.
+
+    When one ends, the others are read to their end too; one that still waits at a step then is killed, with a note.
+    """
+    talks = []
+    try:
+        for command, environment in runs:
+            talks.append(Talk(command, environment))
+        while True:
+            steps = [talk.step(patience) for talk in talks]
+            if None in steps:
+                break
+            for talk in talks:
+                talk.child.go_on()
+        for talk, step in zip(talks, steps):
+            if step is not None:
+                talk.ended.note = "stopped, because the one beside it had ended"
+    finally:
+        for talk in talks:
+            talk.close()
+    return [talk.ended for talk in talks]
 
 
 def output(command, environment, patience):

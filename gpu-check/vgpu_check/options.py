@@ -5,7 +5,7 @@ import os
 import pathlib
 
 MIB = 1 << 20
-GROUPS = ("costs", "seen", "held", "overhead")
+GROUPS = ("costs", "seen", "held", "overhead", "time")
 
 
 def parser():
@@ -16,12 +16,12 @@ def parser():
     flags.add_argument("--gpu", type=int, metavar="N", help="NVML's index (default: the first GPU without MIG)")
     memory = "the share's memory in MiB (default: a quarter of the free memory, at most 4 GiB)"
     flags.add_argument("--memory", type=int, metavar="MIB", help=memory)
-    flags.add_argument("--quick", action="store_true", help="fewer rounds: under 3 minutes")
+    flags.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under 4 minutes")
     flags.add_argument("--only", metavar="GROUP,...", help="run only some of " + ", ".join(GROUPS))
     flags.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
     flags.add_argument("--markdown", metavar="FILE", help="also write the rows as a Markdown table")
     flags.add_argument("--patience", type=float, default=90, metavar="S", help="seconds that a probe may be silent (90)")
-    flags.add_argument("--time", type=float, metavar="S", help="seconds for the whole check (470; with --quick 175)")
+    flags.add_argument("--time", type=float, metavar="S", help="seconds for the whole check (770; with --quick 235)")
     flags.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     return flags
 
@@ -37,7 +37,7 @@ def parse(arguments=None):
     if options.memory is not None and options.memory < 64:
         flags.error("--memory {}: below the minimum of 64 MiB".format(options.memory))
     if options.time is None:
-        options.time = 175 if options.quick else 470
+        options.time = 235 if options.quick else 770
     root = pathlib.Path(__file__).resolve().parent.parent
     options.probe = str(root / "probe.py")
     options.dist = pathlib.Path(os.environ.get("VGPU_DIST") or root.parent / "dist").resolve()

@@ -17,12 +17,13 @@ def run(bench):
         compare(bench, "PyTorch", 1 if bench.options.quick else 3, "torch_step", 10)
 
 
-def compare(bench, name, rounds, *probe):
+def compare(bench, name, rounds, *probe, compute=()):
+    """Makes a row for each call that the probe times; `compute`: flags of the limited side."""
     samples, absent = {}, {}
     for number in range(rounds):
         # The second side of a round has warm caches, so the sides take turns in being first.
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-            ended = bench.probe(side, *probe)
+            ended = bench.probe(side, *probe, compute=compute)
             if ended.note or ended.skip is not None:
                 report_end(bench, name, side, ended)
                 return

@@ -9,12 +9,16 @@ TITLES = {
     "seen": "The GPU that programs see",
     "held": "Memory that programs can allocate until they are refused, in MiB",
     "overhead": "Time of calls, in us (medians, bare and limited in turns)",
+    "time": "GPU time of shares, in percent (throughput: of the bare one)",
+    "durations": "Durations on the GPU, in ms",
 }
 COLUMNS = {
     "costs": (("charged", "charged"), ("truth", "truth"), ("difference", "difference")),
     "seen": (("seen", "seen"),),
     "held": (("got", "got"), ("charged", "charged"), ("truth", "truth")),
     "overhead": (("bare", "bare"), ("limited", "limited"), ("more", "more"), ("ratio", "ratio")),
+    "time": (("cores", "cores"), ("got", "got"), ("bare", "bare"), ("nvml", "NVML"), ("throughput", "throughput")),
+    "durations": (("p50", "p50"), ("p99", "p99")),
 }
 SIGNED = ("difference", "more")
 
@@ -27,6 +31,10 @@ def cell(group, key, value):
         return value
     if key == "ratio":
         return "{:.3f}".format(value)
+    if group == "time":
+        return "{:.1f}".format(value)
+    if group == "durations":
+        return "{:.3f}".format(value / 1_000_000)
     sign = "+" if key in SIGNED and value >= 0 else ""
     if group == "overhead":
         return sign + "{:.2f}".format(value / 1000)

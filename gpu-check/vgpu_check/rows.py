@@ -4,7 +4,10 @@
              only memory that is charged
     held  ─► failures: more allocated than the limit; more charged than the limit; refused with another code
              than out of memory; the truth above limit + tolerance
+    time  ─► failures: more or less of the GPU's time than the share's `cores`; time that is left unused
 """
+
+from collections import namedtuple
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
@@ -129,6 +132,108 @@ def judge(rows, limit):
         # If NVML does not show memory that certainly is in use, its figures would let every other row pass.
         if truth is not None and row.figures.get("exact") and truth + rounding(limit) < row.figures["got"]:
             row.fail("NVML shows only {} MiB of it: it is no measure here".format(mib(truth)))
+
+
+# === time ===
+
+MS = 1_000_000
+# Points by which a share may exceed its cap, exceed its cores beside another one, and fall short of what it is due;
+# percent of the bare throughput that must be used.
+Bounds = namedtuple("Bounds", "more beside less use")
+SILICON = Bounds(more=2, beside=6, less=6, use=94)
+# The software GPU's time goes on while other programs keep the CPU from those that wait for it.
+MODELLED = Bounds(more=5, beside=15, less=30, use=60)
+# What a capped share may have beyond its part of any window, and beside it its longest kernel or graph.
+BURST = 20 * MS
+
+
+def gpu_time(work, length):
+    """Returns the GPU time of a workload in percent of the wall time. `length`: ns of one of its units."""
+    return 100 * work["units"] * length / (work["end"] - work["begin"])
+
+
+def throughput(work, bare):
+    """Returns the work done in a time, in percent of what was done bare."""
+    rate, whole = [one["work"] / (one["end"] - one["begin"]) for one in (work, bare)]
+    return 100 * rate / whole
+
+
+def capped(name, cores, work, bare, bounds):
+    """Makes the row for a share that may use `cores` percent and no more. `bare`: the calibration, with a unit's length."""
+    got, unlimited = gpu_time(work, bare["length"]), min(100, gpu_time(bare, bare["length"]))
+    row = Row("time", name, cores=cores, got=got, bare=unlimited, throughput=throughput(work, bare))
+    most = cores + bounds.more + 100 * (BURST + work["longest"]) / (work["end"] - work["begin"])
+    # One that waits for each kernel leaves the GPU idle also when it is not limited.
+    least = min(cores, unlimited) - bounds.less
+    if got > most:
+        row.fail("more than {:.1f} %".format(most))
+    elif got < least:
+        row.fail("less than {:.1f} %".format(least))
+    return row
+
+
+def tenants(parts, bare, bounds):
+    """Makes the rows for shares that always have work and run at once; `parts`: {cores: its work}, 100 in sum."""
+    found = []
+    for cores, work in parts.items():
+        part = throughput(work, bare)
+        row = Row("time", "{} beside {}, both Balanced and busy".format(cores, 100 - cores), cores=cores, throughput=part)
+        if part > cores + bounds.beside:
+            row.fail("more than {} %".format(cores + bounds.beside))
+        elif part < cores - bounds.less:
+            row.fail("less than {} %".format(cores - bounds.less))
+        found.append(row)
+    whole = Row("time", "both together", cores=100, throughput=sum(row.figures["throughput"] for row in found))
+    used(whole, bounds)
+    return [*found, whole]
+
+
+def alone(name, cores, work, bare, bounds):
+    """Makes the row for a Balanced share with the GPU for itself."""
+    row = Row("time", name, cores=cores, got=gpu_time(work, bare["length"]), throughput=throughput(work, bare))
+    used(row, bounds)
+    return row
+
+
+def used(row, bounds):
+    if row.figures["throughput"] < bounds.use:
+        row.fail("less than {} % of the bare throughput".format(bounds.use))
+
+
+def during(samples, work):
+    """Returns NVML's utilisation while a workload ran; None without a sample. `samples`: (moment, percent).
+
+    A figure is of up to a second before, so only the second half counts.
+    """
+    middle = (work["begin"] + work["end"]) // 2
+    found = [percent for at, percent in samples if middle <= at <= work["end"]]
+    return sum(found) / len(found) if found else None
+
+
+def percentile(values, percent):
+    """Returns the least value that so many percent do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def distribution(name, values, note=""):
+    """Makes the row for times in ns; never a failure."""
+    return Row("durations", name, TOLD, note, p50=percentile(values, 50), p99=percentile(values, 99))
+
+
+def slices(how, both):
+    """Makes the rows for slice and switch; `both`: the runs and absences of two processes that were busy at once."""
+    runs = [run for one in both for run in one["runs"]]
+    names = ["slice, " + how, "switch between contexts, " + how]
+    if not all(one["runs"] for one in both):
+        return [Row("durations", name, SKIPPED, "neither was seen to make way for the other") for name in names]
+    found = [distribution(names[0], runs)]
+    switches = []
+    for own, other in (both, both[::-1]):
+        usual = percentile(other["runs"], 50)
+        # Away and back again.
+        switches += [max(0, absence - usual) / 2 for absence in own["absences"]]
+    return [*found, distribution(names[1], switches)]
 
 
 # === overhead ===

@@ -27,9 +27,9 @@ class Sides:
             environment["CUDA_VISIBLE_DEVICES"] = self.uuid
         return command, environment
 
-    def limited(self, command, **variables):
-        """Returns (command, environment) with a new share of the same GPU."""
-        share = ["--memory", "{}Mi".format(self.limit >> 20), "--gpu", str(self.gpu)]
+    def limited(self, command, compute=(), **variables):
+        """Returns (command, environment) with a new share of the same GPU. `compute`: flags for its GPU time."""
+        share = ["--memory", "{}Mi".format(self.limit >> 20), "--gpu", str(self.gpu), *compute]
         run = [str(self.options.dist / "vgpu"), "run", *share]
         if self.soft:
             run.append("--soft-gpu")
@@ -44,3 +44,8 @@ class Sides:
             environment["SOFT_GPU_STATE"] = self.soft
         environment.update(variables)
         return environment
+
+
+def compute(cores, policy, priority="low"):
+    """The flags for a share's GPU time."""
+    return "--cores", str(cores), "--compute-policy", policy, "--priority", priority
