@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Client, Folder, on_gpus, program};
+use common::{Client, Folder, on_gpus, program, succeeds};
 
 /// So many times a kernel of so many microseconds takes, between two events.
 fn timed(client: &mut Client, work: &str) -> u64 {
@@ -106,6 +106,29 @@ fn the_work_of_a_stopped_process_goes_on() {
         (400_000..=beside_one(400_000) + TURN).contains(&took),
         "{took}: the time for which it was stopped counts"
     );
+}
+
+/// Its clock is 28 hours ahead. The time of the GPU must not be.
+#[test]
+fn a_process_in_a_time_namespace_shares_the_gpus_clock() {
+    let ahead = ["--time", "--monotonic", "100000", "--fork", "--kill-child", "--"];
+    if !succeeds("unshare", &[&ahead[..], &["true"]].concat()) {
+        vgpu_skip::skip(
+            "a_process_in_a_time_namespace_shares_the_gpus_clock",
+            "needs root that may make time namespaces",
+        );
+        return;
+    }
+    let state = Folder::new("clock");
+    let mut command = on_gpus("unshare", &state.0);
+    command.args(ahead).arg(program()).arg("serve");
+    let mut inside = Client::spawn(command).with_context();
+    let mut outside = Client::ready(&state.0);
+    let clocks = [&mut inside, &mut outside].map(|client| client.say("until:0").parse::<u64>().unwrap());
+    assert!(clocks[0].abs_diff(clocks[1]) < 10_000_000_000_000, "{clocks:?}");
+    for client in [&mut inside, &mut outside] {
+        about(timed(client, "1000x20"), 20_000, 20);
+    }
 }
 
 /// Clients that launch, wait and ask without a pause are stopped and killed at any instruction. Nobody waits for them.
