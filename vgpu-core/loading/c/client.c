@@ -4,7 +4,7 @@
  *                                                 own file, and a driver that an image brought
  * HOW      dlopen | global | deepbind | dlmopen | libc-dlsym | libc-both | proc | thread | plugin
  *          default | next | program: nothing is opened; RTLD_DEFAULT, RTLD_NEXT, dlopen(NULL)
- *          With -DLINKED calls are bound by the loader.
+ *          With -DLINKED calls are bound by the loader. With -DPOSES it looks like a driver itself.
  * ORDER    cuda, nvml: which is used first; path, compat: REAL or COMPAT is opened before both
  * Prints   cuda INIT TOTAL OVER HALF REST nvml INIT TOTAL USED
  * and waits for the end of its input. OVER, HALF, REST: cuMemAlloc of one granule more than LIMIT, of half,
@@ -16,6 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#ifdef POSES
+/* Functions by which a driver and the shim are known. */
+int cuInit(unsigned flags) { return (int)flags + 9; }
+int cuDriverGetVersion(int *version) { return *version = 9; }
+int cuGetExportTable(const void **table, const void *id) { return *table = id, 9; }
+unsigned cudbgGetAPIVersion(void) { return 9; }
+int nvmlInit_v2(void) { return 9; }
+int nvmlInternalGetExportTable(const void **table, const void *id) { return *table = id, 9; }
+#endif
 
 #define GRANULE (2UL << 20)
 #define THREAD_STACK (256 << 10)

@@ -9,8 +9,8 @@
 //! When: in the constructor, if a start-up object is a driver. That is before the program runs, but after constructors
 //! of libraries. (DF_1_INITFIRST would put ours first of all, but also before libc's own: a dlopen there runs libc's
 //! without arguments and environment, which are then lost.) And at each call of this library after an object was
-//! loaded, so at the latest when the functions of a plugin are looked up. Objects of the driver itself are not changed, and
-//! neither is a slot that does not lead to a driver: an interposer keeps its place. An object needs no DT_NEEDED of a
+//! loaded, so at the latest when the functions of a plugin are looked up. The driver that the shim uses is not changed,
+//! and neither is a slot that does not lead to a driver: an interposer keeps its place. An object needs no DT_NEEDED of a
 //! driver to be changed: its calls may be bound to one that LD_PRELOAD or RTLD_GLOBAL put into the global scope.
 //!
 //! Slots are changed under the loader's lock, which keeps objects loaded and other threads out. Pages that the loader
@@ -26,7 +26,7 @@ use core::{
 };
 
 use crate::{
-    driver::{self, is_driver, is_shim},
+    driver::{self, is_driver},
     elf::Object,
     loader::{self, LinkMap, Report, objects},
     name::{self, Text},
@@ -42,9 +42,14 @@ static SEEN: AtomicU64 = AtomicU64::new(0);
 /// True if a driver has been seen. The shim's own is one, too.
 static DRIVER: AtomicBool = AtomicBool::new(false);
 
-/// The constructor. For programs without a driver it only looks up two names in each start-up object.
+/// The constructor. For programs that are linked with neither a driver nor the shim it only looks up two names in each
+/// start-up object.
 pub(crate) extern "C" fn redirect_at_start() {
-    if loader::started_with(is_driver) {
+    if loader::started_with(driver::looks_like_driver) {
+        // The shim looks like a driver until it is known.
+        if loader::started_with(shim::looks_like_it) {
+            shim::find(true);
+        }
         redirect_new();
     }
 }
@@ -67,7 +72,7 @@ pub(crate) fn redirect_new() {
         }
         index += 1;
         // New objects are last in the list.
-        new_driver |= index.saturating_add(new) > count && of_driver(report);
+        new_driver |= index.saturating_add(new) > count && is_driver(report);
         false
     });
     if new_driver {
@@ -101,15 +106,14 @@ fn each_from(first: u64, visitor: &mut dyn FnMut(&Report)) {
     });
 }
 
-fn of_driver(report: &Report) -> bool {
-    report.object().is_some_and(|object| is_driver(&object))
+/// Returns true if the object imports functions of a driver, and may not use the driver itself.
+fn imports_driver(report: &Report) -> bool {
+    let object = report.object();
+    object.is_some_and(|object| object.imports_any(name::is_driver_function)) && !may_use_driver(report)
 }
 
-/// Returns true if the object imports functions of a driver, and is neither a driver nor the shim.
-fn imports_driver(report: &Report) -> bool {
-    report
-        .object()
-        .is_some_and(|object| object.imports_any(name::is_driver_function) && !is_driver(&object) && !is_shim(&object))
+fn may_use_driver(report: &Report) -> bool {
+    shim::is(report) || driver::is_of_shim(report)
 }
 
 /// Redirects an object of another namespace: every slot of a name for which `own` has a function, and those that lead
@@ -118,7 +122,7 @@ pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>)
     let Some(object) = report.object() else {
         return;
     };
-    if is_driver(&object) || is_shim(&object) {
+    if may_use_driver(report) {
         return;
     }
     store(report, &object, &|_, name| own(name));
@@ -187,7 +191,7 @@ fn is_first_in_driver(name: Text) -> bool {
     let mut found = false;
     objects(&mut |report| {
         let defines = report.object().is_some_and(|object| object.function(name).is_some());
-        found = defines && of_driver(report);
+        found = defines && is_driver(report);
         defines
     });
     found

@@ -210,12 +210,22 @@ fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
 /// library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a driver if any is in their scope.
 fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
     let [handle, ..] = arguments;
-    if shim::is_handle(handle) || shim::may_pass(caller) {
+    if shim::is_handle(handle) {
+        return None;
+    }
+    let is_pseudo = PSEUDO_HANDLES.contains(&handle);
+    if shim::is_caller(caller) {
+        if !is_pseudo {
+            driver::note_of_shim(handle);
+        }
+        return None;
+    }
+    if driver::is_caller(caller) {
         return None;
     }
     // SAFETY: the real function, with the caller's arguments.
     let found = unsafe {
-        match PSEUDO_HANDLES.contains(&handle) {
+        match is_pseudo {
             // From here the scope is another one. That is better than no look.
             true => call_as(caller, look, arguments).unwrap_or_else(|| call(look, arguments)),
             false => call(look, arguments),
@@ -270,7 +280,7 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
         return file.expose_provenance();
     };
     let asked_for_driver = name::is_driver_library(path) && !name::is_private(path) && !name::is_spelled_by_shim(path);
-    if !asked_for_driver || shim::may_pass(caller) {
+    if !asked_for_driver || shim::is_caller(caller) || driver::is_caller(caller) {
         return file.expose_provenance();
     }
     // RTLD_NOLOAD only asks if it is loaded, so it must not load the shim.

@@ -1,14 +1,29 @@
 //! Recognises a driver by its code: by functions that every libcuda and every libnvidia-ml exports. Names say little:
 //! an image may have a driver under any file name and DT_SONAME, and a program may have a libcuda.so.7 of its own.
 //!
-//! The shim is recognised in the same way: by names of libcuda, of its debugger interface and of NVML in one file.
-//! Neither a driver nor a program with a `cuInit` of its own exports all three.
+//! The shim has all these functions too. It is known by its identity (`shim::is`), because exports can be imitated: a
+//! driver with a few symbols more is not the shim.
+//!
+//! Which driver may call past us: the one in which the shim has looked up functions, and no other. What looks like a
+//! driver may be a program's own library, or a copy of a driver.
 //!
 //! How it fails: an interposer that exports these functions too is taken for a driver, so its callers get the shim. One
 //! that exports fewer, as tracers of single functions do, keeps its place. A driver whose symbol table was edited is
-//! not recognised.
+//! not recognised. Outside of containers, a driver whose constructor looks up its own functions gets the shim's, because
+//! the shim has not asked it yet.
+#![allow(unsafe_code)] // The loader's records, by pointer.
 
-use crate::{elf::Object, loader::object_at, name::Text};
+use core::{
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use crate::{
+    elf::Object,
+    loader::{LinkMap, Report, object_at},
+    name::{self, Text},
+    shim,
+};
 
 /// Functions that programs do not define: cuGetExportTable and nvmlInternalGetExportTable have no documentation.
 const CUDA: [Text; 3] = [
@@ -21,31 +36,61 @@ const NVML: [Text; 2] = [
     Text::literal(c"nvmlInternalGetExportTable"),
 ];
 
-const SHIM: [Text; 3] = [
-    Text::literal(c"cuInit"),
-    Text::literal(c"cudbgGetAPIVersion"),
-    Text::literal(c"nvmlInit_v2"),
-];
+/// The drivers in which the shim has looked up functions: libcuda and NVML. It never closes them.
+static OF_SHIM: [AtomicPtr<LinkMap>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-fn has(object: &Object, marks: &[Text]) -> bool {
-    marks.iter().all(|mark| object.function(*mark).is_some())
-}
-
-/// Returns true if an object is the shim.
-pub(crate) fn is_shim(object: &Object) -> bool {
-    has(object, &SHIM)
+/// Returns true if an object has functions as only drivers and the shim have.
+pub(crate) fn looks_like_driver(object: &Object) -> bool {
+    object.has_all(&CUDA) || object.has_all(&NVML)
 }
 
 /// Returns true if an object is libcuda or libnvidia-ml, and not the shim.
-pub(crate) fn is_driver(object: &Object) -> bool {
-    (has(object, &CUDA) || has(object, &NVML)) && !is_shim(object)
+pub(crate) fn is_driver(report: &Report) -> bool {
+    report.object().is_some_and(|object| looks_like_driver(&object)) && !shim::is(report)
 }
 
 /// Returns true if the code at `address` is a driver's.
 pub(crate) fn holds(address: usize) -> bool {
     let mut driver = false;
-    object_at(address, &mut |report| {
-        driver = report.object().is_some_and(|object| is_driver(&object));
-    });
+    object_at(address, &mut |report| driver = is_driver(report));
     driver
+}
+
+/// Notes that the shim looks up a function in the object of `handle`.
+pub(crate) fn note_of_shim(handle: usize) {
+    // Relaxed: two threads that note the same one at once do no harm.
+    if OF_SHIM
+        .iter()
+        .any(|known| known.load(Ordering::Relaxed).addr() == handle)
+    {
+        return;
+    }
+    let record = ptr::with_exposed_provenance_mut::<LinkMap>(handle);
+    // SAFETY: a handle is an open object's record, as dlsym demands.
+    let object = unsafe { record.as_ref() }.and_then(LinkMap::object);
+    if object.is_some_and(|object| looks_like_driver(&object)) {
+        let note = |place: &AtomicPtr<LinkMap>| {
+            let first = place.compare_exchange(ptr::null_mut(), record, Ordering::Release, Ordering::Relaxed);
+            first.is_ok()
+        };
+        OF_SHIM.iter().any(note);
+    }
+}
+
+/// Returns true if an object is the driver that the shim uses, or another of the driver's files in the private folder.
+/// These find each other.
+pub(crate) fn is_of_shim(report: &Report) -> bool {
+    let noted = |known: &AtomicPtr<LinkMap>| {
+        // SAFETY: null, or a record of an object that the shim keeps open.
+        let known = unsafe { known.load(Ordering::Acquire).as_ref() };
+        known.is_some_and(|known| report.is_of(known))
+    };
+    report.name().is_some_and(name::is_private) || OF_SHIM.iter().any(noted)
+}
+
+/// Returns true if the code at `address` is of the driver that the shim uses.
+pub(crate) fn is_caller(address: usize) -> bool {
+    let mut of_shim = false;
+    object_at(address, &mut |report| of_shim = is_of_shim(report));
+    of_shim
 }

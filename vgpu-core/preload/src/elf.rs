@@ -141,6 +141,11 @@ impl Object {
         }
     }
 
+    /// Returns true if it defines every function of `names`.
+    pub(crate) fn has_all(&self, names: &[Text]) -> bool {
+        names.iter().all(|name| self.function(*name).is_some())
+    }
+
     /// Returns true if it imports a function whose name is `wanted`, from whatever library.
     pub(crate) fn imports_any(&self, wanted: fn(Text) -> bool) -> bool {
         let mut found = false;

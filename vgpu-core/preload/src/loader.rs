@@ -90,6 +90,15 @@ const PT_DYNAMIC: u32 = 2;
 const PT_GNU_RELRO: u32 = 0x6474_e552;
 const PAGE: usize = 4096;
 
+impl ProgramHeader {
+    /// Returns true for a part of the file that is mapped and that nothing may write to.
+    fn is_constant(&self) -> bool {
+        const READ: u32 = 4;
+        const WRITE: u32 = 2;
+        self.kind == PT_LOAD && self.flags & (READ | WRITE) == READ
+    }
+}
+
 impl LinkMap {
     /// Returns the path by which it was loaded; empty for the program itself.
     pub(crate) fn name(&self) -> Option<Text> {
@@ -134,6 +143,34 @@ impl Report {
         let dynamic = self.headers().find(|header| header.kind == PT_DYNAMIC)?;
         // SAFETY: the loader's lock keeps the object while its callback runs.
         unsafe { Object::new(self.base, self.base.wrapping_add(dynamic.address)) }
+    }
+
+    /// Returns true if it is the object of this record.
+    pub(crate) fn is_of(&self, map: &LinkMap) -> bool {
+        self.base == map.base
+    }
+
+    /// Returns true if everything that was loaded of its file and cannot change is as in the object of `other`: another
+    /// namespace has a copy of each library. `other` was linked from address 0 on, as shared libraries are.
+    pub(crate) fn is_copy_of(&self, other: &LinkMap) -> bool {
+        let header = core::ptr::with_exposed_provenance::<FileHeader>(other.base);
+        // SAFETY: an object's first mapping begins with its file's header, and the object stays.
+        let FileHeader { headers, count, .. } = unsafe { header.read() };
+        let same = |ours: usize, theirs: usize, length: usize| {
+            (0..length / size_of::<u64>()).all(|index| {
+                let [ours, theirs] = [ours, theirs].map(core::ptr::with_exposed_provenance::<u64>);
+                // SAFETY: both are mapped and readable for `length` bytes, see below.
+                unsafe { ours.add(index).read_unaligned() == theirs.add(index).read_unaligned() }
+            })
+        };
+        let length = usize::from(count).saturating_mul(size_of::<ProgramHeader>());
+        // Equal headers say that the same parts are mapped, from the same offsets on.
+        self.count == count
+            && same(self.headers.addr(), other.base.wrapping_add(headers), length)
+            && self.headers().filter(|header| header.is_constant()).all(|header| {
+                let [ours, theirs] = [self.base, other.base].map(|base| base.wrapping_add(header.address));
+                usize::try_from(header.file_size).is_ok_and(|length| same(ours, theirs, length))
+            })
     }
 
     pub(crate) fn holds(&self, address: usize) -> bool {

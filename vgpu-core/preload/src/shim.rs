@@ -3,7 +3,7 @@
 //! It is opened with the real dlopen, in this order. The first that is the shim is used:
 //! 1. `libcuda.so.1` in the folder of this library: containers and `vgpu run` have both in one folder, so no RPATH can
 //!    interfere, and in a container root cannot replace it.
-//! 2. In a container, that is if this library is in /dev/vgpu: the two other paths of the CDI spec.
+//! 2. In a container, that is if this library is in /dev/vgpu: the two other paths of the CDI spec, and nowhere else.
 //! 3. The shim that is appended to this file: see `embedded`.
 //! 4. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
 //!    driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; therefore the other
@@ -11,6 +11,14 @@
 //!
 //! Callers get the shim's path, as the loader knows it, instead of theirs: the loader finds a known name without
 //! another search. The shim is never unloaded, so the path stays valid.
+//!
+//! The shim is looked for in places where a driver may be, so an object counts as the shim if it has functions of
+//! libcuda, of its debugger interface and of NVML. Neither a driver nor a program with a `cuInit` of its own has all
+//! three. From then on it is that object, and the copies of it that other namespaces have: no other may pass.
+//!
+//! How it fails: where none of the places has the shim, an object that only looks like it is used if it is found by
+//! name. That takes a search path of the program, so it happens outside of containers only. A shim of another version
+//! is a driver for us, and gets ours.
 #![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
 
 use core::{
@@ -21,10 +29,10 @@ use core::{
 };
 
 use crate::{
-    driver::{is_driver, is_shim},
+    elf::Object,
     embedded,
-    loader::{Function, LinkMap, object_at, objects},
-    name::{self, Text},
+    loader::{Function, LinkMap, Report, object_at, objects},
+    name::Text,
 };
 
 type Open = unsafe extern "C" fn(*const u8, c_int) -> *mut LinkMap;
@@ -44,6 +52,13 @@ const BARE: [Text; 3] = [
     Text::literal(c"libcuda.so.1"),
     Text::literal(c"libcuda.so"),
     Text::literal(c"libnvidia-ml.so.1"),
+];
+
+/// Functions that together only the shim has.
+const EXPORTS: [Text; 3] = [
+    Text::literal(c"cuInit"),
+    Text::literal(c"cudbgGetAPIVersion"),
+    Text::literal(c"nvmlInit_v2"),
 ];
 
 static SHIM: AtomicPtr<LinkMap> = AtomicPtr::new(ptr::null_mut());
@@ -70,24 +85,42 @@ pub(crate) fn is_handle(handle: usize) -> bool {
     handle != 0 && SHIM.load(Ordering::Relaxed).addr() == handle
 }
 
-/// Returns true if the code at `address` may open the real driver: the shim, and the driver's own libraries.
-pub(crate) fn may_pass(address: usize) -> bool {
+/// Returns true if an object is the shim that [`find`] has found, or its copy in another namespace.
+pub(crate) fn is(report: &Report) -> bool {
+    // SAFETY: as in `find`.
+    let Some(shim) = (unsafe { SHIM.load(Ordering::Acquire).as_ref() }) else {
+        return false;
+    };
+    let looks_like_it = || report.object().is_some_and(|object| looks_like_it(&object));
+    report.is_of(shim) || looks_like_it() && report.is_copy_of(shim)
+}
+
+/// Returns true if an object has functions as the shim has, which a driver's copy may have too.
+pub(crate) fn looks_like_it(object: &Object) -> bool {
+    object.has_all(&EXPORTS)
+}
+
+/// Returns true if the code at `address` is the shim's.
+pub(crate) fn is_caller(address: usize) -> bool {
     // The last caller in the shim, which stays loaded: it makes a thousand calls in a row from one place.
     static LAST: AtomicUsize = AtomicUsize::new(0);
     if address == LAST.load(Ordering::Relaxed) && address != 0 {
         return true;
     }
-    let mut passes = false;
+    let mut may_be = false;
     object_at(address, &mut |report| {
-        let object = report.object();
-        let shim = object.is_some_and(|object| is_shim(&object));
-        let private = report.name().is_some_and(name::is_private);
-        passes = shim || private || object.is_some_and(|object| is_driver(&object));
-        if shim {
-            LAST.store(address, Ordering::Relaxed);
-        }
+        may_be = report.object().is_some_and(|object| looks_like_it(&object));
     });
-    passes
+    // The shim's first call may come before anything else has looked for it. Then it is loaded, and this loads nothing.
+    if !may_be || find(true).is_none() {
+        return false;
+    }
+    let mut shim = false;
+    object_at(address, &mut |report| shim = is(report));
+    if shim {
+        LAST.store(address, Ordering::Relaxed);
+    }
+    shim
 }
 
 fn search(mode: c_int) -> Option<&'static LinkMap> {
@@ -106,10 +139,9 @@ fn search(mode: c_int) -> Option<&'static LinkMap> {
         if let Some(shim) = beside(own, BARE[0], &mut buffer).and_then(|path| open(path, mode)) {
             return Some(shim);
         }
-        if own.is(OWN_PATH_IN_CONTAINERS)
-            && let Some(shim) = IN_CONTAINERS.iter().find_map(|path| open(*path, mode))
-        {
-            return Some(shim);
+        if own.is(OWN_PATH_IN_CONTAINERS) {
+            // Not by a name: the program may have search paths.
+            return IN_CONTAINERS.iter().find_map(|path| open(*path, mode));
         }
         if mode & RTLD_NOLOAD == 0
             && let Some(shim) = embedded::with(own, |path| open(path, mode))
@@ -150,7 +182,11 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     let handle = unsafe { open(path.pointer(), mode) };
     // SAFETY: the record of an open handle exists.
     let map = unsafe { handle.as_ref()? };
-    if map.object().is_some_and(|object| is_shim(&object)) {
+    if map.object().is_some_and(|object| looks_like_it(&object)) {
+        if mode & RTLD_NOLOAD != 0 {
+            // Not the first place that has it, perhaps: the places before may have one that is not loaded.
+            return Some(map);
+        }
         let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);
         // One shim for each process: if two threads have each opened a copy of the embedded shim, the first one is
         // used. The other has done nothing yet.

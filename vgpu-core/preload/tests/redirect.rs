@@ -334,3 +334,66 @@ fn calls_that_are_bound_to_a_driver_of_the_global_scope_lead_to_the_shim() {
         );
     }
 }
+
+/// Exports make neither a driver nor the shim: a library that has them gets the shim, as any other.
+#[test]
+fn a_library_that_poses_as_a_driver_or_as_the_shim_gets_no_driver() {
+    let stage = Stage::new();
+    let linked = linked(&stage);
+    let shared = ["-shared", "-fPIC"].map(str::to_owned);
+    for poses in ["-DPOSES=1", "-DPOSES=2"].map(str::to_owned) {
+        stage.cc("plugin.c", "lib/poser.so", shared.iter().chain(&linked).chain([&poses]));
+        let poser = stage.text("lib/poser.so");
+        let bare = |how: &str| answer(stage.bare("probe").args(["plugin", &poser, how]));
+        let real = stage.text("real/libcuda.so.1");
+        for (how, without, with) in [
+            (real.as_str(), "opened 2", "opened 1"),
+            ("next", "2 2", "1 1"),
+            ("bound", "2", "1"),
+        ] {
+            assert_eq!(bare(how), without, "{poses} {how}: without us");
+            assert_eq!(stage.ask(&["plugin", &poser, how]), with, "{poses} {how}");
+            // Not in the place of the shim either, which is found by a search here.
+            let mut probe = stage.guarded("probe");
+            let probe = probe.args(["plugin", &poser, how]);
+            let preload = format!("{}:{poser}", artefact().display());
+            assert_eq!(
+                answer(probe.env("LD_PRELOAD", preload)),
+                with,
+                "{poses} {how}: at the start"
+            );
+        }
+    }
+}
+
+/// A driver that has the shim's functions too is a driver: its callers get the shim.
+#[test]
+fn a_driver_with_the_shims_exports_is_not_the_shim() {
+    let stage = Stage::new();
+    stage.cc(
+        "driver.c",
+        "real/odd.so",
+        ["-shared", "-fPIC", "-DWHO=2", "-DIMITATES", "-Wl,-Bsymbolic"],
+    );
+    let odd = stage.text("real/odd.so");
+    assert_eq!(answer(stage.bare("probe").args(["scope", &odd])), "2 2", "without us");
+    assert_eq!(stage.ask(&["scope", &odd]), "1 1");
+}
+
+/// The driver that the shim uses finds its own functions, and so does the copy of the shim in another namespace.
+#[test]
+fn the_shims_driver_finds_itself() {
+    let stage = Stage::new();
+    stage.cc(
+        "driver.c",
+        "lib/libcuda.so.1",
+        ["-shared", "-fPIC", "-DWHO=2", "-DFINDS", "-ldl"],
+    );
+    let real = stage.text("lib/libcuda.so.1");
+    assert_eq!(stage.ask(&["itself", "libcuda.so.1", &real]), "2");
+    assert_eq!(
+        stage.ask(&["itself", "libcuda.so.1", &real, "new"]),
+        "2",
+        "another namespace"
+    );
+}

@@ -54,6 +54,7 @@ impl Stage {
             ("linked-runpath", [&linked[..], &["-Wl,-z,now,-z,relro"], &new].concat()),
             ("plugin.so", [&linked[..], &plugin].concat()),
             ("plugin-alone.so", plugin.to_vec()),
+            ("plugin-poses.so", [&plugin[..], &["-DPOSES"]].concat()),
             ("plugin-rpath.so", [&linked[..], &plugin, &old].concat()),
             // Linked with a driver, and looks its functions up all the same.
             ("needs-rpath", [&linked[1..], &old].concat()),

@@ -135,6 +135,9 @@ pub(crate) fn ways(stage: &Stage, place: &Place, purego: Option<&Path>) -> Vec<W
             .opens(stage.folder(), "wrapper.so", "wrapper.so"),
         client("an image's driver under another file name, into the global scope, `dlsym(RTLD_DEFAULT)`", "global")
             .opens(&compat, "renamed-cuda.so", "renamed-nvml.so"),
+        way("a library that poses as a driver opens the driver's own file", "", "")
+            .by(stage.path("host"), &[stage.text("plugin-poses.so"), "dlopen".into()])
+            .opens(&place.form.driver(), cuda, nvml),
         inside("a plugin in a namespace of its own, linked", "plugin.so", "linked"),
         inside(
             "a plugin in a namespace of its own, linked, `DT_RPATH` leads to an image's driver",

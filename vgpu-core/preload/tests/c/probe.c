@@ -85,6 +85,10 @@ int main(int argc, char **argv) {
     } else if (!strcmp(what, "shim")) {
         int (*ask)(const char *) = (int (*)(const char *))dlsym(dlopen(a, RTLD_NOW), "cuShimAsksForReal");
         printf("%d\n", ask ? ask(b) : -2);
+    } else if (!strcmp(what, "itself")) {
+        void *shim = argc > 4 ? dlmopen(LM_ID_NEWLM, a, RTLD_NOW) : dlopen(a, RTLD_NOW);
+        int (*ask)(const char *) = (int (*)(const char *))dlsym(shim, "cuShimsDriverFindsItself");
+        printf("%d\n", ask ? ask(b) : -2);
     } else if (!strcmp(what, "errno")) {
         errno = 77;
         void *handle = dlopen(a, RTLD_NOW);
