@@ -9,7 +9,8 @@
 //!
 //! How it fails: a call that the driver refuses changes nothing. Something else in the process may hold a primary
 //! context without a call that is seen here. The driver then reports the context as active, and it and its arrays stay
-//! charged. A process that is killed or stopped while the driver creates a context has it charged already.
+//! charged, also when the last other context is destroyed. Its end is not seen either: the charge stays until the next
+//! measurement, or until the next end of a context. A process that is killed or stopped while the driver creates a context has it charged already.
 
 use super::contexts::{Contexts, Made};
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
@@ -84,6 +85,8 @@ pub fn begin<D: Driver, N: Nvml>(
 /// How a context ends.
 struct Ending<E, C, S, L> {
     handle: usize,
+    /// The driver's number of its GPU.
+    device: c_int,
     /// The driver's call.
     end: E,
     /// Uncounts the context.
@@ -115,7 +118,9 @@ fn end_of<D: Driver, N: Nvml>(
         result
     };
     let result = measurement.give_back(Some(Thing::Context(ending.handle)), call, || !lives());
-    if result == SUCCESS && !contexts.any() && !lives() {
+    // Another context's end leaves a primary context that something else keeps.
+    if result == SUCCESS && !contexts.any() && !place.gpu.driver.is_primary_active(ending.device) {
+        contexts.is_kept = false;
         measurement.clear();
         if graphs::used() {
             forget_graphs(process, place);
@@ -174,8 +179,12 @@ pub fn release_primary<D: Driver, N: Nvml>(
     let lives = || place.gpu.driver.is_primary_active(device);
     let ending = Ending {
         handle: contexts.primary,
+        device,
         end: call,
-        count: |contexts: &mut Contexts| contexts.retains = 0,
+        count: |contexts: &mut Contexts| {
+            contexts.retains = 0;
+            contexts.is_kept = lives();
+        },
         sweep_arrays: |contexts: &Contexts| {
             if !lives() {
                 tables.arrays.sweep(gpus, contexts.primary);
@@ -206,6 +215,7 @@ pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, 
     let place = Place { index: known.gpu, gpu };
     let ending = Ending {
         handle: context,
+        device: known.device,
         end,
         count: |contexts: &mut Contexts| contexts.created = contexts.created.saturating_sub(1),
         sweep_arrays: |_: &Contexts| tables.arrays.sweep(gpus, context),
@@ -240,10 +250,11 @@ pub fn detach<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, e
     result
 }
 
-/// Records a context that is not the primary one.
-pub fn keep<D, N>(process: &Process<'_, D, N>, context: usize, gpu: usize, is_green: bool) {
+/// Records a context that is not the primary one, on GPU `gpu` of the process, which is the driver's `device`.
+pub fn keep<D, N>(process: &Process<'_, D, N>, context: usize, gpu: usize, device: c_int, is_green: bool) {
     let made = Made {
         gpu,
+        device,
         attached: 0,
         is_green,
     };
@@ -275,7 +286,7 @@ mod tests {
             },
         );
         if result == SUCCESS {
-            keep(process, handle, 0, false);
+            keep(process, handle, 0, DEVICE, false);
         }
         result
     }
@@ -287,7 +298,9 @@ mod tests {
             process,
             &scene.place(),
             Creation {
-                is_new: |contexts: &Contexts| contexts.retains == 0,
+                is_new: |contexts: &Contexts| {
+                    contexts.is_primary_new(|| process.gpus[0].driver.is_primary_active(DEVICE))
+                },
                 count,
                 make: || scene.takes(bytes),
                 handle: || PRIMARY,
@@ -406,6 +419,47 @@ mod tests {
             let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
             assert_eq!((release, scene.charged()), (SUCCESS, Scene::RESERVE), "{mode:?}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_kept_primary_context_stays_charged_when_the_last_other_context_ends() {
+        for mode in [Mode::Own, Mode::Missing] {
+            let scene = Scene::new(32 * MIB);
+            scene.show(mode);
+            let process = scene.process();
+            assert_eq!(retain(&process, Scene::RESERVE), SUCCESS);
+            assert_eq!(make_as(&process, 100, Scene::RESERVE), SUCCESS);
+            scene.gpu().driver.state().primary_active = true;
+            let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
+            assert_eq!((release, scene.charged()), (SUCCESS, 2 * Scene::RESERVE), "{mode:?}");
+            assert_eq!(destroy(&process, 100, || scene.drops(Scene::RESERVE)), SUCCESS);
+            assert_eq!(scene.charged(), Scene::RESERVE, "{mode:?}: something else keeps it");
+            // Its end was not seen, that of another context is.
+            assert_eq!(make_as(&process, 101, Scene::RESERVE), SUCCESS);
+            scene.gpu().driver.state().primary_active = false;
+            assert_eq!(destroy(&process, 101, || scene.drops(2 * Scene::RESERVE)), SUCCESS);
+            assert_eq!(scene.charged(), 0, "{mode:?}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_kept_primary_context_is_not_charged_again_when_it_is_retained_again() {
+        let scene = Scene::new(Scene::RESERVE);
+        scene.show(Mode::Missing);
+        let process = scene.process();
+        assert_eq!(retain(&process, Scene::RESERVE), SUCCESS);
+        scene.gpu().driver.state().primary_active = true;
+        let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
+        assert_eq!(release, SUCCESS);
+        assert_eq!(retain(&process, 0), SUCCESS, "there is no room for another");
+        assert_eq!(scene.charged(), Scene::RESERVE);
+        scene.gpu().driver.state().primary_active = false;
+        let release = release_primary(&process, &scene.place(), DEVICE, false, || scene.drops(Scene::RESERVE));
+        assert_eq!((release, scene.charged()), (SUCCESS, 0));
+        assert_eq!(retain(&process, Scene::RESERVE), SUCCESS, "a new one");
+        assert_eq!(scene.charged(), Scene::RESERVE);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::context_life::{self, Creation, Place};
 use super::contexts::Contexts;
 use super::driver::SUCCESS;
 use super::expected::{Ahead, Code, Limit, UNKNOWN_CODE};
-use super::fake::{Fake, MIB, gpu_of};
+use super::fake::{DEVICE, Fake, MIB, gpu_of};
 use super::gpu::Gpu;
 use super::measure::{Nvml, Process, giving_back, taking};
 use super::overhead::Thing;
@@ -199,7 +199,7 @@ impl<'a> Actor<'a> {
             undo: || self.driver(Answer::Good, -(bytes as i64)),
         };
         if context_life::begin(&self.process(), &place, creation) == SUCCESS {
-            context_life::keep(&self.process(), handle, 0, false);
+            context_life::keep(&self.process(), handle, 0, DEVICE, false);
             self.contexts.push((handle, bytes, DEFAULT_HEAP));
         }
         self.next += 1;

@@ -1,5 +1,7 @@
 //! The contexts of this process.
 
+use core::ffi::c_int;
+
 /// The contexts of one GPU.
 #[derive(Debug, Default)]
 pub struct Contexts {
@@ -7,11 +9,18 @@ pub struct Contexts {
     pub created: u32,
     /// Handle of the primary context; 0: not retained yet.
     pub primary: usize,
+    /// The primary context outlived its last release, because something else in the process keeps it. It is charged.
+    pub is_kept: bool,
 }
 
 impl Contexts {
     pub fn any(&self) -> bool {
         self.retains > 0 || self.created > 0
+    }
+
+    /// Returns true if a retain creates the primary context. `is_active`: the driver's answer if it exists.
+    pub fn is_primary_new(&self, is_active: impl FnOnce() -> bool) -> bool {
+        self.retains == 0 && !(self.is_kept && is_active())
     }
 }
 
@@ -19,6 +28,8 @@ impl Contexts {
 #[derive(Debug)]
 pub struct Made {
     pub gpu: usize,
+    /// The driver's number of that GPU.
+    pub device: c_int,
     /// How often cuCtxAttach was called for it, less cuCtxDetach.
     pub attached: u32,
     pub is_green: bool,

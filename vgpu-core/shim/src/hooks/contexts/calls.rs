@@ -9,6 +9,7 @@ use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::memory::context_life::{self, Creation, Place};
 use vgpu_core::memory::contexts::Contexts;
+use vgpu_core::memory::driver::Driver;
 
 /// The real device of virtual ordinal `device`, and its GPU.
 fn place(
@@ -37,7 +38,7 @@ pub(crate) unsafe fn retain(
     // SAFETY: null, or the driver has written it where this is asked.
     let handle = || unsafe { context.as_ref() }.map_or(0, |primary| *primary);
     let creation = Creation {
-        is_new: |contexts: &Contexts| contexts.retains == 0,
+        is_new: |contexts: &Contexts| contexts.is_primary_new(|| place.gpu.driver.is_primary_active(device)),
         count: |contexts: &mut Contexts| {
             contexts.retains += 1;
             contexts.primary = handle();
@@ -131,7 +132,7 @@ unsafe fn made_as(
     let result = context_life::begin(&process(ready), &place, creation);
     if result == SUCCESS && !context.is_null() {
         // SAFETY: as promised.
-        context_life::keep(&process(ready), unsafe { *context }, gpu, is_green);
+        context_life::keep(&process(ready), unsafe { *context }, gpu, device, is_green);
     }
     result
 }
