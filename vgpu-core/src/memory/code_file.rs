@@ -6,6 +6,10 @@
 //! | PTX | its `.global` variables |
 //! | a fat binary | nothing: it has code for several kinds of GPU, of which the driver loads one, and may be compressed |
 //!
+//! Only what the driver itself has to read is read: the first four bytes, which tell the kind, then the header of that
+//! kind, the tables that it names, or text up to its NUL. So the program's memory can be read directly: where that
+//! faults, the driver's call would.
+//!
 //! How it fails: a file that ends early, cannot be read or is of another kind counts as nothing, and is charged as code
 //! of unknown size ([`expected`](super::expected)). The driver may need more than the sections say; the measurement
 //! after the call finds that.
@@ -18,129 +22,190 @@ pub trait Bytes {
     fn read(&self, at: u64, into: &mut [u8]) -> usize;
 }
 
-const ELF: &[u8] = b"\x7fELF\x02";
-const WRAPPER: &[u8] = &0x4662_43b1_u32.to_le_bytes();
-const FAT_BINARY: &[u8] = &0xba55_ed50_u32.to_le_bytes();
+const ELF: &[u8; 4] = b"\x7fELF";
+const WRAPPER: &[u8; 4] = &0x4662_43b1_u32.to_le_bytes();
+const FAT_BINARY: &[u8; 4] = &0xba55_ed50_u32.to_le_bytes();
 /// Longer text is not searched further.
-const LONGEST_TEXT: usize = 64 << 20;
+const LONGEST_TEXT: u64 = 64 << 20;
 /// As much of a file is compared with others.
 const COMPARED: u64 = 64 << 10;
+/// Memory is mapped in pages, so the rest of a page can be read if one byte of it can.
+const PAGE: u64 = 4096;
 
 /// Describes the code at `at`.
 pub fn of(bytes: &impl Bytes, at: u64) -> Code {
-    let head: [u8; 64] = array(bytes, at);
-    if head.starts_with(WRAPPER) {
-        return one(bytes, word(&head, 8));
+    if array::<4>(bytes, at) == *WRAPPER {
+        let wrapper: [u8; 24] = array(bytes, at);
+        return match word(&wrapper, 8) {
+            0 => Code::default(),
+            behind => one(bytes, behind),
+        };
     }
     one(bytes, at)
 }
 
 fn one(bytes: &impl Bytes, at: u64) -> Code {
-    let head: [u8; 64] = array(bytes, at);
-    let (length, takes) = if head.starts_with(ELF) {
-        elf(bytes, at, &head)
-    } else if head.starts_with(FAT_BINARY) {
-        let length = word(&head, 8).saturating_add(half(&head, 6));
-        (length, 0)
+    let kind: [u8; 4] = array(bytes, at);
+    if kind == *ELF {
+        elf(bytes, at)
+    } else if kind == *FAT_BINARY {
+        fat_binary(bytes, at)
+    } else if kind.iter().all(|byte| matches!(byte, 0 | b'\t'..=b'\r' | b' '..=b'~')) {
+        text(bytes, at)
     } else {
-        let text = text(bytes, at);
-        (text.len() as u64, globals(&text))
-    };
-    let mut start = vec![0; length.min(COMPARED) as usize];
-    let read = bytes.read(at, &mut start);
+        // How long it is, only the driver knows.
+        Code::default()
+    }
+}
+
+fn fat_binary(bytes: &impl Bytes, at: u64) -> Code {
+    let head: [u8; 16] = array(bytes, at);
+    let length = word(&head, 8).saturating_add(half(&head, 6));
     Code {
-        // Also of what it tells: the start of a cubin is not where its sections are.
-        mark: mark(
-            start.get(..read).unwrap_or_default(),
-            length.wrapping_add(takes.rotate_left(32)),
-        ),
-        bytes: takes,
+        mark: mark(length, &[&part(bytes, at, length.min(COMPARED))]),
+        ..Code::default()
     }
 }
 
-/// Returns the length of an ELF file and what its sections take.
-fn elf(bytes: &impl Bytes, at: u64, head: &[u8; 64]) -> (u64, u64) {
+/// The sections of an ELF file.
+fn elf(bytes: &impl Bytes, at: u64) -> Code {
     const ALLOCATED: u64 = 2;
-    const NO_BITS: u64 = 8;
     const SHARED: &[u8] = b".nv.shared";
-    let table = word(head, 40);
-    let (size, count, names) = (half(head, 58), half(head, 60), half(head, 62));
-    if size < 64 {
-        return (0, 0);
+    const SECTION: usize = 64;
+    /// The class of 64-bit files, whose headers these are.
+    const CLASS_64: u8 = 2;
+    const CUDA: u64 = 190;
+    /// The type of a file that needs no linking.
+    const EXECUTABLE: u64 = 2;
+    /// Far more than the names of a cubin's sections take.
+    const LONGEST_NAMES: u64 = 16 << 20;
+    let head: [u8; 64] = array(bytes, at);
+    let (size, count, names) = (half(&head, 58), half(&head, 60), half(&head, 62));
+    if head.get(4) != Some(&CLASS_64) || half(&head, 18) != CUDA || size != SECTION as u64 {
+        return Code::default();
     }
-    let section = |index: u64| -> [u8; 64] {
-        let offset = table.saturating_add(index * size);
-        array(bytes, at.saturating_add(offset))
-    };
-    let name_table = word(&section(names), 24);
-    let mut end = table.saturating_add(count * size);
-    let mut takes = 0_u64;
-    for index in 0..count {
-        let header = section(index);
-        let (name, kind) = (word(&header, 0) & 0xffff_ffff, word(&header, 4) & 0xffff_ffff);
-        let (flags, offset, length) = (word(&header, 8), word(&header, 24), word(&header, 32));
-        if kind != NO_BITS {
-            end = end.max(offset.saturating_add(length));
-        }
+    let part_at = |offset: u64, length| part(bytes, at.saturating_add(offset), length);
+    let table = part_at(word(&head, 40), count * size);
+    let sections = || table.chunks_exact(SECTION);
+    let names = sections().nth(names as usize).map_or_else(Vec::new, |names| {
+        part_at(word(names, 24), word(names, 32).min(LONGEST_NAMES))
+    });
+    let is_shared = |name: u64| names.get(name as usize..).is_some_and(|name| name.starts_with(SHARED));
+    let loaded = sections().filter(|header| {
         // Shared memory is on the chip.
-        let named: [u8; 10] = array(bytes, at.saturating_add(name_table).saturating_add(name));
-        if flags & ALLOCATED != 0 && named != SHARED {
-            takes = takes.saturating_add(length);
-        }
+        word(header, 8) & ALLOCATED != 0 && !is_shared(word(header, 0) & 0xffff_ffff)
+    });
+    let takes = loaded.map(|header| word(header, 32)).fold(0, u64::saturating_add);
+    let is_whole = count > 0 && table.len() as u64 == count * size;
+    Code {
+        // Files of the same sections take the same.
+        mark: mark(takes, &[&head, &table, &names]),
+        bytes: takes,
+        is_told: is_whole && half(&head, 16) == EXECUTABLE,
     }
-    (end, takes)
 }
 
-/// Returns the bytes up to the first 0.
-fn text(bytes: &impl Bytes, at: u64) -> Vec<u8> {
-    let mut text = Vec::new();
-    let mut part = [0; 4096];
-    while text.len() < LONGEST_TEXT {
-        let read = bytes.read(at.saturating_add(text.len() as u64), &mut part);
-        let part = part.get(..read).unwrap_or_default();
-        match part.iter().position(|byte| *byte == 0) {
-            Some(end) => {
-                text.extend(part.iter().take(end));
-                break;
-            }
-            None if read == 0 => break,
-            None => text.extend(part),
+/// The text up to its NUL, page by page: what follows its last page may not be mapped.
+fn text(bytes: &impl Bytes, at: u64) -> Code {
+    let mut globals = Globals::default();
+    let mut start = Vec::new();
+    let (mut length, mut page) = (0, [0; PAGE as usize]);
+    while length < LONGEST_TEXT {
+        let from = at.saturating_add(length);
+        let rest = (PAGE - from % PAGE) as usize;
+        let read = page.get_mut(..rest).map_or(0, |rest| bytes.read(from, rest));
+        let part = page.get(..read).unwrap_or_default();
+        let part = part.split(|byte| *byte == 0).next().unwrap_or_default();
+        part.iter().for_each(|byte| globals.add(*byte));
+        if length < COMPARED {
+            start.extend(part);
+        }
+        length += part.len() as u64;
+        if part.len() < rest {
+            break;
         }
     }
-    text
+    globals.add(b' ');
+    start.truncate(COMPARED as usize);
+    Code {
+        mark: mark(length, &[&start]),
+        bytes: globals.sum,
+        is_told: false,
+    }
 }
 
-/// Returns what the `.global` variables of PTX take: `.global .align 4 .b8 name[16][4];`
-fn globals(text: &[u8]) -> u64 {
-    let text = String::from_utf8_lossy(text);
-    let mut words = text.split_ascii_whitespace();
-    let mut sum = 0_u64;
-    while let Some(word) = words.next() {
-        if word != ".global" {
-            continue;
-        }
-        let mut element = 1;
-        let mut declared = String::new();
-        while let Some(word) = words.next() {
-            match word.strip_prefix('.') {
-                Some("align") => drop(words.next()),
-                Some(kind) => element = u64::saturating_mul(element, size_of_kind(kind)),
-                None => declared.push_str(word),
+/// Adds up what the `.global` variables of PTX take, which is read byte by byte:
+/// `.global .align 4 .b8 name[16][4];`
+#[derive(Default)]
+struct Globals {
+    sum: u64,
+    word: Vec<u8>,
+    declaration: Option<Declaration>,
+}
+
+struct Declaration {
+    element: u64,
+    /// Name and dimensions.
+    declared: Vec<u8>,
+    /// The next word is the alignment.
+    is_align: bool,
+}
+
+impl Globals {
+    /// Initial values without a space between them are one word. Its start has all that counts.
+    const LONGEST_WORD: usize = 4096;
+
+    fn add(&mut self, byte: u8) {
+        if !byte.is_ascii_whitespace() {
+            if self.word.len() < Self::LONGEST_WORD {
+                self.word.push(byte);
             }
-            if word.contains([';', '=', '{']) {
-                break;
-            }
+        } else if !self.word.is_empty() {
+            let word = core::mem::take(&mut self.word);
+            self.end_of(&word);
+            self.word = word;
+            self.word.clear();
         }
+    }
+
+    fn end_of(&mut self, word: &[u8]) {
+        let Some(declaration) = &mut self.declaration else {
+            self.declaration = (word == b".global").then_some(Declaration {
+                element: 1,
+                declared: Vec::new(),
+                is_align: false,
+            });
+            return;
+        };
+        if core::mem::take(&mut declaration.is_align) {
+            return;
+        }
+        match word.strip_prefix(b".") {
+            Some(b"align") => declaration.is_align = true,
+            Some(kind) => declaration.element = declaration.element.saturating_mul(size_of_kind(kind)),
+            None if declaration.declared.len() < Self::LONGEST_WORD => declaration.declared.extend(word),
+            None => {}
+        }
+        if word.iter().any(|byte| b";={".contains(byte)) {
+            self.sum = self.sum.saturating_add(declaration.bytes());
+            self.declaration = None;
+        }
+    }
+}
+
+impl Declaration {
+    fn bytes(&self) -> u64 {
+        let declared = String::from_utf8_lossy(&self.declared);
         let declared = declared.split([';', '=']).next().unwrap_or_default();
         let dimensions = declared.split('[').skip(1);
         let dimensions = dimensions.filter_map(|part| part.split(']').next()?.parse::<u64>().ok());
-        sum = sum.saturating_add(dimensions.fold(element, u64::saturating_mul));
+        dimensions.fold(self.element, u64::saturating_mul)
     }
-    sum
 }
 
 /// Returns the bytes of a type such as `b32`, or the elements of a vector such as `v4`.
-fn size_of_kind(kind: &str) -> u64 {
+fn size_of_kind(kind: &[u8]) -> u64 {
+    let kind = core::str::from_utf8(kind).unwrap_or_default();
     let number = kind.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());
     let number = number.parse::<u64>().unwrap_or(1);
     if kind.starts_with('v') {
@@ -150,9 +215,10 @@ fn size_of_kind(kind: &str) -> u64 {
     }
 }
 
-/// Equal for equal bytes of equal length.
-fn mark(bytes: &[u8], length: u64) -> u64 {
-    bytes.chunks(8).fold(length, |mark, part| {
+/// Equal for equal parts. `length`: of all that it stands for.
+fn mark(length: u64, parts: &[&[u8]]) -> u64 {
+    let words = parts.iter().flat_map(|part| part.chunks(8));
+    words.fold(length, |mark, part| {
         let mut eight = [0; 8];
         eight.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
         let mixed = (mark ^ u64::from_le_bytes(eight)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -168,12 +234,20 @@ fn array<const N: usize>(bytes: &impl Bytes, at: u64) -> [u8; N] {
     into
 }
 
-fn word(head: &[u8; 64], at: usize) -> u64 {
+/// Returns `length` bytes, or as many as there are.
+fn part(bytes: &impl Bytes, at: u64, length: u64) -> Vec<u8> {
+    let mut into = vec![0; length as usize];
+    let read = bytes.read(at, &mut into);
+    into.truncate(read);
+    into
+}
+
+fn word(head: &[u8], at: usize) -> u64 {
     let eight = head.get(at..at + 8).and_then(|part| part.try_into().ok());
     u64::from_le_bytes(eight.unwrap_or_default())
 }
 
-fn half(head: &[u8; 64], at: usize) -> u64 {
+fn half(head: &[u8], at: usize) -> u64 {
     let two = head.get(at..at + 2).and_then(|part| part.try_into().ok());
     u16::from_le_bytes(two.unwrap_or_default()).into()
 }
@@ -211,7 +285,10 @@ mod tests {
         last[32..40].copy_from_slice(&(names.len() as u64).to_le_bytes());
         table.extend(last);
         let mut file = ELF.to_vec();
+        file.push(2);
         file.resize(64, 0);
+        file[16..18].copy_from_slice(&2_u16.to_le_bytes());
+        file[18..20].copy_from_slice(&190_u16.to_le_bytes());
         file[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
         file[58..60].copy_from_slice(&64_u16.to_le_bytes());
         file[60..62].copy_from_slice(&(sections.len() as u16 + 2).to_le_bytes());
@@ -231,11 +308,63 @@ mod tests {
             (".debug_info", 1, 0, 1 << 20),
         ]);
         let code = of(&file.as_slice(), 0);
-        assert_eq!(code.bytes, 59 * GIB + 4096);
+        assert_eq!((code.bytes, code.is_told), (59 * GIB + 4096, true));
         assert_eq!(of(&file.as_slice(), 0).mark, code.mark);
         let mut other = file.clone();
         other[66] ^= 1;
         assert_ne!(of(&other.as_slice(), 0).mark, code.mark);
+        for (at, what) in [(16, "to be linked"), (18, "not for a GPU"), (4, "another class")] {
+            let mut other = file.clone();
+            other[at] ^= 3;
+            assert!(!of(&other.as_slice(), 0).is_told, "{what}");
+        }
+        assert!(!of(&&file[..file.len() - 1], 0).is_told, "it ends early");
+    }
+
+    /// Memory of which only the pages of `text` are mapped, and what was read of it.
+    struct Mapped<'a>(u64, &'a [u8], core::cell::Cell<u64>);
+
+    impl Bytes for Mapped<'_> {
+        fn read(&self, at: u64, into: &mut [u8]) -> usize {
+            let Self(start, text, end) = self;
+            let last = (start + text.len() as u64).next_multiple_of(PAGE);
+            let stop = at + into.len() as u64;
+            assert!(*start <= at && stop <= last, "{at} to {stop} of {start} to {last}");
+            end.set(end.get().max(stop));
+            text.iter()
+                .copied()
+                .chain(core::iter::repeat(0))
+                .skip((at - start) as usize)
+                .zip(into.iter_mut())
+                .for_each(|(from, to)| *to = from);
+            into.len()
+        }
+    }
+
+    #[test]
+    fn memory_is_read_no_further_than_the_driver_reads_it() {
+        let ptx = b".version 8.0\n.global .b8 one[3];\n".repeat(1000);
+        let known = of(&ptx.as_slice(), 0);
+        assert_eq!(known.bytes, 3000);
+        // Up to the last byte before a page that is not mapped, from wherever it starts.
+        for start in [PAGE, PAGE + 1, 3 * PAGE - 9] {
+            let text = [ptx.as_slice(), &[0]].concat();
+            let code = of(&Mapped(start, &text, 0.into()), start);
+            assert_eq!(
+                (code.mark, code.bytes),
+                (known.mark, known.bytes),
+                "the same text anywhere"
+            );
+        }
+        let short = Mapped(2 * PAGE - 8, b"// none\0", 0.into());
+        assert_eq!(of(&short, 2 * PAGE - 8).bytes, 0);
+        let other = Mapped(PAGE, &[0xde, 0xc0, 0x17, 0x0b, 1, 2, 3], 0.into());
+        assert_eq!(of(&other, PAGE).mark, 0, "of another kind");
+        assert_eq!(other.2.get(), PAGE + 4, "its kind alone");
+        let file = elf_with(&[(".text.kernel", 1, 6, 4096), (".debug_info", 1, 0, 1 << 20)]);
+        let memory = Mapped(PAGE, &file, 0.into());
+        of(&memory, PAGE);
+        assert_eq!(memory.2.get(), PAGE + file.len() as u64, "its tables, which are last");
     }
 
     #[test]

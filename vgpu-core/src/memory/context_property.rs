@@ -12,12 +12,13 @@
 use super::context_life::{self, Creation, Place};
 use super::contexts::Contexts;
 use super::driver::SUCCESS;
-use super::expected::{Ahead, Code, Limit, UNKNOWN_CODE};
+use super::expected::{Ahead, Code, Limit};
 use super::fake::{DEVICE, Fake, MIB, gpu_of};
 use super::gpu::Gpu;
 use super::measure::{Nvml, Process, giving_back, taking};
 use super::overhead::Thing;
 use super::tables::Tables;
+use super::told::UNKNOWN_CODE;
 use crate::account::Account;
 use crate::calls::Calls;
 use crate::ledger::fresh;
@@ -249,8 +250,13 @@ impl<'a> Actor<'a> {
         }
         let (handle, bytes) = (self.next, code_bytes(mark));
         assert!(bytes <= UNKNOWN_CODE);
-        let ahead = Ahead::Code(Code { mark, bytes: 0 });
-        // Its file tells nothing: that much was stated as not known before.
+        let is_told = mark.is_multiple_of(2);
+        let ahead = Ahead::Code(Code {
+            mark,
+            bytes: if is_told { bytes } else { 0 },
+            is_told,
+        });
+        // If its file tells nothing, that much was stated as not known before.
         self.truth.slack.set(UNKNOWN_CODE);
         let load = || self.driver(answer, bytes as i64);
         let undo = || self.driver(Answer::Good, -(bytes as i64));

@@ -5,20 +5,19 @@
 //! |---|---|
 //! | a context | what one takes on this GPU and driver, as the plugin or `vgpu run` measured it; or more, if one of the share took more. Not known: [`UNKNOWN_CONTEXT`], or all of a smaller share |
 //! | a limit of a context | what the argument asks for beyond the present value ([`growth`]) |
-//! | code | what the same code took before; else the static variables that its file declares, and for what it does not tell up to [`UNKNOWN_CODE`] in all, as far as that is free |
+//! | code | what the same code took before; else what a file says that tells all ([`Told`]), or the static variables that it declares, and for what it does not tell up to [`UNKNOWN_CODE`] in all, as far as that is free |
 //!
 //! How it fails: code whose file does not tell its static variables (compressed, or to be linked) takes what exceeds
 //! this before it is charged. It is undone if it does not fit, and from then on refused without a call.
 
 use super::overhead::Thing;
+use super::told::{Told, UNKNOWN_CODE};
 use core::ffi::c_int;
 
 const MIB: u64 = 1 << 20;
 
 /// Charged ahead of a context where nobody measured what one takes: more than CUDA 12 takes on an H100.
 pub const UNKNOWN_CONTEXT: u64 = 600 * MIB;
-/// Charged ahead of code that was not loaded before, at least.
-pub const UNKNOWN_CODE: u64 = 8 * MIB;
 
 /// A context that took more than so many times what one usually takes was not alone in its measurement.
 const PLAUSIBLE: u64 = 2;
@@ -45,13 +44,15 @@ pub struct Limit {
     pub threads: u64,
 }
 
-/// Code that is about to be loaded.
-#[derive(Clone, Copy, Debug)]
+/// Code that is about to be loaded. The default: nothing is known of it.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Code {
     /// Equal for equal code. 0: the code could not be read.
     pub mark: u64,
     /// What its static variables and its instructions take, as far as its file tells.
     pub bytes: u64,
+    /// The file tells all of it: a cubin that is neither compressed nor to be linked.
+    pub is_told: bool,
 }
 
 impl Limit {
@@ -99,10 +100,15 @@ pub fn growth(limit: &Limit, from: u64) -> u64 {
     limit.value.saturating_sub(from).saturating_mul(each)
 }
 
-/// Returns what to charge ahead of code. `took`: what it took when it was loaded before.
+/// Returns what to charge ahead of code. `took`: what it took when it was loaded before. `told`: the code of this process
+/// whose file told all, and that was not measured.
 #[must_use]
-pub fn code(code: &Code, took: Option<u64>) -> u64 {
-    took.unwrap_or(code.bytes.max(UNKNOWN_CODE))
+pub fn code(code: &Code, took: Option<u64>, told: Told) -> u64 {
+    match took {
+        Some(took) => took,
+        None if code.is_told => told.with(code.bytes).charge().saturating_sub(told.charge()),
+        None => code.bytes.max(UNKNOWN_CODE),
+    }
 }
 
 #[cfg(test)]
@@ -147,9 +153,20 @@ mod tests {
 
     #[test]
     fn code_is_charged_what_it_took_before_or_what_it_declares() {
-        let of = |bytes| Code { mark: 1, bytes };
-        assert_eq!(code(&of(0), None), UNKNOWN_CODE);
-        assert_eq!(code(&of(59 * GIB), None), 59 * GIB);
-        assert_eq!(code(&of(0), Some(2 * MIB)), 2 * MIB);
+        let of = |bytes, is_told| Code {
+            mark: 1,
+            bytes,
+            is_told,
+        };
+        let none = Told::default();
+        assert_eq!(code(&of(0, false), None, none), UNKNOWN_CODE);
+        assert_eq!(code(&of(59 * GIB, false), None, none), 59 * GIB);
+        assert_eq!(code(&of(0, false), Some(2 * MIB), none), 2 * MIB);
+        // The first one with what is beside it, the others as their bytes fill granules.
+        assert_eq!(code(&of(1000, true), None, none), UNKNOWN_CODE + 2 * MIB);
+        assert_eq!(code(&of(1000, true), None, none.with(1000)), 0);
+        assert_eq!(code(&of(2 * MIB, true), None, none.with(1000)), 2 * MIB);
+        assert_eq!(code(&of(u64::MAX, true), None, none), u64::MAX, "no overflow");
+        assert_eq!(code(&of(0, true), Some(2 * MIB), none), 2 * MIB);
     }
 }

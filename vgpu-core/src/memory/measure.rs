@@ -60,7 +60,7 @@ use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
 use super::gpu::Gpu;
 use super::granule::{GRANULE, granules};
-use super::overhead::{Overhead, Thing};
+use super::overhead::{Overhead, Reserved, Thing};
 use super::room;
 use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
@@ -109,7 +109,7 @@ const NEWCOMERS: Duration = Duration::from_secs(6);
 /// Each try takes locks of the ledger, which those who are being measured need.
 const BETWEEN_TRIES: Duration = Duration::from_millis(4);
 /// Of so many files with code it is remembered what they took.
-const CODES: usize = 4096;
+const CODES: usize = if cfg!(test) { 8 } else { 4096 };
 
 /// How a call may change the overhead.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -184,7 +184,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     ) -> (c_int, bool) {
         let start = self.overhead.expected();
         self.before = start;
-        let Some((bytes, base)) = self.charge_ahead(ahead, start) else {
+        let Some((bytes, reserved)) = self.charge_ahead(ahead, start) else {
             return (OUT_OF_MEMORY, true);
         };
         // A measurement costs a call of NVML, so there is one before `call` only if its result is used. Only at the
@@ -213,7 +213,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         };
         let is_exact = !self.overhead.may_fall;
         let Some(mut fits) = self.settle(change, start, &before, known) else {
-            self.overhead.keep(thing(), bytes, base);
+            self.overhead.keep(thing(), reserved);
             let expected = self.overhead.expected();
             let fits = self.overhead.charge.set(&self.gpu.account, expected);
             return (SUCCESS, fits || bytes == 0);
@@ -262,12 +262,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     /// Charges what a call will take, beside `start` bytes. Returns that as [`Measurement::bytes_of`] has it, or None if
     /// it is not free.
-    fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, u64)> {
+    fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, Reserved)> {
         let mut patience = Patience::new(NEWCOMERS);
         loop {
-            let (bytes, base) = self.bytes_of(ahead);
+            let (bytes, reserved) = self.bytes_of(ahead);
             if bytes == 0 || self.reserve(start.saturating_add(bytes)) {
-                return Some((bytes, base));
+                return Some((bytes, reserved));
             }
             match ahead {
                 // Others may have reserved the default for theirs, and know soon how much less they take.
@@ -277,7 +277,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     let told = granules(code.bytes)?;
                     let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
                     let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
-                    return fits.then_some((bytes, base));
+                    return fits.then_some((bytes, reserved));
                 }
                 _ => return None,
             }
@@ -295,10 +295,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         self.process.pid.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns what to charge ahead of a call, and for a limit the value from which it is counted.
-    fn bytes_of(&self, ahead: Ahead) -> (u64, u64) {
+    /// Returns what to charge ahead of a call, and what to keep of that for what it creates if it cannot be measured.
+    fn bytes_of(&self, ahead: Ahead) -> (u64, Reserved) {
         let account = &self.gpu.account;
-        match ahead {
+        let (bytes, base) = match ahead {
             Ahead::Context => {
                 let took = self.overhead.context_took.max(account.context_took());
                 let limit = account.device_limit();
@@ -310,9 +310,24 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
             Ahead::Code(code) => {
                 let took = self.overhead.code_took.get(&code.mark).copied();
-                (expected::code(&code, took), 0)
+                let bytes = expected::code(&code, took, self.overhead.told());
+                if took.is_none() && code.is_told {
+                    let reserved = Reserved {
+                        bytes: code.bytes,
+                        base: 0,
+                        is_told: true,
+                    };
+                    return (bytes, reserved);
+                }
+                (bytes, 0)
             }
-        }
+        };
+        let reserved = Reserved {
+            bytes,
+            base,
+            is_told: false,
+        };
+        (bytes, reserved)
     }
 
     /// Has at least `bytes` charged for the overhead. Returns false if they are not free.
@@ -335,8 +350,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 self.overhead.context_took = self.overhead.context_took.max(Some(took));
                 self.gpu.account.note_context_took(took);
             }
-            Ahead::Code(code) if code.mark != 0 && self.overhead.code_took.len() < CODES => {
-                self.overhead.code_took.insert(code.mark, took);
+            Ahead::Code(code) if code.mark != 0 => {
+                let known = &mut self.overhead.code_took;
+                if known.len() >= CODES && !known.contains_key(&code.mark) {
+                    // Any other. The newest is the likeliest to be loaded again.
+                    known.pop_first();
+                }
+                known.insert(code.mark, took);
             }
             Ahead::Code(_) | Ahead::Limit(_) => {}
         }
@@ -528,14 +548,19 @@ pub fn giving_back<D: Driver, N: Nvml>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::expected::{Code, Limit, UNKNOWN_CODE};
+    use super::super::expected::{Code, Limit};
     use super::super::fake::{MIB, Mode, Scene};
+    use super::super::told::UNKNOWN_CODE;
     use super::*;
 
     const OTHER: Thing = Thing::Code(1, 0);
 
     fn code(mark: u64, bytes: u64) -> Ahead {
-        Ahead::Code(Code { mark, bytes })
+        Ahead::Code(Code {
+            mark,
+            bytes,
+            is_told: false,
+        })
     }
 
     fn heap(now: u64, value: u64) -> Ahead {
@@ -570,6 +595,49 @@ mod tests {
         assert_eq!((unload, scene.charged()), (SUCCESS, 6 * MIB));
         let refused = taking(&process, 0, code(4, 0), || 42, || OTHER, || panic!("nothing was made"));
         assert_eq!((refused, scene.charged()), (42, 6 * MIB));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn the_newest_code_is_remembered_also_where_no_more_can_be() {
+        let scene = Scene::new(64 * MIB);
+        let process = scene.process();
+        process.pid.store(std::process::id(), Ordering::Relaxed);
+        // NVML lists no process that holds nothing.
+        let stays = || Thing::Code(2, 0);
+        taking(&process, 0, code(0, 0), || scene.takes(2 * MIB), stays, || SUCCESS);
+        for mark in (1..=2 * CODES as u64).rev() {
+            let take = || scene.takes(2 * MIB);
+            let load = taking(&process, 0, code(mark, 0), take, || OTHER, || panic!("it fits"));
+            assert_eq!(load, SUCCESS);
+            assert_eq!(giving_back(&process, 0, OTHER, || scene.drops(2 * MIB)), SUCCESS);
+            let overhead = scene.gpu().overhead.lock();
+            assert_eq!(overhead.code_took.get(&mark), Some(&(2 * MIB)));
+            assert!(overhead.code_took.len() <= CODES);
+        }
+    }
+
+    /// A file that tells all is charged that, and once what is beside it: not each as code of unknown size.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn unseen_code_is_charged_what_its_file_tells() {
+        let scene = Scene::new(64 * MIB);
+        scene.show(Mode::Missing);
+        let process = scene.process();
+        for handle in 1..=100 {
+            let told = Ahead::Code(Code {
+                mark: handle,
+                bytes: 20_000,
+                is_told: true,
+            });
+            let thing = || Thing::Code(handle as usize, 0);
+            assert_eq!(taking(&process, 0, told, || SUCCESS, thing, || SUCCESS), SUCCESS);
+        }
+        assert_eq!(scene.charged(), UNKNOWN_CODE + 2 * MIB);
+        for handle in 1..=100 {
+            giving_back(&process, 0, Thing::Code(handle, 0), || SUCCESS);
+        }
+        assert_eq!(scene.charged(), 0);
     }
 
     #[test]

@@ -43,4 +43,5 @@ pub mod refcounts;
 pub mod room;
 pub mod settled_bytes;
 pub mod tables;
+pub mod told;
 pub mod tracked_charge;

@@ -8,6 +8,7 @@
 //! What was not measured is kept by the thing that it was reserved for, so that the end of that thing releases it. A
 //! measurement includes all of it, and so the list is empty after one.
 
+use super::told::Told;
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;
 use crate::calls::UnderWay;
@@ -43,11 +44,14 @@ pub enum Thing {
     Other,
 }
 
+/// What is reserved for a thing.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reserved {
-    bytes: u64,
+pub struct Reserved {
+    pub bytes: u64,
     /// The value of a limit before it was first raised.
-    base: u64,
+    pub base: u64,
+    /// Code whose file told all.
+    pub is_told: bool,
 }
 
 impl Overhead {
@@ -63,8 +67,16 @@ impl Overhead {
     /// Returns the bytes that this process is believed to hold.
     #[must_use]
     pub fn expected(&self) -> u64 {
-        let reserved = self.unmeasured.values().map(|reserved| reserved.bytes);
-        reserved.fold(self.measured, u64::saturating_add)
+        let reserved = self.unmeasured.values().filter(|reserved| !reserved.is_told);
+        let reserved = reserved.map(|reserved| reserved.bytes);
+        reserved.fold(self.measured.saturating_add(self.told().charge()), u64::saturating_add)
+    }
+
+    /// Returns the code whose files told all, and that was not measured.
+    #[must_use]
+    pub fn told(&self) -> Told {
+        let told = self.unmeasured.values().filter(|reserved| reserved.is_told);
+        told.fold(Told::default(), |told, code| told.with(code.bytes))
     }
 
     /// Records a measurement.
@@ -73,10 +85,14 @@ impl Overhead {
         self.unmeasured.clear();
     }
 
-    /// Records that `thing` was created with `bytes` reserved, and not measured. `base`: see [`Overhead::base`].
-    pub fn keep(&mut self, thing: Thing, bytes: u64, base: u64) {
-        if bytes > 0 {
-            let known = self.unmeasured.entry(thing).or_insert(Reserved { bytes: 0, base });
+    /// Records that `thing` was created with this reserved for it, and not measured.
+    pub fn keep(&mut self, thing: Thing, reserved: Reserved) {
+        let bytes = reserved.bytes;
+        if bytes > 0 || reserved.is_told {
+            let known = self
+                .unmeasured
+                .entry(thing)
+                .or_insert(Reserved { bytes: 0, ..reserved });
             known.bytes = match thing {
                 Thing::Limit(..) => known.bytes.saturating_add(bytes),
                 // The same again: a function that is loaded twice, a primary context that was not gone.
@@ -108,18 +124,25 @@ impl Overhead {
 
 #[cfg(test)]
 mod tests {
+    use super::super::granule::GRANULE;
+    use super::super::told::UNKNOWN_CODE;
     use super::*;
 
     #[test]
     fn what_was_reserved_goes_with_its_thing_and_with_a_measurement() {
+        let reserved = |bytes, base| Reserved {
+            bytes,
+            base,
+            is_told: false,
+        };
         let mut overhead = Overhead::default();
-        overhead.keep(Thing::Context(1), 10, 0);
-        overhead.keep(Thing::Context(2), 10, 0);
-        overhead.keep(Thing::Limit(2, 2), 5, 8);
-        overhead.keep(Thing::Limit(2, 2), 3, 13);
-        overhead.keep(Thing::Code(7, 1), 1, 0);
-        overhead.keep(Thing::Code(7, 1), 1, 0);
-        overhead.keep(Thing::Code(8, 2), 1, 0);
+        overhead.keep(Thing::Context(1), reserved(10, 0));
+        overhead.keep(Thing::Context(2), reserved(10, 0));
+        overhead.keep(Thing::Limit(2, 2), reserved(5, 8));
+        overhead.keep(Thing::Limit(2, 2), reserved(3, 13));
+        overhead.keep(Thing::Code(7, 1), reserved(1, 0));
+        overhead.keep(Thing::Code(7, 1), reserved(1, 0));
+        overhead.keep(Thing::Code(8, 2), reserved(1, 0));
         assert_eq!(overhead.expected(), 30, "the same function again is no more");
         assert_eq!(overhead.base(Thing::Limit(2, 2), 16), (8, 8), "where it began");
         assert_eq!(overhead.base(Thing::Limit(1, 2), 16), (16, 0));
@@ -131,5 +154,26 @@ mod tests {
         assert_eq!(overhead.expected(), 4);
         overhead.forget(Thing::Context(1));
         assert_eq!(overhead.expected(), 4, "what is measured falls by a measurement alone");
+    }
+    #[test]
+    fn code_that_tells_all_is_charged_together() {
+        let told = |bytes| Reserved {
+            bytes,
+            base: 0,
+            is_told: true,
+        };
+        let mut overhead = Overhead::default();
+        for handle in 1..=100 {
+            overhead.keep(Thing::Code(handle, 1), told(10_000));
+        }
+        assert_eq!(
+            overhead.expected(),
+            UNKNOWN_CODE + GRANULE,
+            "1 MB, and what is beside it"
+        );
+        for handle in 1..=100 {
+            overhead.forget(Thing::Code(handle, 0));
+        }
+        assert_eq!(overhead.expected(), 0);
     }
 }

@@ -66,17 +66,18 @@ impl measure::Nvml for Nvml {
     }
 }
 
-/// Charges what `call` will take on the GPU of the current context, runs it, and corrects the charge. `thing`: what it
-/// has created. `undo` undoes it if it does not fit.
+/// Charges what `call` will take on the GPU of the current context, runs it, and corrects the charge. `ahead`: what it
+/// will create, looked at only if there is a context, as the driver does. `thing`: what it has created. `undo` undoes it
+/// if it does not fit.
 pub(crate) fn taking(
     ready: &'static Ready,
-    ahead: Ahead,
+    ahead: impl FnOnce() -> Ahead,
     call: impl FnOnce() -> c_int,
     thing: impl FnOnce() -> Thing,
     undo: impl FnOnce() -> c_int,
 ) -> c_int {
     match ready.current() {
-        Some(gpu) if has_context(ready, gpu) => measure::taking(&process(ready), gpu, ahead, call, thing, undo),
+        Some(gpu) if has_context(ready, gpu) => measure::taking(&process(ready), gpu, ahead(), call, thing, undo),
         _ => call(),
     }
 }

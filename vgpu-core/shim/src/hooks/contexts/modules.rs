@@ -41,28 +41,39 @@ fn context() -> usize {
     Real.current_context().unwrap_or(0)
 }
 
+/// Describes the code to be loaded. Without a place for its handle the driver refuses the call, perhaps before it reads
+/// the code.
+fn code_for(handle: *const usize, code: impl FnOnce() -> Code) -> Ahead {
+    Ahead::Code(if handle.is_null() { Code::default() } else { code() })
+}
+
 /// Loads a module.
 ///
 /// # Safety
 /// `module` is null or written when `load` succeeds.
-unsafe fn load_module(ready: &'static Ready, module: *mut usize, code: Code, load: impl FnOnce() -> c_int) -> c_int {
+unsafe fn load_module(
+    ready: &'static Ready,
+    module: *mut usize,
+    code: impl FnOnce() -> Code,
+    load: impl FnOnce() -> c_int,
+) -> c_int {
     // SAFETY: null, or the driver has just made it.
     let undo = || unsafe { module.as_ref() }.map_or(SUCCESS, |module| unsafe { real!(cuModuleUnload(usize))(*module) });
     // SAFETY: as promised.
     let thing = || unsafe { loaded(module, context()) };
-    taking(ready, Ahead::Code(code), load, thing, undo)
+    taking(ready, || code_for(module, code), load, thing, undo)
 }
 
 /// cuModuleLoad.
 pub(crate) unsafe fn load(ready: &'static Ready, real: Load, module: *mut usize, path: *const c_void) -> c_int {
     // SAFETY: passed on.
-    unsafe { load_module(ready, module, code::in_file(path), || real(module, path)) }
+    unsafe { load_module(ready, module, || code::in_file(path), || real(module, path)) }
 }
 
 /// cuModuleLoadData and cuModuleLoadFatBinary.
 pub(crate) unsafe fn load_data(ready: &'static Ready, real: Load, module: *mut usize, image: *const c_void) -> c_int {
     // SAFETY: passed on.
-    unsafe { load_module(ready, module, code::in_memory(image), || real(module, image)) }
+    unsafe { load_module(ready, module, || code::in_memory(image), || real(module, image)) }
 }
 
 pub(crate) unsafe fn load_ex(
@@ -74,9 +85,15 @@ pub(crate) unsafe fn load_ex(
     options: *mut c_int,
     values: *mut *mut c_void,
 ) -> c_int {
-    let code = code::in_memory(image);
     // SAFETY: passed on.
-    unsafe { load_module(ready, module, code, || real(module, image, count, options, values)) }
+    unsafe {
+        load_module(
+            ready,
+            module,
+            || code::in_memory(image),
+            || real(module, image, count, options, values),
+        )
+    }
 }
 
 /// cuModuleUnload and cuLibraryUnload.
@@ -89,13 +106,18 @@ pub(crate) unsafe fn unload(ready: &'static Ready, real: unsafe extern "C" fn(us
 ///
 /// # Safety
 /// `library` is null or written when `load` succeeds.
-unsafe fn load_library(ready: &'static Ready, library: *mut usize, code: Code, load: impl FnOnce() -> c_int) -> c_int {
+unsafe fn load_library(
+    ready: &'static Ready,
+    library: *mut usize,
+    code: impl FnOnce() -> Code,
+    load: impl FnOnce() -> c_int,
+) -> c_int {
     // SAFETY: null, or the driver has just made it.
     let undo =
         || unsafe { library.as_ref() }.map_or(SUCCESS, |library| unsafe { real!(cuLibraryUnload(usize))(*library) });
     // SAFETY: as promised.
     let thing = || unsafe { loaded(library, 0) };
-    taking(ready, Ahead::Code(code), load, thing, undo)
+    taking(ready, || code_for(library, code), load, thing, undo)
 }
 
 pub(crate) unsafe fn library_of_data(
@@ -113,7 +135,7 @@ pub(crate) unsafe fn library_of_data(
     // SAFETY: passed on.
     let load = || unsafe { real(library, image, jit, jit_values, jit_count, options, values, count) };
     // SAFETY: as promised.
-    unsafe { load_library(ready, library, code::in_memory(image), load) }
+    unsafe { load_library(ready, library, || code::in_memory(image), load) }
 }
 
 pub(crate) unsafe fn library_of_file(
@@ -131,7 +153,7 @@ pub(crate) unsafe fn library_of_file(
     // SAFETY: passed on.
     let load = || unsafe { real(library, path, jit, jit_values, jit_count, options, values, count) };
     // SAFETY: as promised.
-    unsafe { load_library(ready, library, code::in_file(path), load) }
+    unsafe { load_library(ready, library, || code::in_file(path), load) }
 }
 
 /// cuModuleGetFunction and cuLibraryGetKernel do not take part: drivers that load lazily do so at the
@@ -142,11 +164,11 @@ pub(crate) unsafe fn load_function(
     function: usize,
 ) -> c_int {
     // A handle may be that of another function later: nothing is remembered of it.
-    let code = Code { mark: 0, bytes: 0 };
+    let code = Code::default;
     // SAFETY: passed on. What is loaded cannot be unloaded alone: it stays, charged as far as that goes.
     taking(
         ready,
-        Ahead::Code(code),
+        || Ahead::Code(code()),
         || unsafe { real(function) },
         || Thing::Code(function, context()),
         || UNKNOWN,
@@ -179,7 +201,7 @@ pub(crate) unsafe fn set_limit(
     // SAFETY: passed on.
     let set = |value| unsafe { real(limit, value) };
     let undo = || if known { set(before) } else { UNKNOWN };
-    taking(ready, Ahead::Limit(asked), || set(value), || asked.thing(), undo)
+    taking(ready, || Ahead::Limit(asked), || set(value), || asked.thing(), undo)
 }
 
 /// Threads that the current GPU can run at once.
