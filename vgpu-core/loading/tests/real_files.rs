@@ -1,7 +1,7 @@
 //! Tests beside NVIDIA's real files, from the distribution's packages. They need no GPU: without one cuInit answers 100,
 //! and cuGetProcAddress works. The packages are downloaded by the test and never committed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,13 @@ use vgpu_loading::share::Share;
 use vgpu_loading::{GIB, cc, dist};
 use vgpu_skip::skip;
 
+type Family = (&'static str, [&'static str; 2]);
+
 /// Releases and the families of drivers in them: the packages of libcuda and of NVML.
-const FAMILIES: [(&str, [&str; 2]); 4] = [
+const FAMILIES: [Family; 5] = [
     ("bookworm", ["libcuda1", "libnvidia-ml1"]),
     ("bookworm", ["libnvidia-tesla-470-cuda1", "libnvidia-tesla-470-ml1"]),
+    ("trixie", ["libnvidia-tesla-535-cuda1", "libnvidia-tesla-535-ml1"]),
     ("trixie", ["libcuda1", "libnvidia-ml1"]),
     ("sid", ["libcuda1", "libnvidia-ml1"]),
 ];
@@ -103,13 +106,14 @@ fn every_export_of_every_version_is_in_the_library() {
 /// The version of the driver of [`FAMILIES`]' first row, of which the look-ups are compared.
 const VERSION: i64 = 12020;
 
-/// The client, the names to look up, and a folder with the real libraries under their usual names. None: skipped.
-fn stage(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
-    let (codename, packages) = FAMILIES[0];
+/// The client, the names to look up, all exports, and a folder with the real libraries under their usual names. None:
+/// skipped.
+fn stage(test: &str, (codename, packages): Family) -> Option<(tempfile::TempDir, PathBuf)> {
     let files = match files(codename, packages) {
         Ok(files) => files,
         Err(reason) => {
-            skip(test, reason.lines().last().unwrap_or_default());
+            let name = format!("{test}, {codename}, {}", packages[0]);
+            skip(&name, reason.lines().last().unwrap_or_default());
             return None;
         }
     };
@@ -124,6 +128,15 @@ fn stage(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     }));
     let names: Vec<String> = names.into_iter().filter(|name| !name.starts_with("cudbg")).collect();
     fs::write(stage.path().join("names"), names.join("\n") + "\n").expect("a file");
+    let exported = files.iter().flat_map(|file| exports(file));
+    // The debugger's are variables for the most part, and one of NVML's returns text.
+    let left_out = |name: &str| name.starts_with("cudbg") || name == "nvmlErrorString" || INTERNAL.contains(&name);
+    let exported = exported.filter(|name| !left_out(name));
+    fs::write(
+        stage.path().join("exports"),
+        exported.map(|name| name + "\n").collect::<String>(),
+    )
+    .expect("a file");
     let real = stage.path().join("real");
     fs::create_dir(&real).expect("a folder");
     for (file, name) in files.iter().zip([LIBCUDA, LIBNVIDIA_ML]) {
@@ -132,14 +145,17 @@ fn stage(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     Some((stage, real))
 }
 
+/// What the client is asked: [`ALL`] or [`ZERO`], with the file of its names.
+type Question = [&'static str; 2];
+/// Look-ups, errors, and some calls before cuInit.
+const ALL: Question = ["all", "names"];
+/// Every function with nothing but zeros for arguments.
+const ZERO: Question = ["zero", "exports"];
+
 /// The lines of the client.
-fn answers(mut command: Command, stage: &Path) -> Vec<String> {
-    let names = File::open(stage.join("names")).expect("a file");
-    let output = command
-        .arg("all")
-        .stdin(Stdio::from(names))
-        .output()
-        .expect("a program");
+fn answers(mut command: Command, stage: &Path, [what, names]: Question) -> Vec<String> {
+    let names = File::open(stage.join(names)).expect("a file");
+    let output = command.arg(what).stdin(Stdio::from(names)).output().expect("a program");
     assert!(
         output.status.success(),
         "{}: {}",
@@ -150,12 +166,12 @@ fn answers(mut command: Command, stage: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-fn bare(stage: &Path, libraries: &Path) -> Vec<String> {
+fn bare(stage: &Path, libraries: &Path, question: Question) -> Vec<String> {
     let mut command = Command::new(stage.join("lookups"));
     command
         .env("LD_LIBRARY_PATH", libraries)
         .env("SOFT_GPU_STATE", stage.join("state"));
-    answers(command, stage)
+    answers(command, stage, question)
 }
 
 fn differences(left: &[String], right: &[String]) -> String {
@@ -172,17 +188,20 @@ fn differences(left: &[String], right: &[String]) -> String {
 /// The software GPU knows functions and errors that are newer than this driver; of all others it answers the same.
 #[test]
 fn the_software_gpu_answers_look_ups_as_the_real_driver() {
-    let Some((stage, real)) = stage("the_software_gpu_answers_look_ups_as_the_real_driver") else {
+    let Some((stage, real)) = stage("the_software_gpu_answers_look_ups_as_the_real_driver", FAMILIES[0]) else {
         return;
     };
     let known = |line: &String| {
         let version = line.split(' ').nth(1).and_then(|word| word.parse::<i64>().ok());
-        let about_names = ["init", "error", "before", "nvml "]
+        let about_names = ["init", "error", "text", "before", "nvml "]
             .iter()
             .all(|other| !line.starts_with(other));
         about_names && version.is_some_and(|version| (0..=VERSION).contains(&version))
     };
-    let (theirs, ours) = (bare(stage.path(), &real), bare(stage.path(), &dist("soft-gpu")));
+    let (theirs, ours) = (
+        bare(stage.path(), &real, ALL),
+        bare(stage.path(), &dist("soft-gpu"), ALL),
+    );
     let [names, own_names] = [&theirs, &ours].map(|lines| {
         let lines: Vec<String> = lines.iter().filter(|line| known(line)).cloned().collect();
         lines
@@ -199,22 +218,214 @@ fn the_software_gpu_answers_look_ups_as_the_real_driver() {
     {
         assert!(ours.contains(line), "{line}");
     }
+    // Its texts are its own, but it has one wherever the driver has.
+    let texts = |lines: &[String]| {
+        let texts = lines.iter().filter(|line| line.starts_with("text "));
+        texts
+            .filter_map(|line| Some(line.split(' ').nth(1)?.to_owned()))
+            .collect::<BTreeSet<_>>()
+    };
+    let (theirs, ours) = (texts(&theirs), texts(&ours));
+    assert!(theirs.len() > 50, "{theirs:?}");
+    assert_eq!(theirs.difference(&ours).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+/// Before cuInit and nvmlInit, and with no argument: a real driver checks some arguments before it looks if it is
+/// initialised, and others after. In which order is its own affair, but where it fails, the software GPU does too.
+#[test]
+fn calls_without_arguments_fail_as_in_the_real_driver() {
+    let Some((stage, real)) = stage("calls_without_arguments_fail_as_in_the_real_driver", FAMILIES[0]) else {
+        return;
+    };
+    let asked = |libraries: &Path| {
+        let lines = bare(stage.path(), libraries, ZERO).into_iter();
+        let before = lines.filter_map(|line| {
+            let (name, answer) = line.strip_prefix("before ")?.split_once(' ')?;
+            Some((name.to_owned(), answer.parse::<i32>().ok()?))
+        });
+        before.collect::<BTreeMap<_, _>>()
+    };
+    let (theirs, ours) = (asked(&real), asked(&dist("soft-gpu")));
+    assert!(theirs.len() > 900, "{}", theirs.len());
+    /// Errors of an argument, of either library.
+    const ARGUMENT: [i32; 4] = [1, 2, 201, 400];
+    const CUDA_NOT_INITIALIZED: i32 = 3;
+    let mut wrong = Vec::new();
+    for (name, answer) in &theirs {
+        // This one's success depends on the machine, and nvmlInit has a GPU here.
+        let is_start = name == "cuInit" || name.starts_with("nvmlInit");
+        let Some(ours) = ours.get(name).filter(|_| !is_start) else {
+            continue;
+        };
+        let same_kind = match *answer {
+            // It writes nothing, or faults.
+            ..=0 => true,
+            CUDA_NOT_INITIALIZED => *ours == CUDA_NOT_INITIALIZED || ARGUMENT.contains(ours),
+            _ => *ours > 0,
+        };
+        if !same_kind {
+            wrong.push(format!("{name}: the real driver {answer}, the software GPU {ours}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Functions that fail with another error than the driver's when every argument is 0: the hook looks at its arguments
+/// before, or after, the driver would look if it is initialised.
+const OTHER_ERROR: [&str; 16] = [
+    "cuFuncLoad",
+    "cuGraphInstantiateWithParams",
+    "cuGraphInstantiateWithParams_ptsz",
+    "cuIpcOpenMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuLibraryLoadData",
+    "cuLibraryLoadFromFile",
+    "cuMemAllocManaged",
+    "cuMemGetHandleForAddressRange",
+    "nvmlDeviceGetAccountingStats",
+    "nvmlDeviceGetHandleByPciBusId",
+    "nvmlDeviceGetHandleByPciBusId_v2",
+    "nvmlDeviceGetHandleBySerial",
+    "nvmlDeviceGetHandleByUUID",
+    "nvmlDeviceGetProcessesUtilizationInfo",
+    "nvmlDeviceGetRunningProcessDetailList",
+];
+
+/// The lines of calls without arguments, in which an error of [`OTHER_ERROR`] is only that: an error.
+fn any_error(lines: Vec<String>) -> Vec<String> {
+    let one = |line: String| match line.split(' ').collect::<Vec<_>>()[..] {
+        [when, name, answer] if OTHER_ERROR.contains(&name) && answer.parse().is_ok_and(|code: i32| code > 0) => {
+            format!("{when} {name} fails")
+        }
+        _ => line,
+    };
+    lines.into_iter().map(one).collect()
 }
 
 /// A machine with the driver's files and no GPU: what the driver says, a share's process is told. And each function that
 /// the driver answers is passed, or is the hook of that very variant.
 #[test]
 fn under_a_share_the_real_driver_answers_as_bare() {
-    let Some((stage, real)) = stage("under_a_share_the_real_driver_answers_as_bare") else {
-        return;
-    };
-    let share = Share::new(GIB, &stage.path().join("client"), &real);
-    let place = Place::user(share);
-    let shared = answers(place.command(&stage.path().join("lookups"), &[]), stage.path());
-    let theirs = bare(stage.path(), &real);
-    assert!(
-        theirs.contains(&"init 100".into()),
-        "this machine has a GPU: compare there by hand"
+    let stages = FAMILIES.map(|family| (family, stage("under_a_share_the_real_driver_answers_as_bare", family)));
+    for (family, stage) in stages {
+        let Some((stage, real)) = stage else { continue };
+        let share = Share::new(GIB, &stage.path().join("client"), &real);
+        let place = Place::user(share);
+        // 470 has the first form of cuGetProcAddress alone, and the client asks both.
+        let has_both = exports(&real.join(LIBCUDA)).contains(&"cuGetProcAddress_v2".to_owned());
+        for question in [Some(ZERO), has_both.then_some(ALL)].into_iter().flatten() {
+            let shared = answers(
+                place.command(&stage.path().join("lookups"), &[]),
+                stage.path(),
+                question,
+            );
+            let theirs = bare(stage.path(), &real, question);
+            assert!(
+                theirs
+                    .iter()
+                    .any(|line| ["init 100", "before cuInit 100"].contains(&line.as_str())),
+                "this machine has a GPU: compare there by hand"
+            );
+            let (theirs, shared) = (any_error(theirs), any_error(shared));
+            assert_eq!(
+                differences(&theirs, &shared),
+                "",
+                "{family:?}: the real driver   |   under a share"
+            );
+        }
+    }
+}
+
+/// The programs of the test below: a client that finds the driver by name or path, and those that are linked with it.
+fn clients(stage: &Path, real: &Path) {
+    let (rpath, folder) = (
+        format!("-Wl,-rpath,{}", real.display()),
+        format!("-L{}", real.display()),
     );
-    assert_eq!(differences(&theirs, &shared), "", "the real driver   |   under a share");
+    let linked = [
+        "-DLINKED",
+        "-Wl,--no-as-needed",
+        &folder,
+        "-l:libcuda.so.1",
+        "-l:libnvidia-ml.so.1",
+    ];
+    let (old, lazy) = (["-Wl,--disable-new-dtags", &rpath], ["-Wl,-z,lazy"]);
+    let none: [&str; 0] = [];
+    cc::build("whose.c", &stage.join("whose"), none);
+    cc::build("whose.c", &stage.join("linked"), linked);
+    cc::build(
+        "whose.c",
+        &stage.join("linked-rpath"),
+        [&linked[..], &old, &lazy].concat(),
+    );
+    cc::build("whose.c", &stage.join("poses"), ["-DPOSES", "-rdynamic"]);
+}
+
+/// The ways of docs/loading.md that differ for the driver's file itself: by its own DT_SONAME, its own dependencies, and
+/// what its constructors do. Without a GPU there is no limit to try, so it is asked whose the functions are.
+#[test]
+fn every_way_to_the_real_file_leads_to_the_library() {
+    for family in FAMILIES {
+        if let Some((stage, real)) = stage("every_way_to_the_real_file_leads_to_the_library", family) {
+            let wrong = ways(&stage, &real);
+            assert!(wrong.is_empty(), "{family:?}: {}", wrong.join("\n"));
+        }
+    }
+}
+
+/// The ways by which a program gets at a function past the library.
+fn ways(stage: &tempfile::TempDir, real: &Path) -> Vec<String> {
+    clients(stage.path(), real);
+    for name in [LIBCUDA, LIBNVIDIA_ML] {
+        // A copy: another file, with the same DT_SONAME.
+        fs::copy(real.join(name), stage.path().join(format!("renamed-{name}.so"))).expect("a copy");
+    }
+    let place = Place::user(Share::new(GIB, &stage.path().join("client"), real));
+    let text = |path: PathBuf| path.display().to_string();
+    let (search, path) = (text(real.to_owned()), |name: &str| text(real.join(name)));
+    let renamed = |name: &str| text(stage.path().join(format!("renamed-{name}.so")));
+    let preload = format!("{}:{}", path(LIBCUDA), path(LIBNVIDIA_ML));
+    let names = [LIBCUDA.to_owned(), LIBNVIDIA_ML.to_owned()];
+    let paths = [path(LIBCUDA), path(LIBNVIDIA_ML)];
+    let copies = [renamed(LIBCUDA), renamed(LIBNVIDIA_ML)];
+    let none: &[(&str, &str)] = &[];
+    let searched: &[(&str, &str)] = &[("LD_LIBRARY_PATH", &search)];
+    let preloaded: &[(&str, &str)] = &[("LD_PRELOAD", &preload)];
+    let mut wrong = Vec::new();
+    for (program, how, files, environment) in [
+        ("whose", "dlopen", &names, none),
+        ("whose", "dlopen", &paths, none),
+        ("whose", "dlopen", &copies, none),
+        ("whose", "global", &names, none),
+        ("whose", "global", &paths, none),
+        ("whose", "global", &copies, none),
+        ("whose", "dlmopen", &names, none),
+        ("whose", "dlmopen", &paths, none),
+        ("whose", "dlopen", &names, searched),
+        ("whose", "dlopen", &names, preloaded),
+        ("whose", "default", &names, preloaded),
+        ("whose", "next", &names, preloaded),
+        ("linked", "linked", &names, none),
+        ("linked", "linked", &names, searched),
+        ("linked", "linked", &names, preloaded),
+        ("linked-rpath", "linked", &names, none),
+        ("linked-rpath", "default", &names, none),
+        ("linked-rpath", "next", &names, none),
+        ("poses", "dlopen", &names, none),
+        ("poses", "dlopen", &paths, none),
+    ] {
+        let arguments = [how, files[0].as_str(), files[1].as_str()];
+        let output = place.run(&stage.path().join(program), environment, &arguments);
+        let output = output.unwrap_or_else(|error| error);
+        let lines: Vec<_> = output.lines().filter_map(|line| line.split_once(' ')).collect();
+        let [(cuda, init), (nvml, _)] = lines[..] else {
+            wrong.push(format!("{program} {how} {files:?} {environment:?}: {output:?}"));
+            continue;
+        };
+        let ours = |file: &str| Path::new(file).starts_with(place.names());
+        if !ours(cuda) || !ours(nvml) || init != "100" {
+            wrong.push(format!("{program} {how} {files:?} {environment:?}: {output:?}"));
+        }
+    }
+    wrong
 }

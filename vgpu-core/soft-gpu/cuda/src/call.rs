@@ -18,8 +18,11 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
 
 /// A function that the model leaves out; `index` is its place in names/cuda.txt.
 pub(crate) fn unsupported(index: usize) -> i32 {
-    if let Ok(driver) = driver::get() {
-        driver.state().count_call(false, index);
+    match driver::get() {
+        Ok(driver) => {
+            driver.state().count_call(false, index);
+            NOT_SUPPORTED.0
+        }
+        Err(Code(code)) => code,
     }
-    NOT_SUPPORTED.0
 }

@@ -149,6 +149,7 @@ soft_gpu::api! {
     }
 
     fn cuPointerSetAttribute(_value: In<u32>, attribute: u32, _address: u64) {
-        if attribute == attribute::SYNC_MEMOPS { driver::get().map(|_| ()) } else { Err(NOT_SUPPORTED) }
+        driver::get()?;
+        if attribute == attribute::SYNC_MEMOPS { Ok(()) } else { Err(NOT_SUPPORTED) }
     }
 }

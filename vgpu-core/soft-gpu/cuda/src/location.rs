@@ -188,6 +188,7 @@ soft_gpu::api! {
     fn cuMemRangeGetAttributes(
         data: In<Out<i32>>, sizes: In<u64>, kinds: In<u32>, count: u64, address: u64, _bytes: u64,
     ) {
+        crate::driver::get()?;
         for index in 0..count as usize {
             attribute(data.at(index)?, sizes.at(index)?, kinds.at(index)?, address)?;
         }

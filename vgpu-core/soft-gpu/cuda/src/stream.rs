@@ -276,6 +276,7 @@ soft_gpu::api! {
     }
 
     fn cuStreamCopyAttributes(to: u64, from: u64) {
+        here()?;
         created(to)?;
         created(from).map(|_| ())
     }
@@ -286,6 +287,7 @@ soft_gpu::api! {
     }
 
     fn cuStreamSetAttribute(stream: u64, _attribute: u32, _value: In<[u64; 8]>) {
+        here()?;
         created(stream).map(|_| ())
     }
 
