@@ -13,14 +13,19 @@ use crate::shares;
 pub(crate) const FILE: &str = "--file";
 
 pub(crate) const HELP: &str = "\
-vgpu-cdi-hook: adds a library to a container's /etc/ld.so.preload (an OCI createContainer hook)
+vgpu-cdi-hook: prepares a container for its share of a GPU (an OCI createContainer hook)
 
 usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER] < STATE
+       vgpu-cdi-hook --help | --version
+  preload         verifies the mounts at /dev/vgpu and makes it read-only, then mounts a read-only list over the
+                  container's /etc/ld.so.preload: the image's own entries and the library. Fails with one line if the
+                  limit would not be enforced; the container must not start then
   --library PATH  the library's path in the container (default: /dev/vgpu/.lib/libvgpu-preload.so)
   --file NAME     a file below /dev/vgpu that the CDI spec mounts, such as .driver/libcuda.so.1; any other mount in
-                  .lib and .driver is refused
-  --report FOLDER gets a file with one line, named after the reason, if no program of the image loads the library
-                  (absolute, on the node)
+                  .lib and .driver is refused, unless another hook of this program in the container's configuration
+                  names it
+  --report FOLDER gets a file with one line, named after the reason, if no loader of the image reads the list
+                  (absolute, on the node); without it, or if it cannot be written, the line goes to stderr
   STATE           the container's state, as the runtime passes it to hooks
 ";
 

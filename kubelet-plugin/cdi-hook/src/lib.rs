@@ -23,7 +23,7 @@
 //! - killed: the container does not start, and its mounts end with its namespace; an empty file may be left in its layer;
 //! - run again, once for each claim: the list of the first run is found and stays;
 //! - an image without glibc: no program of it reads the list, and the report says so;
-//! - the CDI spec of an older plugin, without /dev/vgpu: the line says so;
+//! - a CDI spec without /dev/vgpu, as one that something else wrote: the line says so;
 //! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
 //!   names the container, the file and the remedy. The runtime copies it into the pod's event.
 #![forbid(unsafe_code)]
@@ -90,7 +90,7 @@ fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
         source,
     })?;
     let files = [preload.files.as_slice(), &container.files].concat();
-    shares::verify(&root, container.volume_at_dev, &files)
+    shares::verify(&root, container.volume_at_dev.as_deref(), &files)
         .map_err(|source| Error::Shares { id: id.clone(), source })?;
     let wanted = Wanted {
         read_only: container.read_only,

@@ -11,6 +11,7 @@ use std::{
     ffi::OsStr,
     io::{self, Write},
     os::fd::{AsRawFd, OwnedFd},
+    path::Path,
 };
 
 use rustix::{
@@ -46,17 +47,34 @@ pub enum Error {
     #[error("{path} in the image {source}; correct the image")]
     Image { path: &'static str, source: rootfs::Error },
     #[error(
-        "a volume is mounted at /etc, where another container could take {LIST} away, without which the limit is not \
-         enforced; mount single files below /etc instead"
+        "a volume is mounted at {destination}, {leads}where another container could take {LIST} away, without which the \
+         limit is not enforced; remove this volume mount from the container, and mount single files below /etc instead",
+        leads = if destination == "/etc" { "" } else { "to which /etc leads, " }
     )]
-    VolumeAtEtc,
+    VolumeAtEtc { destination: String },
     #[error("more than {MAX_VOLUMES} volumes are mounted at {LIST}; remove them from the pod")]
     TooManyVolumes,
-    #[error(
-        "{LIST}: cannot {action} it: {source}; it needs Linux 5.2 or newer, and a root file system that can be written to \
-         while the container is made"
-    )]
+    #[error("{LIST}: cannot {action} it: {source}; {}", remedy(source))]
     Mount { action: &'static str, source: io::Error },
+}
+
+/// What to do where the kernel refuses a call of this file.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC) => {
+            "the disk that has the container's root file system is full, or the container has more mounts than the node \
+             allows: free space or inodes on the node, remove volumes from the pod, or raise the sysctl fs.mount-max"
+        }
+        Some(Errno::PERM | Errno::ACCESS) => {
+            "the hook must be allowed to mount: run the container runtime as root, without a seccomp filter or a policy \
+             of AppArmor or SELinux that denies that to its hooks"
+        }
+        Some(Errno::ROFS) => {
+            "the root file system must be writable while the container is made: check the runtime's log"
+        }
+        Some(Errno::NOSYS) => "it needs Linux 5.2 or newer on the node",
+        _ => "check the runtime's log and the node's kernel log",
+    }
 }
 
 /// Two settings of the container's configuration.
@@ -102,10 +120,10 @@ fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
         Ok(place) => place.folder(),
         Err(error) => Err(error),
     };
-    let source = source.map_err(|source| match source {
-        rootfs::Error::Mounted => Error::VolumeAtEtc,
-        source => Error::Image { path: LIST, source },
-    })?;
+    let source = match source {
+        Err(rootfs::Error::Mounted) => return Err(volume_at_etc(root)),
+        source => source.map_err(|source| Error::Image { path: "/etc", source })?,
+    };
     let writable = rustix::fs::fstatvfs(&source).map_err(failed("find the mount of"))?;
     let tree = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -128,6 +146,22 @@ fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
         remount(&tree, flags).map_err(failed("make the folder read-only of"))?;
     }
     Ok(tree)
+}
+
+/// Names the place of the volume to which /etc leads.
+fn volume_at_etc(root: &Root) -> Error {
+    let place = || {
+        let folder = root.place("/etc", Mounts::Enter)?.folder()?;
+        let mounts = MountList::read()?;
+        // The root may be a folder of a mount.
+        let outside = std::fs::read_link(format!("/proc/self/fd/{}", root.folder().as_raw_fd()))?;
+        let point = Path::new(&mounts.of(&folder)?.point);
+        let inside = point.strip_prefix(outside).map_err(io::Error::other)?;
+        Ok::<_, rootfs::Error>(Path::new("/").join(inside).display().to_string())
+    };
+    Error::VolumeAtEtc {
+        destination: place().unwrap_or_else(|_| "/etc".to_owned()),
+    }
 }
 
 /// Returns the entry `etc` of the root: a link is replaced by a folder, because root could replace it again.
@@ -228,4 +262,25 @@ fn failed(action: &'static str) -> impl FnOnce(Errno) -> Error {
 
 fn io_failed(action: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Mount { action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// None of these can be had from a kernel in a test on every machine.
+    #[test]
+    fn what_the_kernel_refuses_has_its_own_remedy() {
+        for (errno, words) in [
+            (Errno::NOSPC, "fs.mount-max"),
+            (Errno::PERM, "allowed to mount"),
+            (Errno::ROFS, "writable while the container is made"),
+            (Errno::NOSYS, "Linux 5.2"),
+            (Errno::IO, "kernel log"),
+        ] {
+            let line = failed("mount")(errno).to_string();
+            assert!(line.starts_with("/etc/ld.so.preload: cannot mount it: "), "{line}");
+            assert!(line.contains(words) && !line.contains('\n'), "{line}");
+        }
+    }
 }

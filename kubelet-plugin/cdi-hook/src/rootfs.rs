@@ -50,6 +50,8 @@ pub enum Error {
     Links,
     #[error("is not a regular file")]
     NotAFile,
+    #[error("is not a folder")]
+    NotAFolder,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -158,7 +160,10 @@ impl Place {
 
     /// Opens the folder.
     pub(crate) fn folder(&self) -> Result<OwnedFd, Error> {
-        enter(&self.dir, &self.name, FOLDER, self.mounts)
+        match enter(&self.dir, &self.name, FOLDER, self.mounts) {
+            Err(Error::Io(error)) if error.kind() == io::ErrorKind::NotADirectory => Err(Error::NotAFolder),
+            opened => opened,
+        }
     }
 
     /// Opens the regular file for reading; `None` if it does not exist.

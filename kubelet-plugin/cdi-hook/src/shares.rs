@@ -34,10 +34,10 @@ pub enum Error {
     )]
     NotOurs(&'static str),
     #[error(
-        "a volume is mounted at /dev, where {CONTAINER_DIR} with the limits could be taken away; remove it from the \
-         pod, or mount single files or folders below /dev"
+        "a volume is mounted at {0}, where {CONTAINER_DIR} with the limits could be taken away; remove this volume mount \
+         from the container, and mount single files or folders below /dev instead"
     )]
-    VolumeAtDev,
+    VolumeAtDev(String),
     #[error(
         "a volume is mounted at {CONTAINER_DIR}, over the limits; remove it from the pod, with every link that leads \
          there"
@@ -49,11 +49,11 @@ pub enum Error {
     Io { action: &'static str, source: io::Error },
 }
 
-/// Verifies the folder, and makes it read-only, as the runtime does later by its path. `volume_at_dev`: the container's
-/// configuration has a volume there. `files`: what the CDI specs mount in [`FILES`], by its path below the folder.
-pub(crate) fn verify(root: &Root, volume_at_dev: bool, files: &[String]) -> Result<(), Error> {
-    if volume_at_dev {
-        return Err(Error::VolumeAtDev);
+/// Verifies the folder, and makes it read-only, as the runtime does later by its path. `volume_at_dev`: where the
+/// container's configuration has a volume there. `files`: what the CDI specs mount in [`FILES`], by its path below the folder.
+pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String]) -> Result<(), Error> {
+    if let Some(destination) = volume_at_dev {
+        return Err(Error::VolumeAtDev(destination.to_owned()));
     }
     let failed = |action| move |source| Error::Io { action, source };
     let dev = entered(root.enter(OsStr::new("dev")))?;
@@ -89,7 +89,7 @@ fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[St
     if dev.parent != root.id {
         return Err(match dev.id == root.id {
             true => Error::NotOurs("/dev is no mount"),
-            false => Error::VolumeAtDev,
+            false => Error::VolumeAtDev("/dev".to_owned()),
         });
     }
     if folder.id == dev.id {

@@ -23,8 +23,8 @@ pub(crate) struct Container {
     pub(crate) root: PathBuf,
     /// If the runtime makes that read-only later.
     pub(crate) read_only: bool,
-    /// If its /dev is a volume, and not the runtime's own file system.
-    pub(crate) volume_at_dev: bool,
+    /// Where its /dev is a volume, and not the runtime's own file system, as its configuration writes that.
+    pub(crate) volume_at_dev: Option<String>,
     /// SELinux's label for mounts.
     pub(crate) mount_label: Option<String>,
     /// The files of all hooks of ours. A container with several claims has a hook of each, and claims that were
@@ -68,7 +68,7 @@ impl Container {
                 // If root.path is absolute, `join` drops the bundle.
                 root: bundle.join(root),
                 read_only: config.pointer("/root/readonly") == Some(&Value::Bool(true)),
-                volume_at_dev: has_volume_at_dev(&config),
+                volume_at_dev: volume_at_dev(&config),
                 mount_label: config.pointer("/linux/mountLabel").and_then(label),
                 files: files(&config),
             }),
@@ -134,11 +134,14 @@ fn files(config: &Value) -> Vec<String> {
     files
 }
 
-fn has_volume_at_dev(config: &Value) -> bool {
+fn volume_at_dev(config: &Value) -> Option<String> {
     let mounts = config.pointer("/mounts").and_then(Value::as_array);
-    mounts.into_iter().flatten().any(|mount| {
+    mounts.into_iter().flatten().find_map(|mount| {
         let field = |name: &str| mount.get(name).and_then(Value::as_str).unwrap_or_default();
-        cleaned(field("destination")) == Path::new("/dev") && field("type") != "tmpfs"
+        let destination = field("destination");
+        let is_volume = cleaned(destination) == Path::new("/dev") && field("type") != "tmpfs";
+        // One line of the pod's event, whatever was written.
+        is_volume.then(|| destination.chars().filter(|c| !c.is_control()).take(64).collect())
     })
 }
 
@@ -182,18 +185,19 @@ mod tests {
     #[test]
     fn a_volume_at_dev_is_seen_however_it_is_written() {
         for (mounts, expected) in [
-            (r#"[]"#, false),
+            (r#"[]"#, None),
             (
                 r#"[{"destination": "/dev", "type": "tmpfs"}, {"destination": "/dev/shm", "type": "bind"}]"#,
-                false,
+                None,
             ),
-            (r#"[{"destination": "/dev", "type": "bind"}]"#, true),
-            (r#"[{"destination": "/./dev/", "type": "bind"}]"#, true),
-            (r#"[{"destination": "/x/../dev", "type": "bind"}]"#, true),
-            (r#"[{"destination": "/dev"}]"#, true),
+            (r#"[{"destination": "/dev", "type": "bind"}]"#, Some("/dev")),
+            (r#"[{"destination": "/./dev/", "type": "bind"}]"#, Some("/./dev/")),
+            (r#"[{"destination": "/x/../dev", "type": "bind"}]"#, Some("/x/../dev")),
+            (r#"[{"destination": "/x\n/../dev", "type": "bind"}]"#, Some("/x/../dev")),
+            (r#"[{"destination": "/dev"}]"#, Some("/dev")),
         ] {
             let config = serde_json::from_str(&format!("{{\"mounts\": {mounts}}}")).expect("JSON");
-            assert_eq!(has_volume_at_dev(&config), expected, "{mounts}");
+            assert_eq!(volume_at_dev(&config).as_deref(), expected, "{mounts}");
         }
     }
 }

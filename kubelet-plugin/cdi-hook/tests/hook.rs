@@ -282,7 +282,7 @@ fn links_stay_in_the_container_and_are_replaced() {
             return;
         };
         let line = ran.refusal();
-        assert!(line.contains("/etc/ld.so.preload"), "{line}");
+        assert!(line.contains("/etc in the image "), "{line}");
         assert_eq!(fs::read_dir(node.path()).expect("a folder").count(), 1);
     }
 }
@@ -304,6 +304,33 @@ fn links_of_honest_images_work() {
         bundle.at("usr/etc/new").exists(),
         "/etc shows the folder to which the link led"
     );
+}
+
+/// The link is replaced before the root file system becomes read-only, and a second claim's run finds the list.
+#[test]
+fn an_image_whose_etc_is_a_link_can_be_read_only_and_have_two_claims() {
+    const NAME: &str = "an_image_whose_etc_is_a_link_can_be_read_only_and_have_two_claims";
+    for links in [&["usr/etc"][..], &["/usr/etc"], &["x", "./usr/../usr/etc"]] {
+        let bundle = Bundle::new(Some("/a.so\n"));
+        bundle.config(r#"{"root": {"path": "rootfs", "readonly": true}}"#);
+        fs::create_dir_all(bundle.at("usr")).expect("a folder");
+        fs::rename(bundle.at("etc"), bundle.at("usr/etc")).expect("rename");
+        for (name, target) in ["etc", "x"].iter().zip(links) {
+            symlink(target, bundle.at(name)).expect("link");
+        }
+        let hook = bundle.command();
+        let again: Vec<_> = hook.get_args().map(|word| word.to_str().expect("UTF-8")).collect();
+        let after = format!(
+            "printf '%s' '{}' | {HOOK} {}; (touch etc/new) 2>/dev/null && echo writable; \
+             test -L etc && echo link; cat etc/ld.so.preload etc/passwd",
+            bundle.state(),
+            again.join(" ")
+        );
+        let Some(ran) = bundle.run(NAME, MOUNTS, &after) else {
+            return;
+        };
+        assert_eq!(ran.printed(), format!("/a.so\n{OURS}\n"), "{links:?}");
+    }
 }
 
 #[test]
@@ -379,6 +406,12 @@ fn what_the_hook_cannot_do_names_container_file_and_remedy() {
         "{line}"
     );
 
+    let etc = Bundle::new(None);
+    fs::remove_dir_all(etc.at("etc")).expect("remove");
+    etc.put("etc", "no folder");
+    let expected = "vgpu-cdi-hook: container c1: /etc in the image is not a folder; correct the image";
+    assert_eq!(refusal(&etc, MOUNTS).as_deref(), Some(expected));
+
     let rootless = Bundle::new(None);
     rootless.config(r#"{"root": {"path": "/nonexistent/rootfs"}}"#);
     let line = refusal(&rootless, MOUNTS).expect("ran");
@@ -452,14 +485,17 @@ fn volumes_over_what_the_node_mounted_are_named() {
             "mount --bind dev dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
             "a volume is mounted at /dev,",
         ),
-        ("mkdir v; mount --bind v etc", "a volume is mounted at /etc,"),
+        (
+            "mkdir v; mount --bind v etc",
+            "a volume is mounted at /etc, where another container",
+        ),
         (
             "mkdir v; mount --bind v etc; touch etc/ld.so.preload",
             "mount single files below /etc instead",
         ),
         (
             "mkdir v; mount -t tmpfs tmpfs v; rm -r etc; ln -s v etc",
-            "a volume is mounted at /etc,",
+            "a volume is mounted at /v, to which /etc leads, where another container",
         ),
     ] {
         let bundle = Bundle::new(None);
@@ -470,10 +506,12 @@ fn volumes_over_what_the_node_mounted_are_named() {
         assert!(line.contains(words), "{volume}: {line}");
     }
     let bundle = Bundle::new(None);
-    bundle
-        .config(r#"{"root": {"path": "rootfs"}, "mounts": [{"destination": "/dev", "type": "bind", "source": "/v"}]}"#);
+    bundle.config(
+        r#"{"root": {"path": "rootfs"}, "mounts": [{"destination": "/x/../dev", "type": "bind", "source": "/v"}]}"#,
+    );
     let line = bundle.run(NAME, MOUNTS, LIST).expect("ran").refusal();
-    assert!(line.contains("a volume is mounted at /dev,"), "{line}");
+    assert!(line.contains("a volume is mounted at /x/../dev, where"), "{line}");
+    assert!(line.contains("remove this volume mount"), "{line}");
 }
 
 /// A volume at the list itself gives its entries. Whoever removes its file in another container takes nothing away.
@@ -616,5 +654,12 @@ fn a_wrong_command_line_is_one_line_with_a_hint() {
         )
     );
     let help = Command::new(HOOK).arg("--help").output().expect("the program starts");
-    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--report FOLDER"));
+    let text = String::from_utf8_lossy(&help.stdout);
+    assert!(help.status.success() && text.contains("--report FOLDER"));
+    // As the help says.
+    let version = Command::new(HOOK)
+        .arg("--version")
+        .output()
+        .expect("the program starts");
+    assert!(version.status.success() && text.contains("--version"));
 }
