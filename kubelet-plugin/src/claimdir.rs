@@ -21,7 +21,7 @@
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
-use crate::layout::Release;
+use crate::release::Release;
 use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
@@ -57,7 +57,7 @@ pub struct ClaimDirs {
 pub struct Terms<'a> {
     /// What a context takes on a GPU, by its UUID; None if that is not known.
     pub context_reserve: &'a dyn Fn(&str) -> Option<u64>,
-    /// The release of the claim's library: where it finds the driver, and which limits file it reads.
+    /// The release of the claim's library.
     pub release: Release,
 }
 
@@ -143,12 +143,9 @@ impl ClaimDirs {
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
                 let reserve = (terms.context_reserve)(&held.share.gpu);
-                let Release {
-                    layout,
-                    limits: version,
-                } = terms.release;
+                let version = terms.release.limits;
                 let slot = held.slot.filter(|_| version != Version::V1);
-                let limits = held.share.limits(order, slot, reserve, layout);
+                let limits = held.share.limits(order, slot, reserve);
                 self.ensure_share(uid, &held.share, &limits, version, crash_points)?;
             }
         }
@@ -315,7 +312,6 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error 
 mod tests {
     use super::*;
     use crate::crash_points::NeverStop;
-    use crate::layout::Layout;
     use crate::share::tests::share;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -429,20 +425,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         let path = dirs.share_path("u", "s1").join(LIMITS);
-        let (first, second, third) = (
-            (Layout::Run, Version::V1, None),
-            (Layout::Dev, Version::V1, None),
-            (Layout::Dev, Version::V2, Some(0)),
-        );
-        for (layout, limits, slot) in [first, second, third, first, third, second] {
+        for (limits, slot) in [(Version::V1, None), (Version::V2, Some(0)), (Version::V1, None)] {
             let terms = Terms {
-                release: Release { layout, limits },
+                release: Release { limits },
                 ..terms(&|_| None)
             };
             dirs.ensure("u", &entry(), terms, &mut NeverStop).expect("made");
-            let found = read_limits(&path).expect("limits");
-            assert_eq!(found.libcuda.parent(), Some(Path::new(layout.paths().driver)));
-            assert_eq!(found.slot, slot);
+            assert_eq!(read_limits(&path).expect("limits").slot, slot);
         }
     }
 

@@ -11,13 +11,13 @@
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
 use crate::driver::Driver;
-use crate::layout::Layout;
 use crate::share::{Role, Share};
 use std::path::Path;
 use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
-    CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_OWN_LIBRARY_DIR, HOOK_FILE, LEDGER, LIBCUDA,
-    LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES, TMPFS_SOURCE,
+    CONTAINER_ARBITRATION_DIR, CONTAINER_DIR, CONTAINER_DRIVER_DIR, CONTAINER_LIBRARY_DIRS, CONTAINER_OWN_LIBRARY_DIR,
+    CONTAINER_PRELOAD, CONTAINER_SHIM, HOOK_FILE, LEDGER, LIBCUDA, LIBNVIDIA_ML, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+    TMPFS_SOURCE,
 };
 use vgpu_api::DRIVER_NAME;
 use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
@@ -47,8 +47,6 @@ pub struct Inputs<'a> {
     pub gpus_dir: &'a Path,
     /// Folder of the library release to which the claim is bound.
     pub library: &'a Path,
-    /// Where that release finds its files.
-    pub layout: Layout,
     pub driver: &'a Driver,
 }
 
@@ -117,12 +115,11 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     }
     // One check is enough, because a claim has either shares or monitors.
     let limited = shares.iter().any(|placed| placed.share.role == Role::Share);
-    let paths = inputs.layout.paths();
-    if limited && inputs.layout == Layout::Dev {
-        edits.mounts.push(tmpfs(paths.shares));
+    if limited {
+        edits.mounts.push(tmpfs(CONTAINER_DIR));
     }
     let folders: &[&str] = if limited {
-        &[paths.driver]
+        &[CONTAINER_DRIVER_DIR]
     } else {
         &CONTAINER_LIBRARY_DIRS
     };
@@ -135,7 +132,9 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     }
     // libcuda opens these by name alone, so they must be in the loader's default folders too.
     for (name, file) in &driver.companions {
-        let both = CONTAINER_LIBRARY_DIRS.iter().chain(limited.then_some(&paths.driver));
+        let both = CONTAINER_LIBRARY_DIRS
+            .iter()
+            .chain(limited.then_some(&CONTAINER_DRIVER_DIR));
         edits
             .mounts
             .extend(both.map(|folder| mount(file, &format!("{folder}/{name}"), Access::Execute)));
@@ -152,9 +151,8 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
                 .extend(names.map(|target| mount(&shim, &target, Access::Execute)));
         }
         let preload = inputs.library.join(PRELOAD_FILE);
-        edits.mounts.push(mount(&preload, paths.preload, Access::Execute));
-        let beside = paths.shim.map(|target| mount(&shim, target, Access::Execute));
-        edits.mounts.extend(beside);
+        edits.mounts.push(mount(&preload, CONTAINER_PRELOAD, Access::Execute));
+        edits.mounts.push(mount(&shim, CONTAINER_SHIM, Access::Execute));
         let hook = preload_hook(inputs, &edits.mounts);
         edits.hooks.push(hook);
     }
@@ -163,15 +161,14 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
 
 fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let folder = inputs.claim_dir.join(&placed.share.name);
-    let paths = inputs.layout.paths();
-    let inside = format!("{}/{}", paths.shares, placed.share.name);
+    let inside = format!("{CONTAINER_DIR}/{}", placed.share.name);
     let mut mounts = vec![
         mount(&folder, &inside, Access::Read),
         mount(&folder.join(LEDGER), &format!("{inside}/{LEDGER}"), Access::Write),
     ];
     if let Some(slot) = placed.slot {
         let folder = inputs.gpus_dir.join(&placed.share.gpu);
-        let inside = format!("{}/{}", paths.arbitration, placed.share.gpu);
+        let inside = format!("{CONTAINER_ARBITRATION_DIR}/{}", placed.share.gpu);
         let file = slot_file_name(slot);
         mounts.push(mount(&folder, &inside, Access::Read));
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
@@ -195,15 +192,13 @@ fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
 }
 
 /// The hook gets the names of all files in our folders of libraries, because it cannot tell a file of the node from one
-/// of a pod's volume. The hooks of older releases do not know that option.
+/// of a pod's volume.
 fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
-    let paths = inputs.layout.paths();
-    let arguments = [HOOK_FILE, "preload", "--library", paths.preload, "--report"];
+    let arguments = [HOOK_FILE, "preload", "--library", CONTAINER_PRELOAD, "--report"];
     let folders = [CONTAINER_OWN_LIBRARY_DIR, CONTAINER_DRIVER_DIR].map(Path::new);
     let targets = mounts.iter().map(|mount| Path::new(&mount.container_path));
     let ours = targets.filter(|path| path.parent().is_some_and(|parent| folders.contains(&parent)));
     let files = ours.filter_map(|path| path.strip_prefix(CONTAINER_DIR).ok());
-    let files = files.filter(|_| inputs.layout == Layout::Dev);
     Hook {
         hook_name: HookName::CreateContainer,
         path: text(&inputs.library.join(HOOK_FILE)),
@@ -300,16 +295,11 @@ mod tests {
     }
 
     fn build(driver: &Driver, shares: &[Placed<'_>]) -> Spec {
-        build_as(Layout::Dev, driver, shares)
-    }
-
-    fn build_as(layout: Layout, driver: &Driver, shares: &[Placed<'_>]) -> Spec {
         let claim_dir = Path::new("/run/vgpu/claims").join(UID);
         let inputs = Inputs {
             claim_dir: &claim_dir,
             gpus_dir: Path::new("/run/vgpu/gpus"),
             library: Path::new("/var/lib/vgpu/abc"),
-            layout,
             driver,
         };
         let spec = spec(&inputs, UID, shares);
@@ -397,47 +387,6 @@ mod tests {
             ".lib/libcuda.so.1",
         ];
         assert_eq!(hook.args[6..], files.map(|file| ["--file", file]).concat());
-    }
-
-    /// A claim that an older release prepared keeps that release's library and hook, which know nothing of /dev/vgpu.
-    #[test]
-    fn an_older_release_gets_the_spec_that_it_knows() {
-        let share = share("s1");
-        let placed = Placed {
-            share: &share,
-            slot: Some(3),
-            gpu_node: None,
-        };
-        let spec = build_as(Layout::Run, &soft(), &[placed]);
-        let edits = spec.devices.iter().map(|device| &device.container_edits);
-        let mounts: Vec<&Mount> = edits
-            .chain([&spec.container_edits])
-            .flat_map(|edits| &edits.mounts)
-            .collect();
-        assert!(mounts.iter().all(|mount| mount.r#type.is_none()), "{mounts:?}");
-        let paths: Vec<&str> = mounts.iter().map(|mount| mount.container_path.as_str()).collect();
-        assert!(paths.iter().all(|path| !path.starts_with("/dev")), "{paths:?}");
-        for path in [
-            "/run/vgpu/s1",
-            "/run/vgpu/s1/ledger",
-            "/usr/lib/vgpu/driver/libcuda.so.1",
-            "/usr/lib/vgpu/libvgpu-preload.so",
-        ] {
-            assert!(paths.contains(&path), "{path}: {paths:?}");
-        }
-        let claim = format!("/run/vgpu/claims/{UID}");
-        assert_eq!(
-            spec.container_edits.hooks[0].args,
-            [
-                "vgpu-cdi-hook",
-                "preload",
-                "--library",
-                "/usr/lib/vgpu/libvgpu-preload.so",
-                "--report",
-                &claim
-            ],
-            "a hook of that release knows no other option"
-        );
     }
 
     #[test]

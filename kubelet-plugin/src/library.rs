@@ -1,5 +1,5 @@
 //! Installs releases of the library on the node:
-//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook,layout}`.
+//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook,release}`.
 //!
 //! Running containers have these files mapped, so a release is never overwritten: it is written under a
 //! temporary name and renamed to its digest, and an existing one is verified. The store must not be mounted
@@ -7,7 +7,7 @@
 //! installing leaves a temporary folder, which the next start removes.
 
 use crate::files;
-use crate::layout::{self, Release};
+use crate::release::{self, Release};
 use rustix::fs::StatVfsMountFlags;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
@@ -67,7 +67,7 @@ impl Library {
             for file in FILES {
                 copy(&source.join(file), &temporary.join(file))?;
             }
-            std::fs::write(temporary.join(layout::FILE), Release::default().text())
+            std::fs::write(temporary.join(release::FILE), Release::default().text())
                 .map_err(failed("write", &temporary))?;
             File::open(&temporary)
                 .and_then(|folder| folder.sync_all())
@@ -81,9 +81,9 @@ impl Library {
             return Err(Error::Changed(target));
         }
         // The same files, installed by a plugin that did not write it.
-        let layout = target.join(layout::FILE);
+        let file = target.join(release::FILE);
         if Release::in_folder(&target) != Release::default() {
-            files::replace(&layout, Release::default().text().as_bytes(), 0o644).map_err(failed("write", &layout))?;
+            files::replace(&file, Release::default().text().as_bytes(), 0o644).map_err(failed("write", &file))?;
         }
         Ok(Self {
             store: store.to_path_buf(),

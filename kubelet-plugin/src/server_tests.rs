@@ -341,33 +341,6 @@ async fn pods_without_glibc_are_told_once() {
     assert!(text.starts_with("NoGlibc: ") && text.contains("claim-u1"), "{text}");
 }
 
-/// A container whose list is a mount, in an image with glibc, is not one without glibc.
-#[tokio::test]
-async fn each_reason_gets_one_event_with_its_own_words() {
-    let served = Served::new().await;
-    let (id, mut claim) = claim("u1", &[("s1", 20, 25)]);
-    let holders = serde_json::json!([{"resource": "pods", "name": "p", "uid": "pod-uid"}]);
-    claim.status.as_mut().expect("a status").reserved_for = serde_json::from_value(holders).expect("holders");
-    served.api.put((id, claim));
-    served.prepare(&["u1"]).await;
-    for (file, words) in [
-        ("mounted", "PreloadListMounted: a container of this pod, "),
-        ("read-only", "ReadOnlyRoot: a container of this pod, "),
-        ("no-glibc", "NoGlibc: a container of this pod, "),
-    ] {
-        served.api.events.lock().expect("lock").clear();
-        for _ in 0..2 {
-            std::fs::write(served.rig.path("run/claims/u1").join(file), "").expect("reported");
-            background::warn_reported(&served.node, &served.api).await;
-        }
-        let events = served.api.events.lock().expect("lock");
-        assert_eq!(events.len(), 1, "{file}: {events:?}");
-        let text = &events[0].1;
-        assert!(text.starts_with(words) && text.contains("claim-u1"), "{file}: {text}");
-        assert_eq!(text.contains("image without glibc"), file == "no-glibc", "{text}");
-    }
-}
-
 /// Gives a claim these pods, as the resource claim controller does.
 fn held_by((id, mut claim): (ClaimId, ResourceClaim), pods: &[&str]) -> (ClaimId, ResourceClaim) {
     let pods: Vec<_> = pods

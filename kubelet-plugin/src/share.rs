@@ -1,12 +1,11 @@
 //! A share: one allocation result of our driver, as the plugin stores it.
 
-use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
-use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
+use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
 
 /// Identifies a ResourceClaim as kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,8 +100,8 @@ impl Share {
 
     /// The limits file of this share. `order` is its index in the claim, `slot` its page for arbitration.
     #[must_use]
-    pub fn limits(&self, order: usize, slot: Option<u8>, context_reserve: Option<u64>, layout: Layout) -> Limits {
-        let driver = Path::new(layout.paths().driver);
+    pub fn limits(&self, order: usize, slot: Option<u8>, context_reserve: Option<u64>) -> Limits {
+        let driver = Path::new(CONTAINER_DRIVER_DIR);
         Limits {
             share: self.name.clone(),
             // A claim has at most a few hundred results.
@@ -185,7 +184,7 @@ pub(crate) mod tests {
     #[test]
     fn a_share_read_back_from_its_limits_is_the_same_result() {
         let whole = share("s");
-        let limits = whole.limits(0, Some(3), Some(5), Layout::default());
+        let limits = whole.limits(0, Some(3), Some(5));
         let limits = Limits::parse(limits.render().as_bytes()).expect("limits");
         let back = Share::from_limits(&limits);
         assert!(back.same_result(&whole) && whole.same_result(&back));

@@ -34,8 +34,8 @@ use crate::crash_points::{CrashPoints, Stopped};
 use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
-use crate::layout::Release;
 use crate::library::Library;
+use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use room::Full;
@@ -330,7 +330,6 @@ impl Node {
             claim_dir: &claim_dir,
             gpus_dir: &self.config.gpus_dir,
             library: &library,
-            layout: release.layout,
             driver,
         };
         let spec = edits::spec(&inputs, uid, &placed);

@@ -18,8 +18,7 @@ pub const CONTAINER_DIR: &str = "/dev/vgpu";
 pub const TMPFS_SOURCE: &str = "vgpu";
 /// Variable that names the directory of shares of a `vgpu run`.
 pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
-/// The directory of shares in the mount namespace of root's `vgpu run`. Containers of releases before
-/// [`CONTAINER_DIR`] have theirs here too.
+/// The directory of shares in the mount namespace of root's `vgpu run`.
 pub const NAMESPACE_DIR: &str = "/run/vgpu";
 /// The container's arbitration directories: [`ARBITRATION`] in [`CONTAINER_DIR`].
 pub const CONTAINER_ARBITRATION_DIR: &str = "/dev/vgpu/.arbitration";
@@ -27,6 +26,8 @@ pub const CONTAINER_ARBITRATION_DIR: &str = "/dev/vgpu/.arbitration";
 pub const CONTAINER_OWN_LIBRARY_DIR: &str = "/dev/vgpu/.lib";
 /// The backstop library in the container.
 pub const CONTAINER_PRELOAD: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
+/// The shim in the container, beside the backstop, which looks for it there first.
+pub const CONTAINER_SHIM: &str = "/dev/vgpu/.lib/libcuda.so.1";
 /// The real driver's libraries in the container.
 pub const CONTAINER_DRIVER_DIR: &str = "/dev/vgpu/.driver";
 /// The loader's default folders, on Debian's and on Red Hat's layout.

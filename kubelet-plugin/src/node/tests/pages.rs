@@ -105,7 +105,11 @@ fn a_claim_of_an_older_release_has_its_entry_and_no_slot_in_its_limits() {
     prepare(&mut node, claim("u1", &[("s1", 20, 30)])).expect("prepared");
     let old = node.library().to_owned();
     drop(node);
-    std::fs::write(rig.path("store").join(&old).join(crate::layout::FILE), "/dev/vgpu\n").expect("written");
+    std::fs::write(
+        rig.path("store").join(&old).join(crate::release::FILE),
+        "vgpu-limits 1\n",
+    )
+    .expect("written");
     let path = rig.path("run/claims/u1/s1/limits");
     std::fs::remove_file(&path).expect("removed");
     std::fs::remove_file(rig.path("run/gpus").join(&gpu(0).uuid).join("node")).expect("removed");
