@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("under_the_restricted_profile", restricted),
     ("in_a_user_namespace", user_namespace),
     ("by_the_volumes_of_a_pod", by_volumes),
+    ("by_two_containers_of_a_pod", by_two),
     ("honest_pods_with_volumes_run_or_are_told", honest),
 ];
 
@@ -212,7 +213,9 @@ struct Case {
     before: Option<(&'static str, Value)>,
     /// A container that runs beside it, without the claim.
     beside: Option<(&'static str, Value)>,
+    /// More fields of the container, and of the pod.
     spec: Value,
+    pod: Value,
     script: &'static str,
     expected: Expected,
 }
@@ -226,6 +229,7 @@ impl Case {
             before: None,
             beside: None,
             spec: json!({}),
+            pod: json!({}),
             script,
             expected,
         }
@@ -243,6 +247,9 @@ impl Case {
             container
         };
         extend(&mut spec["volumes"], &self.volumes);
+        for (key, value) in self.pod.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
         spec["containers"] = json!([container("main", self.script, &self.mounts)]);
         for (key, value) in self.spec.as_object().into_iter().flatten() {
             spec["containers"][0][key] = value.clone();
@@ -385,6 +392,22 @@ fn by_volumes() -> Result<()> {
     ));
     cases.push(shared_list);
     run("attacks-volumes", &cases)
+}
+
+/// Containers that work together take a mount of one of them away: the kernel asks only the mounts of who removes the
+/// file below it.
+fn by_two() -> Result<()> {
+    let shared = json!([{"name": "s", "emptyDir": {}}]);
+    let mount = json!([{"name": "s", "mountPath": "/s"}]);
+    let waits = "touch /s/ready; while [ ! -e /s/done ]; do sleep 0.1; done; probe";
+    let mut case = Case::new("shared-processes", shared, mount.clone(), waits, Lifted);
+    case.pod = json!({"shareProcessNamespace": true});
+    case.beside = Some((
+        "while [ ! -e /s/ready ]; do sleep 0.1; done; \
+         for p in /proc/[0-9]*; do rm -f $p/root/etc/ld.so.preload; done 2>/dev/null; touch /s/done",
+        mount,
+    ));
+    run("attacks-two", &[case])
 }
 
 fn honest() -> Result<()> {
