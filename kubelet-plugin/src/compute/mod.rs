@@ -20,4 +20,4 @@ mod utilisation;
 
 pub use compare::Comparison;
 pub use judge::Verdict;
-pub use utilisation::NvmlUtilisation;
+pub use utilisation::{NvmlUtilisation, Used, Utilisation};

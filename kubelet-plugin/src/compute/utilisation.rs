@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 /// Percent of the time since the last question, by PID.
-pub(super) type Used = BTreeMap<u32, f64>;
+pub type Used = BTreeMap<u32, f64>;
 
 /// Something that measures processes.
 pub trait Utilisation: Send + Sync + 'static {

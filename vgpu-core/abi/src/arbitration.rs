@@ -333,7 +333,7 @@ mod tests {
         let mut page = vec![0; PAGE];
         assert!(!write(&mut page, &old, usize::MAX));
         // A writer that was killed after any byte, then one that was not.
-        for until in 0.. {
+        for until in (0..).step_by(if cfg!(miri) { 97 } else { 1 }) {
             let mut cut = page.clone();
             let killed = write(&mut cut, &new, until);
             for slot in [0, 1, 63] {
