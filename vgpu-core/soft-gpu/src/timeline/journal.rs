@@ -18,36 +18,9 @@
 //! - Two at once: one exchange of the root fails, and that process begins anew with what it reads then.
 //! - A damaged journal: words that do not exist are skipped, and its length is bounded.
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
-use super::words::{Name, Words};
-
-/// The most changes of one transaction.
-pub const RECORDS: usize = 256;
-
-#[derive(Default)]
-#[repr(C)]
-struct Record {
-    name: AtomicU64,
-    old: AtomicU64,
-    new: AtomicU64,
-}
-
-/// Where one process writes down the change that it wants.
-#[repr(C, align(64))]
-pub struct Journal {
-    count: AtomicU64,
-    records: [Record; RECORDS],
-}
-
-impl Default for Journal {
-    fn default() -> Self {
-        Self {
-            count: AtomicU64::new(0),
-            records: std::array::from_fn(|_| Record::default()),
-        }
-    }
-}
+use super::words::{Name, RECORDS, Record, Words};
 
 /// One word's change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,9 +14,9 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::journal::{Change, RECORDS};
+use super::journal::Change;
 use super::usage;
-use super::words::{DEPTH, Name, Ticket, Words, owner};
+use super::words::{DEPTH, Name, RECORDS, Ticket, Words, owner};
 
 /// What the profile says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::journal::Journal;
 use crate::account::MAX_PROCS;
 use crate::profile::MAX_GPUS;
 
@@ -91,6 +90,33 @@ pub struct Usage {
     /// When the process joined. It writes this itself.
     pub since: AtomicU64,
     pub samples: [Sample; SAMPLES],
+}
+
+/// The most changes of one transaction.
+pub const RECORDS: usize = 256;
+
+#[derive(Default)]
+#[repr(C)]
+pub struct Record {
+    pub name: AtomicU64,
+    pub old: AtomicU64,
+    pub new: AtomicU64,
+}
+
+/// Where one process writes down the change that it wants: see `journal`.
+#[repr(C, align(64))]
+pub struct Journal {
+    pub count: AtomicU64,
+    pub records: [Record; RECORDS],
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            records: std::array::from_fn(|_| Record::default()),
+        }
+    }
 }
 
 /// All of it, in the shared file.
