@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use support::serve::Serving;
 use support::{Bench, GIB, dist, number};
 use vgpu_abi::ledger;
+use vgpu_abi::limits::{ComputePolicy, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
 #[test]
@@ -106,16 +107,24 @@ fn look_ups_answer_with_the_hook_of_the_same_variant() {
         "address:cuMemAllocAsync/cuMemAllocAsync_ptsz",
         "address:cuGetProcAddress/cuGetProcAddress_v2",
         "address:cuInit",
+        "address:cuLaunchKernel",
+        "address:cuLaunchKernel/cuLaunchKernel_ptsz",
     ];
     for line in bench.run(&hooks) {
         assert_eq!(line, "address 0 true");
     }
-    let shown = bench.run(&["address:", "address:cuNoSuchFunction", "address:cuLaunchKernel"]);
+    let shown = bench.run(&["address:", "address:cuNoSuchFunction", "address:cuStreamCreate"]);
     assert_eq!(shown[..2], ["address 0 false", "address 0 false"]);
     assert_eq!(
         shown[2], "address 0 false",
         "what is not hooked is the driver's own, at no cost"
     );
+    bench.put(&Limits {
+        compute_policy: ComputePolicy::Unlimited,
+        ..bench.limits("share", 0, 0, GIB)
+    });
+    let unlimited = bench.run(&["address:cuLaunchKernel", "address:cuInit"]);
+    assert_eq!(unlimited, ["address 0 false", "address 0 true"]);
 }
 
 #[test]
