@@ -160,14 +160,13 @@ fn needed(file: &Path) -> Vec<String> {
 
 /// The names of NVIDIA's libraries in a file: those that it may open.
 fn named(file: &Path) -> Vec<String> {
-    let bytes = fs::read(file).expect("a library");
-    let texts = bytes.split(|byte| !byte.is_ascii_graphic());
-    let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
-    let is_name = |text: &&str| {
-        let starts = ["libnvidia-", "libcuda"].iter().any(|start| text.starts_with(start));
-        starts && text.contains(".so") && !text.contains(['/', '%', ':'])
-    };
-    texts.filter(is_name).map(str::to_owned).collect()
+    let pattern = r"lib(nvidia-|cuda)[A-Za-z0-9_-]*\.so[A-Za-z0-9._]*";
+    lines(
+        Command::new("grep")
+            .env("LC_ALL", "C")
+            .args(["-aoE", pattern])
+            .arg(file),
+    )
 }
 
 /// With the links and without them, as in a driver container and on a node.
