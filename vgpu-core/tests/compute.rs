@@ -173,6 +173,15 @@ fn every_way_to_launch_is_measured_and_charged() {
         let charged = (bench.counted(0).charged - before) / 1000;
         assert!((2_500..20_000).contains(&charged), "{launch}: {charged} us");
     }
+    // A capture that nobody ends: what is launched elsewhere is charged all the same.
+    caller.ok("cuStreamCreate >4 1");
+    caller.ok("cuStreamBeginCapture_v2 @4 2");
+    let before = bench.counted(0).charged;
+    caller.ok("cuLaunchKernel @2 1 1 1 32 1 1 0 0 0");
+    caller.ok("cuCtxSynchronize");
+    let charged = (bench.counted(0).charged - before) / 1000;
+    assert!((2_500..20_000).contains(&charged), "beside a capture: {charged} us");
+    caller.ok("cuStreamDestroy_v2 @4");
     // The software GPU does not have these: the answer is the driver's.
     const NOT_SUPPORTED: i32 = 801;
     for launch in ["cuLaunch @2", "cuLaunchGrid @2 1 1", "cuLaunchGridAsync @2 1 1 0"] {
@@ -298,6 +307,22 @@ fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
         holder.kill().expect("killed");
         holder.wait().expect("waited for");
         assert!(percent > 50.0, "signal {signal}: {percent}");
+    }
+}
+
+/// A program that cannot launch as fast as the GPU works is not charged the GPU's waiting for it.
+#[test]
+fn gaps_between_launches_are_not_charged() {
+    for step in ["sparse:20,1000,400", "sparse:20,1000,2000"] {
+        let bench = shares(&[guaranteed(30)]).remove(0);
+        let output = bench.client(&["init", step]).output().expect("a client");
+        let said = lines(&output);
+        let launches = support::number(&said[1], 2);
+        let (used, charged) = (launches * 20, bench.counted(0).charged / 1000);
+        assert!(
+            charged > used / 2 && charged < 3 * used + 20_000,
+            "{step}: {charged} us for {used}"
+        );
     }
 }
 

@@ -5,10 +5,11 @@
 //!  graph:US,MS,EVERY   the same with a graph of one such kernel, which is captured first
 //!  streams:US,MS,EVERY the same in four streams in turn, of which it waits for the first by asking an event
 //!  capture:US,MS,EVERY as work, while another thread captures and instantiates graphs all the time
+//!  sparse:US,MS,EVERY  one each EVERY us, without a wait
 //!  idle:MS             sleeps
 //! ```
 //!
-//! The first four answer with the first code that is not 0 (else 0), the number of launches, and the ms that they took.
+//! The first five answer with the first code that is not 0 (else 0), the number of launches, and the ms that they took.
 
 use crate::client::Client;
 use crate::library::call;
@@ -26,6 +27,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
     match name {
         "work" => Some(kernels(client, &Work::parse(value))),
         "graph" => Some(graphs(client, &Work::parse(value))),
+        "sparse" => Some(sparse(client, &Work::parse(value))),
         "streams" => Some(streams(client, &Work::parse(value))),
         "capture" => Some(beside_captures(client, &Work::parse(value))),
         "idle" => {
@@ -104,6 +106,20 @@ fn kernels(client: &mut Client, work: &Work) -> String {
         work,
         // SAFETY: a kernel without parameters, on the default stream.
         || unsafe { launch(function, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0) },
+        || call!(cuda, "cuCtxSynchronize"()()),
+    )
+}
+
+fn sparse(client: &mut Client, work: &Work) -> String {
+    let cuda = client.cuda();
+    let (function, launch) = (kernel(cuda, work.length), launcher(cuda));
+    repeat(
+        &Work { every: 0, ..*work },
+        || {
+            std::thread::sleep(Duration::from_micros(work.every));
+            // SAFETY: a kernel without parameters, on the default stream.
+            unsafe { launch(function, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0) }
+        },
         || call!(cuda, "cuCtxSynchronize"()()),
     )
 }

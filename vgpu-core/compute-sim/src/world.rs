@@ -409,7 +409,13 @@ impl World {
             let turn = &self.pages[other.gpu][other.share].turn;
             other.gpu != tenant.gpu && turn.ends.load(std::sync::atomic::Ordering::Relaxed) > self.now
         });
-        self.with_limiter(index, |limiter, pages, now| limiter.ask(pages, now, shape, sibling))
+        let asked = self.held_since[index].unwrap_or(self.now);
+        if self.processes[index].limiter.is_due(shape) {
+            self.end_chunks(index);
+        }
+        self.with_limiter(index, |limiter, pages, now| {
+            limiter.ask(pages, now, shape, asked, sibling)
+        })
     }
 
     fn launched(&mut self, index: usize, shape: Shape) -> Option<Mark> {
@@ -421,13 +427,13 @@ impl World {
 
     fn waits_for(&mut self, index: usize) -> Option<Mark> {
         self.is_limited(index)
-            .then(|| self.processes[index].limiter.waits_for(STREAM))
+            .then(|| self.processes[index].limiter.waits_for(self.now, STREAM))
             .flatten()
     }
 
     /// Records the events that the limiter wants behind what is in flight. On a stream without work they are reached now.
     fn end_chunks(&mut self, index: usize) {
-        for (_, mark) in self.processes[index].limiter.holds(|_| true) {
+        for (_, mark) in self.processes[index].limiter.holds(self.now, |_| true) {
             self.processes[index].first = true;
             let context = &mut self.contexts[index];
             match context.queue.back_mut() {

@@ -8,6 +8,7 @@ use crate::time_share::TimeShare;
 use crate::{drop_in, real};
 use vgpu_core::account::Account;
 use vgpu_core::grants;
+use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::stderr;
 
 /// Returns the state of this process, or None if it is refused.
@@ -35,7 +36,11 @@ fn first() -> Option<&'static Ready> {
 
 /// Opens the shares of this process and the driver's libraries.
 fn open() -> Result<Ready, String> {
-    let (grants, mirror) = shares()?;
+    let Found {
+        grants,
+        mirror,
+        of_hami,
+    } = shares()?;
     let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
         let account =
             Account::open(grant).map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
@@ -52,19 +57,37 @@ fn open() -> Result<Ready, String> {
         Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
-    let times = grants.iter().map(|gpu| TimeShare::of(gpu, mirror.is_some())).collect();
+    let times = grants.iter().map(|gpu| TimeShare::of(gpu, of_hami)).collect();
     Ok(Ready::new(gpus, times, mirror))
+}
+
+/// The shares of this process, and whether HAMi's variables define them.
+struct Found {
+    grants: Vec<grants::GpuGrants>,
+    mirror: Option<Mirror>,
+    of_hami: bool,
 }
 
 /// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` tells where shares come
 /// from.
-fn shares() -> Result<drop_in::Shares, String> {
+fn shares() -> Result<Found, String> {
     let origin = match grants::directory(real::run_dir()) {
         Ok(origin) => origin,
-        Err(nowhere) => return drop_in::shares()?.ok_or_else(|| nowhere.to_string()),
+        Err(nowhere) => {
+            let (grants, mirror) = drop_in::shares()?.ok_or_else(|| nowhere.to_string())?;
+            return Ok(Found {
+                grants,
+                mirror,
+                of_hami: true,
+            });
+        }
     };
     let grants = grants::read(&origin).map_err(|error| error.to_string())?;
     let first = grants.first().and_then(|gpu| gpu.shares.first()).ok_or("no share")?;
     real::open(&first.limits.libcuda, &first.limits.libnvidia_ml)?;
-    Ok((grants, None))
+    Ok(Found {
+        grants,
+        mirror: None,
+        of_hami: false,
+    })
 }

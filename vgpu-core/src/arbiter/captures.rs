@@ -36,14 +36,14 @@ pub(super) struct Unharmful<'a, D: Streams> {
     before: c_int,
 }
 
-/// Returns a guard if there may be a capture.
-pub(super) fn spare<D: Streams>(driver: &D) -> Option<Unharmful<'_, D>> {
+/// Returns a guard. Also where no capture is known: one may begin at any moment.
+pub(super) fn spare<D: Streams>(driver: &D) -> Unharmful<'_, D> {
     /// CU_STREAM_CAPTURE_MODE_RELAXED.
     const RELAXED: c_int = 2;
-    may_be_under_way().then(|| Unharmful {
+    Unharmful {
         driver,
         before: driver.exchange_capture_mode(RELAXED),
-    })
+    }
 }
 
 impl<D: Streams> Drop for Unharmful<'_, D> {

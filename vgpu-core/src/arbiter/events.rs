@@ -65,7 +65,8 @@ struct Base {
 /// What is in front of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
-    Event(usize),
+    /// With the base that was the newest then.
+    Event { event: usize, base: usize },
     /// The chunk before it in this stream, which has not ended yet.
     Previous,
     /// Nothing could be recorded.
@@ -74,7 +75,7 @@ enum From {
 
 impl From {
     fn event(self) -> Option<usize> {
-        if let Self::Event(event) = self {
+        if let Self::Event { event, .. } = self {
             Some(event)
         } else {
             None
@@ -107,7 +108,10 @@ impl Events {
         let from = if self.uses(target.stream) {
             From::Previous
         } else {
-            self.record(driver, target, now).map_or(From::Clock(now), From::Event)
+            let event = self.record(driver, target, now);
+            let base = self.context(target.context).bases.last().map(|base| base.event);
+            let both = event.zip(base);
+            both.map_or(From::Clock(now), |(event, base)| From::Event { event, base })
         };
         // One that was begun before and has got no launch.
         if let Some(at) = self.begun_at(target.stream) {
@@ -127,7 +131,12 @@ impl Events {
         let at = self.begun_at(target.stream);
         let from = at.map_or(From::Clock(now), |at| self.begun.swap_remove(at).1);
         let end = self.record(driver, target, now);
-        let base = self.context(target.context).bases.last().map(|base| base.event);
+        let newest = self.context(target.context).bases.last().map(|base| base.event);
+        let base = if let From::Event { base, .. } = from {
+            Some(base)
+        } else {
+            newest
+        };
         match (end, base) {
             (Some(end), Some(base)) => {
                 self.pending.push_back(Pending {
@@ -203,14 +212,12 @@ impl Events {
             .min(seen.saturating_sub(end));
         let to = base.at + end;
         let from = match pending.from {
-            From::Event(event) => driver.elapsed(base.event, event).map_or(to, |begin| base.at + begin),
+            From::Event { event, .. } => driver.elapsed(base.event, event).map_or(to, |begin| base.at + begin),
             From::Clock(at) => at,
             // The one before it was reported: it came first.
             From::Previous => to,
         };
-        if let From::Event(event) = pending.from {
-            context.spare.push(event);
-        }
+        context.spare.extend(pending.from.event());
         self.recycle(driver, pending);
         Outcome::Measured { from: from.min(to), to }
     }
@@ -233,7 +240,11 @@ impl Events {
 
     /// Keeps what a chunk does not need any more for later ones.
     fn recycle(&mut self, driver: &impl Streams, done: &Pending) {
-        let in_use = |event: usize| self.pending.iter().any(|pending| pending.base == event);
+        let is_of = |event: usize, from: From| matches!(from, From::Event { base, .. } if base == event);
+        let in_use = |event: usize| {
+            self.pending.iter().any(|pending| pending.base == event)
+                || self.begun.iter().any(|(_, from)| is_of(event, *from))
+        };
         let Some(at) = self
             .contexts
             .iter()

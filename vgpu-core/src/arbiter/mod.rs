@@ -11,8 +11,9 @@
 //! in a sleep.
 //!
 //! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Events that cannot be had
-//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked. A fork child makes
-//! all of this anew.
+//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked; one that a
+//! signal handler jumps out of here leaves the lock, and further launches wait for ever. A fork child makes all of this
+//! anew.
 
 mod captures;
 mod cell;
@@ -26,8 +27,8 @@ pub use captures::{begun as capture_begun, ended as capture_ended};
 
 use core::ffi::c_int;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
@@ -51,6 +52,8 @@ pub use pages::PagesError;
 const PER_THREAD: usize = 2;
 /// Streams that are remembered.
 const STREAMS: usize = 64;
+/// How often a cell is looked for where all are taken.
+const CELL: Ns = 100 * MS;
 /// How often NVML is asked for other processes on the GPU.
 const NEIGHBOURS: Ns = 1000 * MS;
 
@@ -58,7 +61,7 @@ const NEIGHBOURS: Ns = 1000 * MS;
 pub trait Process {
     type Driver: Streams;
     fn driver(&self) -> &Self::Driver;
-    /// Returns true if this process holds a turn on another GPU.
+    /// Returns true if the share holds a turn on another GPU.
     fn holds_elsewhere(&self, now: Ns) -> bool;
     /// Returns true if other processes use the GPU, as far as can be known.
     fn has_neighbours(&self) -> bool;
@@ -83,7 +86,15 @@ pub struct Arbiter {
     credit: Credit,
     /// There may be work that is not measured yet.
     is_busy: AtomicBool,
+    /// Of a share that is held to its `cores` only while others use the GPU: if they do, and when that was looked up.
+    neighbours: Option<Neighbours>,
     inner: Spin<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Neighbours {
+    looked: AtomicU64,
+    are_there: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -94,9 +105,20 @@ struct Inner {
     streams: Vec<Target>,
     owner: Owner,
     cell: usize,
-    /// The share is held to its `cores` only while others use the GPU, and when that was looked up.
-    only_beside_others: bool,
-    neighbours: (Ns, bool),
+    /// When a cell was looked for the last time.
+    looked_for_cell: Ns,
+    /// Nobody else used the GPU at the last question.
+    was_free: bool,
+}
+
+/// What a launch asks with.
+struct Question {
+    /// Since when it has asked.
+    asked: Ns,
+    /// Nobody else uses the GPU, and so nothing is limited.
+    is_free: bool,
+    /// The share holds a turn on another GPU.
+    sibling: bool,
 }
 
 /// A pause before the next question.
@@ -159,6 +181,7 @@ impl Arbiter {
         Self {
             credit: Credit::default(),
             is_busy: AtomicBool::new(false),
+            neighbours: only_beside_others.then(Neighbours::default),
             inner: Spin::new(Inner {
                 pages,
                 limiter: Limiter::new(cell, entry),
@@ -166,8 +189,8 @@ impl Arbiter {
                 streams: Vec::new(),
                 owner,
                 cell,
-                only_beside_others,
-                neighbours: (0, true),
+                looked_for_cell: 0,
+                was_free: false,
             }),
         }
     }
@@ -195,12 +218,26 @@ impl Arbiter {
         if captures::may_be_under_way() && is_captured(driver, handle) {
             return false;
         }
+        let asked = monotonic_ns();
         loop {
+            let is_free = self.neighbours.as_ref().is_some_and(|them| !them.are_there(process));
+            let sibling = process.holds_elsewhere(monotonic_ns());
             let nap = {
+                let mut inner = self.inner.lock();
                 let _unharmed = captures::spare(driver);
-                self.inner.lock().ask(&self.credit, process, handle, shape)
+                self.is_busy.store(true, Relaxed);
+                inner.ask(
+                    &self.credit,
+                    driver,
+                    handle,
+                    shape,
+                    &Question {
+                        asked,
+                        is_free,
+                        sibling,
+                    },
+                )
             };
-            self.is_busy.store(true, Relaxed);
             match nap {
                 None => return true,
                 Some(nap) => process.asleep(|| nap.sleep()),
@@ -215,8 +252,11 @@ impl Arbiter {
         }
         let _kept = errno::keep();
         let driver = process.driver();
+        let mut inner = self.inner.lock();
         let _unharmed = captures::spare(driver);
-        self.inner.lock().launched(&self.credit, driver, handle, shape);
+        inner.launched(&self.credit, driver, handle, shape);
+        // Another thread's wait may have found nothing in flight since this one asked.
+        self.is_busy.store(true, Relaxed);
     }
 
     /// The program is about to wait.
@@ -224,8 +264,9 @@ impl Arbiter {
         if self.is_busy.load(Relaxed) {
             let _kept = errno::keep();
             let driver = process.driver();
+            let mut inner = self.inner.lock();
             let _unharmed = captures::spare(driver);
-            self.inner.lock().before_wait(&self.credit, driver, scope);
+            inner.before_wait(&self.credit, driver, scope);
         }
     }
 
@@ -234,8 +275,8 @@ impl Arbiter {
         if self.is_busy.load(Relaxed) {
             let _kept = errno::keep();
             let driver = process.driver();
-            let _unharmed = captures::spare(driver);
             let mut inner = self.inner.lock();
+            let _unharmed = captures::spare(driver);
             let is_idle = inner.after_wait(&self.credit, driver, scope);
             self.is_busy.store(!is_idle, Relaxed);
         }
@@ -245,8 +286,18 @@ impl Arbiter {
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
+        let mut inner = self.inner.lock();
         let _unharmed = captures::spare(driver);
-        self.inner.lock().forget(&self.credit, driver, context);
+        inner.forget(&self.credit, driver, context);
+    }
+
+    /// A stream is about to be destroyed: no event can be recorded in it any more.
+    pub fn forget_stream(&self, process: &impl Process, handle: usize) {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        let mut inner = self.inner.lock();
+        let _unharmed = captures::spare(driver);
+        inner.forget_stream(&self.credit, driver, handle);
     }
 
     /// Returns true if this process's share holds a turn here.
@@ -276,25 +327,48 @@ fn stream_of(handle: usize) -> Stream {
 
 impl Inner {
     /// Returns None if the launch may go.
-    fn ask(&mut self, credit: &Credit, process: &impl Process, handle: usize, shape: Shape) -> Option<Nap> {
-        let driver = process.driver();
+    fn ask(
+        &mut self,
+        credit: &Credit,
+        driver: &impl Streams,
+        handle: usize,
+        shape: Shape,
+        question: &Question,
+    ) -> Option<Nap> {
         let now = monotonic_ns();
         self.count(credit, now);
         let target = self.target(driver, handle);
-        if let Some(mark) = self.limiter.end_full(target.stream) {
+        let ended = if self.limiter.is_due(shape) {
+            self.limiter.waits_for(now, target.stream)
+        } else {
+            self.limiter.end_full(now, target.stream)
+        };
+        if let Some(mark) = ended {
             credit.close(target.stream);
             self.end(driver, mark, target, now);
         }
         self.poll(driver);
-        if self.only_beside_others && !self.has_neighbours(process, now) {
+        self.end_others(now);
+        let is_first_beside_others = std::mem::replace(&mut self.was_free, question.is_free) && !question.is_free;
+        if question.is_free {
             self.begin(driver, target, now);
             return None;
         }
+        if is_first_beside_others {
+            let limiter = &mut self.limiter;
+            self.pages.with(|pages| limiter.begin_to_count(pages));
+        }
         self.keep_cell(now);
         self.pages.look(now);
-        let sibling = process.holds_elsewhere(now);
+        let wake = self.pages.own().wake.load(Relaxed);
         let limiter = &mut self.limiter;
-        match self.pages.with(|pages| limiter.ask(pages, now, shape, sibling)) {
+        let decision = self
+            .pages
+            .with(|pages| limiter.ask(pages, now, shape, question.asked, question.sibling));
+        if self.pages.own().wake.load(Relaxed) != wake {
+            futex::wake(&self.pages.own().wake);
+        }
+        match decision {
             Decision::Go => {
                 self.begin(driver, target, now);
                 None
@@ -312,6 +386,7 @@ impl Inner {
 
     fn launched(&mut self, credit: &Credit, driver: &impl Streams, handle: usize, shape: Shape) {
         let now = monotonic_ns();
+        self.count(credit, now);
         let target = self.target(driver, handle);
         let limiter = &mut self.limiter;
         let mark = self
@@ -342,7 +417,7 @@ impl Inner {
                 let known = self.streams.iter().find(|target| target.stream == stream_of(handle));
                 let Some(target) = known.copied() else { return };
                 credit.close(target.stream);
-                if let Some(mark) = self.limiter.waits_for(target.stream) {
+                if let Some(mark) = self.limiter.waits_for(now, target.stream) {
                     self.end(driver, mark, target, now);
                 }
             }
@@ -360,10 +435,11 @@ impl Inner {
         self.poll(driver);
         if scope == Scope::All {
             // Work in other threads' own streams, in which this one can record nothing.
-            for (_, mark) in self.limiter.holds(|_| true) {
+            for (_, mark) in self.limiter.holds(now, |_| true) {
                 self.report(now, mark, Outcome::Failed);
             }
         }
+        self.end_others(now);
         let is_idle = self.limiter.is_idle();
         if is_idle {
             credit.withdraw();
@@ -384,7 +460,7 @@ impl Inner {
             let known = streams.iter().find(|target| target.stream == stream);
             known.is_none_or(|target| target.context == context)
         };
-        for (_, mark) in self.limiter.holds(is_there) {
+        for (_, mark) in self.limiter.holds(now, is_there) {
             self.report(now, mark, Outcome::Failed);
         }
         let mut gone = Vec::new();
@@ -393,6 +469,23 @@ impl Inner {
             self.report(now, mark, Outcome::Failed);
         }
         self.streams.retain(|target| target.context != context);
+    }
+
+    fn forget_stream(&mut self, credit: &Credit, driver: &impl Streams, handle: usize) {
+        let now = monotonic_ns();
+        self.count(credit, now);
+        let known = self
+            .streams
+            .iter()
+            .position(|target| target.stream == stream_of(handle));
+        let Some(at) = known.filter(|_| handle > PER_THREAD) else {
+            return;
+        };
+        let target = self.streams.swap_remove(at);
+        credit.close(target.stream);
+        if let Some(mark) = self.limiter.waits_for(now, target.stream) {
+            self.end(driver, mark, target, now);
+        }
     }
 
     /// Counts the launches that went on credit.
@@ -417,12 +510,10 @@ impl Inner {
     fn hold(&mut self, driver: &impl Streams, now: Ns) {
         let streams = &self.streams;
         let target_of = |stream: Stream| streams.iter().find(|target| target.stream == stream).copied();
-        let can = |stream: Stream| {
-            target_of(stream).is_some_and(|target| target.handle != PER_THREAD || stream_of(PER_THREAD) == stream)
-        };
+        let can = |stream: Stream| target_of(stream).is_some_and(can_record);
         let ended: Vec<(Option<Target>, Mark)> = self
             .limiter
-            .holds(can)
+            .holds(now, can)
             .into_iter()
             .map(|(stream, mark)| (target_of(stream), mark))
             .collect();
@@ -431,6 +522,19 @@ impl Inner {
                 Some(target) => self.end(driver, mark, target, now),
                 None => self.report(now, mark, Outcome::Failed),
             }
+        }
+    }
+
+    /// Ends chunks in other threads' own streams, in which this one can record nothing, when their work must have ended:
+    /// such a thread may be gone.
+    fn end_others(&mut self, now: Ns) {
+        let streams = &self.streams;
+        let cannot = |stream: Stream| {
+            let target = streams.iter().find(|target| target.stream == stream);
+            target.is_none_or(|target| !can_record(*target))
+        };
+        for mark in self.limiter.ends_old(now, cannot) {
+            self.report(now, mark, Outcome::Failed);
         }
     }
 
@@ -493,27 +597,36 @@ impl Inner {
 
     fn keep_cell(&mut self, now: Ns) {
         let page = self.pages.own();
-        if cell::is_own(page, self.cell, self.owner) {
+        if cell::is_own(page, self.cell, self.owner) || now.saturating_sub(self.looked_for_cell) < CELL {
             return;
         }
+        self.looked_for_cell = now;
         self.cell = cell::claim(page, self.owner, now, cell::is_dead).unwrap_or(usize::MAX);
         self.limiter.move_to(self.cell);
     }
+}
 
-    fn has_neighbours(&mut self, process: &impl Process, now: Ns) -> bool {
-        let (looked, known) = self.neighbours;
-        if looked != 0 && now.saturating_sub(looked) < NEIGHBOURS {
-            return known;
+impl Neighbours {
+    /// Asks NVML, which may take long: not while a lock is held, and not often.
+    fn are_there(&self, process: &impl Process) -> bool {
+        let (now, looked) = (monotonic_ns(), self.looked.load(Relaxed));
+        if looked == 0 || now.saturating_sub(looked) >= NEIGHBOURS {
+            self.looked.store(now, Relaxed);
+            self.are_there.store(process.has_neighbours(), Relaxed);
         }
-        self.neighbours = (now, process.has_neighbours());
-        self.neighbours.1
+        self.are_there.load(Relaxed)
     }
 }
 
-/// Returns true if an event can be recorded in a stream: it would become a node of a graph that is being captured, and
-/// in the default stream it would end the capture of another one.
+/// Returns true if this thread can name the stream: that of another thread has no handle here.
+fn can_record(target: Target) -> bool {
+    target.handle != PER_THREAD || stream_of(PER_THREAD) == target.stream
+}
+
+/// Returns true if an event can be recorded in a stream: it would become a node of a graph that is being captured. Of the
+/// default stream, the driver answers an error while a stream is captured whose capture an event there would end.
 fn may_record(driver: &impl Streams, target: Target) -> bool {
-    !captures::may_be_under_way() || target.handle >= PER_THREAD && driver.is_capturing(target.handle) == Ok(false)
+    !captures::may_be_under_way() || driver.is_capturing(target.handle) == Ok(false)
 }
 
 impl Nap {

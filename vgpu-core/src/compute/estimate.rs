@@ -12,6 +12,9 @@ pub struct Shape(pub u64);
 const PLACES: usize = 4096;
 /// Places that are tried for a shape. If all are taken, it replaces the one whose turn it is.
 const TRIES: usize = 4;
+/// After so many launches, one is measured by itself again; sooner if there is reason to.
+const CHECK: u32 = 64;
+const CHECK_SUSPECT: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
@@ -19,6 +22,10 @@ struct Estimate {
     /// 0: not measured yet.
     ns: Ns,
     launches: u32,
+    /// How many there were when one was measured by itself the last time.
+    checked: u32,
+    /// A chunk with it took much longer than expected, or the GPU may have waited for it.
+    is_suspect: bool,
 }
 
 /// The estimates of one process on one GPU.
@@ -55,6 +62,32 @@ impl Estimates {
         let entry = self.entry(shape);
         entry.launches = entry.launches.saturating_add(launches);
         entry.launches
+    }
+
+    /// Returns true if a launch of this shape should be measured by itself.
+    #[must_use]
+    pub fn is_due(&self, shape: Shape) -> bool {
+        let found = self.places(shape).map(|at| &self.0[at]).find(|e| e.shape == shape.0);
+        found.is_some_and(|e| {
+            let after = if e.is_suspect { CHECK_SUSPECT } else { CHECK };
+            e.ns != 0 && e.launches.saturating_sub(e.checked) >= after
+        })
+    }
+
+    /// The estimate of this shape may be wrong: it is checked soon.
+    pub fn suspect(&mut self, shape: Shape) {
+        self.entry(shape).is_suspect = true;
+    }
+
+    /// Learns from a launch that was measured by itself.
+    pub fn learn_single(&mut self, shape: Shape, measured: Ns, trust: Trust) {
+        let entry = self.entry(shape);
+        (entry.checked, entry.is_suspect) = (entry.launches, false);
+        if trust == Trust::Alone && entry.ns != 0 && measured > 2 * entry.ns {
+            entry.ns = measured; // it has become another kernel
+        } else {
+            self.learn_one(shape, 1, measured, trust);
+        }
     }
 
     /// Learns from one launch that was measured by itself, or from `launches` equal ones in a row.

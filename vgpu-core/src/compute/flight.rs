@@ -14,6 +14,10 @@ const LAUNCHES: u32 = 64;
 const FIRST: u32 = 3;
 /// What is assumed to be left of work whose estimates are used up.
 pub(super) const LEAST_LEFT: Ns = 20 * US;
+/// What is late by more than this is not only slow.
+const LATE: Ns = 10_000 * US;
+/// An event that is reached so soon after it was recorded says that the GPU has been waiting for launches.
+const CAUGHT_UP: Ns = 50 * US;
 /// A launch costs the GPU this much at least.
 pub const LEAST_LAUNCH: Ns = 3 * US;
 
@@ -31,6 +35,8 @@ struct Chunk {
     /// None: still open.
     mark: Option<Mark>,
     begun: Ns,
+    /// When its event was recorded.
+    closed: Ns,
     launches: Vec<(Shape, u32)>,
     estimated: Ns,
 }
@@ -42,6 +48,8 @@ pub(super) struct Measured {
     /// Since when the process has had work on the GPU: earlier than the chunk where another stream's work is older.
     pub busy_since: Ns,
     pub alone: bool,
+    pub begun: Ns,
+    closed: Ns,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +57,8 @@ pub(super) struct Flight {
     chunks: VecDeque<Chunk>,
     estimated: Ns,
     marks: u64,
+    /// When the last chunk was seen to have ended.
+    ended: Ns,
 }
 
 impl Flight {
@@ -94,9 +104,10 @@ impl Flight {
         shape: Shape,
         estimates: &mut Estimates,
     ) -> Option<Mark> {
+        let is_due = estimates.is_due(shape);
         let nth = estimates.count(shape, 1);
         let at = self.add(now, stream, shape, 1, estimates);
-        (nth <= FIRST || self.chunks[at].is_full()).then(|| self.close(at))
+        (nth <= FIRST || is_due || self.chunks[at].is_full()).then(|| self.close(at, now))
     }
 
     /// Adds launches that went on credit.
@@ -111,6 +122,7 @@ impl Flight {
                 stream,
                 mark: None,
                 begun: now,
+                closed: 0,
                 launches: Vec::new(),
                 estimated: 0,
             });
@@ -146,30 +158,45 @@ impl Flight {
     }
 
     /// Ends the open chunk of a stream if it is full: returns the event to record.
-    pub(super) fn end_full(&mut self, stream: Stream) -> Option<Mark> {
+    pub(super) fn end_full(&mut self, now: Ns, stream: Stream) -> Option<Mark> {
         let open = self.open(stream).filter(|at| self.chunks[*at].is_full())?;
-        Some(self.close(open))
+        Some(self.close(open, now))
     }
 
     /// Ends the open chunk of a stream, for a wait: returns the event to record, if there is one.
-    pub(super) fn end_chunk(&mut self, stream: Stream) -> Option<Mark> {
+    pub(super) fn end_chunk(&mut self, now: Ns, stream: Stream) -> Option<Mark> {
         let open = self.open(stream)?;
-        Some(self.close(open))
+        Some(self.close(open, now))
     }
 
     /// Ends the open chunks of all streams that `may_end` chooses.
-    pub(super) fn end_chunks(&mut self, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
-        let open = |chunk: &Chunk| chunk.mark.is_none() && may_end(chunk.stream);
+    pub(super) fn end_chunks(&mut self, now: Ns, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
+        self.end_those(now, |chunk| may_end(chunk.stream))
+    }
+
+    /// Ends the open chunks, in streams that `may_end` chooses, whose work must have ended long ago.
+    pub(super) fn end_old(&mut self, now: Ns, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
+        self.end_those(now, |chunk| may_end(chunk.stream) && chunk.is_late(now, 0))
+    }
+
+    /// Returns true if the oldest chunk takes much longer than expected.
+    pub(super) fn is_late(&self, now: Ns) -> bool {
+        self.chunks.front().is_some_and(|chunk| chunk.is_late(now, self.ended))
+    }
+
+    fn end_those(&mut self, now: Ns, may_end: impl Fn(&Chunk) -> bool) -> Vec<(Stream, Mark)> {
+        let open = |chunk: &Chunk| chunk.mark.is_none() && may_end(chunk);
         let at: Vec<usize> = (0..self.chunks.len()).filter(|at| open(&self.chunks[*at])).collect();
         at.into_iter()
-            .map(|at| (self.chunks[at].stream, self.close(at)))
+            .map(|at| (self.chunks[at].stream, self.close(at, now)))
             .collect()
     }
 
-    fn close(&mut self, at: usize) -> Mark {
+    fn close(&mut self, at: usize, now: Ns) -> Mark {
         self.marks += 1;
         let mark = Mark(self.marks);
         self.chunks[at].mark = Some(mark);
+        self.chunks[at].closed = now;
         mark
     }
 
@@ -177,6 +204,7 @@ impl Flight {
     pub(super) fn finished(&mut self, mark: Mark, from: Ns, to: Ns) -> Option<Measured> {
         let at = self.chunks.iter().position(|chunk| chunk.mark == Some(mark))?;
         let chunk = self.chunks.remove(at)?;
+        self.ended = self.ended.max(to);
         self.estimated = self.chunks.iter().map(|chunk| chunk.estimated).sum();
         let of_others = self
             .chunks
@@ -187,6 +215,8 @@ impl Flight {
             launches: chunk.launches,
             busy_since: oldest.map_or(from, |oldest| oldest.min(from)),
             alone: oldest.is_none(),
+            begun: chunk.begun,
+            closed: chunk.closed,
         })
     }
 }
@@ -196,6 +226,12 @@ impl Chunk {
     fn worth(&self) -> Ns {
         let launches: u32 = self.launches.iter().map(|(_, count)| count).sum();
         self.estimated.max(Ns::from(launches) * LEAST_LAUNCH)
+    }
+
+    /// Returns true if its work takes much longer than expected, counted from `ready` if the GPU had other work of this
+    /// process until then.
+    fn is_late(&self, now: Ns, ready: Ns) -> bool {
+        self.begun.max(ready) + 4 * self.estimated + LATE < now
     }
 
     fn is_full(&self) -> bool {
@@ -211,9 +247,32 @@ impl Measured {
         self.launches.iter().map(of).sum()
     }
 
+    /// Returns true if the GPU may have waited for launches between the chunk's first event and its last, so that it took
+    /// longer than its work: it was reached at `to`.
+    pub(super) fn may_have_gaps(&self, estimates: &Estimates, took: Ns, to: Ns) -> bool {
+        let expected = self.expected(estimates);
+        let is_single = matches!(self.launches[..], [(_, 1)]);
+        let knows_all = self.is_known(estimates);
+        let has_caught_up = to < self.closed + CAUGHT_UP && took > expected;
+        !is_single && knows_all && (has_caught_up || took > expected + expected / 2 + 2 * CAUGHT_UP)
+    }
+
+    /// Returns true if every shape in it was measured before.
+    pub(super) fn is_known(&self, estimates: &Estimates) -> bool {
+        self.launches.iter().all(|(shape, _)| estimates.get(*shape).is_some())
+    }
+
+    /// The estimates of these shapes are to be checked.
+    pub(super) fn suspect(&self, estimates: &mut Estimates) {
+        for (shape, _) in &self.launches {
+            estimates.suspect(*shape);
+        }
+    }
+
     /// Corrects the estimates by what the chunk took, and returns what it would take by them now.
     pub(super) fn teach(&self, estimates: &mut Estimates, took: Ns, trust: Trust) -> Ns {
         match self.launches[..] {
+            [(shape, 1)] => estimates.learn_single(shape, took, trust),
             [(shape, count)] => estimates.learn_one(shape, count, took, trust),
             _ => estimates.learn_mixed(&self.launches, took, trust),
         }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
-use vgpu_abi::arbitration::{Entry, SlotPage, entry_flags, turn_flags, want_flags};
+use vgpu_abi::arbitration::{Entry, SLOTS, SlotPage, entry_flags, turn_flags, want_flags};
 
 use super::estimate::{Estimates, Shape, Trust};
 use super::flight::{Flight, LEAST_LEFT, Mark, Stream};
@@ -23,6 +23,10 @@ pub const LINGER: Ns = 300 * US;
 const LONG_GAP: Ns = 700 * US;
 /// Who has waited this long goes, if its guarantee is not used up.
 pub const OVERRIDE: Ns = 250 * MS;
+/// How long a launch waits for one of unknown length to end.
+const MEASURING: Ns = 100 * MS;
+/// For how long the page of a share is left out that kept another one from its `cores`.
+const DISTRUST: Ns = 750 * MS;
 /// How long a wish holds that is not renewed.
 const WISH: Ns = 300 * MS;
 /// No sleep is longer, so that wishes are renewed.
@@ -83,6 +87,9 @@ pub struct Limiter {
     gap: Ns,
     drained_at: Option<Ns>,
     waiting: Option<(Ns, Reason)>,
+    /// Until when what a slot says counts for nothing.
+    distrusted: [Ns; SLOTS],
+    distrusts_until: Ns,
 }
 
 impl Limiter {
@@ -97,17 +104,19 @@ impl Limiter {
             gap: 0,
             drained_at: None,
             waiting: None,
+            distrusted: [0; SLOTS],
+            distrusts_until: 0,
         }
     }
 
-    /// May this launch go? `sibling`: the share's claim holds a turn on another GPU.
-    pub fn ask(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, sibling: bool) -> Decision {
-        let decision = self.decide(pages, now, shape, sibling);
+    /// May this launch go, which has waited since `asked`? `sibling`: the share holds a turn on another GPU.
+    pub fn ask(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, asked: Ns, sibling: bool) -> Decision {
+        let decision = self.decide(pages, now, shape, asked, sibling);
         self.count_waits(pages, now, decision);
         decision
     }
 
-    fn decide(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, sibling: bool) -> Decision {
+    fn decide(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, asked: Ns, sibling: bool) -> Decision {
         let Some(page) = pages.page() else {
             return Decision::Go;
         };
@@ -119,12 +128,14 @@ impl Limiter {
         // arrive during a long kernel would be lost.
         let tokens = bucket::refill(&page.bucket, weight, burst(weight) + ran, now).saturating_sub_unsigned(ran);
         let own = Slot::read(pages.own, self.entry, page, now);
-        let view = look(pages, &own, now);
+        let view = look(pages, &own, &self.distrusted, now);
         self.count_gap(page, now, view.wanted && own.ends != 0);
-        if self.flight.has_unknown(&self.estimates) {
+        // A kernel may wait for one that is launched behind it: no launch waits for another one's end for long.
+        let waited = now.saturating_sub(asked);
+        if waited < MEASURING && self.flight.has_unknown(&self.estimates) {
             return sleep(now + 30 * US, None, Reason::Measuring);
         }
-        if self.entry.flags & entry_flags::GUARANTEED != 0 {
+        if self.is_capped(now) {
             let free = tokens.saturating_sub_unsigned(left);
             if free <= 0 {
                 if own.ends != 0 {
@@ -153,20 +164,27 @@ impl Limiter {
             }
         }
         if held {
+            let may_queue = waited >= OVERRIDE || !self.is_queue_full(&in_flight, now);
+            if !may_queue {
+                page.turn.until.fetch_max(now + GRACE, AcqRel);
+                let sleeps = left.saturating_sub(AHEAD / 2).max(100 * US);
+                return sleep(now + sleeps.min(LONGEST_SLEEP), None, Reason::Queue);
+            }
             self.within_turn(page, &view, now, &in_flight, sibling)
         } else {
             self.before_turn(pages, page, now, &in_flight, tokens, sibling)
         }
     }
 
+    /// Returns true if a further launch has to wait for what is in flight.
+    fn is_queue_full(&self, in_flight: &InFlight, now: Ns) -> bool {
+        // What has not ended for longer than it takes is on the GPU beside others, or is not what it seemed.
+        let is_late = in_flight.estimated > 3 * AHEAD || self.flight.is_late(now);
+        (in_flight.left > AHEAD || is_late) && self.flight.has_several()
+    }
+
     fn within_turn(&mut self, page: &SlotPage, view: &View, now: Ns, in_flight: &InFlight, sibling: bool) -> Decision {
         let left = in_flight.left;
-        // What has not ended for longer than it takes waits for others on the GPU: more of it would not help.
-        let is_late = in_flight.estimated > 3 * AHEAD;
-        if (left > AHEAD || is_late) && self.flight.has_several() {
-            let sleeps = left.saturating_sub(AHEAD / 2).max(100 * US);
-            return sleep(now + sleeps.min(LONGEST_SLEEP), None, Reason::Queue);
-        }
         let began = page.turn.began.load(Relaxed);
         let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
         let is_over = now + left >= page.turn.ends.load(Relaxed);
@@ -174,6 +192,8 @@ impl Limiter {
             return Decision::Go;
         }
         if !view.wanted {
+            // Time that nobody else wanted is not owed.
+            self.forgive(page, now);
             page.start_tag.store(page.finish_tag.load(Relaxed), Relaxed);
             begin_turn(page, now, left, 0);
             return Decision::Go;
@@ -199,7 +219,7 @@ impl Limiter {
     ) -> Decision {
         let own = Slot::read(pages.own, self.entry, page, now);
         if own.wish.is_none() {
-            let view = look(pages, &own, now);
+            let view = look(pages, &own, &self.distrusted, now);
             self.wish(page, view.virtual_time, now, in_flight, sibling);
         } else {
             page.want.valid_until.store(now + WISH, Relaxed);
@@ -213,7 +233,7 @@ impl Limiter {
         let Some(wish) = own.wish else {
             return sleep(now + 50 * US, None, Reason::Turn); // another process of the share has changed it
         };
-        let view = look(pages, &own, now);
+        let view = look(pages, &own, &self.distrusted, now);
         let waited = now.saturating_sub(wish.since);
         let is_overdue = waited > OVERRIDE && tokens > 0;
         if !is_overdue && now < view.free_at {
@@ -225,8 +245,36 @@ impl Limiter {
         if !is_overdue && !view.is_next && !is_passed_over {
             return sleep(now + 150 * US, None, Reason::Turn);
         }
+        // What keeps a share from its `cores` for so long is no turn. Of one of high priority it may be.
+        if let Some(liar) = view
+            .held_by
+            .filter(|slot| is_overdue && now < view.free_at && !pages.is_of_high_priority(*slot))
+        {
+            self.distrusted[liar] = now + DISTRUST;
+            self.distrusts_until = now + DISTRUST;
+        }
         self.take_turn(page, &wish, now, in_flight);
         Decision::Go
+    }
+
+    /// Returns true if the share gets its `cores` and no more: by its policy, or because it leaves another one's page out,
+    /// whose share may be honest.
+    fn is_capped(&self, now: Ns) -> bool {
+        self.entry.flags & entry_flags::GUARANTEED != 0 || now < self.distrusts_until
+    }
+
+    /// What the share has had beyond its `cores` is not counted against it any more.
+    fn forgive(&self, page: &SlotPage, now: Ns) {
+        if !self.is_capped(now) {
+            page.bucket.tokens.fetch_max(0, Relaxed);
+        }
+    }
+
+    /// From now on the share is held to its `cores`, which it was not before.
+    pub fn begin_to_count(&mut self, pages: &Pages<'_>) {
+        if let Some(page) = pages.page() {
+            page.bucket.tokens.fetch_max(0, Relaxed);
+        }
     }
 
     /// Wishes for a turn. The tag is fixed now: one that is computed anew while the share waits would starve newcomers.
@@ -249,17 +297,13 @@ impl Limiter {
 
     fn take_turn(&self, page: &SlotPage, wish: &Wish, now: Ns, in_flight: &InFlight) {
         let tag = wish.tag.ahead_of(in_flight.estimated, self.entry.weight);
-        let finish = Tag(page.finish_tag.load(Relaxed)).max(tag);
-        page.finish_tag.store(finish.0, Relaxed);
+        let lifted = |finish: u64| Some(Tag(finish).max(tag).0);
+        let _ = page.finish_tag.fetch_update(Relaxed, Relaxed, lifted);
         page.start_tag.store(tag.0, Relaxed);
         let is_promoted = self.entry.flags & entry_flags::HIGH == 0
             && now.saturating_sub(wish.since.max(page.turn.began.load(Relaxed))) >= FLOOR;
-        begin_turn(
-            page,
-            now,
-            in_flight.left,
-            if is_promoted { turn_flags::PROMOTED } else { 0 },
-        );
+        let flags = if is_promoted { turn_flags::PROMOTED } else { 0 };
+        begin_turn(page, now, in_flight.left, flags);
         page.want.since.store(0, Release);
     }
 
@@ -286,7 +330,7 @@ impl Limiter {
         let Some(page) = pages.page() else { return 0 };
         let InFlight { ran, left, .. } = self.in_flight(page, now);
         let mut credit = self.flight.room(stream).min(AHEAD.saturating_sub(left));
-        if self.entry.flags & entry_flags::GUARANTEED != 0 {
+        if self.is_capped(now) {
             let used = ran.saturating_add(left);
             let free = page.bucket.tokens.load(Relaxed).saturating_sub_unsigned(used);
             credit = credit.min(u64::try_from(free).unwrap_or(0));
@@ -322,30 +366,48 @@ impl Limiter {
     }
 
     /// Returns the event to record before the next launch in this stream, if its chunk is full.
-    pub fn end_full(&mut self, stream: Stream) -> Option<Mark> {
-        self.flight.end_full(stream)
+    pub fn end_full(&mut self, now: Ns, stream: Stream) -> Option<Mark> {
+        self.flight.end_full(now, stream)
     }
 
-    /// Reports that the event of a chunk cannot be had: the estimates are charged.
+    /// Reports that the event of a chunk cannot be had: the estimates are charged, or the time since it began.
     pub fn failed(&mut self, pages: &Pages<'_>, now: Ns, mark: Mark) {
         let Some(lost) = self.flight.finished(mark, now, now) else {
             return;
         };
         if let Some(page) = pages.page() {
-            account::charge_time(page, self.entry.weight, lost.expected(&self.estimates));
+            if lost.is_known(&self.estimates) {
+                account::charge_time(page, self.entry.weight, lost.expected(&self.estimates));
+            } else {
+                // Nobody knows how long it takes: it may have been on the GPU all the time.
+                account::charge_work(page, self.entry.weight, lost.begun, now, None);
+            }
             self.publish(page, now);
         }
     }
 
     /// Returns the event to record before a wait for this stream, so that all in front of it is measured.
-    pub fn waits_for(&mut self, stream: Stream) -> Option<Mark> {
-        self.flight.end_chunk(stream)
+    pub fn waits_for(&mut self, now: Ns, stream: Stream) -> Option<Mark> {
+        self.flight.end_chunk(now, stream)
+    }
+
+    /// Returns true if the next launch of this shape is to be measured by itself: what is in front of it ends a chunk.
+    #[must_use]
+    pub fn is_due(&self, shape: Shape) -> bool {
+        self.estimates.is_due(shape)
+    }
+
+    /// Ends the chunks whose work must have ended long ago, in streams that `may_end` chooses. They are reported as
+    /// failed: nobody can record an event there.
+    pub fn ends_old(&mut self, now: Ns, may_end: impl Fn(Stream) -> bool) -> Vec<Mark> {
+        let ended = self.flight.end_old(now, may_end).into_iter();
+        ended.map(|(_, mark)| mark).collect()
     }
 
     /// Returns the events to record when a launch has to wait, in the streams that `may_end` chooses: what is in flight
     /// is measured up to there.
-    pub fn holds(&mut self, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
-        self.flight.end_chunks(may_end)
+    pub fn holds(&mut self, now: Ns, may_end: impl Fn(Stream) -> bool) -> Vec<(Stream, Mark)> {
+        self.flight.end_chunks(now, may_end)
     }
 
     /// Reports an event that was reached, with when the GPU began its chunk and when it ended.
@@ -359,15 +421,23 @@ impl Limiter {
         let is_own = pages.others(now).all(|other| {
             other.began == 0 || other.began >= to || other.until.saturating_sub(GRACE) <= measured.busy_since
         });
-        let trust = if !measured.alone || self.has_siblings_at_work(page, now) {
+        let took = to.saturating_sub(from);
+        let has_gaps = measured.may_have_gaps(&self.estimates, took, to);
+        if has_gaps {
+            measured.suspect(&mut self.estimates);
+        }
+        // Shares that take no turns may have been on the GPU at any time.
+        let is_bounded = !is_own || has_gaps || pages.has_others_without_turns();
+        let is_beside = !measured.alone || has_gaps || self.has_siblings_at_work(page, now);
+        let trust = if is_beside || is_bounded && is_own {
             Trust::Beside
         } else if is_own {
             Trust::Alone
         } else {
             Trust::Overlapped
         };
-        let expected = measured.teach(&mut self.estimates, to.saturating_sub(from), trust);
-        let at_most = (!is_own).then(|| expected / 10 * 11);
+        let expected = measured.teach(&mut self.estimates, took, trust);
+        let at_most = is_bounded.then(|| expected / 10 * 11);
         account::charge_work(page, self.entry.weight, measured.busy_since, to, at_most);
         self.publish(page, now);
     }
@@ -436,7 +506,11 @@ impl Limiter {
         let left = estimated.saturating_sub(ran);
         InFlight {
             estimated,
-            ran: ran.min(estimated),
+            ran: if self.flight.has_unknown(&self.estimates) {
+                ran // all of it may be work
+            } else {
+                ran.min(estimated)
+            },
             left: if estimated == 0 { 0 } else { left.max(LEAST_LEFT) },
         }
     }
@@ -528,7 +602,7 @@ mod tests {
     fn goes_at(limiter: &mut Limiter, pages: &Pages<'_>, mut now: Ns) -> Option<Ns> {
         let end = now + 1000 * MS;
         while now < end {
-            match limiter.ask(pages, now, SHAPE, false) {
+            match limiter.ask(pages, now, SHAPE, now, false) {
                 Decision::Go => return Some(now),
                 Decision::Wait(wait) => {
                     assert!(wait.until > now, "it would spin: {wait:?}");
@@ -592,6 +666,46 @@ mod tests {
     }
 
     /// The own page may have been damaged by the tenant: the limiter neither panics nor hangs.
+    /// A neighbour that says for ever that it has a turn takes no share's `cores`, also not after hours alone.
+    #[test]
+    fn a_liar_takes_no_shares_cores() {
+        let node = node(&[entry(30, 0), entry(70, 0)]);
+        let (own, liar) = (SlotPage::default(), SlotPage::default());
+        let slots = [Some(&own), Some(&liar)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        let mut limiter = Limiter::new(0, entry(30, 0));
+        let mut now = 1000 * MS;
+        let mut work_until = |until: Ns, lies: bool| {
+            let mut ran = 0;
+            while now < until {
+                if lies {
+                    [&liar.turn.began, &liar.turn.ends, &liar.turn.until].map(|word| word.store(1 << 62, Relaxed));
+                }
+                match limiter.ask(&pages, now, SHAPE, now, false) {
+                    Decision::Go => {
+                        let mark = limiter.launched(&pages, now, Stream(1), SHAPE);
+                        now += MS;
+                        ran += MS;
+                        let marks = limiter.holds(now, |_| true).into_iter().map(|(_, mark)| mark);
+                        for mark in marks.chain(mark) {
+                            limiter.finished(&pages, now, mark, now - MS, now);
+                        }
+                    }
+                    Decision::Wait(wait) => now = wait.until.max(now + 1),
+                }
+            }
+            ran
+        };
+        let alone = work_until(60_000 * MS, false);
+        assert!(alone > 55_000 * MS, "{alone}");
+        let beside = work_until(70_000 * MS, true);
+        assert!(beside > 2_000 * MS, "{} ms of 10 s", beside / MS);
+    }
+
     #[test]
     fn any_words_on_the_own_page_are_survived() {
         let node = node(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
@@ -635,7 +749,7 @@ mod tests {
             let mut limiter = Limiter::new(0, entry(30, entry_flags::GUARANTEED));
             let mut now = 5_000 * MS;
             for _ in 0..20 {
-                match limiter.ask(&pages, now, SHAPE, true) {
+                match limiter.ask(&pages, now, SHAPE, now, true) {
                     Decision::Go => {
                         let mark = limiter.launched(&pages, now, Stream(1), SHAPE);
                         now += MS;

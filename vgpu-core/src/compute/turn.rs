@@ -2,12 +2,13 @@
 //!
 //! Another share's page may hold anything. So its times are clamped to at most [`FAR`] from now; its start tag moves the
 //! virtual time no faster than the share of least weight could ([`Tag::lifted`]); weights and priorities come from the
-//! node's page. A share that lies about its wish is first each time, which keeps others waiting until their override
-//! ([`super::limiter`]), and no longer.
+//! node's page. A share that lies keeps others waiting until their override
+//! ([`super::limiter`]), which then leave its page out for a while. One that lies about tags and wishes alone leaves
+//! every share its turns, but not their proportions.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, NodePage, SlotPage, entry_flags, want_flags};
+use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, NodePage, SLOTS, SlotPage, entry_flags, want_flags};
 
 use super::bucket::WHOLE;
 use super::{MS, Ns};
@@ -179,6 +180,20 @@ impl<'a> Pages<'a> {
         self.slots.get(self.own).copied().flatten()
     }
 
+    /// Returns true if a share of this GPU takes no part in turns.
+    pub(super) fn has_others_without_turns(&self) -> bool {
+        const WITHOUT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
+        let entries = (0..SLOTS).filter(|slot| *slot != self.own);
+        entries
+            .filter_map(|slot| self.node.entry(slot))
+            .any(|entry| entry.weight != 0 && entry.flags & WITHOUT != 0)
+    }
+
+    pub(super) fn is_of_high_priority(&self, slot: usize) -> bool {
+        let entry = self.node.entry(slot);
+        entry.is_some_and(|entry| entry.flags & entry_flags::HIGH != 0)
+    }
+
     /// The other shares of the GPU that take part in turns.
     pub(super) fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
         let (node, slots, own) = (self.node, self.slots, self.own);
@@ -214,8 +229,8 @@ pub(super) struct View {
     pub is_next: bool,
 }
 
-/// `own` is the own slot, with its wish if it waits.
-pub(super) fn look(pages: &Pages<'_>, own: &Slot, now: Ns) -> View {
+/// `own` is the own slot, with its wish if it waits. What a slot says counts for nothing until the moment in `distrusted`.
+pub(super) fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
     let mut view = View {
         virtual_time: own.start_tag,
         wanted: false,
@@ -226,7 +241,7 @@ pub(super) fn look(pages: &Pages<'_>, own: &Slot, now: Ns) -> View {
         is_next: true,
     };
     let mut last = own.began;
-    for other in pages.others(now) {
+    for other in pages.others(now).filter(|other| distrusted[other.index] <= now) {
         if other.began > last {
             (last, view.virtual_time) = (other.began, other.start_tag);
         }

@@ -1,7 +1,7 @@
-//! Names that matter where GPU time is limited: launches, waits and captures. The graph launches are in the table of the
+//! Names that matter where GPU time is limited: launches, waits, captures and streams that end. The graph launches are in the table of the
 //! driver API, because they may take memory.
 
-use crate::hooks::compute::{captures, launches, waits};
+use crate::hooks::compute::{launches, streams, waits};
 use core::ffi::{c_int, c_uint, c_void};
 
 limited_launches! {
@@ -26,6 +26,7 @@ limited_launches! {
     limited cuEventQuery: (event: usize) => waits::query_event;
     limited cuMemcpy, cuMemcpy_ptds, cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds, cuMemcpyAtoA, cuMemcpyAtoD, cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds, cuMemcpyAtoH, cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds, cuMemcpyDtoA, cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds, cuMemcpyDtoD, cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, cuMemcpyDtoH, cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, cuMemcpyHtoA, cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds, cuMemcpyHtoD, cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, cuMemcpy2D, cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, cuMemcpy3D, cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, cuMemcpyPeer, cuMemcpyPeer_ptds: registers => waits::copy;
 
-    limited cuStreamBeginCapture, cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig_ptsz, cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCapture_ptsz, cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz: registers => captures::begin;
-    limited cuStreamEndCapture, cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz, cuStreamEndCapture_ptsz: registers => captures::end;
+    limited cuStreamBeginCapture, cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig_ptsz, cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCapture_ptsz, cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz: registers => streams::begin_capture;
+    limited cuStreamEndCapture, cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz, cuStreamEndCapture_ptsz: registers => streams::end_capture;
+    limited cuStreamDestroy, cuStreamDestroy_v2: registers => streams::destroy;
 }

@@ -16,7 +16,8 @@ macro_rules! hooks {
 }
 
 /// Declares functions that are bound only in processes whose GPU time is limited ([`crate::jump`]): each public name is
-/// a jump, to the real function or to the one here. `registers` stands for any arguments that fit in six registers.
+/// a jump, to the real function or to the one here. `registers` stands for any arguments
+/// that fit in six registers; the handler gets the first of them.
 macro_rules! limited_launches {
     ($($class:ident $($name:ident),+: $arguments:tt => $handler:path;)*) => {
         mod functions {
@@ -67,7 +68,7 @@ macro_rules! function {
                     >(address)
                 };
                 // SAFETY: as above.
-                $handler(ready, || unsafe { real(a, b, c, d, e, f) })
+                $handler(ready, a, || unsafe { real(a, b, c, d, e, f) })
             })
         }
     };

@@ -12,8 +12,8 @@ use vgpu_core::compute::estimate::Shape;
 use vgpu_core::memory::measure::Nvml;
 use vgpu_core::os::thread;
 
-pub(crate) mod captures;
 pub(crate) mod launches;
+pub(crate) mod streams;
 pub(crate) mod waits;
 
 /// One GPU of this process.
@@ -30,8 +30,12 @@ impl arbiter::Process for Here {
     }
 
     fn holds_elsewhere(&self, now: Ns) -> bool {
-        let mut others = in_use(self.ready).filter(|(gpu, _)| *gpu != self.gpu);
-        others.any(|(_, other)| other.holds_turn(now))
+        // Also a turn of another process of the share: ranks of one job are often processes of their own.
+        let all = self.ready.times.iter().enumerate();
+        let mut others = all
+            .filter(|(gpu, _)| *gpu != self.gpu)
+            .filter_map(|(_, time)| time.as_ref()?.arbiter());
+        others.any(|other| other.holds_turn(now))
     }
 
     /// Where NVML does not tell, there may be others.
@@ -84,6 +88,11 @@ fn before(ready: &'static Ready, scope: Scope) {
 /// Its wait is over.
 fn after(ready: &'static Ready, scope: Scope) {
     each(ready, |arbiter, here| arbiter.after_wait(here, scope));
+}
+
+/// A stream is about to be destroyed.
+fn forget_stream(ready: &'static Ready, stream: usize) {
+    each(ready, |arbiter, here| arbiter.forget_stream(here, stream));
 }
 
 /// A context is about to end.

@@ -101,7 +101,7 @@ pub(crate) unsafe fn query_event(
 }
 
 /// A copy that returns when it is done, which it is not before the work in front of it.
-pub(crate) fn copy(ready: &'static Ready, call: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn copy(ready: &'static Ready, _: usize, call: impl FnOnce() -> c_int) -> c_int {
     before(ready, Scope::Some);
     let result = call();
     after(ready, Scope::Some);

@@ -1,0 +1,44 @@
+//! Streams that are captured into graphs, which are counted, because launches in them are none; and streams that end.
+
+use super::forget_stream;
+use crate::codes::SUCCESS;
+use crate::driver::Real;
+use crate::process::Ready;
+use core::ffi::c_int;
+use vgpu_core::arbiter::{capture_begun, capture_ended, per_thread};
+use vgpu_core::memory::driver::Streams;
+
+pub(crate) fn begin_capture(_ready: &'static Ready, _stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    // Counted before: a launch of another thread asks the driver meanwhile.
+    capture_begun();
+    let result = call();
+    if result != SUCCESS {
+        capture_ended();
+    }
+    result
+}
+
+/// The default stream cannot be captured, so 0 is the thread's own. A capture that was broken may end with any code.
+pub(crate) fn end_capture(_ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let stream = per_thread(stream);
+    let was_captured = is_captured(stream);
+    let result = call();
+    if was_captured && !is_captured(stream) {
+        capture_ended();
+    }
+    result
+}
+
+pub(crate) fn destroy(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let was_captured = is_captured(stream);
+    forget_stream(ready, stream);
+    let result = call();
+    if was_captured && result == SUCCESS {
+        capture_ended();
+    }
+    result
+}
+
+fn is_captured(stream: usize) -> bool {
+    Real.is_capturing(stream) == Ok(true)
+}
