@@ -26,7 +26,7 @@ pub const CONTAINER_ARBITRATION_DIR: &str = "/dev/vgpu/.arbitration";
 pub const CONTAINER_OWN_LIBRARY_DIR: &str = "/dev/vgpu/.lib";
 /// The backstop library in the container.
 pub const CONTAINER_PRELOAD: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
-/// The shim in the container, beside the backstop, which looks for it there first.
+/// The shim in the container, beside the backstop, which opens it there and nowhere else.
 pub const CONTAINER_SHIM: &str = "/dev/vgpu/.lib/libcuda.so.1";
 /// The real driver's libraries in the container.
 pub const CONTAINER_DRIVER_DIR: &str = "/dev/vgpu/.driver";

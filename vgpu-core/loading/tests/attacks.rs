@@ -4,10 +4,11 @@
 //! In pods: `e2e/tests/cluster/attacks.rs`.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use vgpu_abi::limits::Limits;
-use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML, LIMITS, RUN_DIR_VARIABLE, SHIM_FILE};
+use vgpu_abi::paths::{CONTAINER_PRELOAD, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE};
 use vgpu_cache::run;
 use vgpu_loading::place::{Form, Place, possible};
 use vgpu_loading::share::{NAME, Share};
@@ -30,6 +31,10 @@ fn container(test: &str) -> Option<(tempfile::TempDir, Place)> {
         cc::build(&format!("{program}.c"), &stage.path().join(program), none);
     }
     cc::build("auditor.c", &stage.path().join("auditor.so"), ["-shared", "-fPIC"]);
+    let link = stage.path().join("link");
+    fs::create_dir(&link).expect("a folder");
+    symlink(CONTAINER_PRELOAD, link.join(PRELOAD_FILE)).expect("a link");
+    cc::build("imitation.c", &link.join(LIBCUDA), ["-shared", "-fPIC"]);
     let share = Share::new(LIMIT, &stage.path().join("client"), &Form::Container.driver());
     let place = Place::container(share, Path::new("/"), &[stage.path()]).unwrap_or_else(|error| panic!("{error}"));
     Some((stage, place))
@@ -56,6 +61,23 @@ fn the_drivers_own_file_holds_without_an_attack() {
     };
     let mut command = place.command(&stage.path().join("client"), &[]);
     let output = run(command.args(client(&place.form.driver()))).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(over(&output), OUT_OF_MEMORY, "{output}");
+}
+
+/// LD_PRELOAD comes before the list, so the loader knows the backstop by a link in a folder with an imitation of the shim.
+#[test]
+fn a_link_to_the_backstop_does_not_choose_the_shim() {
+    let Some((stage, place)) = container("a_link_to_the_backstop_does_not_choose_the_shim") else {
+        return;
+    };
+    let link = stage.path().join("link").join(PRELOAD_FILE);
+    // Set for the program alone: the shell that starts it is none of CUDA's.
+    let mut command = place.command(Path::new("/usr/bin/env"), &[]);
+    command.arg(format!("LD_PRELOAD={}", link.display()));
+    command
+        .arg(stage.path().join("client"))
+        .args(client(&place.form.driver()));
+    let output = run(&mut command).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(over(&output), OUT_OF_MEMORY, "{output}");
 }
 

@@ -12,11 +12,11 @@
 //! How it fails: without /proc, without memfd_create (Linux before 3.17), or if memory may not be executed, there is no
 //! shim, as if the file had none. The name that the loader keeps ("/proc/self//fd/5", spelled so that no other library
 //! has it) only works in its own namespace: dlmopen into another one finds nothing there and fails.
-#![allow(unsafe_code)] // System calls.
+#![allow(unsafe_code)] // A path from bytes.
 
-use core::{arch::asm, ptr};
+use core::ptr;
 
-use crate::name::Text;
+use crate::{name::Text, system_call::call};
 
 const SYS_CLOSE: usize = 3;
 const SYS_OPEN: usize = 2;
@@ -96,26 +96,4 @@ fn write_number(into: &mut [u8], number: usize) {
         *byte = b'0' + (left % 10) as u8;
         left /= 10;
     }
-}
-
-/// Makes a system call and returns the kernel's result. errno is not changed.
-fn call(number: usize, arguments: [usize; 4]) -> isize {
-    let answer;
-    let [a, b, c, d] = arguments;
-    // SAFETY: each caller passes the arguments of that system call: descriptors, and pointers to memory that lives
-    // longer than the call.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number => answer,
-            in("rdi") a,
-            in("rsi") b,
-            in("rdx") c,
-            in("r10") d,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack)
-        );
-    }
-    answer
 }

@@ -1,11 +1,13 @@
 //! Finds the shim, and decides which callers may open the real driver.
 //!
 //! It is opened with the real dlopen, in this order. The first that is the shim is used:
-//! 1. `libcuda.so.1` in the folder of this library: containers and `vgpu run` have both in one folder, so no RPATH can
-//!    interfere, and in a container root cannot replace it.
-//! 2. In a container, that is if this library is in /dev/vgpu: the two other paths of the CDI spec, and nowhere else.
-//! 3. The shim that is appended to this file: see `embedded`.
-//! 4. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
+//! 1. In a container, that is if it exists, /dev/vgpu/.lib/libcuda.so.1, and nowhere else: root cannot replace it. The
+//!    path is a constant, because the loader's name of this library is the program's to choose: LD_PRELOAD comes before
+//!    the list, and may have a link to this library in any folder.
+//! 2. `libcuda.so.1` in the folder of this library: `vgpu run` has both in one folder, so no RPATH can interfere.
+//! 3. If this library is in /dev/vgpu: the two other paths of the CDI spec, and nowhere else.
+//! 4. The shim that is appended to this file: see `embedded`.
+//! 5. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
 //!    driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; therefore the other
 //!    names are tried too.
 //!
@@ -16,9 +18,10 @@
 //! libcuda, of its debugger interface and of NVML. Neither a driver nor a program with a `cuInit` of its own has all
 //! three. From then on it is that object, and the copies of it that other namespaces have: no other may pass.
 //!
-//! How it fails: where none of the places has the shim, an object that only looks like it is used if it is found by
-//! name. That takes a search path of the program, so it happens outside of containers only. A shim of another version
-//! is a driver for us, and gets ours.
+//! How it fails: if the container's file cannot be opened, there is no shim, and programs get what they ask for. Where
+//! none of the places has the shim, an object that only looks like it is used if it is found by name. That takes a
+//! search path of the program, so it happens outside of containers only. A shim of another version is a driver for us,
+//! and gets ours.
 #![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
 
 use core::{
@@ -33,6 +36,7 @@ use crate::{
     embedded,
     loader::{Function, LinkMap, Report, object_at, objects},
     name::Text,
+    system_call::exists,
 };
 
 type Open = unsafe extern "C" fn(*const u8, c_int) -> *mut LinkMap;
@@ -43,6 +47,7 @@ const RTLD_NOLOAD: c_int = 4;
 /// The kernel refuses paths that are not shorter.
 const PATH_MAX: usize = 4096;
 
+const SHIM_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libcuda.so.1");
 const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libvgpu-preload.so");
 const IN_CONTAINERS: [Text; 2] = [
     Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
@@ -124,6 +129,13 @@ pub(crate) fn is_caller(address: usize) -> bool {
 }
 
 fn search(mode: c_int) -> Option<&'static LinkMap> {
+    // Opened before it is asked for: no filter of system calls that fails `access` leads elsewhere.
+    if let Some(shim) = open(SHIM_IN_CONTAINERS, mode) {
+        return Some(shim);
+    }
+    if exists(SHIM_IN_CONTAINERS) {
+        return None;
+    }
     let mut own = None;
     let here = search as *const () as usize;
     objects(&mut |report| {

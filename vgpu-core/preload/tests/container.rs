@@ -3,10 +3,13 @@
 
 mod kit;
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use kit::{Stage, answer, artefact};
 use vgpu_skip::skip;
+
+/// The shim beside the library.
+const OWN_SHIM: &str = "/dev/vgpu/.lib/libcuda.so.1";
 
 struct Container {
     stage: Stage,
@@ -34,12 +37,14 @@ impl Container {
                 container.put(Path::new(&file), "/usr/lib/ld-linux-x86-64.so.2");
             }
         }
+        container.put(Path::new("/usr/bin/env"), "/env");
         container.put(&artefact(), "/dev/vgpu/.lib/libvgpu-preload.so");
         container.put(&container.stage.path("probe"), "/probe");
         let (shim, real) = (
             container.stage.path("shim/libcuda.so.1"),
             container.stage.path("real/libcuda.so.1"),
         );
+        container.put(&shim, OWN_SHIM);
         container.put(&shim, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
         container.put(&real, "/dev/vgpu/.driver/libcuda.so.1");
         container.put(&real, "/opt/compat/libcuda.so.1");
@@ -62,12 +67,16 @@ impl Container {
 
     fn ask(&self, arguments: &[&str], environment: &[(&str, &str)]) -> String {
         let mut command = Command::new(self.enter[0]);
+        // Set for the program alone, not for those that enter.
+        let variables = environment.iter().map(|(name, value)| format!("{name}={value}"));
         command
             .args(&self.enter[1..])
             .arg(self.at("/"))
+            .arg("/env")
+            .args(variables)
             .arg("/probe")
             .args(arguments);
-        answer(command.envs(environment.iter().copied()))
+        answer(&mut command)
     }
 }
 
@@ -145,12 +154,40 @@ fn a_path_through_the_private_folder_lends_no_right() {
     }
 }
 
-/// The other layout has the shim in /usr/lib64 alone.
+/// LD_PRELOAD comes before the list, so the loader knows the library by the program's name for it.
 #[test]
-fn red_hats_folder_holds_the_shim_too() {
-    let Some(container) = Container::new("red_hats_folder_holds_the_shim_too") else {
+fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
+    let Some(container) = Container::new("a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link") else {
         return;
     };
+    let poses = ["-shared", "-fPIC", "-DWHO=3", "-DSHIM"];
+    container.stage.cc("driver.c", "lib/libcuda.so.1", poses);
+    container.put(&container.stage.path("lib/libcuda.so.1"), "/opt/link/libcuda.so.1");
+    let link = "/opt/link/libvgpu-preload.so";
+    symlink("/dev/vgpu/.lib/libvgpu-preload.so", container.at(link)).expect("a link");
+    let by_link = &[("LD_PRELOAD", link)];
+    assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], by_link), "1");
+    // It is not loaded yet, so nothing else answers.
+    assert_eq!(
+        container.ask(&["noload", "/opt/compat/libcuda.so.1"], by_link),
+        "null null"
+    );
+    fs::write(container.at(OWN_SHIM), "no library").expect("write");
+    assert_eq!(
+        container.ask(&["open", "/opt/compat/libcuda.so.1"], by_link),
+        "2",
+        "the container's file cannot be opened"
+    );
+}
+
+/// Where the library has no shim beside it, the spec's other paths have it. The other layout has it in /usr/lib64 alone.
+#[test]
+fn the_loaders_folders_hold_the_shim_too() {
+    let Some(container) = Container::new("the_loaders_folders_hold_the_shim_too") else {
+        return;
+    };
+    fs::remove_file(container.at(OWN_SHIM)).expect("remove");
+    assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
     fs::create_dir_all(container.at("/usr/lib64")).expect("a folder");
     let from = container.at("/usr/lib/x86_64-linux-gnu/libcuda.so.1");
     fs::rename(from, container.at("/usr/lib64/libcuda.so.1")).expect("rename");
