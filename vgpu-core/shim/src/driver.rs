@@ -132,11 +132,12 @@ impl Driver for Real {
         unsafe { real!(cuMemFree_v2(u64))(pointer) }
     }
 
-    fn is_primary_active(&self, device: c_int) -> bool {
-        let (mut flags, mut active) = (0, 1);
+    fn is_primary_active(&self, device: c_int) -> Option<bool> {
+        let (mut flags, mut active) = (0, 0);
+        let ask = real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int));
         // SAFETY: both are to be written.
-        unsafe { real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int))(device, &mut flags, &mut active) };
-        active != 0
+        let result = unsafe { ask(device, &mut flags, &mut active) };
+        answer(result, active != 0).ok()
     }
 
     fn context_behind(&self, green: usize) -> Answer<usize> {

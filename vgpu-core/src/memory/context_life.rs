@@ -10,7 +10,9 @@
 //! How it fails: a call that the driver refuses changes nothing. Something else in the process may hold a primary
 //! context without a call that is seen here. The driver then reports the context as active, and it and its arrays stay
 //! charged, also when the last other context is destroyed. Its end is not seen either: the charge stays until the next
-//! measurement, or until the next end of a context. A process that is killed or stopped while the driver creates a context has it charged already.
+//! measurement, or until the next end of a context. Where the driver does not say if a primary context lives, its end is
+//! taken as none and the next retain as of a new one: too much is charged, never too little. A process that is killed or
+//! stopped while the driver creates a context has it charged already.
 
 use super::contexts::{Contexts, Made};
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
@@ -119,7 +121,7 @@ fn end_of<D: Driver, N: Nvml>(
     };
     let result = measurement.give_back(Some(Thing::Context(ending.handle)), call, || !lives());
     // Another context's end leaves a primary context that something else keeps.
-    if result == SUCCESS && !contexts.any() && !place.gpu.driver.is_primary_active(ending.device) {
+    if result == SUCCESS && !contexts.any() && place.gpu.driver.is_primary_active(ending.device) == Some(false) {
         contexts.is_kept = false;
         measurement.clear();
         if graphs::used() {
@@ -175,8 +177,8 @@ pub fn release_primary<D: Driver, N: Nvml>(
         deferred_free::empty(gpus, &tables.live, primary);
         contexts = place.gpu.contexts.lock();
     }
-    // Something else may hold the context unseen; then nothing was freed.
-    let lives = || place.gpu.driver.is_primary_active(device);
+    // Something else may hold the context unseen; then nothing was freed. Where the driver does not say, it may.
+    let lives = || place.gpu.driver.is_primary_active(device) != Some(false);
     let ending = Ending {
         handle: contexts.primary,
         device,
@@ -460,6 +462,19 @@ mod tests {
         assert_eq!((release, scene.charged()), (SUCCESS, 0));
         assert_eq!(retain(&process, Scene::RESERVE), SUCCESS, "a new one");
         assert_eq!(scene.charged(), Scene::RESERVE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_primary_context_of_which_the_driver_says_nothing_stays_charged_and_is_charged_again() {
+        let scene = Scene::new(Scene::RESERVE);
+        scene.show(Mode::Missing);
+        let process = scene.process();
+        assert_eq!(retain(&process, Scene::RESERVE), SUCCESS);
+        scene.gpu().driver.state().primary_unknown = true;
+        let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
+        assert_eq!((release, scene.charged()), (SUCCESS, Scene::RESERVE), "it may live");
+        assert_eq!(retain(&process, Scene::RESERVE), OUT_OF_MEMORY, "it may be a new one");
     }
 
     #[test]

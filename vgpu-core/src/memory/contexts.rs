@@ -18,9 +18,9 @@ impl Contexts {
         self.retains > 0 || self.created > 0
     }
 
-    /// Returns true if a retain creates the primary context. `is_active`: the driver's answer if it exists.
-    pub fn is_primary_new(&self, is_active: impl FnOnce() -> bool) -> bool {
-        self.retains == 0 && !(self.is_kept && is_active())
+    /// Returns true if a retain creates the primary context, or may. `is_active`: the driver's answer if it exists.
+    pub fn is_primary_new(&self, is_active: impl FnOnce() -> Option<bool>) -> bool {
+        self.retains == 0 && !(self.is_kept && is_active() == Some(true))
     }
 }
 

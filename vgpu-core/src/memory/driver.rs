@@ -54,8 +54,9 @@ pub trait Driver: Streams {
     /// cuMemFree.
     fn free(&self, pointer: u64) -> c_int;
 
-    /// cuDevicePrimaryCtxGetState: returns true if the primary context of a device lives.
-    fn is_primary_active(&self, device: c_int) -> bool;
+    /// cuDevicePrimaryCtxGetState: returns Some(true) if the primary context of a device lives, and None if the driver
+    /// does not say.
+    fn is_primary_active(&self, device: c_int) -> Option<bool>;
     /// cuCtxFromGreenCtx.
     fn context_behind(&self, green: usize) -> Answer<usize>;
     /// Returns the context in which memory was allocated.

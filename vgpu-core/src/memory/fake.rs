@@ -49,6 +49,8 @@ pub(super) struct State {
     pub(super) no_events: bool,
     pub(super) capture_mode: c_int,
     pub(super) primary_active: bool,
+    /// The driver does not say if the primary context lives.
+    pub(super) primary_unknown: bool,
     pub(super) log: Vec<String>,
 }
 
@@ -314,8 +316,9 @@ impl Driver for Fake {
         SUCCESS
     }
 
-    fn is_primary_active(&self, _device: c_int) -> bool {
-        self.state().primary_active
+    fn is_primary_active(&self, _device: c_int) -> Option<bool> {
+        let state = self.state();
+        (!state.primary_unknown).then_some(state.primary_active)
     }
 
     fn context_behind(&self, green: usize) -> Answer<usize> {

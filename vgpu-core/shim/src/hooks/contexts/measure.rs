@@ -83,9 +83,9 @@ pub(crate) fn taking(
 }
 
 /// Returns true if the process has a context on this GPU. Without one, the driver takes nothing: a library is loaded
-/// with the first context, and the rest is an error.
+/// with the first context, and the rest is an error. Where the driver does not say, there may be one.
 fn has_context(ready: &'static Ready, gpu: usize) -> bool {
-    let is_primary = |(device, of): &(c_int, usize)| *of == gpu && Real.is_primary_active(*device);
+    let is_primary = |(device, of): &(c_int, usize)| *of == gpu && Real.is_primary_active(*device) != Some(false);
     Real.current_context().is_ok_and(|context| context != 0)
         || ready.gpus.get(gpu).is_none_or(|gpu| gpu.contexts.lock().any())
         || ready
