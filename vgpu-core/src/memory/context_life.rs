@@ -10,9 +10,9 @@
 //! How it fails: a call that the driver refuses changes nothing. Something else in the process may hold a primary
 //! context without a call that is seen here. The driver then reports the context as active, and it and its arrays stay
 //! charged, also when the last other context is destroyed. Its end is not seen either: the charge stays until the next
-//! measurement, or until the next end of a context. Where the driver does not say if a primary context lives, its end is
-//! taken as none and the next retain as of a new one: too much is charged, never too little. A process that is killed or
-//! stopped while the driver creates a context has it charged already.
+//! measurement, or until a context is created or ends. Where the driver does not say if a primary context lives, its end
+//! is taken as none and the next retain as of a new one: too much is charged, never too little. A process that is killed
+//! or stopped while the driver creates a context has it charged already.
 
 use super::contexts::{Contexts, Made};
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
@@ -34,6 +34,8 @@ pub struct Place<'a, D> {
 
 /// How a context is created and destroyed again.
 pub struct Creation<N, C, M, H, U> {
+    /// The driver's number of its GPU.
+    pub device: c_int,
     /// Returns false if an existing context is only retained, which needs no memory.
     pub is_new: N,
     /// Counts the context.
@@ -62,6 +64,7 @@ pub fn begin<D: Driver, N: Nvml>(
     process.nvml.load();
     let gpu = place.gpu;
     let mut contexts = gpu.contexts.lock();
+    end_unseen(process, place, &mut contexts, creation.device);
     let (result, fits) = if (creation.is_new)(&contexts) {
         let mut measurement = Measurement::of(process, gpu, place.index);
         let handle = creation.handle;
@@ -129,6 +132,30 @@ fn end_of<D: Driver, N: Nvml>(
         }
     }
     result
+}
+
+/// Releases the charges of a kept primary context if it has ended since, as nobody says when it does.
+fn end_unseen<D: Driver, N: Nvml>(
+    process: &Process<'_, D, N>,
+    place: &Place<'_, D>,
+    contexts: &mut Contexts,
+    device: c_int,
+) {
+    let is_gone = || place.gpu.driver.is_primary_active(device) == Some(false);
+    if !contexts.is_kept || contexts.retains > 0 || !is_gone() {
+        return;
+    }
+    // No list before its end shows how much fell with it.
+    place.gpu.overhead.lock().may_fall = true;
+    let ending = Ending {
+        handle: contexts.primary,
+        device,
+        end: || SUCCESS,
+        count: |contexts: &mut Contexts| contexts.is_kept = false,
+        sweep_arrays: |contexts: &Contexts| process.tables.arrays.sweep(process.gpus, contexts.primary),
+        lives: || false,
+    };
+    end_of(process, place, contexts, ending);
 }
 
 /// Releases the charges of memory that was freed with a context. The driver tells which pointers still exist.
@@ -280,6 +307,7 @@ mod tests {
             process,
             &scene.place(),
             Creation {
+                device: DEVICE,
                 is_new: |_: &Contexts| true,
                 count: |contexts: &mut Contexts| contexts.created += 1,
                 make: || scene.takes(bytes),
@@ -300,6 +328,7 @@ mod tests {
             process,
             &scene.place(),
             Creation {
+                device: DEVICE,
                 is_new: |contexts: &Contexts| {
                     contexts.is_primary_new(|| process.gpus[0].driver.is_primary_active(DEVICE))
                 },
@@ -396,6 +425,7 @@ mod tests {
             &process,
             &scene.place(),
             Creation {
+                device: DEVICE,
                 is_new: |_: &Contexts| true,
                 count: |contexts: &mut Contexts| contexts.created += 1,
                 make: || {
@@ -462,6 +492,28 @@ mod tests {
         assert_eq!((release, scene.charged()), (SUCCESS, 0));
         assert_eq!(retain(&process, Scene::RESERVE), SUCCESS, "a new one");
         assert_eq!(scene.charged(), Scene::RESERVE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_kept_primary_context_whose_end_was_not_seen_is_not_charged_twice() {
+        for (mode, others) in [(Mode::Own, 0), (Mode::Missing, 0), (Mode::Own, 1), (Mode::Missing, 1)] {
+            let fits = (others + 1) * Scene::RESERVE;
+            let scene = Scene::new(fits);
+            scene.show(mode);
+            let process = scene.process();
+            for other in 0..others {
+                assert_eq!(make_as(&process, 100 + other as usize, Scene::RESERVE), SUCCESS);
+            }
+            assert_eq!(retain(&process, Scene::RESERVE), SUCCESS);
+            scene.gpu().driver.state().primary_active = true;
+            let release = release_primary(&process, &scene.place(), DEVICE, false, || SUCCESS);
+            assert_eq!((release, scene.charged()), (SUCCESS, fits), "{mode:?}: it is kept");
+            scene.gpu().driver.state().primary_active = false;
+            scene.drops(Scene::RESERVE);
+            assert_eq!(retain(&process, Scene::RESERVE), SUCCESS, "{mode:?}: a new one");
+            assert_eq!(scene.charged(), fits, "{mode:?}");
+        }
     }
 
     #[test]

@@ -193,6 +193,7 @@ impl<'a> Actor<'a> {
             gpu: &self.gpus[0],
         };
         let creation = Creation {
+            device: DEVICE,
             is_new: |_: &Contexts| true,
             count: |contexts: &mut Contexts| contexts.created += 1,
             make: || self.driver(answer, bytes as i64),
