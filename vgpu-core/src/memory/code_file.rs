@@ -2,12 +2,12 @@
 //!
 //! | file | what counts |
 //! |---|---|
-//! | ELF (a cubin) | its sections that are loaded, also those without bytes in the file (`__device__` arrays) |
+//! | ELF (a cubin) | its sections that are loaded, also those without bytes in the file (`__device__` arrays), each aligned; or its segments, if they take more |
 //! | PTX | its `.global` variables |
 //! | a fat binary | nothing: it has code for several kinds of GPU, of which the driver loads one, and may be compressed |
 //!
-//! Only what the driver itself has to read is read: the first four bytes, which tell the kind, then the header of that
-//! kind, the tables that it names, or text up to its NUL. So the program's memory can be read directly: where that
+//! Only what the driver itself has to read is read: the first four bytes, which tell the kind, then the start of the
+//! header of that kind, which tells its version, the header, the tables that it names, or text up to its NUL. So the program's memory can be read directly: where that
 //! faults, the driver's call would.
 //!
 //! How it fails: a file that ends early, cannot be read or is of another kind counts as nothing, and is charged as code
@@ -35,7 +35,8 @@ const PAGE: u64 = 4096;
 /// Describes the code at `at`.
 pub fn of(bytes: &impl Bytes, at: u64) -> Code {
     if array::<4>(bytes, at) == *WRAPPER {
-        let wrapper: [u8; 24] = array(bytes, at);
+        // The kind, the version, and where the code is.
+        let wrapper: [u8; 16] = array(bytes, at);
         return match word(&wrapper, 8) {
             0 => Code::default(),
             behind => one(bytes, behind),
@@ -59,7 +60,13 @@ fn one(bytes: &impl Bytes, at: u64) -> Code {
 }
 
 fn fat_binary(bytes: &impl Bytes, at: u64) -> Code {
-    let head: [u8; 16] = array(bytes, at);
+    const VERSION: u64 = 1;
+    const HEADER: usize = 16;
+    let start: [u8; 8] = array(bytes, at);
+    if half(&start, 4) != VERSION || half(&start, 6) < HEADER as u64 {
+        return Code::default();
+    }
+    let head: [u8; HEADER] = array(bytes, at);
     let length = word(&head, 8).saturating_add(half(&head, 6));
     Code {
         mark: mark(length, &[&part(bytes, at, length.min(COMPARED))]),
@@ -67,11 +74,16 @@ fn fat_binary(bytes: &impl Bytes, at: u64) -> Code {
     }
 }
 
-/// The sections of an ELF file.
+/// The sections and the segments of an ELF file.
 fn elf(bytes: &impl Bytes, at: u64) -> Code {
     const ALLOCATED: u64 = 2;
     const SHARED: &[u8] = b".nv.shared";
     const SECTION: usize = 64;
+    const SEGMENT: usize = 56;
+    /// The type of a segment that is loaded.
+    const LOADED: u64 = 1;
+    /// The driver may place each section at a multiple of this.
+    const ALIGNMENT: u64 = 512;
     /// The class of 64-bit files, whose headers these are.
     const CLASS_64: u8 = 2;
     const CUDA: u64 = 190;
@@ -79,9 +91,15 @@ fn elf(bytes: &impl Bytes, at: u64) -> Code {
     const EXECUTABLE: u64 = 2;
     /// Far more than the names of a cubin's sections take.
     const LONGEST_NAMES: u64 = 16 << 20;
+    let identification: [u8; 16] = array(bytes, at);
+    if identification.get(4) != Some(&CLASS_64) {
+        return Code::default();
+    }
     let head: [u8; 64] = array(bytes, at);
     let (size, count, names) = (half(&head, 58), half(&head, 60), half(&head, 62));
-    if head.get(4) != Some(&CLASS_64) || half(&head, 18) != CUDA || size != SECTION as u64 {
+    let segments = half(&head, 56);
+    let are_segments = segments == 0 || half(&head, 54) == SEGMENT as u64;
+    if half(&head, 18) != CUDA || size != SECTION as u64 || !are_segments {
         return Code::default();
     }
     let part_at = |offset: u64, length| part(bytes, at.saturating_add(offset), length);
@@ -95,11 +113,20 @@ fn elf(bytes: &impl Bytes, at: u64) -> Code {
         // Shared memory is on the chip.
         word(header, 8) & ALLOCATED != 0 && !is_shared(word(header, 0) & 0xffff_ffff)
     });
-    let takes = loaded.map(|header| word(header, 32)).fold(0, u64::saturating_add);
-    let is_whole = count > 0 && table.len() as u64 == count * size;
+    let aligned = |header: &[u8]| {
+        let to = word(header, 48).max(ALIGNMENT);
+        word(header, 32).checked_next_multiple_of(to).unwrap_or(u64::MAX)
+    };
+    let in_sections = loaded.map(aligned).fold(0, u64::saturating_add);
+    let placed = part_at(word(&head, 32), segments * SEGMENT as u64);
+    let in_memory = placed.chunks_exact(SEGMENT);
+    let in_memory = in_memory.filter(|header| word(header, 0) & 0xffff_ffff == LOADED);
+    let in_segments = in_memory.map(|header| word(header, 40)).fold(0, u64::saturating_add);
+    let takes = in_sections.max(in_segments);
+    let is_whole = count > 0 && table.len() as u64 == count * size && placed.len() as u64 == segments * SEGMENT as u64;
     Code {
         // Files of the same sections take the same.
-        mark: mark(takes, &[&head, &table, &names]),
+        mark: mark(takes, &[&head, &table, &names, &placed]),
         bytes: takes,
         is_told: is_whole && half(&head, 16) == EXECUTABLE,
     }
@@ -269,10 +296,21 @@ mod tests {
 
     /// An ELF file with these sections: name, type, flags, size.
     fn elf_with(sections: &[(&str, u32, u64, u64)]) -> Vec<u8> {
+        let sections: Vec<_> = sections
+            .iter()
+            .map(|(name, kind, flags, size)| (*name, *kind, *flags, *size, 0))
+            .collect();
+        elf_of(&sections, &[])
+    }
+
+    /// An ELF file with these sections, the last number of which is the alignment, and with segments of this type and size
+    /// in memory.
+    fn elf_of(sections: &[(&str, u32, u64, u64, u64)], segments: &[(u32, u64)]) -> Vec<u8> {
         let mut names = vec![0];
         let mut table = vec![0; 64];
-        for (name, kind, flags, size) in sections {
+        for (name, kind, flags, size, alignment) in sections {
             let mut header = [0; 64];
+            header[48..56].copy_from_slice(&alignment.to_le_bytes());
             header[0..4].copy_from_slice(&(names.len() as u32).to_le_bytes());
             header[4..8].copy_from_slice(&kind.to_le_bytes());
             header[8..16].copy_from_slice(&flags.to_le_bytes());
@@ -290,11 +328,20 @@ mod tests {
         file[16..18].copy_from_slice(&2_u16.to_le_bytes());
         file[18..20].copy_from_slice(&190_u16.to_le_bytes());
         file[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
+        file[32..40].copy_from_slice(&(64 + (names.len() + table.len()) as u64).to_le_bytes());
+        file[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        file[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());
         file[58..60].copy_from_slice(&64_u16.to_le_bytes());
         file[60..62].copy_from_slice(&(sections.len() as u16 + 2).to_le_bytes());
         file[62..64].copy_from_slice(&(sections.len() as u16 + 1).to_le_bytes());
         file.extend(names);
         file.extend(table);
+        for (kind, size) in segments {
+            let mut header = [0; 56];
+            header[0..4].copy_from_slice(&kind.to_le_bytes());
+            header[40..48].copy_from_slice(&size.to_le_bytes());
+            file.extend(header);
+        }
         file
     }
 
@@ -319,6 +366,43 @@ mod tests {
             assert!(!of(&other.as_slice(), 0).is_told, "{what}");
         }
         assert!(!of(&&file[..file.len() - 1], 0).is_told, "it ends early");
+    }
+
+    #[test]
+    fn each_section_takes_whole_units_of_its_alignment() {
+        let of_sections = |sections: &[_], segments: &[_]| {
+            let code = of(&elf_of(sections, segments).as_slice(), 0);
+            assert!(code.is_told);
+            code.bytes
+        };
+        let small = |alignment| (".nv.global.a", 8, 3, 1, alignment);
+        assert_eq!(of_sections(&[small(0)], &[]), 512);
+        assert_eq!(
+            of_sections(&[small(256), small(512), small(4096)], &[]),
+            512 + 512 + 4096
+        );
+        assert_eq!(of_sections(&[small(1 << 30)], &[]), 1 << 30);
+        assert_eq!(of_sections(&[(".text", 1, 6, 513, 128)], &[]), 1024);
+        assert_eq!(of_sections(&[(".text", 1, 6, 0, 1 << 30)], &[]), 0);
+    }
+
+    #[test]
+    fn segments_count_where_they_take_more_than_the_sections() {
+        let sections = [(".text", 1, 6, 4096, 128)];
+        for (segments, bytes) in [
+            (&[(1, 4000), (6, 1 << 30)][..], 4096),
+            (&[(1, 4000), (1, 97)], 4097),
+            (&[(1, 59 << 30)], 59 << 30),
+            (&[(1, u64::MAX), (1, 1)], u64::MAX),
+        ] {
+            let file = elf_of(&sections, segments);
+            let code = of(&file.as_slice(), 0);
+            assert_eq!((code.bytes, code.is_told), (bytes, true), "{segments:?}");
+            assert!(!of(&&file[..file.len() - 1], 0).is_told, "it ends early");
+            let mut other = file.clone();
+            other[54] += 1;
+            assert!(!of(&other.as_slice(), 0).is_told, "of another size");
+        }
     }
 
     /// Memory of which only the pages of `text` are mapped, and what was read of it.
@@ -365,6 +449,26 @@ mod tests {
         let memory = Mapped(PAGE, &file, 0.into());
         of(&memory, PAGE);
         assert_eq!(memory.2.get(), PAGE + file.len() as u64, "its tables, which are last");
+        let head = |kind: &[u8; 4], rest: &[u8]| [kind, rest].concat();
+        for (start, read, what) in [
+            (head(WRAPPER, &[1, 0, 0, 0]), 16, "a wrapper of nothing"),
+            (head(ELF, &[1]), 16, "a file of another class"),
+            (
+                head(FAT_BINARY, &[2, 0, 16, 0, 255]),
+                8,
+                "a fat binary of another version",
+            ),
+            (
+                head(FAT_BINARY, &[1, 0, 15, 0, 255]),
+                8,
+                "one with a header of another size",
+            ),
+            (head(FAT_BINARY, &[1, 0, 16, 0, 8]), 24, "its header and its code"),
+        ] {
+            let memory = Mapped(PAGE, &start, 0.into());
+            of(&memory, PAGE);
+            assert_eq!(memory.2.get(), PAGE + read, "{what}");
+        }
     }
 
     #[test]
