@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use vgpu_cache::apt::{self, With};
+use vgpu_cache::apt::{self, Distribution, Release, With};
 use vgpu_cache::{Error, pip};
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
@@ -33,6 +33,9 @@ fn place(stage: &Path, visible: &[&Path]) -> Place {
     let visible: Vec<&Path> = visible.iter().copied().chain([stage]).collect();
     Place::container(share(Form::Container), Path::new("/"), &visible).unwrap_or_else(|error| panic!("{error}"))
 }
+
+/// The folders of libraries that only a package's script links into the loader's own. No script of an image ran.
+const ALTERNATIVES: &str = "/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack";
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
@@ -170,6 +173,53 @@ fn cudarc() {
     );
 }
 
+/// Debian 12 has pycuda built. Its package also wants the CUDA toolkit, for a compiler that no allocation calls, so
+/// its own files lie in a folder beside an image with the rest of what it needs.
+fn pycuda_packages() -> Result<(PathBuf, PathBuf), String> {
+    let bookworm = |components| Release {
+        distribution: Distribution::Debian,
+        codename: "bookworm",
+        components,
+        merged: true,
+    };
+    let needed = [
+        "python3-pytools",
+        "python3-mako",
+        "libboost-python1.74.0",
+        "libboost-thread1.74.0",
+        "dash",
+    ];
+    let image = apt::root(bookworm("main"), &needed, With::AllThatTheyNeed)?;
+    let own = ["python3-pycuda", "libcurand10"];
+    let own = apt::root(bookworm("contrib non-free"), &own, With::Nothing)?;
+    Ok((image, own.join("usr/lib")))
+}
+
+#[test]
+fn pycuda() {
+    let (image, own) = match possible().and_then(|()| pycuda_packages()) {
+        Ok(packages) => packages,
+        Err(reason) => return skip("pycuda", reason.lines().last().unwrap_or_default()),
+    };
+    let stage = stage();
+    let script = script("pycuda_client.py");
+    let share = Share::new(LIMIT, &stage.path().join("client"), &Form::Container.driver());
+    let visible = [stage.path(), &own, script.parent().expect("a folder")];
+    let place = Place::container(share, &image, &visible).unwrap_or_else(|error| panic!("{error}"));
+    let modules = own.join("python3/dist-packages").display().to_string();
+    let libraries = format!("{}/x86_64-linux-gnu:{ALTERNATIVES}", own.display());
+    let mut command = place.command(
+        Path::new("/usr/bin/python3"),
+        &[
+            ("PYTHONPATH", &modules),
+            ("LD_LIBRARY_PATH", &libraries),
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+        ],
+    );
+    command.arg(&script);
+    allocates(&place, command, "MemoryError cuMemAlloc failed: out of memory", true);
+}
+
 // === Those that look ===
 
 /// A process that holds half of the share; the place then shows one GPU, with it.
@@ -194,21 +244,34 @@ fn with_holder(place: &Place, stage: &Path) -> (Running, u32, u64) {
     (holder, process.pid, usage.charged)
 }
 
-fn looks(name: &str, packages: &[&str], arguments: &[&str], check: fn(&str, u32, u64)) {
+/// Runs a Python client while another process holds half of the share; `programs` are folders of those that it starts.
+fn looks_by(programs: &[&Path], name: &str, packages: &[&str], arguments: &[&str], check: impl FnOnce(&str, u32, u64)) {
     let Some(packages) = fetched(name, packages) else {
         return;
     };
     let stage = stage();
-    let place = place(stage.path(), &[&packages, &script("")]);
+    let scripts = script("");
+    let visible = [&[packages.as_path(), &scripts], programs].concat();
+    let place = place(stage.path(), &visible);
     let (holder, pid, bytes) = with_holder(&place, stage.path());
-    let path = packages.display().to_string();
+    let modules = packages.display().to_string();
+    let folders = programs.iter().map(|folder| format!("{}:", folder.display()));
+    let path = format!("{}/usr/local/bin:/usr/bin:/bin", folders.collect::<String>());
     let shown = place.run(
         &python(),
-        &[("PYTHONPATH", &path), ("PYTHONDONTWRITEBYTECODE", "1")],
+        &[
+            ("PYTHONPATH", &modules),
+            ("PATH", &path),
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+        ],
         arguments,
     );
     check(&shown.unwrap_or_else(|error| panic!("{error}")), pid, bytes);
     drop(holder);
+}
+
+fn looks(name: &str, packages: &[&str], arguments: &[&str], check: fn(&str, u32, u64)) {
+    looks_by(&[], name, packages, arguments, check);
 }
 
 fn is_one_gpu_with_its_process(shown: &str, pid: u32, bytes: u64) {
@@ -221,6 +284,39 @@ const NVML: &str = "nvidia-ml-py==13.615.71";
 fn pynvml() {
     let file = script("pynvml_view.py").display().to_string();
     looks("pynvml", &[NVML], &[&file], is_one_gpu_with_its_process);
+}
+
+#[test]
+fn py3nvml() {
+    let file = script("py3nvml_view.py").display().to_string();
+    let packages = ["py3nvml==0.2.7", "xmltodict==1.0.4"];
+    looks("py3nvml", &packages, &[&file], is_one_gpu_with_its_process);
+}
+
+#[test]
+fn nvml_wrapper() {
+    let stage = stage();
+    let program = example("nvml_wrapper_client");
+    let place = place(stage.path(), &[program.parent().expect("a folder")]);
+    let (holder, pid, bytes) = with_holder(&place, stage.path());
+    let shown = place.run(&program, &[], &[]).unwrap_or_else(|error| panic!("{error}"));
+    is_one_gpu_with_its_process(&shown, pid, bytes);
+    drop(holder);
+}
+
+#[test]
+fn gputil() {
+    let smi = match apt::nvidia_smi() {
+        Ok(program) => program,
+        Err(reason) => return skip("gputil", reason.lines().last().unwrap_or_default()),
+    };
+    let file = script("gputil_view.py").display().to_string();
+    let packages = ["GPUtil==1.4.0", "setuptools==80.10.2"];
+    let folder = smi.parent().expect("a folder");
+    looks_by(&[folder], "gputil", &packages, &[&file], |shown, _, bytes| {
+        let [total, used] = [LIMIT, bytes].map(|bytes| bytes >> 20);
+        assert_eq!(shown.trim(), format!("1 {total} {used} {}", total - used));
+    });
 }
 
 #[test]
@@ -319,8 +415,7 @@ fn frames(place: &Place, size: &str, filters: &str) -> Result<String, String> {
         false => &["-init_hw_device", "cuda=gpu:0", "-filter_hw_device", "gpu"],
     };
     let chain = format!("format=nv12,{filters}format=nv12");
-    let libraries = "/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack";
-    let mut command = place.command(Path::new("/usr/bin/ffmpeg"), &[("LD_LIBRARY_PATH", libraries)]);
+    let mut command = place.command(Path::new("/usr/bin/ffmpeg"), &[("LD_LIBRARY_PATH", ALTERNATIVES)]);
     command.args(["-hide_banner", "-loglevel", "error"]).args(gpu);
     command
         .args(["-f", "lavfi", "-i", &source, "-vf", &chain, "-f", "md5", "-"])
