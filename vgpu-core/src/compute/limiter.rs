@@ -683,7 +683,9 @@ mod tests {
             let mut ran = 0;
             while now < until {
                 if lies {
-                    [&liar.turn.began, &liar.turn.ends, &liar.turn.until].map(|word| word.store(1 << 62, Relaxed));
+                    for word in [&liar.turn.began, &liar.turn.ends, &liar.turn.until] {
+                        word.store(1 << 62, Relaxed);
+                    }
                 }
                 match limiter.ask(&pages, now, SHAPE, now, false) {
                     Decision::Go => {
