@@ -59,7 +59,12 @@ mod tests {
 
     #[test]
     fn a_tenth_of_the_time_is_a_tenth_however_often_it_is_asked() {
-        for period in [999, 10_000, 123_457, 5 * MS] {
+        let periods = if cfg!(miri) {
+            &[5 * MS][..]
+        } else {
+            &[999, 10_000, 123_457, 5 * MS]
+        };
+        for &period in periods {
             let bucket = Bucket::default();
             let mut now = 1;
             refill(&bucket, 10_000, 1000 * MS, now);

@@ -668,6 +668,7 @@ mod tests {
     /// The own page may have been damaged by the tenant: the limiter neither panics nor hangs.
     /// A neighbour that says for ever that it has a turn takes no share's `cores`, also not after hours alone.
     #[test]
+    #[cfg_attr(miri, ignore = "a minute, launch by launch")]
     fn a_liar_takes_no_shares_cores() {
         let node = node(&[entry(30, 0), entry(70, 0)]);
         let (own, liar) = (SlotPage::default(), SlotPage::default());
@@ -712,7 +713,7 @@ mod tests {
     fn any_words_on_the_own_page_are_survived() {
         let node = node(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
         let mut random = 1u64;
-        for _ in 0..2000 {
+        for _ in 0..if cfg!(miri) { 10 } else { 2000 } {
             let (own, other) = (SlotPage::default(), SlotPage::default());
             for page in [&own, &other] {
                 let words = [
