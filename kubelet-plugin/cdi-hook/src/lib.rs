@@ -33,10 +33,12 @@ mod list;
 mod list_mount;
 mod merge;
 mod mounts;
+mod remedy;
 mod report;
 mod rootfs;
 mod shares;
 mod state;
+mod text;
 
 use std::{
     ffi::OsString,

@@ -26,7 +26,9 @@ use rustix::{
 use crate::{
     list::LIST,
     mounts::Mounts as MountList,
+    remedy::remedy,
     rootfs::{self, Mounts, Root},
+    text::shown,
 };
 
 const ETC: &str = "etc";
@@ -58,25 +60,6 @@ pub enum Error {
     Mount { action: &'static str, source: io::Error },
 }
 
-/// What to do where the kernel refuses a call of this file.
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOSPC) => {
-            "the disk that has the container's root file system is full, or the container has more mounts than the node \
-             allows: free space or inodes on the node, remove volumes from the pod, or raise the sysctl fs.mount-max"
-        }
-        Some(Errno::PERM | Errno::ACCESS) => {
-            "the hook must be allowed to mount: run the container runtime as root, without a seccomp filter or a policy \
-             of AppArmor or SELinux that denies that to its hooks"
-        }
-        Some(Errno::ROFS) => {
-            "the root file system must be writable while the container is made: check the runtime's log"
-        }
-        Some(Errno::NOSYS) => "it needs Linux 5.2 or newer on the node",
-        _ => "check the runtime's log and the node's kernel log",
-    }
-}
-
 /// Two settings of the container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
@@ -106,7 +89,7 @@ pub(crate) fn put(root: &Root, text: &[u8], wanted: Wanted<'_>) -> Result<(), Er
     let list = list(text, wanted.label, &etc)?;
     attach(&list, &target).map_err(failed("mount"))?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    remount(&list, flags).map_err(failed("make read-only"))
+    remount(&list, flags).map_err(failed("make a read-only mount of"))
 }
 
 /// Mounts /etc on itself, and returns the mount.
@@ -143,7 +126,7 @@ fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
         ];
         let kept = kept.into_iter().filter(|(found, _)| writable.f_flag.contains(*found));
         let flags = kept.fold(MountFlags::RDONLY, |flags, (_, flag)| flags | flag);
-        remount(&tree, flags).map_err(failed("make the folder read-only of"))?;
+        remount(&tree, flags).map_err(failed("make a read-only mount of the folder of"))?;
     }
     Ok(tree)
 }
@@ -155,9 +138,9 @@ fn volume_at_etc(root: &Root) -> Error {
         let mounts = MountList::read()?;
         // The root may be a folder of a mount.
         let outside = std::fs::read_link(format!("/proc/self/fd/{}", root.folder().as_raw_fd()))?;
-        let point = Path::new(&mounts.of(&folder)?.point);
-        let inside = point.strip_prefix(outside).map_err(io::Error::other)?;
-        Ok::<_, rootfs::Error>(Path::new("/").join(inside).display().to_string())
+        let place = mounts.of(&folder)?.place();
+        let inside = Path::new(&place).strip_prefix(outside).map_err(io::Error::other)?;
+        Ok::<_, rootfs::Error>(shown(&Path::new("/").join(inside).display().to_string()))
     };
     Error::VolumeAtEtc {
         destination: place().unwrap_or_else(|_| "/etc".to_owned()),

@@ -68,6 +68,21 @@ impl Mount {
         self.kind == "tmpfs" && self.source == source
     }
 
+    /// Where it is mounted, without escapes.
+    pub(crate) fn place(&self) -> String {
+        let mut parts = self.point.split('\\');
+        let start = parts.next().unwrap_or_default().to_owned();
+        // The kernel writes blanks and backslashes as three octal digits.
+        parts.fold(start, |place, part| {
+            let escaped = part.split_at_checked(3);
+            let escaped = escaped.and_then(|(digits, rest)| Some((u8::from_str_radix(digits, 8).ok()?, rest)));
+            match escaped {
+                Some((byte, rest)) => place + char::from(byte).encode_utf8(&mut [0; 4]) + rest,
+                None => place + "\\" + part,
+            }
+        })
+    }
+
     /// Where it is below `other`.
     pub(crate) fn below(&self, other: &Self) -> &str {
         let rest = self.point.strip_prefix(&other.point).unwrap_or(&self.point);
@@ -104,6 +119,20 @@ mod tests {
         assert!(of(32).is_tmpfs_of("vgpu") && !of(31).is_tmpfs_of("vgpu") && !of(30).is_tmpfs_of("overlay"));
         assert_eq!(of(32).below(of(31)), "vgpu");
         assert_eq!(mounts.children(1).count(), 1, "the root is not its own child");
+    }
+
+    #[test]
+    fn a_place_has_no_escapes() {
+        for (point, place) in [
+            ("/r", "/r"),
+            (r"/a\040b\011c\012d\134e", "/a b\tc\nd\\e"),
+            (r"\040\134040", r" \040"),
+            (r"/no\04", r"/no\04"),
+            (r"/no\999\", r"/no\999\"),
+        ] {
+            let line = format!("33 32 0:53 / {point} ro - tmpfs vgpu rw");
+            assert_eq!(Mount::parse(&line).expect("a mount").place(), place);
+        }
     }
 
     #[test]

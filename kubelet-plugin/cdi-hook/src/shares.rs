@@ -19,6 +19,7 @@ use vgpu_abi::paths::{CONTAINER_DIR, LEDGER, TMPFS_SOURCE};
 
 use crate::{
     mounts::{Mount, Mounts},
+    remedy::remedy,
     rootfs::{self, Root},
 };
 
@@ -45,7 +46,7 @@ pub enum Error {
     Covered,
     #[error("a volume is mounted at {CONTAINER_DIR}/{0}, among the limits; remove it from the pod")]
     Foreign(String),
-    #[error("{CONTAINER_DIR}: cannot {action} it: {source}; check the runtime's log")]
+    #[error("{CONTAINER_DIR}: cannot {action} it: {source}; {}", remedy(source))]
     Io { action: &'static str, source: io::Error },
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String])
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // The descriptor, not the path, which could lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
-    mount_remount(path, flags, c"").map_err(|error| failed("make read-only")(error.into()))
+    mount_remount(path, flags, c"").map_err(|error| failed("make a read-only mount of")(error.into()))
 }
 
 fn entered(folder: Result<OwnedFd, rootfs::Error>) -> Result<OwnedFd, Error> {

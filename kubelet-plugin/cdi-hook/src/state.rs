@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use vgpu_abi::paths::HOOK_FILE;
 
-use crate::{arguments, shares};
+use crate::{arguments, shares, text::shown};
 
 /// A state has an id, paths and annotations; Kubernetes allows 256 KiB of annotations.
 const MAX_STATE: u64 = 1 << 20;
@@ -141,7 +141,7 @@ fn volume_at_dev(config: &Value) -> Option<String> {
         let destination = field("destination");
         let is_volume = cleaned(destination) == Path::new("/dev") && field("type") != "tmpfs";
         // One line of the pod's event, whatever was written.
-        is_volume.then(|| destination.chars().filter(|c| !c.is_control()).take(64).collect())
+        is_volume.then(|| shown(destination))
     })
 }
 

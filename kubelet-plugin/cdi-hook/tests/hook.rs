@@ -421,6 +421,20 @@ fn what_the_hook_cannot_do_names_container_file_and_remedy() {
     );
 }
 
+/// As under a runtime that is not root, or in a container of its own.
+#[test]
+fn a_hook_without_the_right_to_mount_says_how_it_gets_it() {
+    const NAME: &str = "a_hook_without_the_right_to_mount_says_how_it_gets_it";
+    let before = format!("{MOUNTS}; set -- setpriv --bounding-set=-sys_admin \"$@\"");
+    let Some(ran) = Bundle::new(None).run(NAME, &before, LIST) else {
+        return;
+    };
+    let line = ran.refusal();
+    let expected = "vgpu-cdi-hook: container c1: /dev/vgpu: cannot make a read-only mount of it: Operation not permitted \
+                    (os error 1); the hook must be allowed to mount: run the container runtime as root, ";
+    assert!(line.starts_with(expected), "{line}");
+}
+
 /// Each claim's hook gets its own files; the configuration has those of all.
 #[test]
 fn files_of_the_specs_pass() {
@@ -496,6 +510,14 @@ fn volumes_over_what_the_node_mounted_are_named() {
         (
             "mkdir v; mount -t tmpfs tmpfs v; rm -r etc; ln -s v etc",
             "a volume is mounted at /v, to which /etc leads, where another container",
+        ),
+        (
+            "mkdir 'v w'; mount -t tmpfs tmpfs 'v w'; rm -r etc; ln -s 'v w' etc",
+            "a volume is mounted at /v w, to which /etc leads",
+        ),
+        (
+            "v=$(printf '%070d' 0); mkdir $v; mount -t tmpfs tmpfs $v; rm -r etc; ln -s $v etc",
+            "a volume is mounted at /000000000000000000000000000000000000000000000000000000000000000, to which /etc leads",
         ),
     ] {
         let bundle = Bundle::new(None);
