@@ -159,7 +159,7 @@ fn holders(gpu: &str, shares: &[Neighbour]) -> Vec<Holder> {
 
 /// Removes all pages: no share is left.
 pub fn remove(run_dir: &RunDir, _locked: &Locked) {
-    // What stays is used again.
+    // The next run uses again what cannot be removed.
     let _ = fs::remove_dir_all(root(run_dir));
 }
 

@@ -36,11 +36,11 @@ pub struct Existing {
 pub enum PlanError {
     #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
-    #[error("--memory {}: GPU {} has only {}", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
+    #[error("--memory {}: GPU {} has only {}; ask for at most that", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
     TooMuch { wanted: u64, gpu: Gpu },
     #[error(
-        "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; ask for at most {left} for share \
-         {share:?}, or end commands of the others", cores_of(.others)
+        "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; {}end commands of the others",
+        cores_of(.others), if *.left > 0 { format!("ask for at most {left} for share {share:?}, or ") } else { String::new() }
     )]
     TooManyCores {
         wanted: u32,
@@ -307,7 +307,10 @@ mod tests {
             Some(&gpus()),
             &[],
         );
-        assert_eq!(error.unwrap_err().to_string(), "--memory 81Gi: GPU 0 has only 81918Mi");
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "--memory 81Gi: GPU 0 has only 81918Mi; ask for at most that"
+        );
     }
 
     #[test]

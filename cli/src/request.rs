@@ -89,7 +89,7 @@ fn compute_policy(text: &OsStr) -> Result<ComputePolicy, FlagError> {
     use ComputePolicy::{Balanced, Guaranteed, Unlimited};
     let text = text.to_string_lossy();
     let known = [Guaranteed, Balanced, Unlimited];
-    let named = known.into_iter().find(|policy| word(policy.name()) == text);
+    let named = known.into_iter().find(|policy| word(policy.name()) == word(&text));
     named.ok_or_else(|| FlagError::ComputePolicy(text.into_owned()))
 }
 
@@ -97,7 +97,7 @@ fn priority(text: &OsStr) -> Result<Priority, FlagError> {
     let text = text.to_string_lossy();
     let named = [Priority::High, Priority::Low]
         .into_iter()
-        .find(|priority| word(priority.name()) == text);
+        .find(|priority| word(priority.name()) == word(&text));
     named.ok_or_else(|| FlagError::Priority(text.into_owned()))
 }
 
@@ -182,7 +182,7 @@ mod tests {
         for (text, policy) in [
             ("guaranteed", ComputePolicy::Guaranteed),
             ("balanced", ComputePolicy::Balanced),
-            ("unlimited", ComputePolicy::Unlimited),
+            ("Unlimited", ComputePolicy::Unlimited),
         ] {
             let read = request(|f| f.compute_policy = Some(text.into())).unwrap();
             assert_eq!(read.compute_policy, Some(policy));

@@ -143,7 +143,7 @@ Bounds = namedtuple("Bounds", "more beside less use")
 SILICON = Bounds(more=2, beside=6, less=6, use=94)
 # The software GPU's time goes on while other programs keep the CPU from those that wait for it.
 MODELLED = Bounds(more=5, beside=15, less=30, use=60)
-# What a capped share may have beyond its part of any window, and beside it its longest kernel or graph.
+# Besides its part and its longest kernel or graph, a capped share may have this much in any window.
 BURST = 20 * MS
 
 

@@ -23,12 +23,12 @@ class NoTruth(Exception):
     """NVML does not answer; the text says why."""
 
 
-class Watcher:
-    """NVML in a process of its own, which runs as long as the check."""
+class NvmlProcess:
+    """A probe that asks NVML, in a process of its own outside the shares."""
 
-    def __init__(self, sides, patience):
-        self.patience, self.way = patience, None
-        self.child = Child(*sides.bare(sides.probe("watch", sides.gpu)))
+    def __init__(self, sides, patience, probe):
+        self.patience = patience
+        self.child = Child(*sides.bare(sides.probe(probe, sides.gpu)))
 
     def message(self):
         try:
@@ -38,6 +38,17 @@ class Watcher:
         if message is None:
             raise NoTruth("NVML: " + (self.child.last_words() or "its process has ended"))
         return message
+
+    def end(self):
+        self.child.end()
+
+
+class Watcher(NvmlProcess):
+    """Memory by NVML, as long as the check runs."""
+
+    def __init__(self, sides, patience):
+        super().__init__(sides, patience, "watch")
+        self.way = None
 
     def picture(self):
         self.child.go_on()
@@ -73,9 +84,6 @@ class Watcher:
                 self.way = way
                 return ""
         return "NVML does not show a process that uses {} MiB".format(message["size"] // MIB)
-
-    def end(self):
-        self.child.end()
 
 
 class Account:

@@ -1,4 +1,4 @@
-//! What a release of the library expects of the plugin: which limits file it reads.
+//! The version of the limits file that a release of the library reads.
 //!
 //! A claim keeps the release of its first Prepare, and a newer plugin may write its limits again, as after a reboot. So
 //! each installed release has a file beside it that says what it expects, in the words of the limits file's first line:
@@ -19,7 +19,7 @@ pub const FILE: &str = "release";
 /// The file has one short line.
 const MAX_SIZE: usize = 4096;
 
-/// What a release expects. The default is what new claims get.
+/// The expectations of a release. The default is that of new claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Release {
     pub limits: Version,

@@ -169,7 +169,7 @@ async fn register(
     served.context("the registration server ended")
 }
 
-/// What the parts share that need the Node object's UID.
+/// The parts that are started once the Node object's UID is known use these.
 struct NodeParts {
     node: SharedNode,
     cluster: Cluster,
@@ -181,32 +181,39 @@ struct NodeParts {
 
 /// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
 async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Wanted>) {
-    let NodeParts {
-        node,
-        cluster,
-        config,
-        comparison,
-        readiness,
-        metrics,
-    } = parts;
-    let node_uid = node_uid(&cluster, &readiness).await;
+    let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
     let node_object = ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Node".into()),
-        name: Some(config.node_name.clone()),
+        name: Some(parts.config.node_name.clone()),
         uid: Some(node_uid.clone()),
         ..ObjectReference::default()
     };
-    let background = background::run(node, cluster.clone(), metrics.clone(), comparison, node_object);
+    let background = background::run(
+        parts.node,
+        parts.cluster.clone(),
+        parts.metrics.clone(),
+        parts.comparison,
+        node_object,
+    );
     tokio::spawn(background);
     let owner = Owner {
-        node: config.node_name.clone(),
+        node: parts.config.node_name.clone(),
         node_uid,
-        pool: config.pool(),
+        pool: parts.config.pool(),
     };
-    let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name);
-    let events = watcher(cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
-    publish::run(cluster, events, taints, owner, wants, readiness, metrics).await;
+    let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", parts.config.node_name);
+    let events = watcher(parts.cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
+    publish::run(
+        parts.cluster,
+        events,
+        taints,
+        owner,
+        wants,
+        parts.readiness,
+        parts.metrics,
+    )
+    .await;
     tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
 }
 

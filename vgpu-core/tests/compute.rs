@@ -10,7 +10,7 @@ mod support;
 use std::process::Output;
 use std::time::Duration;
 use support::{Bench, GIB, lines};
-use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
+use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 
 /// A share's part of the GPU's time.
@@ -37,19 +37,14 @@ fn guaranteed(cores: u32) -> Part {
 }
 
 impl Part {
-    fn entry(self, slot: u8) -> Entry {
-        let mut flags = 0;
-        for (is_set, flag) in [
-            (self.policy == ComputePolicy::Guaranteed, entry_flags::GUARANTEED),
-            (self.policy == ComputePolicy::Unlimited, entry_flags::UNLIMITED),
-            (self.priority == Priority::High, entry_flags::HIGH),
-        ] {
-            flags |= if is_set { flag } else { 0 };
-        }
-        Entry {
-            weight: (self.cores * WEIGHT_OF_ONE_CORE).max(LEAST_WEIGHT),
-            flags,
+    fn holder(self, slot: u8) -> Holder {
+        Holder {
+            slot,
+            cores: self.cores,
+            compute_policy: self.policy,
+            priority: self.priority,
             generation: u64::from(slot) + 1,
+            ignored: false,
         }
     }
 
@@ -67,8 +62,8 @@ impl Part {
 /// Shares of one GPU that take turns: the nth has slot n.
 fn shares(parts: &[Part]) -> Vec<Bench> {
     let first = Bench::new();
-    let entries: Vec<(u8, Entry)> = (0..).zip(parts).map(|(slot, part)| (slot, part.entry(slot))).collect();
-    first.pages(&entries);
+    let holders: Vec<Holder> = (0..).zip(parts).map(|(slot, part)| part.holder(slot)).collect();
+    first.pages(&entries(&holders));
     first.put(&parts[0].limits(&first, Some(0)));
     let mut all = vec![first];
     for (slot, part) in (1..).zip(&parts[1..]) {

@@ -192,7 +192,7 @@ impl Scene {
             .collect()
     }
 
-    /// What each slot of the first GPU is entitled to: slot and weight. Empty if there are no pages.
+    /// Returns slot and weight of each entry in the first GPU's node page, none if there is no page.
     pub(crate) fn weights(&self) -> Vec<(usize, u32)> {
         let gpu = "GPU-00000000-0000-0000-0000-000000000001";
         let page = self.run_dir().join(ARBITRATION).join(gpu).join(NODE_PAGE);

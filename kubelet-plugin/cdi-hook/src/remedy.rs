@@ -1,4 +1,4 @@
-//! What to do where the kernel refuses a call that mounts: the end of a line in the pod's event.
+//! The remedy where the kernel refuses to mount: the end of a line in the pod's event.
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! Text of users in our messages.
 
-/// Of a longer text, this many characters are shown.
+/// The most characters of a text that are shown.
 const SHOWN: usize = 64;
 
 /// Returns the text as a message shows it: cut, and on one line.

@@ -19,7 +19,7 @@ use vgpu_abi::paths::LEDGER;
 
 const EVERY: Duration = Duration::from_secs(2);
 
-/// What the last comparison found, for metrics and events.
+/// The verdicts of the last comparison, for metrics and events.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison(Arc<Mutex<BTreeMap<ShareKey, Verdict>>>);
 
@@ -37,7 +37,7 @@ impl Comparison {
     }
 }
 
-/// What NVML saw of each share, in percent, by GPU; None if it said nothing of a GPU.
+/// The use of each share by NVML, in percent, by GPU. None: NVML did not answer for this GPU.
 type UsedByGpu = BTreeMap<String, Option<BTreeMap<ShareKey, f64>>>;
 
 /// Compares for ever.
@@ -128,7 +128,7 @@ fn apply(node: &SharedNode, judge: &mut Judge, pages: &mut Pages, used: &UsedByG
     comparison.set(judge.verdicts());
 }
 
-/// What the pages said last, to see what was added since.
+/// The counters of all pages, as of the last comparison.
 #[derive(Debug, Default)]
 struct Pages {
     charges: Charges,
@@ -153,7 +153,7 @@ impl Pages {
     }
 }
 
-/// What was added in an interval, in percent of it; None if nothing can be said of it.
+/// Returns by how much the counters grew, in percent of the interval. None: they went backwards.
 fn added(before: Counted, after: Counted, interval: Duration) -> Option<Paged> {
     let percent = |before: u64, after: u64| {
         let added = after.checked_sub(before)?;

@@ -20,12 +20,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use vgpu_abi::arbitration::{Entry, entry_flags};
 
-/// What a share may use beyond its due, in percent of the GPU: the error of limiter and NVML, and what is a breach.
+/// A share is over when it uses more than its due by both of these, in percent of the GPU: the error of limiter and NVML,
+/// and a margin.
 const ERROR: f64 = 5.0;
 const BREACH: f64 = 10.0;
 /// How long a breach lasts before it counts, and how long none before it is over.
 const LASTS: Duration = Duration::from_secs(10);
-/// A share had work all the time if it was charged or waited for this much of it. Waits are counted when they end.
+/// A share had work all the time if it was charged or waited for this much of it.
 const AT_WORK: f64 = 75.0;
 /// The error is the mean of the samples of 10 s.
 const SAMPLES: usize = 5;
@@ -42,12 +43,12 @@ pub(super) struct Observed {
     pub seen: Option<Seen>,
 }
 
-/// What was seen of a share, in percent of the interval.
+/// One share's use of the GPU, in percent of the interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Seen {
     /// NVML's utilisation, of all its processes.
     pub used: f64,
-    /// What its page says; None if that is damaged.
+    /// Its use by its own page. None: the page is damaged.
     pub paged: Option<Paged>,
 }
 
@@ -57,12 +58,12 @@ pub(super) struct Paged {
     pub waited: f64,
 }
 
-/// What is known of a share.
+/// The result for a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// None: nothing is known.
     pub enforced: Option<bool>,
-    /// What NVML saw less what the share was charged, in percent of the GPU, over the last 10 s.
+    /// Its use by NVML less what it was charged, in percent of the GPU, over the last 10 s.
     pub error_points: Option<f64>,
 }
 
@@ -113,7 +114,7 @@ fn is_over(share: &Observed, seen: Seen, all: &[Observed]) -> bool {
     due(share, all).is_some_and(|due| seen.used > due + ERROR + BREACH)
 }
 
-/// What a share may use now; None if it may use all.
+/// Returns what a share may use now. None: all.
 fn due(share: &Observed, all: &[Observed]) -> Option<f64> {
     let own = share.entry;
     let cores = f64::from(share.cores);

@@ -17,7 +17,7 @@ pub type Used = BTreeMap<u32, f64>;
 
 /// Something that measures processes.
 pub trait Utilisation: Send + Sync + 'static {
-    /// What each process used of a GPU since the last question; None if that is not known.
+    /// Returns how much each process used of a GPU since the last question. None: it is not known.
     fn of(&self, gpu: &str) -> Option<Used>;
 }
 

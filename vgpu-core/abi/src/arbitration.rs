@@ -178,7 +178,7 @@ pub mod entry_flags {
     pub const IGNORED: u32 = 16;
 }
 
-/// What the counters of a slot page say, in ns.
+/// The counters of a slot page, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub charged: u64,

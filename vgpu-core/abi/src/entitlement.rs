@@ -1,4 +1,4 @@
-//! What the slots of a GPU are entitled to: the entries of its node page, from the limits of the shares that have them.
+//! Computes the entries of a GPU's node page from the limits of its shares: the part of its time that each may have.
 //! Pure.
 //!
 //! ```text

@@ -16,7 +16,7 @@ use crate::library::call;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
-/// What is launched.
+/// Kernels to launch: their length, for how long, and how many before a wait.
 struct Work {
     length: u64,
     time: Duration,

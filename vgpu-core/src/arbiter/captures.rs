@@ -1,8 +1,8 @@
-//! Whether streams are being captured into graphs: then a launch may be a node, which takes no GPU time, and calls of
+//! Counts streams that are being captured into graphs: a launch may be a node, which takes no GPU time, and calls of
 //! ours could end the capture.
 //!
-//! How it fails: a stream that is destroyed while it is captured keeps the count up. Each launch then asks the driver
-//! whether its stream is captured, and goes on as it should.
+//! How it fails: a capture whose end is not seen keeps the count up. Each launch and each event then costs a question to
+//! the driver.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

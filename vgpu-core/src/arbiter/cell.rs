@@ -13,7 +13,7 @@ use crate::compute::{MS, Ns};
 /// A cell that says nothing for this long may be taken.
 const STALE: Ns = 60_000 * MS;
 
-/// What this process is called in a cell.
+/// The name of this process in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 

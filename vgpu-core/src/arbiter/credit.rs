@@ -38,6 +38,8 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct Credit {
     left: AtomicI64,
+    /// The value of `left` when it was granted: as long as it has not changed, no launch has passed.
+    granted: AtomicI64,
     valid_until: AtomicU64,
     /// Streams whose chunk is open, by a hash.
     open: [AtomicU64; STREAMS],
@@ -48,6 +50,7 @@ impl Default for Credit {
     fn default() -> Self {
         Self {
             left: AtomicI64::new(0),
+            granted: AtomicI64::new(0),
             valid_until: AtomicU64::new(0),
             open: Default::default(),
             places: (0..PLACES).map(|_| Place::default()).collect(),
@@ -78,6 +81,9 @@ impl Credit {
 
     /// Hands out every launch that went, with its stream and shape, to be counted.
     pub(super) fn drain(&self, mut count: impl FnMut(Stream, Shape, u32)) {
+        if self.left.load(Acquire) == self.granted.load(Relaxed) {
+            return;
+        }
         for place in &self.places {
             if place.passed.load(Relaxed) > 0 {
                 let passed = place.passed.swap(0, AcqRel);
@@ -93,7 +99,12 @@ impl Credit {
     /// Grants `credit` ns of work to launches of shapes that are known in streams that are open.
     pub(super) fn grant(&self, credit: Ns) {
         self.valid_until.store(coarse_millis() + VALID, Relaxed);
-        self.left.store(i64::try_from(credit).unwrap_or(0), Release);
+        self.set(i64::try_from(credit).unwrap_or(0));
+    }
+
+    fn set(&self, left: i64) {
+        self.granted.store(left, Relaxed);
+        self.left.store(left, Release);
     }
 
     /// Launches of this shape in this stream cost so much from now on. Called after [`Credit::drain`].
@@ -122,7 +133,7 @@ impl Credit {
 
     /// Every launch has to ask again: the chunks of all streams end.
     pub(super) fn withdraw(&self) {
-        self.left.store(0, Release);
+        self.set(0);
         for word in &self.open {
             word.store(0, Relaxed);
         }

@@ -32,7 +32,7 @@ pub(super) struct Target {
     pub context: usize,
 }
 
-/// What a chunk was measured to be.
+/// The result of measuring a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Measured { from: Ns, to: Ns },
@@ -42,7 +42,7 @@ pub(super) enum Outcome {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     contexts: Vec<Context>,
-    /// What is in front of the chunks that are open.
+    /// The beginnings of the chunks that are open.
     begun: Vec<(Target, From)>,
     pending: VecDeque<Pending>,
 }
@@ -62,7 +62,7 @@ struct Base {
     at: Ns,
 }
 
-/// What is in front of a chunk.
+/// Where a chunk begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     /// With the base that was the newest then.

@@ -28,11 +28,12 @@ pub use captures::{begun as capture_begun, ended as capture_ended};
 use core::ffi::c_int;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
+use vgpu_abi::arbitration::{Entry, entry_flags};
+use vgpu_abi::entitlement::{Holder, entries};
+use vgpu_abi::limits::Limits;
 
 use crate::compute::estimate::Shape;
 use crate::compute::flight::{LEAST_LAUNCH, Mark, Stream};
@@ -57,7 +58,7 @@ const CELL: Ns = 100 * MS;
 /// How often NVML is asked for other processes on the GPU.
 const NEIGHBOURS: Ns = 1000 * MS;
 
-/// What the arbiter needs of its process.
+/// The process in which the arbiter works.
 pub trait Process {
     type Driver: Streams;
     fn driver(&self) -> &Self::Driver;
@@ -69,7 +70,7 @@ pub trait Process {
     fn asleep(&self, nap: impl FnOnce());
 }
 
-/// For what the program waits.
+/// The work for which the program waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// For the work of one stream.
@@ -86,11 +87,12 @@ pub struct Arbiter {
     credit: Credit,
     /// There may be work that is not measured yet.
     is_busy: AtomicBool,
-    /// Of a share that is held to its `cores` only while others use the GPU: if they do, and when that was looked up.
+    /// Some in a container of HAMi that is limited only while others use the GPU.
     neighbours: Option<Neighbours>,
     inner: Spin<Inner>,
 }
 
+/// Whether other processes use the GPU, as of the last look.
 #[derive(Debug, Default)]
 struct Neighbours {
     looked: AtomicU64,
@@ -111,9 +113,9 @@ struct Inner {
     was_free: bool,
 }
 
-/// What a launch asks with.
+/// The circumstances in which a launch asks.
 struct Question {
-    /// Since when it has asked.
+    /// When it asked for the first time.
     asked: Ns,
     /// Nobody else uses the GPU, and so nothing is limited.
     is_free: bool,
@@ -123,28 +125,22 @@ struct Question {
 
 /// A pause before the next question.
 struct Nap {
-    word: Option<(*const std::sync::atomic::AtomicU32, u32)>,
+    word: Option<(*const AtomicU32, u32)>,
     length: Duration,
 }
 
-/// Returns what a share is entitled to by its limits file, before the node's page is read. None: it is not limited.
+/// Returns the entry of a share by its limits file, which counts until the node's page is read. None: it is not limited.
 fn entitled(limits: &Limits) -> Option<Entry> {
-    let mut flags = match limits.compute_policy {
-        ComputePolicy::Unlimited => return None,
-        ComputePolicy::Guaranteed if limits.cores > 0 => entry_flags::GUARANTEED,
-        ComputePolicy::Guaranteed | ComputePolicy::Balanced => 0,
-    };
-    if limits.priority == Priority::High {
-        flags |= entry_flags::HIGH;
-    }
-    if limits.cores == 0 {
-        flags |= entry_flags::BEST_EFFORT;
-    }
-    Some(Entry {
-        weight: (limits.cores * WEIGHT_OF_ONE_CORE).max(LEAST_WEIGHT),
-        flags,
+    let holder = Holder {
+        slot: 0,
+        cores: limits.cores,
+        compute_policy: limits.compute_policy,
+        priority: limits.priority,
         generation: 0,
-    })
+        ignored: false,
+    };
+    let [entry, ..] = entries(&[holder]);
+    (entry.flags & entry_flags::UNLIMITED == 0).then_some(entry)
 }
 
 impl Arbiter {
@@ -255,7 +251,7 @@ impl Arbiter {
         let mut inner = self.inner.lock();
         let _unharmed = captures::spare(driver);
         inner.launched(&self.credit, driver, handle, shape);
-        // Another thread's wait may have found nothing in flight since this one asked.
+        // A wait of another thread may have cleared it since this launch asked.
         self.is_busy.store(true, Relaxed);
     }
 
@@ -509,19 +505,19 @@ impl Inner {
     /// Ends the chunks of all streams in which this thread can record.
     fn hold(&mut self, driver: &impl Streams, now: Ns) {
         let streams = &self.streams;
-        let target_of = |stream: Stream| streams.iter().find(|target| target.stream == stream).copied();
-        let can = |stream: Stream| target_of(stream).is_some_and(can_record);
-        let ended: Vec<(Option<Target>, Mark)> = self
+        let target_of = |stream: Stream| {
+            let target = streams.iter().find(|target| target.stream == stream);
+            target.copied().filter(|target| can_record(*target))
+        };
+        let ended = self
             .limiter
-            .holds(now, can)
-            .into_iter()
-            .map(|(stream, mark)| (target_of(stream), mark))
+            .holds(now, |stream| target_of(stream).is_some())
+            .into_iter();
+        let ended: Vec<(Target, Mark)> = ended
+            .filter_map(|(stream, mark)| Some((target_of(stream)?, mark)))
             .collect();
         for (target, mark) in ended {
-            match target {
-                Some(target) => self.end(driver, mark, target, now),
-                None => self.report(now, mark, Outcome::Failed),
-            }
+            self.end(driver, mark, target, now);
         }
     }
 

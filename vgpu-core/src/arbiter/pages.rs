@@ -30,8 +30,10 @@ use crate::os::peek::{self, Piece};
 use crate::os::pinned::Mapping;
 use crate::os::{file, fork, mount};
 
-/// What is copied of others' pages: all that turns are decided by.
+/// The part of others' pages that is copied: all that turns are decided by.
 const HEAD: usize = offset_of!(SlotPage, bucket);
+/// The remedy where the node's files are not as they should be.
+const PREPARE: &str = "delete the pod so that it is prepared again, or end all its `vgpu run`";
 /// The page of processes that know nothing of others, beside their ledger.
 const ALONE: &str = "time";
 /// How long after a failure another share's page is opened again.
@@ -256,7 +258,7 @@ fn map_alone(folder: &Path) -> io::Result<Mapping> {
         .mode(0o666)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(folder.join(ALONE))?;
-    // Whoever comes first; a page that was cut is one again.
+    // The first process makes it a page; a later one does if it was cut.
     if file.metadata()?.len() < PAGE as u64 {
         file.set_len(PAGE as u64)?;
     }
@@ -280,11 +282,17 @@ fn is_other_clock() -> bool {
 impl fmt::Display for PagesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Open(path, error) => write!(f, "{path}: {error}"),
-            Self::Size(path, size) => write!(f, "{path}: {size} bytes instead of {PAGE}"),
-            Self::Clock => write!(f, "this process is in a time namespace with another clock"),
-            Self::Copy => write!(f, "process_vm_readv is denied here"),
-            Self::NoSlot => write!(f, "the share has no slot"),
+            Self::Open(path, error) => write!(f, "{path}: {error}; {PREPARE}"),
+            Self::Size(path, size) => write!(f, "{path}: {size} bytes instead of {PAGE}; {PREPARE}"),
+            Self::Clock => write!(
+                f,
+                "this process is in a time namespace with another clock: start it without `unshare --time`"
+            ),
+            Self::Copy => write!(
+                f,
+                "process_vm_readv is denied here: allow it in the seccomp profile, as RuntimeDefault does"
+            ),
+            Self::NoSlot => write!(f, "its limits file names no slot; {PREPARE}"),
         }
     }
 }

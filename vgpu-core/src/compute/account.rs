@@ -7,9 +7,9 @@ use vgpu_abi::arbitration::SlotPage;
 use super::turn::scaled;
 use super::{MS, Ns, bucket};
 
-/// Charges the part of a measured time that is not charged yet, and returns it. `at_most` is the limit of the charge
+/// Charges the part of a measured time that is not charged yet. `at_most` is the limit of the charge
 /// where the measurement contains others' work.
-pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) -> Ns {
+pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) {
     let from = with_siblings(page, from);
     let before = page.covered.fetch_max(to, Relaxed);
     let measured = to.saturating_sub(from.max(before));
@@ -18,7 +18,6 @@ pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_mos
         page.counters.overlapped.fetch_add(charge, Relaxed);
     }
     charge_time(page, weight, charge);
-    charge
 }
 
 /// Charges time that no measurement covers: a turn that was kept for nothing, or an estimate.
@@ -65,12 +64,19 @@ pub(super) fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
 mod tests {
     use super::*;
 
+    /// Returns how much of a measured time is charged.
+    fn charged(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) -> Ns {
+        let before = page.counters.charged.load(Relaxed);
+        charge_work(page, weight, from, to, at_most);
+        page.counters.charged.load(Relaxed) - before
+    }
+
     #[test]
     fn what_ran_at_once_is_charged_once() {
         let page = SlotPage::default();
-        assert_eq!(charge_work(&page, 100_000, 10, 30, None), 20);
-        assert_eq!(charge_work(&page, 100_000, 20, 40, None), 10);
-        assert_eq!(charge_work(&page, 100_000, 12, 38, None), 0);
+        assert_eq!(charged(&page, 100_000, 10, 30, None), 20);
+        assert_eq!(charged(&page, 100_000, 20, 40, None), 10);
+        assert_eq!(charged(&page, 100_000, 12, 38, None), 0);
         assert_eq!(page.counters.charged.load(Relaxed), 30);
     }
 
@@ -80,18 +86,18 @@ mod tests {
         page.cells[0].owner.store(1, Relaxed);
         page.cells[0].busy_since.store(100, Relaxed);
         page.cells[0].valid_until.store(5000, Relaxed);
-        let mut charged = 0;
+        let mut sum = 0;
         for at in [1000, 2000, 3000] {
-            charged += charge_work(&page, 100_000, at, at + 50, None);
+            sum += charged(&page, 100_000, at, at + 50, None);
         }
-        charged += charge_work(&page, 100_000, 100, 5000, None);
-        assert_eq!(charged, 4900);
+        sum += charged(&page, 100_000, 100, 5000, None);
+        assert_eq!(sum, 4900);
     }
 
     #[test]
     fn others_work_in_a_measurement_is_charged_up_to_the_limit() {
         let page = SlotPage::default();
-        assert_eq!(charge_work(&page, 50_000, 0, 1000, Some(110)), 110);
+        assert_eq!(charged(&page, 50_000, 0, 1000, Some(110)), 110);
         assert_eq!(page.finish_tag.load(Relaxed), 220, "half the weight, twice the tag");
         assert_eq!(page.bucket.tokens.load(Relaxed), -110);
     }

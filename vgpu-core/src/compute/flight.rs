@@ -14,7 +14,7 @@ const LAUNCHES: u32 = 64;
 const FIRST: u32 = 3;
 /// What is assumed to be left of work whose estimates are used up.
 pub(super) const LEAST_LEFT: Ns = 20 * US;
-/// What is late by more than this is not only slow.
+/// Work that is late by less than this may only be slow.
 const LATE: Ns = 10_000 * US;
 /// An event that is reached so soon after it was recorded says that the GPU has been waiting for launches.
 const CAUGHT_UP: Ns = 50 * US;

@@ -21,7 +21,7 @@ pub const GRACE: Ns = 500 * US;
 pub const LINGER: Ns = 300 * US;
 /// A program that launches again later than this does not keep its turn.
 const LONG_GAP: Ns = 700 * US;
-/// Who has waited this long goes, if its guarantee is not used up.
+/// A share that has waited this long goes, if it has not used its `cores`.
 pub const OVERRIDE: Ns = 250 * MS;
 /// How long a launch waits for one of unknown length to end.
 const MEASURING: Ns = 100 * MS;
@@ -31,7 +31,7 @@ const DISTRUST: Ns = 750 * MS;
 const WISH: Ns = 300 * MS;
 /// No sleep is longer, so that wishes are renewed.
 const LONGEST_SLEEP: Ns = 100 * MS;
-/// Who does not take a turn that is free for this long is passed over.
+/// A share that does not take a free turn for this long is passed over.
 const ABSENT: Ns = 5 * MS;
 /// A turn without work for this long is over.
 const FORGOTTEN: Ns = 2 * MS;
@@ -87,7 +87,7 @@ pub struct Limiter {
     gap: Ns,
     drained_at: Option<Ns>,
     waiting: Option<(Ns, Reason)>,
-    /// Until when what a slot says counts for nothing.
+    /// By slot, until when its page is ignored.
     distrusted: [Ns; SLOTS],
     distrusts_until: Ns,
 }
@@ -178,7 +178,7 @@ impl Limiter {
 
     /// Returns true if a further launch has to wait for what is in flight.
     fn is_queue_full(&self, in_flight: &InFlight, now: Ns) -> bool {
-        // What has not ended for longer than it takes is on the GPU beside others, or is not what it seemed.
+        // Work that should have ended shares the GPU with others, or takes longer than its estimate.
         let is_late = in_flight.estimated > 3 * AHEAD || self.flight.is_late(now);
         (in_flight.left > AHEAD || is_late) && self.flight.has_several()
     }
@@ -240,17 +240,17 @@ impl Limiter {
             let overdue_at = if tokens > 0 { wish.since + OVERRIDE + 1 } else { Ns::MAX };
             return sleep(view.free_at.min(overdue_at), view.held_by, Reason::Turn).bounded(now);
         }
-        // Who is next and does not go is dead, stopped or a liar.
+        // A share that is next and does not go is dead, stopped or lies.
         let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
         if !is_overdue && !view.is_next && !is_passed_over {
             return sleep(now + 150 * US, None, Reason::Turn);
         }
-        // What keeps a share from its `cores` for so long is no turn. Of one of high priority it may be.
-        if let Some(liar) = view
+        // No honest turn keeps another share from its `cores` for so long, unless it is of high priority.
+        if let Some(slot) = view
             .held_by
             .filter(|slot| is_overdue && now < view.free_at && !pages.is_of_high_priority(*slot))
         {
-            self.distrusted[liar] = now + DISTRUST;
+            self.distrusted[slot] = now + DISTRUST;
             self.distrusts_until = now + DISTRUST;
         }
         self.take_turn(page, &wish, now, in_flight);
@@ -263,7 +263,7 @@ impl Limiter {
         self.entry.flags & entry_flags::GUARANTEED != 0 || now < self.distrusts_until
     }
 
-    /// What the share has had beyond its `cores` is not counted against it any more.
+    /// Forgives the time that the share has had beyond its `cores`.
     fn forgive(&self, page: &SlotPage, now: Ns) {
         if !self.is_capped(now) {
             page.bucket.tokens.fetch_max(0, Relaxed);
@@ -520,22 +520,21 @@ impl Limiter {
         account::at_work(page, now).any(|work| work.cell != self.cell)
     }
 
+    /// Counts the time since the last answer by the reason of that one. Threads that wait at once count once.
     fn count_waits(&mut self, pages: &Pages<'_>, now: Ns, decision: Decision) {
-        match (decision, self.waiting) {
-            (Decision::Wait(wait), None) => self.waiting = Some((now, wait.reason)),
-            (Decision::Wait(wait), Some((since, _))) => self.waiting = Some((since, wait.reason)),
-            (Decision::Go, Some((since, reason))) => {
-                self.waiting = None;
-                let Some(page) = pages.page() else { return };
-                let sum = match reason {
-                    Reason::Throttled => &page.counters.throttled,
-                    Reason::Turn => &page.counters.waited,
-                    Reason::Queue | Reason::Measuring => return,
-                };
-                sum.fetch_add(now.saturating_sub(since), Relaxed);
-            }
-            (Decision::Go, None) => {}
-        }
+        let before = match decision {
+            Decision::Wait(wait) => self.waiting.replace((now, wait.reason)),
+            Decision::Go => self.waiting.take(),
+        };
+        let (Some((since, reason)), Some(page)) = (before, pages.page()) else {
+            return;
+        };
+        let sum = match reason {
+            Reason::Throttled => &page.counters.throttled,
+            Reason::Turn => &page.counters.waited,
+            Reason::Queue | Reason::Measuring => return,
+        };
+        sum.fetch_add(now.saturating_sub(since), Relaxed);
     }
 }
 

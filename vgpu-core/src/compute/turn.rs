@@ -229,7 +229,7 @@ pub(super) struct View {
     pub is_next: bool,
 }
 
-/// `own` is the own slot, with its wish if it waits. What a slot says counts for nothing until the moment in `distrusted`.
+/// `own` is the own slot, with its wish if it waits. A slot's page is ignored until the moment in `distrusted`.
 pub(super) fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
     let mut view = View {
         virtual_time: own.start_tag,

@@ -144,18 +144,14 @@ impl Bench {
     }
 
     /// Makes the pages by which the shares of the first GPU arbitrate its time, with what each slot is entitled to.
-    pub(crate) fn pages(&self, entries: &[(u8, Entry)]) {
+    pub(crate) fn pages(&self, entries: &[Entry; SLOTS]) {
         let folder = self.arbitration();
         std::fs::create_dir_all(&folder).expect("a folder");
         for slot in 0..SLOTS as u8 {
             std::fs::write(folder.join(slot_file_name(slot)), [0; PAGE]).expect("a page");
         }
-        let mut all = [Entry::default(); SLOTS];
-        for (slot, entry) in entries {
-            all[usize::from(*slot)] = *entry;
-        }
         let mut page = [0; PAGE];
-        for (at, bytes) in node_page_writes([0; 4], &all) {
+        for (at, bytes) in node_page_writes([0; 4], entries) {
             page[at as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
         std::fs::write(folder.join(NODE_PAGE), page).expect("a page");

@@ -5,21 +5,21 @@ use crate::hooks::compute::{launches, streams, waits};
 use core::ffi::{c_int, c_uint, c_void};
 
 limited_launches! {
-    limited cuLaunchKernel: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::kernel;
-    limited cuLaunchKernel_ptsz: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::kernel_ptsz;
-    limited cuLaunchKernelEx: (config: *const launches::Config, function: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::ex;
-    limited cuLaunchKernelEx_ptsz: (config: *const launches::Config, function: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::ex_ptsz;
-    limited cuLaunchCooperativeKernel: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void) => launches::cooperative;
-    limited cuLaunchCooperativeKernel_ptsz: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void) => launches::cooperative_ptsz;
+    limited cuLaunchKernel: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::kernel::<false>;
+    limited cuLaunchKernel_ptsz: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::kernel::<true>;
+    limited cuLaunchKernelEx: (config: *const launches::Config, function: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::ex::<false>;
+    limited cuLaunchKernelEx_ptsz: (config: *const launches::Config, function: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) => launches::ex::<true>;
+    limited cuLaunchCooperativeKernel: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void) => launches::cooperative::<false>;
+    limited cuLaunchCooperativeKernel_ptsz: (function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: usize, parameters: *mut *mut c_void) => launches::cooperative::<true>;
     limited cuLaunchCooperativeKernelMultiDevice: (list: *mut launches::OnDevice, count: c_uint, flags: c_uint) => launches::on_devices;
     limited cuLaunch: (function: usize) => launches::single;
     limited cuLaunchGrid: (function: usize, width: c_int, height: c_int) => launches::grid;
     limited cuLaunchGridAsync: (function: usize, width: c_int, height: c_int, stream: usize) => launches::grid_async;
 
-    limited cuStreamSynchronize: (stream: usize) => waits::stream;
-    limited cuStreamSynchronize_ptsz: (stream: usize) => waits::stream_ptsz;
-    limited cuStreamQuery: (stream: usize) => waits::query_stream;
-    limited cuStreamQuery_ptsz: (stream: usize) => waits::query_stream_ptsz;
+    limited cuStreamSynchronize: (stream: usize) => waits::stream::<false>;
+    limited cuStreamSynchronize_ptsz: (stream: usize) => waits::stream::<true>;
+    limited cuStreamQuery: (stream: usize) => waits::query_stream::<false>;
+    limited cuStreamQuery_ptsz: (stream: usize) => waits::query_stream::<true>;
     limited cuCtxSynchronize: () => waits::context;
     limited cuCtxSynchronize_v2: (context: usize) => waits::that_context;
     limited cuEventSynchronize: (event: usize) => waits::event;

@@ -1,12 +1,12 @@
-//! Every way to launch kernels. What a launch takes is known by its function and its shape.
+//! Every way to launch kernels. The length of a launch is known by its function, grid and block. `PER_THREAD`: the name
+//! ends with `_ptsz`.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use super::{launch, launch_on, shape};
+use super::{launch, launch_on, of_name, shape};
 use crate::codes::SUCCESS;
 use crate::driver::Real;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::arbiter::per_thread;
 use vgpu_core::compute::estimate::Shape;
 use vgpu_core::memory::driver::Streams;
 
@@ -56,7 +56,7 @@ type Kernel = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> c_int;
 
-pub(crate) unsafe fn kernel(
+pub(crate) unsafe fn kernel<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: Kernel,
     function: usize,
@@ -73,29 +73,7 @@ pub(crate) unsafe fn kernel(
 ) -> c_int {
     let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
     // SAFETY: passed on.
-    launch(ready, stream, shape, || unsafe {
-        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
-    })
-}
-
-pub(crate) unsafe fn kernel_ptsz(
-    ready: &'static Ready,
-    real: Kernel,
-    function: usize,
-    gx: c_uint,
-    gy: c_uint,
-    gz: c_uint,
-    bx: c_uint,
-    by: c_uint,
-    bz: c_uint,
-    shared: c_uint,
-    stream: usize,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> c_int {
-    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
-    // SAFETY: passed on.
-    launch(ready, per_thread(stream), shape, || unsafe {
+    launch(ready, of_name::<PER_THREAD>(stream), shape, || unsafe {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
     })
 }
@@ -113,7 +91,7 @@ type Cooperative = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> c_int;
 
-pub(crate) unsafe fn cooperative(
+pub(crate) unsafe fn cooperative<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: Cooperative,
     function: usize,
@@ -129,54 +107,14 @@ pub(crate) unsafe fn cooperative(
 ) -> c_int {
     let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
     // SAFETY: passed on.
-    launch(ready, stream, shape, || unsafe {
-        real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
-    })
-}
-
-pub(crate) unsafe fn cooperative_ptsz(
-    ready: &'static Ready,
-    real: Cooperative,
-    function: usize,
-    gx: c_uint,
-    gy: c_uint,
-    gz: c_uint,
-    bx: c_uint,
-    by: c_uint,
-    bz: c_uint,
-    shared: c_uint,
-    stream: usize,
-    parameters: *mut *mut c_void,
-) -> c_int {
-    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
-    // SAFETY: passed on.
-    launch(ready, per_thread(stream), shape, || unsafe {
+    launch(ready, of_name::<PER_THREAD>(stream), shape, || unsafe {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
     })
 }
 
 type Ex = unsafe extern "C" fn(*const Config, usize, *mut *mut c_void, *mut *mut c_void) -> c_int;
 
-/// # Safety
-/// `config` is null or the caller's.
-unsafe fn by_config(
-    ready: &'static Ready,
-    config: *const Config,
-    function: usize,
-    stream: impl FnOnce(usize) -> usize,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    // SAFETY: as promised.
-    match unsafe { config.as_ref() } {
-        Some(config) => {
-            let shape = of_kernel(function, config.grid, config.block);
-            launch(ready, stream(config.stream), shape, call)
-        }
-        None => call(),
-    }
-}
-
-pub(crate) unsafe fn ex(
+pub(crate) unsafe fn ex<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: Ex,
     config: *const Config,
@@ -185,31 +123,13 @@ pub(crate) unsafe fn ex(
     extra: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: passed on.
-    unsafe {
-        by_config(
-            ready,
-            config,
-            function,
-            |stream| stream,
-            || real(config, function, parameters, extra),
-        )
-    }
-}
-
-pub(crate) unsafe fn ex_ptsz(
-    ready: &'static Ready,
-    real: Ex,
-    config: *const Config,
-    function: usize,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe {
-        by_config(ready, config, function, per_thread, || {
-            real(config, function, parameters, extra)
-        })
-    }
+    let call = || unsafe { real(config, function, parameters, extra) };
+    // SAFETY: null or the caller's.
+    let Some(config) = (unsafe { config.as_ref() }) else {
+        return call();
+    };
+    let shape = of_kernel(function, config.grid, config.block);
+    launch(ready, of_name::<PER_THREAD>(config.stream), shape, call)
 }
 
 /// One launch on several GPUs: each of their shares is asked in turn, and then all parts go.

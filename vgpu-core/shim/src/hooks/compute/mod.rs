@@ -6,7 +6,7 @@ use crate::hooks::contexts::measure;
 use crate::process::Ready;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
-use vgpu_core::arbiter::{self, Arbiter, Scope};
+use vgpu_core::arbiter::{self, Arbiter, Scope, per_thread};
 use vgpu_core::compute::Ns;
 use vgpu_core::compute::estimate::Shape;
 use vgpu_core::memory::measure::Nvml;
@@ -110,6 +110,12 @@ fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
 fn in_use(ready: &'static Ready) -> impl Iterator<Item = (usize, &'static Arbiter)> {
     let all = ready.times.iter().enumerate();
     all.filter_map(|(gpu, time)| Some((gpu, time.as_ref()?.arbiter_in_use()?)))
+}
+
+/// Returns the stream that a function means by a handle: 0 is the thread's own for names that end with `_ptsz`.
+#[inline(always)]
+pub(crate) fn of_name<const PER_THREAD: bool>(stream: usize) -> usize {
+    if PER_THREAD { per_thread(stream) } else { stream }
 }
 
 /// Returns a number for launches that are alike. The words are mixed side by side, because each launch waits for it.

@@ -1,10 +1,10 @@
 //! Waits and questions: when the program knows that its work is done, its share may give its turn up.
 
-use super::{after, before};
+use super::{after, before, of_name};
 use crate::codes::SUCCESS;
 use crate::process::Ready;
 use core::ffi::c_int;
-use vgpu_core::arbiter::{Scope, per_thread};
+use vgpu_core::arbiter::Scope;
 
 /// A wait for one stream.
 fn for_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
@@ -14,18 +14,13 @@ fn for_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int
     result
 }
 
-pub(crate) unsafe fn stream(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, stream: usize) -> c_int {
-    // SAFETY: passed on.
-    for_stream(ready, stream, || unsafe { real(stream) })
-}
-
-pub(crate) unsafe fn stream_ptsz(
+pub(crate) unsafe fn stream<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize) -> c_int,
     stream: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    for_stream(ready, per_thread(stream), || unsafe { real(stream) })
+    for_stream(ready, of_name::<PER_THREAD>(stream), || unsafe { real(stream) })
 }
 
 /// A question whether a stream has work: if not, that is the end of a wait.
@@ -38,22 +33,13 @@ fn of_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int)
     result
 }
 
-pub(crate) unsafe fn query_stream(
+pub(crate) unsafe fn query_stream<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize) -> c_int,
     stream: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    of_stream(ready, stream, || unsafe { real(stream) })
-}
-
-pub(crate) unsafe fn query_stream_ptsz(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize) -> c_int,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    of_stream(ready, per_thread(stream), || unsafe { real(stream) })
+    of_stream(ready, of_name::<PER_THREAD>(stream), || unsafe { real(stream) })
 }
 
 /// A wait for all of a context's work.
@@ -77,7 +63,7 @@ pub(crate) unsafe fn that_context(
     result
 }
 
-/// Nobody knows in which stream an event was recorded.
+/// A wait for an event, which may have been recorded in any stream.
 pub(crate) unsafe fn event(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, event: usize) -> c_int {
     before(ready, Scope::Some);
     // SAFETY: passed on.

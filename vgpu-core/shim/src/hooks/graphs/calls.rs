@@ -9,7 +9,6 @@ use crate::hooks::{compute, memory};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
-use vgpu_core::arbiter::per_thread;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::memory::graphs::{Needs, used};
 
@@ -189,25 +188,14 @@ pub(crate) unsafe fn upload(
     with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
 }
 
-pub(crate) unsafe fn launch(
+pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize, usize) -> c_int,
     exec: usize,
     stream: usize,
 ) -> c_int {
-    compute::launch(ready, stream, compute::shape([exec as u64]), || {
-        // SAFETY: passed on.
-        with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
-    })
-}
-
-pub(crate) unsafe fn launch_ptsz(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize) -> c_int,
-    exec: usize,
-    stream: usize,
-) -> c_int {
-    compute::launch(ready, per_thread(stream), compute::shape([exec as u64]), || {
+    let own = compute::of_name::<PER_THREAD>(stream);
+    compute::launch(ready, own, compute::shape([exec as u64]), || {
         // SAFETY: passed on.
         with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
     })
