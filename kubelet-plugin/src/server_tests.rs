@@ -15,7 +15,7 @@ use crate::run::{serve_dra, serve_registration};
 use crate::stale::{Gone, PATIENCE};
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tonic::transport::{Channel, Endpoint};
 use vgpu_proto::health;
@@ -554,9 +554,11 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
 async fn health_is_sent_at_once_and_on_change_in_both_versions() {
     let served = Served::new().await;
     let inventory = Inventory::new(vec![gpu(0)]);
-    served
-        .reports
-        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[gpu(0).uuid])));
+    let report = |found: Result<&[String], String>, seen| {
+        let seen = UNIX_EPOCH + Duration::from_secs(seen);
+        Report::new("n1/vgpu".into(), &inventory, found, seen)
+    };
+    served.reports.send_replace(report(Ok(&[gpu(0).uuid]), 7));
     let mut client = health::v1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
     let request = health::v1::NodeWatchResourcesRequest {};
     let mut stream = client
@@ -566,15 +568,21 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
         .into_inner();
     let first = stream.message().await.expect("a message").expect("not the end");
     assert_eq!(first.devices.len(), 2);
+    let seen = |message: &health::v1::NodeWatchResourcesResponse| -> Vec<_> {
+        message.devices.iter().map(|device| device.last_updated_time).collect()
+    };
+    assert_eq!(
+        seen(&first),
+        [7, 7],
+        "when the driver was asked, not when the report was sent"
+    );
     assert!(
         first
             .devices
             .iter()
             .all(|d| d.health == i32::from(health::v1::HealthStatus::Healthy))
     );
-    served
-        .reports
-        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[])));
+    served.reports.send_replace(report(Ok(&[]), 9));
     let second = stream.message().await.expect("a message").expect("not the end");
     assert!(
         second
@@ -583,6 +591,7 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
             .all(|d| d.health == i32::from(health::v1::HealthStatus::Unhealthy))
     );
     assert!(second.devices[0].message.contains("not in the driver's list"));
+    assert_eq!(seen(&second), [9, 9]);
     let mut old = health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
     let request = health::v1alpha1::NodeWatchResourcesRequest {};
     let mut stream = old.node_watch_resources(request).await.expect("a stream").into_inner();

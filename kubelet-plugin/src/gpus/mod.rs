@@ -5,18 +5,23 @@
 //! which the checkpoint has shares. While the driver does not respond everything stays published and is
 //! unhealthy. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes
 //! too.
+//!
+//! Every scan makes a report of health with the time of that scan, and nothing else does: if scans end, kubelet finds the
+//! last report stale after 30 s.
+
+mod scanner;
 
 use crate::config::Config;
 use crate::contexts::Contexts;
 use crate::health::Report;
-use crate::inventory::{self, Gpu, Gpus, Inventory, List};
+use crate::inventory::{Gpu, Gpus, Inventory, List};
 use crate::metrics::Metrics;
 use crate::node::SharedNode;
 use crate::publish::Wanted;
 use crate::ready::Readiness;
 use crate::slice::slices;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use scanner::{Measurer, ScanFailure, Scanner};
+use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 /// The part's name in [`Readiness`].
@@ -34,25 +39,6 @@ pub struct ScanOutputs {
     pub scanned: watch::Sender<bool>,
 }
 
-/// Why a scan returned no GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum ScanFailure {
-    /// The node has no NVML library.
-    NoDriver(String),
-    /// There is a driver, but no GPU could be listed.
-    Silent(String),
-}
-
-// === impl ScanFailure ===
-
-impl ScanFailure {
-    fn reason(self) -> String {
-        match self {
-            Self::NoDriver(reason) | Self::Silent(reason) => reason,
-        }
-    }
-}
-
 /// State kept between scans.
 #[derive(Default)]
 struct Known {
@@ -65,34 +51,32 @@ struct Known {
 
 /// Scans for ever.
 pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: ScanOutputs) {
-    let gpus = Arc::new(gpus);
-    let contexts = Arc::new(Mutex::new(contexts));
+    let mut scanner = Scanner::new(gpus);
+    let mut measurer = Measurer::new(contexts);
     let mut known = Known {
         gpus: outputs.node.lock().held_gpus(),
         ..Known::default()
     };
     loop {
-        let (scanner, contexts) = (gpus.clone(), contexts.clone());
-        // A driver may take seconds to answer, and kubelet's calls must not wait for that.
-        let scan = move || {
-            let seen = scanner.list()?;
-            let sizes = contexts.lock().unwrap_or_else(PoisonError::into_inner).of(&seen.gpus);
-            Ok((seen, sizes))
-        };
-        let seen = match tokio::task::spawn_blocking(scan).await {
-            Ok(Ok((seen, sizes))) => {
-                // Before the GPUs are published: each claim on them finds its size.
-                outputs.node.lock().set_contexts(sizes);
-                Ok(seen)
+        let mut seen = scanner.scan().await;
+        if let Ok(list) = &mut seen {
+            // Before the GPUs are published: each claim on them finds what a context takes.
+            match measurer.measure(&list.gpus).await {
+                Some(sizes) => outputs.node.lock().set_contexts(sizes),
+                None if !known.published => {
+                    tokio::time::sleep(SCAN_EVERY).await;
+                    continue;
+                }
+                None => list
+                    .gpus
+                    .retain(|gpu| known.gpus.iter().any(|old| old.uuid == gpu.uuid)),
             }
-            Ok(Err(error @ inventory::Error::NoLibrary(_))) => Err(ScanFailure::NoDriver(error.to_string())),
-            Ok(Err(error)) => Err(ScanFailure::Silent(error.to_string())),
-            Err(error) => Err(ScanFailure::Silent(format!(
-                "the scan of the GPUs ended early: {error}"
-            ))),
-        };
+        }
+        let is_late = matches!(seen, Err(ScanFailure::Late(_)));
         apply(&mut known, seen, &config, &outputs);
-        outputs.scanned.send_replace(true);
+        if !is_late {
+            outputs.scanned.send_replace(true);
+        }
         tokio::time::sleep(SCAN_EVERY).await;
     }
 }
@@ -119,7 +103,7 @@ fn apply(known: &mut Known, seen: Result<List, ScanFailure>, config: &Config, ou
                 changed
             });
         }
-        Err(ScanFailure::NoDriver(reason) | ScanFailure::Silent(reason)) => {
+        Err(ScanFailure::NoDriver(reason) | ScanFailure::Silent(reason) | ScanFailure::Late(reason)) => {
             if outputs.readiness.set(PART, Err(reason.clone())) {
                 tracing::error!("no GPUs: {reason}; retrying every {} s", SCAN_EVERY.as_secs());
             }
@@ -155,12 +139,9 @@ fn publish(known: &mut Known, seen: &List, config: &Config, outputs: &ScanOutput
 fn report_health(known: &Known, seen: Result<List, String>, config: &Config, outputs: &ScanOutputs) {
     let uuids = seen.map(|seen| seen.gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>());
     let inventory = Inventory::new(known.gpus.clone());
-    let report = Report::new(config.pool(), &inventory, uuids.as_deref().map_err(Clone::clone));
-    outputs.reports.send_if_modified(|last| {
-        let changed = *last != report;
-        *last = report;
-        changed
-    });
+    let uuids = uuids.as_deref().map_err(Clone::clone);
+    let report = Report::new(config.pool(), &inventory, uuids, SystemTime::now());
+    outputs.reports.send_replace(report);
 }
 
 /// Merges the published GPUs with those of a scan.
@@ -183,8 +164,10 @@ fn merge(known: &[Gpu], seen: &[Gpu]) -> Vec<Gpu> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
+    use crate::inventory::{self, tests::gpu};
     use crate::node::tests::{Rig, claim};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn gpus_are_added_never_taken_away_and_never_resized() {
@@ -322,6 +305,83 @@ mod tests {
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
         let again = node.lock().prepare(&[claim("u1", &[("s1", 20, 25)])]);
         assert!(again[0].is_ok(), "{again:?}");
+        running.abort();
+    }
+
+    /// NVML with one GPU, that answers as often as something was sent, and else hangs. Counts the questions.
+    struct Hangs {
+        answers: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+        asked: Arc<AtomicU32>,
+    }
+
+    impl Gpus for Hangs {
+        fn list(&self) -> Result<List, inventory::Error> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            match self.answers.lock().expect("lock").recv() {
+                Ok(()) => Ok(list(&[gpu(0)])),
+                Err(_) => Err(inventory::Error::NoGpu),
+            }
+        }
+    }
+
+    /// Lets this much of the paused time pass. Tokio does not skip it by itself while a thread hangs.
+    async fn pass(seconds: u64) {
+        for _ in 0..seconds {
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Lets time pass until a thread has done something, in real time.
+    async fn until(condition: impl Fn() -> bool) {
+        let start = std::time::Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing happens");
+            std::thread::sleep(Duration::from_millis(1));
+            pass(1).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_hangs_is_unhealthy_within_30_s_and_is_asked_anew_when_it_answers() {
+        let (answer, answers) = std::sync::mpsc::channel();
+        let asked = Arc::new(AtomicU32::new(0));
+        let hangs = Hangs {
+            answers: std::sync::Mutex::new(answers),
+            asked: asked.clone(),
+        };
+        let mut scan = scan();
+        let running = tokio::spawn(run(hangs, Contexts::unknown(), scan.rig.config(), scan.outputs));
+        let ailment = |health: &watch::Receiver<Report>| {
+            let devices = health.borrow().devices.clone();
+            devices
+                .get("gpu-3f8a1c20")
+                .cloned()
+                .unwrap_or_else(|| "not told".into())
+        };
+        answer.send(()).expect("heard");
+        until(|| ailment(&scan.health).is_empty()).await;
+        // It hangs from the second scan on.
+        pass(29).await;
+        assert!(
+            ailment(&scan.health).contains("NVML has not answered for 15 s"),
+            "{}",
+            ailment(&scan.health)
+        );
+        // And goes on being told: kubelet forgets a report after 30 s.
+        scan.health.borrow_and_update();
+        pass(29).await;
+        assert!(scan.health.has_changed().expect("a sender"));
+        assert!(asked.load(Ordering::SeqCst) <= 2, "one question at a time");
+        // What the hanging call says in the end is old, so it is asked anew.
+        answer.send(()).expect("heard");
+        until(|| asked.load(Ordering::SeqCst) == 3).await;
+        assert!(
+            ailment(&scan.health).contains("NVML has not answered"),
+            "{}",
+            ailment(&scan.health)
+        );
+        answer.send(()).expect("heard");
+        until(|| ailment(&scan.health).is_empty()).await;
         running.abort();
     }
 }
