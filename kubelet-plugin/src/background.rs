@@ -2,12 +2,13 @@
 //! unprepared and for shares that break their limit of GPU time, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
+use crate::checkpoint::Entry;
 use crate::claimdir::LedgerError;
-use crate::compute::Comparison;
+use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
-use crate::node::SharedNode;
+use crate::node::{Node, SharedNode};
 use crate::report::Report;
-use crate::share::{ClaimId, Role};
+use crate::share::{ClaimId, Role, ShareKey};
 use crate::stale::{ClaimState, Gone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
@@ -46,7 +47,7 @@ pub async fn run<A: Claims + Events>(
 /// Creates a Warning on each pod with a container that starts without the backstop, one for each reason.
 /// The hook's report names the claim but not the pod, so every pod of the claim gets the event once.
 pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
-    for (id, report) in reported(node) {
+    for (id, report) in read(node, reported).await {
         let event = report.event();
         let pods = match pods_of(api, &id).await {
             Ok(pods) => pods,
@@ -55,7 +56,8 @@ pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
                 continue;
             }
         };
-        let before = node.lock().dirs().warned_pods(&id.uid, report);
+        let uid = id.uid.clone();
+        let before = read(node, move |node| node.dirs().warned_pods(&uid, report)).await;
         let mut warned = BTreeSet::new();
         let mut failed = false;
         for pod in pods {
@@ -72,7 +74,10 @@ pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
             // The pods with the event are recorded, and the report stays for the others.
             warned.extend(before);
         }
-        if let Err(error) = node.lock().dirs().record_warned(&id.uid, report, &warned, !failed) {
+        let uid = id.uid.clone();
+        let recorded = move |node: &mut Node| node.dirs().record_warned(&uid, report, &warned, !failed);
+        let recorded = node.read(recorded).await;
+        if let Err(error) = recorded.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
             tracing::warn!(%error, "cannot record that the pods of {id} have the {event} event; it will be repeated");
         }
     }
@@ -131,7 +136,7 @@ impl Told {
 /// Creates a Warning on each pod whose claim could not be unprepared. kubelet only logs that, and the pod stays
 /// Terminating.
 pub async fn warn_not_unprepared<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
-    let failed = node.lock().not_unprepared();
+    let failed = read(node, |node| node.not_unprepared()).await;
     told.keep(&failed.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
     for (id, error) in failed {
         let note = |_: &str| {
@@ -148,7 +153,7 @@ pub async fn warn_not_unprepared<A: Claims + Events>(node: &SharedNode, api: &A,
 /// Creates a Warning on each pod of a claim with a damaged ledger. Only a new ledger ends the damage, and the claim gets
 /// one when no pod uses it any more: to delete the pod that did it is not enough.
 pub async fn warn_damaged_ledgers<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
-    let damaged = damaged_ledgers(node);
+    let damaged = read(node, damaged_ledgers).await;
     told.keep(&damaged.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
     for (id, damage) in damaged {
         let note = |pods: &str| {
@@ -171,17 +176,8 @@ pub async fn warn_broken_compute<A: Claims + Events>(
     told: &mut Told,
 ) {
     let verdicts = comparison.verdicts();
-    let broken: Vec<(ClaimId, String)> = {
-        let node = node.lock();
-        let shares = verdicts.iter().filter(|(_, verdict)| verdict.enforced == Some(false));
-        let named = shares.filter_map(|((uid, share), _)| {
-            let entry = node.claims().claims.get(uid)?;
-            let held = entry.shares.iter().find(|held| held.share.name == *share)?;
-            let limit = format!("share {share} with {} cores", held.share.cores);
-            (!entry.name.is_empty()).then(|| (entry.id(uid), limit))
-        });
-        named.collect()
-    };
+    let named = verdicts.clone();
+    let broken = read(node, move |node| broken_shares(node, &named)).await;
     // While nothing is known of a claim, its pods keep the event, and get it no second time.
     let known = verdicts.iter().filter(|(_, verdict)| verdict.enforced != Some(true));
     told.keep(&known.map(|((uid, _), _)| uid.as_str()).collect::<Vec<_>>());
@@ -199,10 +195,21 @@ pub async fn warn_broken_compute<A: Claims + Events>(
     }
 }
 
+/// The shares that use more GPU time than their limits allow, with the limit of each.
+fn broken_shares(node: &Node, verdicts: &BTreeMap<ShareKey, Verdict>) -> Vec<(ClaimId, String)> {
+    let shares = verdicts.iter().filter(|(_, verdict)| verdict.enforced == Some(false));
+    let named = shares.filter_map(|((uid, share), _)| {
+        let entry = node.claims().claims.get(uid)?;
+        let held = entry.shares.iter().find(|held| held.share.name == *share)?;
+        let limit = format!("share {share} with {} cores", held.share.cores);
+        (!entry.name.is_empty()).then(|| (entry.id(uid), limit))
+    });
+    named.collect()
+}
+
 /// Claims with a share whose ledger is damaged, and the first damage of each. Only the release of a claim's own library
 /// knows the format of its ledger.
-fn damaged_ledgers(node: &SharedNode) -> Vec<(ClaimId, String)> {
-    let node = node.lock();
+fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
     let mut damaged = Vec::new();
     for (uid, entry) in &node.claims().claims {
         if entry.name.is_empty() || entry.library != node.library() {
@@ -231,8 +238,7 @@ fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectRe
 
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
 /// no name to look up until it is prepared again.
-fn reported(node: &SharedNode) -> Vec<(ClaimId, Report)> {
-    let node = node.lock();
+fn reported(node: &mut Node) -> Vec<(ClaimId, Report)> {
     let mut reported = Vec::new();
     for (uid, entry) in node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty()) {
         let id = entry.id(uid);
@@ -251,7 +257,7 @@ async fn report_damages<A: Events>(
     node_object: &ObjectReference,
     unreported: &mut Vec<String>,
 ) {
-    for damage in node.lock().take_damages() {
+    for damage in read(node, Node::take_damages).await {
         metrics.damaged();
         unreported.push(damage);
     }
@@ -266,16 +272,14 @@ async fn report_damages<A: Events>(
 
 /// Reads every prepared claim from the API server, and unprepares those that are gone for good.
 pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
-    let (pool, entries) = {
-        let node = node.lock();
+    let (pool, entries) = read(node, |node| {
         let all = node.claims().claims.iter();
         // A claim that was rebuilt from limits files has no name to look up.
-        let entries: BTreeMap<_, _> = all
-            .filter(|(_, entry)| !entry.name.is_empty())
-            .map(|(uid, entry)| (uid.clone(), entry.clone()))
-            .collect();
+        let named = all.filter(|(_, entry)| !entry.name.is_empty());
+        let entries: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
         (node.pool(), entries)
-    };
+    })
+    .await;
     let mut states = Vec::new();
     for (uid, entry) in &entries {
         let state = match api.get(&entry.namespace, &entry.name).await {
@@ -285,20 +289,32 @@ pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, 
         states.push((uid.clone(), state));
     }
     for uid in gone.apply(&states, now) {
-        let mut node = node.lock();
-        // The claim was allocated here again and prepared since it was read.
-        if node.claims().claims.get(&uid) != entries.get(&uid) {
-            continue;
-        }
-        match node.unprepare(&[&uid]).remove(0) {
-            Ok(()) => {
+        let (claim, seen) = (uid.clone(), entries.get(&uid).cloned());
+        let done = node.turn(move |node, locked| {
+            // The claim was allocated here again and prepared since it was read.
+            let is_same = node.claims().claims.get(&claim) == seen.as_ref();
+            is_same.then(|| node.unprepare(locked, &[&claim]).remove(0))
+        });
+        match done.await {
+            Ok(None) => {}
+            Ok(Some(Ok(()))) => {
                 metrics.stale();
                 tracing::warn!(
                     uid,
                     "claim is gone or has no device of this node, and was never unprepared; its share is released"
                 );
             }
-            Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying"),
+            Ok(Some(Err(error))) | Err(error) => {
+                tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
+            }
         }
     }
+}
+
+/// Reads the node; nothing if that fails, which is a mistake in the plugin.
+async fn read<T: Default + Send + 'static>(node: &SharedNode, work: impl FnOnce(&mut Node) -> T + Send + 'static) -> T {
+    node.read(work).await.unwrap_or_else(|error| {
+        tracing::error!("{error}");
+        T::default()
+    })
 }

@@ -8,6 +8,7 @@ use crate::health::{Health, Report};
 use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
 use crate::library::tests::release;
+use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::tests::{Rig, claim, id};
 use crate::ready::Readiness;
 use crate::registration::{self, Registrar, Socket};
@@ -273,6 +274,55 @@ async fn a_prepare_that_its_unprepare_overtook_is_refused() {
     );
     assert!(served.node.lock().claims().claims.is_empty());
     assert_eq!(served.prepare(&["u1"]).await["u1"].error, "", "the next one works");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else() {
+    let rig = Rig::new(false);
+    let api = Memory::default();
+    api.put(claim("u1", &[("s1", 20, 25)]));
+    let node = SharedNode::new(rig.open());
+    let driver = Arc::new(Service::new(node.clone(), api, Metrics::default()));
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let unprepares: Vec<_> = (0..20)
+        .map(|n| {
+            let (driver, id) = (driver.clone(), id(&format!("u{n}")));
+            tokio::spawn(async move { driver.unprepare(vec![id]).await })
+        })
+        .collect();
+    let prepare = {
+        let driver = driver.clone();
+        tokio::spawn(async move { driver.prepare(vec![id("u1")]).await })
+    };
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    assert!(!prepare.is_finished() && !unprepares.iter().any(|call| call.is_finished()));
+    let registry = Metrics::default().registry(node, Comparison::default());
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("a scrape");
+    // Not one after the other: all that wait give up.
+    let patience = LOCKED_WITHIN / 2 + Duration::from_secs(1);
+    let all = tokio::time::timeout(patience, async {
+        let mut errors = vec![prepare.await.expect("no panic")["u1"].clone().expect_err("the lock")];
+        for call in unprepares {
+            let answers = call.await.expect("no panic").into_values();
+            errors.extend(answers.map(|answer| answer.expect_err("the lock")));
+        }
+        errors
+    });
+    for error in all.await.expect("given up") {
+        for part in [
+            "ResourceClaim d/claim-u",
+            "dra.vgpu/lock",
+            "another instance",
+            "kubelet retries",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+    drop(taken);
+    assert!(driver.prepare(vec![id("u1")]).await["u1"].is_ok());
+    assert_eq!(driver.unprepare(vec![id("u1")]).await["u1"], Ok(()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,7 +54,7 @@ pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: 
     let mut scanner = Scanner::new(gpus);
     let mut measurer = Measurer::new(contexts);
     let mut known = Known {
-        gpus: outputs.node.lock().held_gpus(),
+        gpus: outputs.node.read(|node| node.held_gpus()).await.unwrap_or_default(),
         ..Known::default()
     };
     loop {
@@ -286,7 +286,8 @@ mod tests {
             }
         }
         let rig = Rig::new(false);
-        let held = rig.open().prepare(&[claim("u1", &[("s1", 20, 25)])]);
+        let mut before = rig.open();
+        let held = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]);
         assert!(held[0].is_ok());
         let mut scan = scanned_on(rig);
         scan.outputs.node.lock().set_inventory(Err("just started".into()));
@@ -303,7 +304,9 @@ mod tests {
         let report = scan.health.borrow().clone();
         assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
-        let again = node.lock().prepare(&[claim("u1", &[("s1", 20, 25)])]);
+        let mut node = node.lock();
+        let locked = node.locked();
+        let again = node.prepare(&locked, &[claim("u1", &[("s1", 20, 25)])]);
         assert!(again[0].is_ok(), "{again:?}");
         running.abort();
     }

@@ -8,7 +8,7 @@
 //!  Unprepare  CDI ─► claim directory ─► checkpoint ─► node page      by UID alone, with or without an entry
 //! ```
 //!
-//! Synchronous and owned by one mutex: a caller that goes away cannot stop it half-way. Failure modes:
+//! Synchronous: a caller that goes away cannot stop it half-way (`shared`). Failure modes:
 //! - A crash while preparing: nothing was answered before the checkpoint was written. The files without an
 //!   entry are orphans, removed by the next start or completed by the next Prepare.
 //! - A crash while unpreparing: the entry is still there, and kubelet retries.
@@ -17,6 +17,7 @@
 //!
 //! A batch writes the checkpoint once, after all of its claims.
 
+pub mod lock;
 mod pages;
 mod recover;
 pub mod room;
@@ -38,15 +39,15 @@ use crate::library::Library;
 use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use lock::{LockFile, Locked};
 use room::Full;
 pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use turn::{Locked, Turn};
+use turn::Turn;
 use vgpu_abi::limits::is_share_name;
 
 /// A prepared device, as it is reported to kubelet.
@@ -82,6 +83,10 @@ pub enum Error {
     Cdi(#[from] vgpu_cdi::store::Error),
     #[error("checkpoint {}: {source}; kubelet retries", path.display())]
     Checkpoint { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Lock(#[from] lock::Error),
+    #[error("the call ended early, which is a mistake in the plugin: {0}; kubelet retries")]
+    Ended(String),
     /// An error of the whole call, shared by all of its claims.
     #[error(transparent)]
     Shared(Arc<Error>),
@@ -99,7 +104,7 @@ pub struct Node {
     library: Library,
     store: Store,
     /// Locked during each call, so that the other instance of a rolling update waits.
-    lock: File,
+    lock: LockFile,
     checkpoint: Checkpoint,
     /// The state of the checkpoint file when `checkpoint` was read or saved; `None` if they may differ.
     stamp: Option<Stamp>,
@@ -177,8 +182,12 @@ impl Node {
     }
 
     /// Prepares claims that were just read from the API server. Each succeeds or fails by itself.
-    pub fn prepare(&mut self, batch: &[(ClaimId, ResourceClaim)]) -> Vec<Result<Vec<Prepared>, Error>> {
-        let mut turn = match self.begin_turn() {
+    pub fn prepare(
+        &mut self,
+        locked: &Locked,
+        batch: &[(ClaimId, ResourceClaim)],
+    ) -> Vec<Result<Vec<Prepared>, Error>> {
+        let mut turn = match self.begin_turn(locked) {
             Ok(turn) => turn,
             Err(error) => return all_fail(batch.len(), error),
         };
@@ -211,8 +220,8 @@ impl Node {
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
-    pub fn unprepare(&mut self, uids: &[&str]) -> Vec<Result<(), Error>> {
-        let mut turn = match self.begin_turn() {
+    pub fn unprepare(&mut self, locked: &Locked, uids: &[&str]) -> Vec<Result<(), Error>> {
+        let mut turn = match self.begin_turn(locked) {
             Ok(turn) => turn,
             Err(error) => return all_fail(uids.len(), error),
         };
@@ -414,10 +423,9 @@ impl Node {
         self.checkpoint.gpus = gpus;
     }
 
-    /// Takes the lock, and reads the checkpoint again if another instance wrote it.
-    fn begin_turn(&mut self) -> Result<Turn, Error> {
-        let lock = self.lock.try_clone().and_then(Locked::take);
-        let turn = Turn::new(lock.map_err(|source| self.checkpoint_error(source))?);
+    /// Reads the checkpoint again if another instance wrote it. `locked` is the proof that none does now.
+    fn begin_turn(&mut self, _locked: &Locked) -> Result<Turn, Error> {
+        let turn = Turn::default();
         if self.stamp.is_none() || self.stamp != self.store.stamp() {
             match self.store.load() {
                 Ok(Some(loaded)) => self.checkpoint = loaded,
@@ -450,7 +458,7 @@ impl Node {
 }
 
 /// Fails every claim of a call with the same error.
-fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
+pub(crate) fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
     let error = Arc::new(error);
     (0..count).map(|_| Err(Error::Shared(error.clone()))).collect()
 }

@@ -7,7 +7,8 @@
 //! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
 //! They are removed, but only if the checkpoint could be read or there never was one.
 
-use super::{Error, Locked, Node};
+use super::lock::{LockFile, Locked};
+use super::{Error, Node};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
 use crate::claimdir::ClaimDirs;
@@ -18,30 +19,23 @@ use crate::edits;
 use crate::library::Library;
 use crate::share::ShareKeys;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::Path;
 
 // === impl Node ===
 
 impl Node {
-    /// Opens the node and recovers what a former instance left.
+    /// Opens the node and recovers what a former instance left. `locked` is the lock of `lock`.
     ///
     /// # Errors
     /// A folder cannot be created, listed or cleaned.
-    pub fn open(config: Config, library: Library, crash_points: Box<dyn CrashPoints>) -> Result<Self, Error> {
+    pub fn open(
+        config: Config,
+        library: Library,
+        lock: LockFile,
+        locked: &Locked,
+        crash_points: Box<dyn CrashPoints>,
+    ) -> Result<Self, Error> {
         let store = Store::new(config.checkpoint.clone());
-        let folder = config.checkpoint.parent().unwrap_or(&config.checkpoint);
-        let checkpoint_error = |source| Error::Checkpoint {
-            path: config.checkpoint.clone(),
-            source,
-        };
-        std::fs::create_dir_all(folder).map_err(checkpoint_error)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(folder.join("lock"))
-            .map_err(checkpoint_error)?;
         let mut node = Self {
             root: Root {
                 here: config.driver_root.clone(),
@@ -66,7 +60,7 @@ impl Node {
             crash_points,
             config,
         };
-        node.take_over()?;
+        node.take_over(locked)?;
         Ok(node)
     }
 
@@ -75,9 +69,7 @@ impl Node {
         std::mem::take(&mut self.damages)
     }
 
-    fn take_over(&mut self) -> Result<(), Error> {
-        let lock = self.lock.try_clone().and_then(Locked::take);
-        let _locked = lock.map_err(|source| self.checkpoint_error(source))?;
+    fn take_over(&mut self, _locked: &Locked) -> Result<(), Error> {
         self.dirs.ensure_root()?;
         self.arbitration.ensure_root()?;
         match self.store.load() {

@@ -89,7 +89,7 @@ fn slots_are_given_once_and_run_out() {
             claim(&uid, &[(share.as_str(), 1, 0)])
         })
         .collect();
-    assert!(node.prepare(&batch).iter().all(Result::is_ok));
+    assert!(node.prepare(&node.locked(), &batch).iter().all(Result::is_ok));
     let mut slots: Vec<_> = rig
         .checkpoint()
         .claims
