@@ -34,16 +34,13 @@ pub struct Health {
 // === impl Report ===
 
 impl Report {
-    /// The health of the published devices after a scan of the driver.
+    /// The health of the published devices by a scan of the driver at `seen`.
     #[must_use]
-    pub fn new(pool: String, published: &Inventory, found: Result<&[String], String>, seen: SystemTime) -> Self {
+    pub fn new(pool: String, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
         for (name, gpu) in published.by_index() {
-            let mut ailment = match &found {
-                Ok(uuids) if uuids.contains(&gpu.uuid) => String::new(),
-                Ok(_) => format!("GPU {} is not in the driver's list any more", gpu.uuid),
-                Err(reason) => format!("the NVIDIA driver does not answer: {reason}"),
-            };
+            let ailment = published.ailment(&gpu.uuid);
+            let mut ailment = ailment.map(|ailment| ailment.text(&gpu.uuid)).unwrap_or_default();
             let mut end = ailment.len().min(MAX_MESSAGE);
             while !ailment.is_char_boundary(end) {
                 end -= 1;
@@ -131,18 +128,22 @@ serve!(v1alpha1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
+    use crate::inventory::{Ailment, tests::gpu};
 
     #[test]
     fn a_gpu_that_fell_off_is_unhealthy_with_its_monitor() {
-        let published = Inventory::new(vec![gpu(0), gpu(1)]);
-        let report = Report::new("p".into(), &published, Ok(&[gpu(1).uuid]), UNIX_EPOCH);
+        let ailing = |ailment| {
+            let ailments = BTreeMap::from([(gpu(0).uuid, ailment)]);
+            let published = Inventory::with_ailments(vec![gpu(0), gpu(1)], ailments);
+            Report::new("p".into(), &published, UNIX_EPOCH)
+        };
+        let report = ailing(Ailment::Lost(String::new()));
         assert_eq!(report.devices.len(), 4);
         for name in ["gpu-3f8a1c20", "gpu-3f8a1c20-monitor"] {
             assert!(report.devices[name].contains("not in the driver's list"), "{name}");
         }
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
-        let report = Report::new("p".into(), &published, Err("x".repeat(2000)), UNIX_EPOCH);
-        assert!(report.devices.values().all(|ailment| ailment.len() == MAX_MESSAGE));
+        let report = ailing(Ailment::Silent("x".repeat(2000)));
+        assert_eq!(report.devices["gpu-3f8a1c20"].len(), MAX_MESSAGE);
     }
 }

@@ -5,8 +5,8 @@ use crate::api::{Error as ApiError, Events};
 use crate::background;
 use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
-use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
+use crate::inventory::{Ailment, Inventory};
 use crate::library::tests::release;
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::tests::{Rig, claim, id};
@@ -603,12 +603,12 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
 #[tokio::test]
 async fn health_is_sent_at_once_and_on_change_in_both_versions() {
     let served = Served::new().await;
-    let inventory = Inventory::new(vec![gpu(0)]);
-    let report = |found: Result<&[String], String>, seen| {
-        let seen = UNIX_EPOCH + Duration::from_secs(seen);
-        Report::new("n1/vgpu".into(), &inventory, found, seen)
+    let report = |ailment: Option<Ailment>, seen| {
+        let ailments = ailment.map(|ailment| (gpu(0).uuid, ailment)).into_iter().collect();
+        let inventory = Inventory::with_ailments(vec![gpu(0)], ailments);
+        Report::new("n1/vgpu".into(), &inventory, UNIX_EPOCH + Duration::from_secs(seen))
     };
-    served.reports.send_replace(report(Ok(&[gpu(0).uuid]), 7));
+    served.reports.send_replace(report(None, 7));
     let mut client = health::v1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
     let request = health::v1::NodeWatchResourcesRequest {};
     let mut stream = client
@@ -632,7 +632,9 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
             .iter()
             .all(|d| d.health == i32::from(health::v1::HealthStatus::Healthy))
     );
-    served.reports.send_replace(report(Ok(&[]), 9));
+    served
+        .reports
+        .send_replace(report(Some(Ailment::Lost(String::new())), 9));
     let second = stream.message().await.expect("a message").expect("not the end");
     assert!(
         second

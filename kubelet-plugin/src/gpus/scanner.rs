@@ -14,8 +14,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// With the time between two scans and this, kubelet hears of a driver that hangs within 30 s.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
+pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
 const MEASURED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a scan returned no GPUs.

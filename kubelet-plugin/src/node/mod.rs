@@ -73,6 +73,8 @@ pub enum Error {
     Full(#[from] Box<Full>),
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),
+    #[error("device {device} takes no new claims: {why}")]
+    Ailing { device: String, why: String },
     #[error(transparent)]
     Driver(#[from] driver::Error),
     #[error(transparent)]
@@ -289,6 +291,12 @@ impl Node {
                     let gpu = inventory
                         .gpu(&share.gpu)
                         .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
+                    if let Some(ailment) = inventory.ailment(&gpu.uuid) {
+                        return Err(Error::Ailing {
+                            device: share.device.clone(),
+                            why: ailment.text(&gpu.uuid),
+                        });
+                    }
                     Some(room::slot(
                         &self.checkpoint,
                         &entry.shares,
