@@ -6,6 +6,7 @@ use crate::checkpoint::Entry;
 use crate::claimdir::LedgerError;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
+use crate::mount_users::{MountUsers, Processes, ShareMount};
 use crate::node::{Node, SharedNode};
 use crate::report::Report;
 use crate::share::{ClaimId, Role, ShareKey};
@@ -16,7 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 const EVENTS_EVERY: Duration = Duration::from_secs(5);
-const CLEAN_UP_EVERY: Duration = Duration::from_secs(60);
+/// With the patience that a claim has, one that is gone is freed within a minute.
+const CLEAN_UP_EVERY: Duration = Duration::from_secs(20);
+const LEDGERS_EVERY: Duration = Duration::from_secs(60);
 
 /// Runs the background work for ever.
 pub async fn run<A: Claims + Events>(
@@ -26,8 +29,9 @@ pub async fn run<A: Claims + Events>(
     comparison: Comparison,
     node_object: ObjectReference,
 ) {
-    let mut gone = Gone::default();
+    let mut clean_up = CleanUp::new(Processes::of_node());
     let mut cleaned_up = Instant::now();
+    let mut ledgers_read = Instant::now();
     let mut unreported = Vec::new();
     let (mut told_unprepare, mut told_ledger, mut told_compute) = (Told::default(), Told::default(), Told::default());
     loop {
@@ -35,10 +39,13 @@ pub async fn run<A: Claims + Events>(
         report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
         warn_not_unprepared(&node, &api, &mut told_unprepare).await;
         warn_broken_compute(&node, &api, &comparison, &mut told_compute).await;
+        if ledgers_read.elapsed() >= LEDGERS_EVERY {
+            ledgers_read = Instant::now();
+            warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
+        }
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
-            warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
-            clean_up(&node, &api, &metrics, &mut gone, Instant::now()).await;
+            clean_up.run(&node, &api, &metrics, Instant::now()).await;
         }
         tokio::time::sleep(EVENTS_EVERY).await;
     }
@@ -270,42 +277,93 @@ async fn report_damages<A: Events>(
     }
 }
 
-/// Reads every prepared claim from the API server, and unprepares those that are gone for good.
-pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
-    let (pool, entries) = read(node, |node| {
-        let all = node.claims().claims.iter();
-        // A claim that was rebuilt from limits files has no name to look up.
-        let named = all.filter(|(_, entry)| !entry.name.is_empty());
-        let entries: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
-        (node.pool(), entries)
-    })
-    .await;
-    let mut states = Vec::new();
-    for (uid, entry) in &entries {
-        let state = match api.get(&entry.namespace, &entry.name).await {
-            Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
-            Err(_) => ClaimState::Unknown,
-        };
-        states.push((uid.clone(), state));
+/// Unprepares claims that ended without an Unprepare.
+pub struct CleanUp<M> {
+    users: M,
+    gone: Gone,
+    /// Why it is not known which shares have a container; empty if it is. For the log.
+    blind: String,
+}
+
+// === impl CleanUp ===
+
+impl<M: MountUsers> CleanUp<M> {
+    #[must_use]
+    pub fn new(users: M) -> Self {
+        Self {
+            users,
+            gone: Gone::default(),
+            blind: String::new(),
+        }
     }
-    for uid in gone.apply(&states, now) {
-        let (claim, seen) = (uid.clone(), entries.get(&uid).cloned());
-        let done = node.turn(move |node, locked| {
-            // The claim was allocated here again and prepared since it was read.
-            let is_same = node.claims().claims.get(&claim) == seen.as_ref();
-            is_same.then(|| node.unprepare(locked, &[&claim]).remove(0))
-        });
-        match done.await {
-            Ok(None) => {}
-            Ok(Some(Ok(()))) => {
-                metrics.stale();
-                tracing::warn!(
-                    uid,
-                    "claim is gone or has no device of this node, and was never unprepared; its share is released"
-                );
+
+    /// Reads the prepared claims that have no container from the API server, and unprepares those that are gone for good.
+    pub async fn run<A: Claims>(&mut self, node: &SharedNode, api: &A, metrics: &Metrics, now: Instant) {
+        let Some((pool, entries)) = self.without_container(node).await else {
+            return;
+        };
+        let mut states = Vec::new();
+        for (uid, entry) in &entries {
+            let state = match api.get(&entry.namespace, &entry.name).await {
+                Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
+                Err(_) => ClaimState::Unknown,
+            };
+            states.push((uid.clone(), state));
+        }
+        for uid in self.gone.apply(&states, now) {
+            let (claim, seen, users) = (uid.clone(), entries.get(&uid).cloned(), self.users.clone());
+            let done = node.turn(move |node, locked| {
+                // Since it was looked at, the claim may have been allocated here again, or a container may have started.
+                let is_same = node.claims().claims.get(&claim) == seen.as_ref();
+                let is_free = || {
+                    users
+                        .living(&node.share_mounts(&claim))
+                        .is_ok_and(|living| living.is_empty())
+                };
+                (is_same && is_free()).then(|| node.unprepare(locked, &[&claim]).remove(0))
+            });
+            match done.await {
+                Ok(None) => {}
+                Ok(Some(Ok(()))) => {
+                    metrics.stale();
+                    tracing::warn!(
+                        uid,
+                        "claim is gone or has no device of this node, and was never unprepared; its share is released"
+                    );
+                }
+                Ok(Some(Err(error))) | Err(error) => {
+                    tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
+                }
             }
-            Ok(Some(Err(error))) | Err(error) => {
-                tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
+        }
+    }
+
+    /// This node's pool, and the entries of claims of which no container has a share. None: that is not known.
+    async fn without_container(&mut self, node: &SharedNode) -> Option<(String, BTreeMap<String, Entry>)> {
+        let users = self.users.clone();
+        let found = node.read(|node| {
+            let all = node.claims().claims.iter();
+            // A claim that was rebuilt from limits files has no name to look up.
+            let named = all.filter(|(_, entry)| !entry.name.is_empty());
+            let named: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
+            let mounts: Vec<ShareMount> = named.keys().flat_map(|uid| node.share_mounts(uid)).collect();
+            (node.pool(), named, mounts)
+        });
+        let (pool, mut entries, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
+        // Reading all processes takes a while, and no turn waits for it.
+        let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
+        match living.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(living) => {
+                self.blind.clear();
+                entries.retain(|uid, _| !living.iter().any(|(claim, _)| claim == uid));
+                Some((pool, entries))
+            }
+            Err(why) => {
+                if self.blind != why {
+                    tracing::warn!("no claim is cleaned up, because it is not known which have a container: {why}");
+                    self.blind = why;
+                }
+                None
             }
         }
     }

@@ -12,7 +12,7 @@
 //!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
-//!                                          └──────────► background: events on pods
+//!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
 //! ```
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node` and the modules it
@@ -39,6 +39,7 @@ pub mod http;
 pub mod inventory;
 mod library;
 pub mod metrics;
+pub mod mount_users;
 pub mod node;
 pub mod publish;
 pub mod ready;

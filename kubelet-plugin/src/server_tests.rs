@@ -3,17 +3,20 @@
 use super::*;
 use crate::api::{Error as ApiError, Events};
 use crate::background;
+use crate::background::CleanUp;
 use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
 use crate::inventory::tests::gpu;
 use crate::inventory::{Ailment, Inventory};
 use crate::library::tests::release;
+use crate::mount_users::{MountUsers, ShareMount};
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::tests::{Rig, claim, id};
 use crate::ready::Readiness;
 use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
-use crate::stale::{Gone, PATIENCE};
+use crate::share::ShareKeys;
+use crate::stale::PATIENCE;
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -31,6 +34,8 @@ struct Memory {
     claims: Arc<Mutex<ClaimsByName>>,
     events: Arc<Mutex<Vec<(ObjectReference, String)>>>,
     down: Arc<Mutex<bool>>,
+    /// Names of the claims that were read.
+    asked: Arc<Mutex<Vec<String>>>,
     /// If set, a GET waits for it.
     slow: Arc<Mutex<Option<Arc<Notify>>>>,
 }
@@ -48,6 +53,7 @@ impl Memory {
 
 impl Claims for Memory {
     async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, ApiError> {
+        self.asked.lock().expect("lock").push(name.to_owned());
         let found = self
             .claims
             .lock()
@@ -529,29 +535,69 @@ async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() 
     }
 }
 
+/// What is known of containers.
+#[derive(Clone)]
+struct Containers(Arc<Mutex<Result<ShareKeys, String>>>);
+
+impl Containers {
+    /// One container for each of these claims, which have a share of the same name.
+    fn of(uids: &[&str]) -> Result<ShareKeys, String> {
+        Ok(uids.iter().map(|uid| ((*uid).into(), (*uid).into())).collect())
+    }
+
+    fn set(&self, living: Result<ShareKeys, String>) {
+        *self.0.lock().expect("lock") = living;
+    }
+}
+
+impl MountUsers for Containers {
+    fn living(&self, shares: &[ShareMount]) -> Result<ShareKeys, String> {
+        let mut living = self.0.lock().expect("lock").clone()?;
+        living.retain(|key| shares.iter().any(|share| share.key == *key));
+        Ok(living)
+    }
+}
+
 #[tokio::test]
-async fn a_claim_that_ended_without_unprepare_frees_its_share() {
+async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container_is_gone() {
     let served = Served::new().await;
-    let (mut gone, start) = (Gone::default(), Instant::now());
+    let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u1"]))));
+    let (mut clean_up, start) = (CleanUp::new(containers.clone()), Instant::now());
+    let mut round = async |after: Duration| {
+        clean_up
+            .run(&served.node, &served.api, &Metrics::default(), start + after)
+            .await;
+        let asked = std::mem::take(&mut *served.api.asked.lock().expect("lock"));
+        let node = served.node.lock();
+        (asked, node.claims().claims.keys().cloned().collect::<Vec<_>>())
+    };
     for uid in ["u1", "u2"] {
         served.api.put(claim(uid, &[(uid, 20, 25)]));
         served.prepare(&[uid]).await;
     }
+    served.api.asked.lock().expect("lock").clear();
     served.api.drop_claim("u1");
-    for after in [Duration::ZERO, PATIENCE / 2] {
-        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
-        assert_eq!(served.node.lock().claims().claims.len(), 2);
+    let names = |uids: &[&str]| uids.iter().map(|uid| format!("claim-{uid}")).collect::<Vec<_>>();
+    let both = vec!["u1".to_owned(), "u2".into()];
+    // Its container lives: nobody even asks.
+    for after in [Duration::ZERO, 10 * PATIENCE] {
+        assert_eq!(round(after).await, (names(&["u2"]), both.clone()));
     }
-    background::clean_up(
-        &served.node,
-        &served.api,
-        &Metrics::default(),
-        &mut gone,
-        start + PATIENCE,
-    )
-    .await;
-    let left: Vec<_> = served.node.lock().claims().claims.keys().cloned().collect();
-    assert_eq!(left, ["u2"]);
+    // It is not known who lives.
+    containers.set(Err("cannot be read".into()));
+    assert_eq!(round(20 * PATIENCE).await, (Vec::new(), both.clone()));
+    containers.set(Containers::of(&["u2"]));
+    assert_eq!(
+        round(30 * PATIENCE).await,
+        (names(&["u1"]), both.clone()),
+        "gone, and for how long?"
+    );
+    // A container that starts meanwhile begins the wait anew.
+    containers.set(Containers::of(&["u1", "u2"]));
+    assert_eq!(round(31 * PATIENCE).await, (Vec::new(), both.clone()));
+    containers.set(Containers::of(&["u2"]));
+    assert_eq!(round(32 * PATIENCE).await.1, both);
+    assert_eq!(round(33 * PATIENCE).await, (names(&["u1"]), vec!["u2".to_owned()]));
     // The claim exists, but the scheduler allocated it on another node after kubelet lost its state.
     let (id, mut moved) = claim("u2", &[("u2", 20, 25)]);
     let status = moved.status.as_mut().and_then(|status| status.allocation.as_mut());
@@ -560,10 +606,33 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
         result.pool = "n2/vgpu".into();
     }
     served.api.put((id, moved));
-    for after in [PATIENCE, 2 * PATIENCE] {
-        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
+    containers.set(Containers::of(&[]));
+    assert_eq!(round(40 * PATIENCE).await.1, ["u2"]);
+    assert_eq!(round(41 * PATIENCE).await.1, [""; 0]);
+}
+
+/// A container that starts between the last look at the processes and the Unprepare.
+#[tokio::test]
+async fn a_container_that_starts_at_the_last_moment_keeps_its_share() {
+    #[derive(Clone)]
+    struct Late(Arc<Mutex<u32>>);
+    impl MountUsers for Late {
+        fn living(&self, _: &[ShareMount]) -> Result<ShareKeys, String> {
+            let mut looks = self.0.lock().expect("lock");
+            *looks += 1;
+            Containers::of(if *looks < 3 { &[] } else { &["u1"] })
+        }
     }
-    assert!(served.node.lock().claims().claims.is_empty());
+    let served = Served::new().await;
+    served.api.put(claim("u1", &[("u1", 20, 25)]));
+    served.prepare(&["u1"]).await;
+    served.api.drop_claim("u1");
+    let (mut clean_up, start) = (CleanUp::new(Late(Arc::default())), Instant::now());
+    for after in [Duration::ZERO, PATIENCE] {
+        let now = start + after;
+        clean_up.run(&served.node, &served.api, &Metrics::default(), now).await;
+    }
+    assert!(served.node.lock().claims().claims.contains_key("u1"));
 }
 
 #[tokio::test]

@@ -430,7 +430,7 @@ mod tests {
             answers: std::sync::Mutex::new(answers),
             asked: asked.clone(),
         };
-        let mut scan = scan();
+        let scan = scan();
         let running = tokio::spawn(run(hangs, Contexts::unknown(), scan.rig.config(), scan.outputs));
         let ailment = |health: &watch::Receiver<Report>| {
             let devices = health.borrow().devices.clone();
@@ -439,24 +439,34 @@ mod tests {
                 .cloned()
                 .unwrap_or_else(|| "not told".into())
         };
-        answer.send(()).expect("heard");
-        until(|| ailment(&scan.health).is_empty()).await;
-        // It hangs from the second scan on.
-        until(|| ailment(&scan.health).contains("NVML has not answered for 15 s")).await;
+        let questions = || asked.load(Ordering::SeqCst);
+        let answered = std::cell::Cell::new(0);
+        // One more answer than questions were asked would be one for a later question.
+        let answer_all = || {
+            while answered.get() < questions() {
+                answer.send(()).expect("heard");
+                answered.set(answered.get() + 1);
+            }
+        };
+        let is_well = || {
+            answer_all();
+            ailment(&scan.health).is_empty()
+        };
+        until(is_well).await;
+        let is_late = || ailment(&scan.health).contains("NVML has not answered for 15 s");
+        until(is_late).await;
         // And goes on being told: kubelet forgets a report after 30 s.
-        scan.health.borrow_and_update();
-        until(|| scan.health.has_changed().expect("a sender")).await;
-        assert!(asked.load(Ordering::SeqCst) <= 2, "one question at a time");
+        let (told, hanging) = (scan.health.borrow().seen, questions());
+        assert_eq!(answered.get() + 1, hanging, "one question at a time");
+        let mut again = scan.health.clone();
+        again.borrow_and_update();
+        until(|| again.has_changed().expect("a sender")).await;
+        assert!(is_late() && scan.health.borrow().seen >= told && questions() == hanging);
         // What the hanging call says in the end is old, so it is asked anew.
-        answer.send(()).expect("heard");
-        until(|| asked.load(Ordering::SeqCst) == 3).await;
-        assert!(
-            ailment(&scan.health).contains("NVML has not answered"),
-            "{}",
-            ailment(&scan.health)
-        );
-        answer.send(()).expect("heard");
-        until(|| ailment(&scan.health).is_empty()).await;
+        answer_all();
+        until(|| questions() > hanging).await;
+        assert!(is_late(), "{}", ailment(&scan.health));
+        until(is_well).await;
         running.abort();
     }
 }

@@ -36,6 +36,7 @@ use crate::driver::{self, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
+use crate::mount_users::ShareMount;
 use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -164,6 +165,19 @@ impl Node {
     #[must_use]
     pub fn arbitration(&self) -> &Arbitration {
         &self.arbitration
+    }
+
+    /// The file systems of a claim's shares.
+    #[must_use]
+    pub fn share_mounts(&self, uid: &str) -> Vec<ShareMount> {
+        let entry = self.checkpoint.claims.get(uid);
+        let shares = entry.into_iter().flat_map(|entry| &entry.shares);
+        let limited = shares.filter(|held| held.share.role == Role::Share);
+        let mount = |held: &Held| ShareMount {
+            key: (uid.to_owned(), held.share.name.clone()),
+            device: self.dirs.share_device(uid, &held.share.name),
+        };
+        limited.map(mount).collect()
     }
 
     /// Returns when this instance prepared a claim; None if a former one did.
