@@ -74,6 +74,8 @@ pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: 
         }
         let is_late = matches!(seen, Err(ScanFailure::Late(_)));
         scans.apply(seen, &config, &outputs).await;
+        // Also when the driver does not answer: its files may be there already, and containers start again.
+        renew_cdi_files(&outputs.node).await;
         if !is_late {
             outputs.scanned.send_replace(true);
         }
@@ -84,6 +86,15 @@ pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: 
 /// The GPUs on which claims hold shares.
 async fn held(node: &SharedNode) -> Vec<Gpu> {
     node.read(|node| node.held_gpus()).await.unwrap_or_default()
+}
+
+async fn renew_cdi_files(node: &SharedNode) {
+    if node.read(|node| node.has_stale_cdi_files()).await.unwrap_or_default() {
+        let renewed = node.turn(|node, locked| node.renew_cdi_files(locked)).await;
+        if let Err(error) = renewed {
+            tracing::warn!("CDI files of prepared claims are not renewed yet: {error}");
+        }
+    }
 }
 
 async fn set(node: &SharedNode, change: impl FnOnce(&mut Node) + Send + 'static) {
@@ -389,10 +400,13 @@ mod tests {
         let report = scan.health.borrow().clone();
         assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
-        let mut node = node.lock();
-        let locked = node.locked();
-        let again = node.prepare(&locked, &[claim("u1", &[("s1", 20, 25)])]);
-        assert!(again[0].is_ok(), "{again:?}");
+        assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        // Nobody prepares it any more, and its CDI file is lost.
+        let file = scan.rig.path("cdi/dra.vgpu-claim_u1.json");
+        std::fs::remove_file(&file).expect("a CDI file");
+        while !file.exists() {
+            scan.health.changed().await.expect("a scan");
+        }
         running.abort();
     }
 

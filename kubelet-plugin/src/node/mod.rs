@@ -20,6 +20,7 @@
 pub mod lock;
 mod pages;
 mod recover;
+mod renew;
 pub mod room;
 mod shared;
 #[cfg(test)]
@@ -32,7 +33,7 @@ use crate::claim;
 use crate::claimdir::{self, ClaimDirs, Terms};
 use crate::config::Config;
 use crate::crash_points::{CrashPoints, Stopped};
-use crate::driver::{self, Root};
+use crate::driver::{self, Driver, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
@@ -124,6 +125,10 @@ pub struct Node {
     damages: Vec<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
     not_unprepared: BTreeMap<String, (ClaimId, String)>,
+    /// The driver whose files all CDI files name; None if that is not known.
+    renewed_for: Option<Driver>,
+    /// Claims whose files could not be renewed, and why.
+    not_renewed: BTreeMap<String, String>,
     crash_points: Box<dyn CrashPoints>,
 }
 
@@ -331,7 +336,6 @@ impl Node {
     /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
     /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
-        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let driver = turn.driver(&self.root)?;
         let bound = self.library.bound(&entry.library).to_owned();
         if bound != entry.library {
@@ -345,9 +349,7 @@ impl Node {
         }
         let mut placed = Vec::new();
         for held in &entry.shares {
-            let gpu = inventory
-                .gpu(&held.share.gpu)
-                .ok_or_else(|| Error::GpuGone(held.share.gpu.clone()))?;
+            let gpu = self.gpu(&held.share.gpu)?;
             placed.push(Placed {
                 share: &held.share,
                 slot: held.slot,
@@ -390,6 +392,13 @@ impl Node {
             self.crash_points.reached("CDI spec")?;
         }
         Ok(())
+    }
+
+    /// Returns a GPU as it was last seen. Before the first scan, those on which claims hold shares are known.
+    fn gpu(&self, uuid: &str) -> Result<&Gpu, Error> {
+        let seen = self.inventory.as_ref().ok().and_then(|inventory| inventory.gpu(uuid));
+        let known = seen.or_else(|| self.checkpoint.gpus.get(uuid));
+        known.ok_or_else(|| Error::GpuGone(uuid.to_owned()))
     }
 
     fn answer(&self, uid: &str, shares: &[Share]) -> Vec<Prepared> {

@@ -8,6 +8,7 @@
 //! They are removed, but only if the checkpoint could be read or there never was one.
 
 use super::lock::{LockFile, Locked};
+use super::turn::Turn;
 use super::{Error, Node};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
@@ -57,6 +58,8 @@ impl Node {
             prepared_at: BTreeMap::new(),
             damages: Vec::new(),
             not_unprepared: BTreeMap::new(),
+            renewed_for: None,
+            not_renewed: BTreeMap::new(),
             crash_points,
             config,
         };
@@ -91,6 +94,9 @@ impl Node {
             tracing::info!(swept, "removed temporary CDI files of a former instance");
         }
         self.stamp = self.store.stamp();
+        if let Err(error) = self.renew(&mut Turn::default()) {
+            tracing::warn!("CDI files of prepared claims are not renewed yet: {error}");
+        }
         self.renew_node_pages()?;
         let used: Vec<&str> = self
             .checkpoint

@@ -5,6 +5,7 @@ mod calls;
 mod crash;
 mod pages;
 mod rebuild;
+mod renew;
 
 use super::*;
 use crate::config::Flags;
