@@ -20,6 +20,9 @@ const EVENTS_EVERY: Duration = Duration::from_secs(5);
 /// With the patience that a claim has, one that is gone is freed within a minute.
 const CLEAN_UP_EVERY: Duration = Duration::from_secs(20);
 const LEDGERS_EVERY: Duration = Duration::from_secs(60);
+/// The first time is long after a start: an instance that is being replaced by this one has ended by then, also one of a
+/// release that does not say which library it uses.
+const RELEASES_EVERY: Duration = Duration::from_secs(600);
 
 /// Runs the background work for ever.
 pub async fn run<A: Claims + Events>(
@@ -32,6 +35,7 @@ pub async fn run<A: Claims + Events>(
     let mut clean_up = CleanUp::new(Processes::of_node());
     let mut cleaned_up = Instant::now();
     let mut ledgers_read = Instant::now();
+    let mut releases_removed = Instant::now();
     let mut unreported = Vec::new();
     let (mut told_unprepare, mut told_ledger, mut told_compute) = (Told::default(), Told::default(), Told::default());
     loop {
@@ -42,6 +46,12 @@ pub async fn run<A: Claims + Events>(
         if ledgers_read.elapsed() >= LEDGERS_EVERY {
             ledgers_read = Instant::now();
             warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
+        }
+        if releases_removed.elapsed() >= RELEASES_EVERY {
+            releases_removed = Instant::now();
+            if let Err(error) = node.turn(|node, locked| node.remove_unused_releases(locked)).await {
+                tracing::warn!(%error, "releases of the library that nothing uses are not removed yet");
+            }
         }
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
@@ -219,7 +229,7 @@ fn broken_shares(node: &Node, verdicts: &BTreeMap<ShareKey, Verdict>) -> Vec<(Cl
 fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
     let mut damaged = Vec::new();
     for (uid, entry) in &node.claims().claims {
-        if entry.name.is_empty() || entry.library != node.library() {
+        if entry.name.is_empty() || Some(entry.library.as_str()) != node.library() {
             continue;
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
@@ -314,7 +324,7 @@ impl<M: MountUsers> CleanUp<M> {
             let (claim, seen, users) = (uid.clone(), entries.get(&uid).cloned(), self.users.clone());
             let done = node.turn(move |node, locked| {
                 // Since it was looked at, the claim may have been allocated here again, or a container may have started.
-                let is_same = node.claims().claims.get(&claim) == seen.as_ref();
+                let is_same = node.entry(&claim) == seen.as_ref();
                 let is_free = || {
                     users
                         .living(&node.share_mounts(&claim))
@@ -342,7 +352,7 @@ impl<M: MountUsers> CleanUp<M> {
     async fn without_container(&mut self, node: &SharedNode) -> Option<(String, BTreeMap<String, Entry>)> {
         let users = self.users.clone();
         let found = node.read(|node| {
-            let all = node.claims().claims.iter();
+            let all = node.entries();
             // A claim that was rebuilt from limits files has no name to look up.
             let named = all.filter(|(_, entry)| !entry.name.is_empty());
             let named: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();

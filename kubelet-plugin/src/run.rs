@@ -1,7 +1,7 @@
 //! Starts every part of the plugin, in this order:
 //!
 //! - The library is installed and the state of a former instance recovered before kubelet can reach the
-//!   plugin.
+//!   plugin. A full disk stops neither: claims are unprepared, and the library is installed when there is room.
 //! - The DRA socket listens before the plugin registers with kubelet.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
@@ -17,7 +17,6 @@ use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::inventory::nvml::NvmlGpus;
-use crate::library::Library;
 use crate::metrics::Metrics;
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
@@ -46,6 +45,9 @@ use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
 
+/// The library's name in [`Readiness`].
+const LIBRARY: &str = "library";
+const LIBRARY_EVERY: Duration = Duration::from_secs(10);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
 
@@ -71,20 +73,14 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let library = Library::install(&config.library_dir, &config.library_store)?;
-    tracing::info!(digest = library.digest(), "the library is installed");
     let lock = LockFile::open(&config.lock)?;
     let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
-    let node = Node::open(config.clone(), library, lock, &locked, Box::new(NeverStop))?;
+    let node = Node::open(config.clone(), lock, &locked, Box::new(NeverStop))?;
     let node = SharedNode::new(node);
     drop(locked);
-    let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
+    let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let comparison = Comparison::default();
-    let mark = &config.allocator_mark;
-    let taints = Taints::new(config.allocator, mark.clone());
-    let taints =
-        taints.with_context(|| format!("cannot read or write {}, which records who allocates", mark.display()))?;
     let client = kube::Client::try_default()
         .await
         .context("no configuration for the API server")?;
@@ -139,7 +135,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         readiness,
         metrics,
     };
-    tokio::spawn(with_node(parts, taints, wants));
+    tokio::spawn(keep_library(parts.node.clone(), parts.readiness.clone()));
+    tokio::spawn(with_node(parts, wants));
     tokio::spawn(async move {
         end_signal().await;
         tracing::info!("stopping on a signal");
@@ -185,7 +182,8 @@ struct NodeParts {
 }
 
 /// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
-async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Wanted>) {
+async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
+    let taints = taints(&parts.config, &parts.readiness).await;
     let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
     let node_object = ObjectReference {
         api_version: Some("v1".into()),
@@ -220,6 +218,46 @@ async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Want
     )
     .await;
     tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
+}
+
+/// Installs the library, also after a start on a full disk. Without it, claims can only be unprepared.
+async fn keep_library(node: SharedNode, readiness: Readiness) {
+    loop {
+        let installed = node.turn(|node, locked| node.ensure_library(locked)).await;
+        match installed.and_then(|installed| installed) {
+            Ok(()) => {
+                if readiness.set(LIBRARY, Ok(())) {
+                    tracing::info!("the library is installed");
+                }
+            }
+            Err(error) => {
+                if readiness.set(LIBRARY, Err(error.to_string())) {
+                    tracing::error!("{error}");
+                }
+            }
+        }
+        tokio::time::sleep(LIBRARY_EVERY).await;
+    }
+}
+
+/// Reads and writes the record of who allocates, without which nothing may be published.
+async fn taints(config: &Config, readiness: &Readiness) -> Taints {
+    let mut failures = 0;
+    loop {
+        let mark = &config.allocator_mark;
+        let error = match Taints::new(config.allocator, mark.clone()) {
+            Ok(taints) => return taints,
+            Err(error) => format!(
+                "cannot read or write {}, which records who allocates: {error}",
+                mark.display()
+            ),
+        };
+        if readiness.set(publish::PART, Err(error.clone())) {
+            tracing::error!("{error}; retrying");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
 }
 
 async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {

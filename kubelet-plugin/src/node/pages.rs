@@ -82,7 +82,7 @@ impl Node {
     /// Writes the pages that are stale, with the lock held.
     pub(super) fn write_node_pages(&mut self) -> Result<(), Error> {
         // What is in memory was not saved: the next call reads the checkpoint again.
-        if self.stamp.is_none() {
+        if !self.is_read {
             return Ok(());
         }
         let mut failed = Ok(());

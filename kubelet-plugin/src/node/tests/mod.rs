@@ -3,6 +3,7 @@
 
 mod calls;
 mod crash;
+mod full_disk;
 mod pages;
 mod rebuild;
 mod renew;
@@ -63,10 +64,9 @@ impl Rig {
 
     pub(crate) fn open_with(&self, crash_points: Box<dyn CrashPoints>) -> Result<Node, Error> {
         let config = self.config();
-        let library = Library::install(&config.library_dir, &config.library_store).expect("a library");
         let lock = LockFile::open(&config.lock)?;
         let locked = lock.try_lock()?.expect("no instance has a turn now");
-        let mut node = Node::open(config, library, lock.clone(), &locked, crash_points)?;
+        let mut node = Node::open(config, lock.clone(), &locked, crash_points)?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
     }

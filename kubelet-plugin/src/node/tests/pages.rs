@@ -103,7 +103,7 @@ fn a_claim_of_an_older_release_has_its_entry_and_no_slot_in_its_limits() {
     let rig = Rig::new(false);
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 20, 30)])).expect("prepared");
-    let old = node.library().to_owned();
+    let old = node.library().expect("installed").to_owned();
     drop(node);
     std::fs::write(
         rig.path("store").join(&old).join(crate::release::FILE),
