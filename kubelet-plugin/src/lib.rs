@@ -36,6 +36,7 @@ pub mod files;
 pub mod gpus;
 pub mod health;
 pub mod http;
+pub mod instance;
 pub mod inventory;
 mod library;
 pub mod metrics;

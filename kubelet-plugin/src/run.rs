@@ -3,6 +3,7 @@
 //! - The library is installed and the state of a former instance recovered before kubelet can reach the
 //!   plugin. A full disk stops neither: claims are unprepared, and the library is installed when there is room.
 //! - The DRA socket listens before the plugin registers with kubelet.
+//! - Slices are published once kubelet has accepted this instance, and while it reaches it.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
 //!
@@ -16,14 +17,16 @@ use crate::config::{Config, Flags};
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
+use crate::instance::Instance;
 use crate::inventory::nvml::NvmlGpus;
 use crate::metrics::Metrics;
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
+use crate::publish::reached::only_while_reached;
 use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
-use crate::registration::{Registrar, Socket};
+use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::{api, background, compute, gpus, http, publish, registration};
 use anyhow::Context as _;
@@ -77,6 +80,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
     let node = Node::open(config.clone(), lock, &locked, Box::new(NeverStop))?;
     let node = SharedNode::new(node);
+    let _instance = Instance::start(&config.sockets, config.pod_uid.as_deref(), &locked)?;
     drop(locked);
     let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
@@ -90,12 +94,23 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (reports, reported) = watch::channel(Report::default());
 
     let driver = Arc::new(Service::new(node.clone(), cluster.clone(), metrics.clone()));
-    let (listener, _dra_socket) = bind(&config.dra_socket)?;
-    let dra = serve_dra(listener, driver, Health::new(reported), until(stopped.clone()));
+    let dra = {
+        let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
+        let serve = {
+            let stopped = stopped.clone();
+            move |listener| serve_dra(listener, driver.clone(), health.clone(), until(stopped.clone()))
+        };
+        // kubelet's connection lives on, and a new one finds the new socket at the same path.
+        async move { keep_listening(&path, stopped, serve, || {}).await }
+    };
+    let (reached, reaches) = watch::channel(false);
     let registrar = Registrar {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
+        reached,
     };
+    let (forwarded, wants_of_reached) = watch::channel(Wanted::Unknown);
+    tokio::spawn(only_while_reached(wants, reaches, forwarded));
     let (scanned, first_scan) = watch::channel(false);
     let registration = register(
         config.registration_socket.clone(),
@@ -136,7 +151,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         metrics,
     };
     tokio::spawn(keep_library(parts.node.clone(), parts.readiness.clone()));
-    tokio::spawn(with_node(parts, wants));
+    tokio::spawn(with_node(parts, wants_of_reached));
     tokio::spawn(async move {
         end_signal().await;
         tracing::info!("stopping on a signal");
@@ -162,13 +177,9 @@ async fn register(
         },
         () = until(stopped.clone()) => return Ok(()),
     }
-    let (listener, socket) = bind(&socket)?;
-    let invited = async move {
-        until(stopped).await;
-        drop(socket);
-    };
-    let served = serve_registration(listener, registrar, invited).await;
-    served.context("the registration server ended")
+    let serve = |listener| serve_registration(listener, registrar.clone(), until(stopped.clone()));
+    let served = keep_listening(&socket, stopped.clone(), serve, || registrar.lost());
+    served.await.context("the registration server ended")
 }
 
 /// The parts that are started once the Node object's UID is known use these.
@@ -305,10 +316,6 @@ pub async fn serve_registration(
         .await
 }
 
-fn bind(path: &std::path::Path) -> anyhow::Result<(UnixListener, Socket)> {
-    Socket::bind(path).with_context(|| format!("cannot listen at {}", path.display()))
-}
-
 async fn until(mut stopped: watch::Receiver<bool>) {
     // An error means that the sender is gone, so nothing can request a shutdown any more.
     let _ = stopped.wait_for(|stopped| *stopped).await;
@@ -355,6 +362,7 @@ mod tests {
             let registrar = Registrar {
                 dra_socket: dir.path().join("dra.sock"),
                 readiness: Readiness::new(&[]),
+                reached: watch::channel(false).0,
             };
             let registering = tokio::spawn(register(path.clone(), registrar, first_scan, stopped));
             assert!(!soon(|| path.exists()).await, "before the first scan");

@@ -737,7 +737,9 @@ async fn registration_says_who_and_hears_the_verdict() {
     let registrar = Registrar {
         dra_socket: "/x/dra.sock".into(),
         readiness: readiness.clone(),
+        reached: watch::channel(false).0,
     };
+    let reached = registrar.reached.subscribe();
     tokio::spawn(serve_registration(listener, registrar, std::future::pending()));
     let mut client = RegistrationClient::new(connect(&path).await);
     let info = client.get_info(InfoRequest {}).await.expect("an answer").into_inner();
@@ -754,7 +756,10 @@ async fn registration_says_who_and_hears_the_verdict() {
             error: error.into(),
         };
         client.notify_registration_status(status).await.expect("heard");
-        assert_eq!(readiness.status().0, plugin_registered);
+        assert_eq!(
+            (readiness.status().0, *reached.borrow()),
+            (plugin_registered, plugin_registered)
+        );
         assert!(readiness.status().1.contains(error));
     }
 }

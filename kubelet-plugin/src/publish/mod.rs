@@ -17,6 +17,7 @@
 //! monitor devices only, until the next dry run.
 
 pub mod plan;
+pub mod reached;
 pub mod taints;
 
 use crate::api::{Error, Slices};
@@ -46,7 +47,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(300);
 /// The devices to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Wanted {
-    /// The GPUs were not scanned yet.
+    /// The GPUs were not scanned yet, or kubelet does not reach this instance. Existing slices stay.
     #[default]
     Unknown,
     /// The node has no driver. Existing slices stay, because a driver that is being replaced comes back.
