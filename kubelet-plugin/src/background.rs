@@ -2,7 +2,7 @@
 //! unprepared and for shares that break their limit of GPU time, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
-use crate::checkpoint::Entry;
+use crate::checkpoint::{Entry, Held};
 use crate::claimdir::LedgerError;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const EVENTS_EVERY: Duration = Duration::from_secs(5);
 /// With the patience that a claim has, one that is gone is freed within a minute.
 const CLEAN_UP_EVERY: Duration = Duration::from_secs(20);
+/// Claims of monitors alone are asked about in one of so many rounds: every 10 minutes.
+pub(crate) const MONITORS_EVERY: u32 = 30;
 const LEDGERS_EVERY: Duration = Duration::from_secs(60);
 /// The first time is long after a start: an instance that is being replaced by this one has ended by then, also one of a
 /// release that does not say which library it uses.
@@ -291,6 +293,7 @@ async fn report_damages<A: Events>(
 pub struct CleanUp<M> {
     users: M,
     gone: Gone,
+    rounds: u32,
     /// Why it is not known which shares have a container; empty if it is. For the log.
     blind: String,
 }
@@ -303,6 +306,7 @@ impl<M: MountUsers> CleanUp<M> {
         Self {
             users,
             gone: Gone::default(),
+            rounds: 0,
             blind: String::new(),
         }
     }
@@ -366,6 +370,11 @@ impl<M: MountUsers> CleanUp<M> {
             Ok(living) => {
                 self.blind.clear();
                 entries.retain(|uid, _| !living.iter().any(|(claim, _)| claim == uid));
+                // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
+                let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
+                self.rounds = self.rounds.wrapping_add(1);
+                let is_share = |held: &Held| held.share.role == Role::Share;
+                entries.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
                 Some((pool, entries))
             }
             Err(why) => {

@@ -15,8 +15,8 @@
 //!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
 //! ```
 //!
-//! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node` and the modules it
-//! calls.
+//! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
+//! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::{Error as ApiError, Events};
 use crate::background;
-use crate::background::CleanUp;
+use crate::background::{CleanUp, MONITORS_EVERY};
 use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
 use crate::inventory::tests::gpu;
@@ -609,6 +609,33 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container
     containers.set(Containers::of(&[]));
     assert_eq!(round(40 * PATIENCE).await.1, ["u2"]);
     assert_eq!(round(41 * PATIENCE).await.1, [""; 0]);
+}
+
+#[tokio::test]
+async fn claims_of_monitors_are_asked_about_rarely_and_go_when_they_are_gone() {
+    let served = Served::new().await;
+    let (id, monitor) = claim("u1", &[]);
+    let mut monitor = serde_json::to_value(monitor).expect("JSON");
+    monitor["status"]["allocation"]["devices"]["results"] = serde_json::json!([{"request": "gpu", "driver": "dra.vgpu",
+        "pool": "n1/vgpu", "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
+    served.api.put((id, serde_json::from_value(monitor).expect("a claim")));
+    assert_eq!(served.prepare(&["u1"]).await["u1"].error, "");
+    let (mut clean_up, start) = (
+        CleanUp::new(Containers(Arc::new(Mutex::new(Containers::of(&[]))))),
+        Instant::now(),
+    );
+    let mut rounds = async |count: u32| {
+        served.api.asked.lock().expect("lock").clear();
+        for round in 0..count {
+            let now = start + round * PATIENCE;
+            clean_up.run(&served.node, &served.api, &Metrics::default(), now).await;
+        }
+        served.api.asked.lock().expect("lock").len()
+    };
+    assert_eq!(rounds(2 * MONITORS_EVERY).await, 2);
+    served.api.drop_claim("u1");
+    assert_eq!(rounds(MONITORS_EVERY).await, 2, "once more, to see that it stays gone");
+    assert!(served.node.lock().claims().claims.is_empty());
 }
 
 /// A container that starts between the last look at the processes and the Unprepare.

@@ -52,6 +52,12 @@ impl ClaimState {
 // === impl Gone ===
 
 impl Gone {
+    /// Returns true if this claim was gone when it was last asked about.
+    #[must_use]
+    pub fn has(&self, uid: &str) -> bool {
+        self.0.contains_key(uid)
+    }
+
     /// Applies one round of observations, of claims without a container, and returns the UIDs that were gone long enough to unprepare.
     pub fn apply(&mut self, states: &[(String, ClaimState)], now: Instant) -> Vec<String> {
         // Drop entries that were unprepared since the last round.
