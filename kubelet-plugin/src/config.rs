@@ -78,6 +78,8 @@ pub struct Config {
     pub cdi_dir: PathBuf,
     pub checkpoint: PathBuf,
     pub lock: PathBuf,
+    /// Locked by the instance that publishes.
+    pub publisher_lock: PathBuf,
     pub allocator: Allocator,
     pub allocator_mark: PathBuf,
     /// Where the sockets of all instances are.
@@ -187,6 +189,7 @@ impl Flags {
             cdi_dir: self.cdi_dir,
             checkpoint: plugin_dir.join("checkpoint.json"),
             lock: plugin_dir.join("lock"),
+            publisher_lock: plugin_dir.join("publisher"),
             allocator: self.allocator,
             allocator_mark: plugin_dir.join("allocator"),
             sockets,

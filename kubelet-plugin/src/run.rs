@@ -110,7 +110,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         reached,
     };
     let (forwarded, wants_of_reached) = watch::channel(Wanted::Unknown);
-    tokio::spawn(only_while_reached(wants, reaches, forwarded));
+    let publisher_lock = LockFile::open(&config.publisher_lock)?;
+    tokio::spawn(only_while_reached(wants, reaches, publisher_lock, forwarded));
     let (scanned, first_scan) = watch::channel(false);
     let registration = register(
         config.registration_socket.clone(),
