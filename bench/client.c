@@ -1,7 +1,7 @@
 /* Times calls of the CUDA driver API in the process it runs in, whatever libcuda.so.1 that process gets.
  *
  *   client calls [SIZE]  alloc_free, mem_get_info, dlsym, context: a line "NAME MEDIAN P99" each, in ns
- *   client launch NAME   launches of an empty kernel, as NAME, in ns
+ *   client launch NAME   launches of an empty kernel, in ns: NAME, ten of them, and NAME_all, all between two waits
  *   client init          load_init and init: from before the library is loaded, and from before cuInit, in ns
  *   client live N        live_0, live_N and replace_N: a pair beside so many live allocations, in ns
  *   client contend N     contend: CPU time of a pair in N processes on two CPUs, in ns
@@ -131,16 +131,26 @@ static void launches(const char *name)
     int (*synchronize)(void) = CUDA(cuCtxSynchronize, void);
 
     /* A queue that is full makes a launch wait, so it is emptied now and then, outside the time. */
-    static long ns[SAMPLES];
+    enum { GROUP = 10, GROUPS = BATCH / GROUP };
+    static long ns[SAMPLES * GROUPS], all[SAMPLES];
+    char name_all[64];
     for (int i = -200; i < SAMPLES; i++) {
-        long start = now();
-        for (int j = 0; j < BATCH; j++)
-            check("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+        long first = now(), start = first;
+        for (int j = 0; j < GROUPS; j++) {
+            for (int k = 0; k < GROUP; k++)
+                check("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+            long end = now();
+            if (i >= 0)
+                ns[i * GROUPS + j] = end - start;
+            start = end;
+        }
         if (i >= 0)
-            ns[i] = now() - start;
+            all[i] = start - first;
         check("cuCtxSynchronize", synchronize());
     }
-    report(name, ns, SAMPLES, BATCH);
+    report(name, ns, SAMPLES * GROUPS, GROUP);
+    snprintf(name_all, sizeof name_all, "%s_all", name);
+    report(name_all, all, SAMPLES, BATCH);
 }
 /* One that moves about all of them, so that each place comes once. */
 static long next_place(long place, long n)
