@@ -1,0 +1,32 @@
+//! Pods written for other systems of GPU sharing, as pods with claims of ours.
+//!
+//! ```text
+//!  Pod ──► translate ──► Translation { pod, patch, templates: [name, Request], warnings }, or a Refusal
+//!                            │ each container that asks: one of hami, koordinator, volcano, volcano_vgpu,
+//!                            │ gpu_manager, kai reads what it asks into a Request
+//!  Request, Inventory ──► template ──► ResourceClaimTemplateSpec
+//! ```
+//!
+//! The webhook, the controller and `vgpu translate` share these functions. None does I/O, depends on `kube`, or can
+//! panic on input: every pod is a tenant's.
+//!
+//! **Admission is a function of the pod alone.** A translated pod names a template by the hash of a [`Request`], and
+//! its annotation `dra.vgpu/translated` keeps what was asked and the requests, from which the controller makes the
+//! templates ([`recorded`]). A translation of a translated pod changes nothing.
+//!
+//! Refusals and warnings name the field's path and its value, and say what to do.
+
+#![forbid(unsafe_code)]
+
+mod problem;
+mod request;
+mod settings;
+mod translate;
+mod translation;
+
+pub use problem::{Problem, Refusal, Warning};
+pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
+pub use settings::Settings;
+pub use translate::{translate, update};
+pub use translation::{NamedRequest, Translation};
+pub use vgpu_api::config::Dialect;
