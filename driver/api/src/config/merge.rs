@@ -91,9 +91,9 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
     )?;
     let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
     let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
-    let said = class.iter().chain(claim).filter_map(|entry| entry.config.report_as);
+    let mut said = class.iter().chain(claim).filter_map(|entry| entry.config.report_as);
     Ok(Effective {
-        report_as: said.last(),
+        report_as: said.next_back(),
         compute_policy,
         priority,
         memory_policy,
