@@ -5,6 +5,8 @@
 //!                            │ each container that asks: one of hami, koordinator, volcano, volcano_vgpu,
 //!                            │ gpu_manager, kai reads what it asks into a Request
 //!  Request, Inventory ──► template ──► ResourceClaimTemplateSpec
+//!  bound pod, its Record ──► given_back ──► annotations
+//!  allocated claim ──► environment ──► variables
 //! ```
 //!
 //! The webhook, the controller and `vgpu translate` share these functions. None does I/O, depends on `kube`, or can
@@ -18,15 +20,34 @@
 
 #![forbid(unsafe_code)]
 
+mod given_back;
+mod gpu_manager;
+mod hami;
+mod inventory;
+mod kai;
+mod koordinator;
+mod lost;
+mod patch;
+mod pod;
 mod problem;
+mod record;
 mod request;
+mod resources;
+mod selector;
 mod settings;
+mod template;
 mod translate;
 mod translation;
+mod volcano;
+mod volcano_vgpu;
 
+pub use given_back::{Bound, Environment, GivenBack, GpuShare, environment, given_back};
+pub use inventory::{Gpu, Inventory};
 pub use problem::{Problem, Refusal, Warning};
+pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;
-pub use translate::{translate, update};
+pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
+pub use translate::{OTHER_CLAIMS, translate, update};
 pub use translation::{NamedRequest, Translation};
 pub use vgpu_api::config::Dialect;

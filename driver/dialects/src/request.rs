@@ -12,13 +12,16 @@ use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 use vgpu_api::request::{CORES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 
 use crate::problem::Problem;
+use crate::selector;
 
 /// The most GPUs that a claim can have: Kubernetes allocates at most 32 devices to one.
 pub const COUNT_MAX: u32 = 32;
 /// The most UUIDs or types in one list. A CEL selector has at most 10 KiB of text.
 pub const LIST_MAX: usize = 128;
 /// The longest UUID or type in such a list.
-pub const ITEM_MAX: usize = 64;
+pub(crate) const ITEM_MAX: usize = 64;
+/// The most bytes of one list in a selector, which with its rest stays below Kubernetes' 10 KiB.
+pub(crate) const LIST_BYTES_MAX: usize = 9 * 1024;
 /// A whole GPU in millionths.
 pub const MILLION: u32 = 1_000_000;
 /// How the names of templates begin.
@@ -214,12 +217,20 @@ impl Request {
             if list.len() > LIST_MAX {
                 return invalid(&field, format!("{} items", list.len()), "must have at most 128 items");
             }
+            if cel_bytes(list) > LIST_BYTES_MAX {
+                return invalid(&field, format!("{} items", list.len()), "is too long for a selector");
+            }
             if let Some(item) = list.iter().find(|item| item.is_empty() || item.len() > ITEM_MAX) {
                 return invalid(&field, item.clone(), "each item must have 1 to 64 bytes");
             }
         }
         Ok(())
     }
+}
+
+/// The length of a list in a selector, with what stands between its items.
+pub(crate) fn cel_bytes(list: &[String]) -> usize {
+    list.iter().map(|item| selector::literal(item).len() + ", ".len()).sum()
 }
 
 fn is_zero(cores: &u32) -> bool {
