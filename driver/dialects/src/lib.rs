@@ -42,12 +42,14 @@ mod volcano;
 mod volcano_vgpu;
 
 pub use given_back::{Bound, Environment, GivenBack, GpuShare, environment, given_back};
+pub use k8s_openapi::api::core::v1::Pod;
+
 pub use inventory::{Gpu, Inventory};
 pub use problem::{Problem, Refusal, Warning};
 pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
-pub use translate::{OTHER_CLAIMS, translate, update};
+pub use translate::{OTHER_CLAIMS, is_resource, translate, update};
 pub use translation::{NamedRequest, Translation};
 pub use vgpu_api::config::Dialect;

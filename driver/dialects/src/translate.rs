@@ -214,6 +214,12 @@ fn undo(pod: &Pod, record: &Record) -> Pod {
     pod
 }
 
+/// Returns true for a resource of a dialect, which no translated pod has any more.
+#[must_use]
+pub fn is_resource(name: &str) -> bool {
+    DIALECTS.iter().any(|(.., keys)| keys.contains(&name))
+}
+
 fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
     let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
     found.map_or(&[], |(.., keys)| keys)
