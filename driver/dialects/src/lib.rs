@@ -26,6 +26,7 @@ mod hami;
 mod inventory;
 mod kai;
 mod koordinator;
+mod literal;
 mod lost;
 mod patch;
 mod pod;

@@ -11,8 +11,8 @@ use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 use vgpu_api::request::{CORES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 
+use crate::literal::literal;
 use crate::problem::Problem;
-use crate::selector;
 
 /// The most GPUs that a claim can have: Kubernetes allocates at most 32 devices to one.
 pub const COUNT_MAX: u32 = 32;
@@ -230,7 +230,7 @@ impl Request {
 
 /// The length of a list in a selector, with what stands between its items.
 pub(crate) fn cel_bytes(list: &[String]) -> usize {
-    list.iter().map(|item| selector::literal(item).len() + ", ".len()).sum()
+    list.iter().map(|item| literal(item).len() + ", ".len()).sum()
 }
 
 fn is_zero(cores: &u32) -> bool {
