@@ -14,6 +14,8 @@ pub(crate) struct PodView<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) settings: &'a Settings,
     pub(crate) findings: Findings,
+    /// Lists of GPUs that were read already, by their first key: they are the same for every container.
+    known: Vec<(&'static str, Option<Devices>)>,
 }
 
 /// The path of an annotation.
@@ -22,6 +24,15 @@ pub(crate) fn annotation_at(key: &str) -> String {
 }
 
 impl<'a> PodView<'a> {
+    pub(crate) fn new(pod: &'a Pod, settings: &'a Settings) -> Self {
+        Self {
+            pod,
+            settings,
+            findings: Findings::default(),
+            known: Vec::new(),
+        }
+    }
+
     pub(crate) fn annotations(&self) -> Option<&'a BTreeMap<String, String>> {
         self.pod.metadata.annotations.as_ref()
     }
@@ -72,8 +83,17 @@ impl<'a> PodView<'a> {
         Some(list)
     }
 
-    /// The GPUs that annotations allow and forbid.
+    /// The GPUs that annotations allow and forbid. `None` after a problem.
     pub(crate) fn devices(&mut self, keys: &DeviceKeys) -> Option<Devices> {
+        if let Some((_, devices)) = self.known.iter().find(|(key, _)| *key == keys.use_uuids) {
+            return devices.clone();
+        }
+        let devices = self.read_devices(keys);
+        self.known.push((keys.use_uuids, devices.clone()));
+        devices
+    }
+
+    fn read_devices(&mut self, keys: &DeviceKeys) -> Option<Devices> {
         Some(Devices {
             use_uuids: self.list(keys.use_uuids, false)?,
             not_uuids: self.list(keys.not_uuids, false)?,

@@ -67,13 +67,22 @@ pub fn update(old: &Pod, new: &Pod, settings: &Settings) -> Result<Option<Transl
     let Ok(Some(record)) = Record::of(old) else {
         return Ok(None);
     };
+    // A record that its author wrote by hand does not say what the pod is. To bring the pod in line with it is a
+    // change that the API server refuses, and so the pod's finalizers could not be removed any more.
+    let mut same = old.clone();
+    apply(&mut same, &record);
+    if same.spec != old.spec {
+        return Ok(None);
+    }
     // With another ask than at first, the new translation goes to the API server, which says what a pod must not
-    // change. So does a pod whose author took a container away.
+    // change.
     if !is_unchanged(new, &record, settings) {
         return fresh(new, Some(&record), settings, false);
     }
-    let mut pod = undo(new, &record);
+    let mut pod = new.clone();
     apply(&mut pod, &record);
+    let annotation = old.metadata.annotations.as_ref().and_then(|all| all.get(TRANSLATED));
+    write_annotation(&mut pod, annotation.cloned().unwrap_or_default());
     Ok(translation(new, pod, record, Vec::new()))
 }
 
@@ -225,20 +234,29 @@ fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
     found.map_or(&[], |(.., keys)| keys)
 }
 
-/// Writes a record's translation into a pod that has none.
-fn apply(pod: &mut Pod, record: &Record) {
+fn write_annotation(pod: &mut Pod, text: String) {
     let annotations = pod.metadata.annotations.get_or_insert_default();
-    annotations.insert(TRANSLATED.to_owned(), record.text());
+    annotations.insert(TRANSLATED.to_owned(), text);
+}
+
+/// Writes a record's translation into a pod's spec. What is there already stays in its place.
+fn apply(pod: &mut Pod, record: &Record) {
     let Some(spec) = &mut pod.spec else { return };
     if record.scheduler_name.is_some() && spec.scheduler_name == record.scheduler_name {
         spec.scheduler_name = Some(DEFAULT_SCHEDULER.to_owned());
     }
     for (claim, template) in record.claims() {
-        spec.resource_claims.get_or_insert_default().push(PodResourceClaim {
-            name: claim.to_owned(),
-            resource_claim_template_name: Some(template.to_owned()),
-            ..PodResourceClaim::default()
-        });
+        let known = |known: &PodResourceClaim| {
+            known.name == claim && known.resource_claim_template_name.as_deref() == Some(template)
+        };
+        let claims = spec.resource_claims.get_or_insert_default();
+        if !claims.iter().any(known) {
+            claims.push(PodResourceClaim {
+                name: claim.to_owned(),
+                resource_claim_template_name: Some(template.to_owned()),
+                ..PodResourceClaim::default()
+            });
+        }
     }
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         if let Some(asked) = record.containers.iter().find(|asked| asked.name == container.name) {
@@ -250,15 +268,23 @@ fn apply(pod: &mut Pod, record: &Record) {
 /// Takes the dialect's resources from a container and gives it its claim.
 fn take(container: &mut Container, asked: &Asked) {
     let keys = removed_keys(asked.dialect);
-    let resources = container.resources.get_or_insert_default();
-    for map in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
-        map.retain(|key, _| !keys.contains(&key.as_str()));
+    if let Some(resources) = &mut container.resources {
+        for map in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
+            map.retain(|key, _| !keys.contains(&key.as_str()));
+        }
     }
     if let Some(claim) = &asked.claim {
-        resources.claims.get_or_insert_default().push(ResourceClaim {
-            name: claim.clone(),
-            request: None,
-        });
+        let claims = container
+            .resources
+            .get_or_insert_default()
+            .claims
+            .get_or_insert_default();
+        if !claims.iter().any(|known| known.name == *claim) {
+            claims.push(ResourceClaim {
+                name: claim.clone(),
+                request: None,
+            });
+        }
     }
 }
 
@@ -287,11 +313,7 @@ fn fresh(
         Some(record) => undo(pod, record),
         None => pod.clone(),
     };
-    let mut view = PodView {
-        pod: &written,
-        settings,
-        findings: Findings::default(),
-    };
+    let mut view = PodView::new(&written, settings);
     let record = plan(&mut view, create);
     let Findings { problems, warnings } = view.findings;
     if let Some(refusal) = Refusal::of(problems) {
@@ -302,6 +324,7 @@ fn fresh(
     }
     let mut translated = written;
     apply(&mut translated, &record);
+    write_annotation(&mut translated, record.text());
     Ok(translation(pod, translated, record, warnings))
 }
 

@@ -328,3 +328,37 @@ fn a_forged_record_gets_nothing_that_a_claim_would_not() {
         translated(&limits(json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000}))).pod
     );
 }
+
+/// The finalizers of a pod with a record of its author's own must be removable.
+#[test]
+fn a_pod_with_a_record_that_is_not_its_own_is_left_alone_in_updates() {
+    let honest = translated(&limits(json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}))).pod;
+    let mut without_claims = json_of(&honest);
+    let spec = without_claims["spec"].as_object_mut().unwrap();
+    spec.remove("resourceClaims");
+    spec["containers"][0]["resources"]
+        .as_object_mut()
+        .unwrap()
+        .remove("claims");
+    let old = read(without_claims);
+    let mut new = old.clone();
+    new.metadata.finalizers = Some(Vec::new());
+    assert_eq!(update(&old, &new, &Settings::default()), Ok(None));
+}
+
+/// Another webhook may add claims after ours.
+#[test]
+fn an_update_keeps_the_order_of_claims() {
+    let manifest = spec(json!({"containers": [{"name": "a", "resources": asks(1000)}]}));
+    let mut value = json_of(&translated(&manifest).pod);
+    let other = json!({"name": "other", "resourceClaimName": "other"});
+    value["spec"]["resourceClaims"].as_array_mut().unwrap().push(other);
+    let claims = value["spec"]["containers"][0]["resources"]["claims"]
+        .as_array_mut()
+        .unwrap();
+    claims.push(json!({"name": "other"}));
+    let live = read(value);
+    assert_eq!(update(&live, &live, &Settings::default()), Ok(None));
+    let again = applied_again(&manifest, &live);
+    assert_eq!(update(&live, &again, &Settings::default()).unwrap().unwrap().pod, live);
+}
