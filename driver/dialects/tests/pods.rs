@@ -162,7 +162,8 @@ fn an_init_container_uses_the_claim_of_an_app_container_that_asks_for_the_same()
 
     // A sidecar runs beside the app container.
     let sidecar = translated(&pod(1000, json!("Always")));
-    assert_ne!(claims(&sidecar.pod, "init"), claims(&sidecar.pod, "a"));
+    assert_eq!(claims(&sidecar.pod, "init"), ["vgpu-translated-0"]);
+    assert_eq!(claims(&sidecar.pod, "a"), ["vgpu-translated-1"]);
     assert!(!warnings(&sidecar).contains("as long as the pod"));
 
     // Init containers run one after the other.
