@@ -1,6 +1,7 @@
 /* Times calls of the CUDA driver API in the process it runs in, whatever libcuda.so.1 that process gets.
  *
- *   client calls [SIZE]  alloc_free, launch, mem_get_info: a line "NAME MEDIAN P99" each, in ns
+ *   client calls [SIZE]  alloc_free, mem_get_info, dlsym, context: a line "NAME MEDIAN P99" each, in ns
+ *   client launch NAME   launches of an empty kernel, in ns: NAME, ten of them, and NAME_all, all between two waits
  *   client init          load_init and init: from before the library is loaded, and from before cuInit, in ns
  *   client live N        live_0, live_N and replace_N: a pair beside so many live allocations, in ns
  *   client contend N     contend: CPU time of a pair in N processes on two CPUs, in ns
@@ -99,29 +100,57 @@ static void begin(void)
 }
 static void calls(size_t size)
 {
-    void *module, *function;
     size_t bytes, total;
+    void *context;
+    begin();
+    int (*info)(size_t *, size_t *) = CUDA(cuMemGetInfo_v2, size_t *, size_t *);
+    int (*create)(void **, unsigned, int) = CUDA(cuCtxCreate_v2, void **, unsigned, int);
+    int (*destroy)(void *) = CUDA(cuCtxDestroy_v2, void *);
+
+    TIME("alloc_free", alloc_free(size));
+    TIME("mem_get_info", info(&bytes, &total));
+    TIME("dlsym", !dlsym(RTLD_DEFAULT, "getpid"));
+    enum { CONTEXTS = 200 };
+    static long ns[CONTEXTS];
+    for (int i = 0; i < CONTEXTS; i++) {
+        long start = now();
+        check("cuCtxCreate", create(&context, 0, 0));
+        check("cuCtxDestroy", destroy(context));
+        ns[i] = now() - start;
+    }
+    report("context", ns, CONTEXTS, 1);
+}
+static void launches(const char *name)
+{
+    void *module, *function;
     begin();
     check("cuModuleLoadData", CUDA(cuModuleLoadData, void **, const void *)(&module, PTX));
     check("cuModuleGetFunction", CUDA(cuModuleGetFunction, void **, void *, const char *)(&function, module, "empty"));
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
         CUDA(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-    int (*info)(size_t *, size_t *) = CUDA(cuMemGetInfo_v2, size_t *, size_t *);
     int (*synchronize)(void) = CUDA(cuCtxSynchronize, void);
 
-    TIME("alloc_free", alloc_free(size));
-    TIME("mem_get_info", info(&bytes, &total));
     /* A queue that is full makes a launch wait, so it is emptied now and then, outside the time. */
-    static long ns[SAMPLES];
+    enum { GROUP = 10, GROUPS = BATCH / GROUP };
+    static long ns[SAMPLES * GROUPS], all[SAMPLES];
+    char name_all[64];
     for (int i = -200; i < SAMPLES; i++) {
-        long start = now();
-        for (int j = 0; j < BATCH; j++)
-            check("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+        long first = now(), start = first;
+        for (int j = 0; j < GROUPS; j++) {
+            for (int k = 0; k < GROUP; k++)
+                check("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+            long end = now();
+            if (i >= 0)
+                ns[i * GROUPS + j] = end - start;
+            start = end;
+        }
         if (i >= 0)
-            ns[i] = now() - start;
+            all[i] = start - first;
         check("cuCtxSynchronize", synchronize());
     }
-    report("launch", ns, SAMPLES, BATCH);
+    report(name, ns, SAMPLES * GROUPS, GROUP);
+    snprintf(name_all, sizeof name_all, "%s_all", name);
+    report(name_all, all, SAMPLES, BATCH);
 }
 /* One that moves about all of them, so that each place comes once. */
 static long next_place(long place, long n)
@@ -256,7 +285,9 @@ static void start_programs(int n)
 int main(int argc, char **argv)
 {
     int n = argc == 3 ? atoi(argv[2]) : 0;
-    if (argc == 3 && !strcmp(argv[1], "exec"))
+    if (argc == 3 && !strcmp(argv[1], "launch"))
+        launches(argv[2]);
+    else if (argc == 3 && !strcmp(argv[1], "exec"))
         start_programs(n);
     else if (argc == 3 && !strcmp(argv[1], "live"))
         live(n);

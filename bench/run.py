@@ -18,14 +18,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIVE = 1_000_000
 STORM = 300
+LAUNCHES = {  # options of the share
+    "launch": [],
+    "launch_50": ["--cores", "50"],
+    "launch_unlimited": ["--compute-policy", "Unlimited"],
+}
 ROWS = [  # name, unit, ns in a unit, what
     ("alloc_free", "ns", 1, "cuMemAlloc + cuMemFree of 1 MiB"),
     ("live_0", "ns", 1, "the same of 2 MiB, nothing else live"),
     (f"live_{LIVE}", "ns", 1, f"the same beside {LIVE:,} live ones"),
     (f"replace_{LIVE}", "ns", 1, "the same, any of those replaced"),
     ("contend", "ns", 1, "CPU time of a pair, 4 processes on 2 CPUs"),
-    ("launch", "ns", 1, "cuLaunchKernel of an empty kernel"),
+    ("launch_unlimited", "ns", 1, "cuLaunchKernel, empty, policy Unlimited"),
+    ("launch_50", "ns", 1, "the same with 50 cores, not held back"),
+    ("launch_50_all", "ns", 1, "the same, mean of 50 between two waits"),
+    ("launch", "ns", 1, "the same, a share of memory alone"),
+    ("launch_all", "ns", 1, "the same, mean of 50 between two waits"),
     ("mem_get_info", "ns", 1, "cuMemGetInfo"),
+    ("dlsym", "ns", 1, "dlsym of a function that is no driver's"),
+    ("context", "us", 1000, "cuCtxCreate + cuCtxDestroy"),
     ("init", "us", 1000, "first cuInit of a process"),
     ("load_init", "us", 1000, "dlopen of libcuda and first cuInit"),
     ("storm_p99", "ms", 1_000_000, f"cuInit of {STORM} processes at once, p99"),
@@ -79,6 +90,10 @@ class Side:
     def round(self, client, quick):
         for args in (["calls"], ["contend", "4"], ["exec", "50" if quick else "300"]):
             self.measure(self.prefix, [client, *args], self.env)
+        for name, options in LAUNCHES.items():
+            # Before the `--` that ends the options of `vgpu run`.
+            prefix = [*self.prefix[:-1], *options, "--"] if self.prefix else []
+            self.measure(prefix, [client, "launch", name], self.env)
         for _ in range(5):
             self.measure(self.prefix, [client, "init"], self.env)
             self.add("run", timed([*self.prefix, "/bin/true"], self.env))

@@ -237,12 +237,12 @@ mod tests {
             (
                 "--compute-policy",
                 |f, v| f.compute_policy = Some(v),
-                &["", "Balanced", "none", "guaranteed ", "--priority"],
+                &["", "balance", "none", "guaranteed ", "--priority"],
             ),
             (
                 "--priority",
                 |f, v| f.priority = Some(v),
-                &["", "High", "0", "medium", "-1"],
+                &["", "highest", "0", "medium", "-1"],
             ),
             (
                 "--share",

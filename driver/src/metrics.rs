@@ -263,4 +263,37 @@ mod tests {
             assert!(text.lines().any(|is| is == line), "{line}: {text}");
         }
     }
+    /// The rows of docs/metrics.md are those that are served.
+    #[test]
+    fn the_documentation_has_every_metric() {
+        let metrics = Metrics::new();
+        // A metric with labels is served once it has a value.
+        metrics.events.get_or_create(&[("outcome", "said")]).inc();
+        metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
+        let decisions = &metrics.decisions;
+        decisions.wrote("mark", "done", Duration::ZERO);
+        decisions.allocated(AllocationPolicy::Binpack);
+        decisions.verdicts.get_or_create(&[("reason", "HoldTimeout")]).inc();
+        decisions.free_memory.get_or_create(&[("gpus", "used")]).set(1);
+        let text = metrics.text();
+        let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let helps = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+        let served: Vec<String> = helps
+            .map(|(name, help)| {
+                let total = if kinds.next().is_some_and(|kind| kind.ends_with(" counter")) {
+                    "_total"
+                } else {
+                    ""
+                };
+                format!("| `{name}{total}` | {} |", help.trim_end_matches('.'))
+            })
+            .collect();
+        let rows = include_str!("../../docs/metrics.md")
+            .lines()
+            .filter(|line| line.starts_with("| `"));
+        let documented: Vec<&str> = rows.filter(|row| row.starts_with("| `vgpu_controller_")).collect();
+        assert_eq!(documented, served);
+    }
 }

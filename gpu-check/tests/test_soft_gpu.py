@@ -10,10 +10,13 @@ import tempfile
 import time
 import unittest
 
+from vgpu_check.probes.lookups import WAYS
+
 HERE = pathlib.Path(__file__).resolve().parent.parent
 DIST = pathlib.Path(os.environ.get("VGPU_DIST") or HERE.parent / "dist").resolve()
 MIB = 1 << 20
 CONTEXT = 518 * MIB
+LOOK_UP = "cuDeviceTotalMem of the driver's file, "
 PROFILE = "gpus = 2\nmemory = 16GiB\ncontext_cost = 518MiB\n"
 # No limits: the command runs on the bare software GPU.
 BARE = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\n{}LD_LIBRARY_PATH="${{0%/*}}/soft-gpu" exec "$@"\n'
@@ -74,6 +77,8 @@ class SoftwareGpu(Scene):
         self.assertEqual(held["got"] + context["charged"], 2048 * MIB)
         self.assertEqual((held["charged"], held["truth"]), (2048 * MIB, 2048 * MIB + found["tolerance"]["bytes"]))
         self.assertEqual(rows["seen", "nvmlDeviceGetMemoryInfo"]["outcome"], "ok")
+        for way in WAYS:
+            self.assertEqual(rows["seen", LOOK_UP + way]["outcome"], "ok")
         self.assertIn("ratio", rows["overhead", "cuLaunchKernel of an empty kernel"])
         for row in found["rows"]:
             if row["outcome"] == "skipped":
@@ -83,8 +88,11 @@ class SoftwareGpu(Scene):
         status, found, out, _ = self.check("--soft-gpu", "--only", "costs,seen,held", dist=self.fake())
         self.assertEqual(status, 1, out)
         rows = {(row["group"], row["name"]): row for row in found["rows"]}
-        for name, part in (("seen cuMemGetInfo", "the share has"), ("held cuMemAlloc", "were allocated under a limit")):
-            row = rows[tuple(name.split())]
+        expected = {("seen", LOOK_UP + way): "the share has" for way in WAYS}
+        expected["seen", "cuMemGetInfo"] = "the share has"
+        expected["held", "cuMemAlloc"] = "were allocated under a limit"
+        for name, part in expected.items():
+            row = rows[name]
             self.assertEqual(row["outcome"], "FAILED")
             self.assertIn(part, row["note"])
 

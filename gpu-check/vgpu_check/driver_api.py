@@ -2,6 +2,7 @@
 
 import shutil
 
+from .probes import lookups
 from .rows import FAILED, OK, SKIPPED, TOLD, Row, cost, filled, freed, refused, seen
 
 COSTS = ("contexts", "green", "small", "pieces", "shapes", "host", "virtual", "pools", "graphs", "modules", "hidden")
@@ -59,7 +60,22 @@ def run_seen(bench):
     for message in ended.of("seen"):
         bench.add(seen(message["name"], message, bench.limit))
     bench.close("seen", "driver API and NVML", ended)
+    look_ups(bench)
     nvidia_smi(bench)
+
+
+def look_ups(bench):
+    """Programs that find the driver's own file get the share too."""
+    ended = bench.probe("bare", "driver_file")
+    bench.close("seen", "the driver's file", ended)
+    for message in ended.of("driver_file"):
+        for way in lookups.WAYS:
+            found = bench.probe("limited", "lookups", way, message["path"])
+            for total in found.of("seen"):
+                bench.add(seen(total["name"], total, bench.limit))
+            bench.close("seen", "the driver's file, " + way, found)
+            if found.hung:
+                return
 
 
 def nvidia_smi(bench):

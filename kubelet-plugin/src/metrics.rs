@@ -105,3 +105,37 @@ impl Metrics {
         registry
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::Rig;
+
+    /// The rows of docs/metrics.md are those that are served.
+    #[test]
+    fn the_documentation_has_every_metric() {
+        let node = SharedNode::new(Rig::new(false).open());
+        let registry = Metrics::default().registry(node, Comparison::default());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+        let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let helps = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+        let served: Vec<String> = helps
+            .map(|(name, help)| {
+                let total = if kinds.next().is_some_and(|kind| kind.ends_with(" counter")) {
+                    "_total"
+                } else {
+                    ""
+                };
+                format!("| `{name}{total}` | {} |", help.trim_end_matches('.'))
+            })
+            .collect();
+        let rows = include_str!("../../docs/metrics.md")
+            .lines()
+            .filter(|line| line.starts_with("| `"));
+        let documented: Vec<&str> = rows.filter(|row| !row.starts_with("| `vgpu_controller_")).collect();
+        assert_eq!(documented, served);
+    }
+}

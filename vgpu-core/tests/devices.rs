@@ -9,7 +9,7 @@ use support::{Bench, GIB, MIB, lines, number};
 
 /// Two GPUs with a share each, of 2 and of 3 GiB.
 fn two() -> Bench {
-    let bench = Bench::with_profile("context_cost = 10MiB\n");
+    let bench = Bench::with_profile("context_cost = 10MiB\nnvml_pids = host\n");
     bench.share("zero", 0, 0, 2 * GIB);
     bench.share("one", 1, 1, 3 * GIB);
     bench

@@ -7,7 +7,7 @@ use support::watched::Watched;
 use support::{GIB, GRANULE, MIB};
 
 /// A context: what it takes in the profile of these tests.
-const COSTS: &str = "context_cost = 10MiB\n";
+const COSTS: &str = "context_cost = 10MiB\nnvml_pids = host\n";
 
 #[test]
 fn memory_with_a_descriptor_stays_charged_after_its_release() {

@@ -125,7 +125,10 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
 /// What is charged twice must not hide what a module takes: it goes, and the module stays.
 #[test]
 fn modules_are_charged_beside_memory_that_is_charged_twice() {
-    let mut one = Watched::new("context_cost = 10MiB\nmodule_cost = 6MiB\n", 256 * MIB);
+    let mut one = Watched::new(
+        "context_cost = 10MiB\nmodule_cost = 6MiB\nnvml_pids = host\n",
+        256 * MIB,
+    );
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 74 * MIB);
     one.ok("cuMemExportToShareableHandle >9 @1 1 0");
     // By a second name, so that it is not recognised.
@@ -165,7 +168,7 @@ fn imported_memory_that_is_bound_is_charged_here_too() {
 
 #[test]
 fn what_threads_count_at_once_is_gone_with_the_last() {
-    let bench = Bench::with_profile("context_cost = 100MiB\n");
+    let bench = Bench::with_profile("context_cost = 100MiB\nnvml_pids = host\n");
     bench.share("share", 0, 0, GIB);
     let mut truth = Truth::new(&bench);
     let mut client = bench.serving(&["init"]);

@@ -86,6 +86,37 @@ fn contexts_are_charged_what_they_take() {
     }
 }
 
+/// The driver loads it with the next context, also where nothing can be measured.
+#[test]
+fn a_library_that_was_loaded_without_a_context_is_charged_with_the_next() {
+    for mode in MODES {
+        let bench = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
+        bench.share("share", 0, 0, GIB);
+        let mut client = bench.caller(true);
+        assert_eq!(client.call("cuInit 0"), 0);
+        let load = format!("cuLibraryLoadData >1 {PTX} 0 0 0 0 0 0");
+        assert_eq!(client.call(&load), 0);
+        assert_eq!(client.call("cuLibraryUnload @1"), 0);
+        assert_eq!(client.call(&load), 0);
+        assert_eq!(bench.usage("share").charged, 0, "{mode}");
+        assert_eq!(client.call("cuDevicePrimaryCtxRetain >9001 0"), 0);
+        let (charged, used) = (bench.usage("share").charged, bench.caller(false).used(0));
+        assert_eq!(used, 16 * MIB, "{mode}: the context and the code");
+        assert!((used..used + 4 * MIB).contains(&charged), "{mode}: {charged}");
+        assert_eq!(charged == used, mode != "none", "{mode}: measured");
+        let full = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
+        full.share("share", 0, 0, 12 * MIB);
+        let mut client = full.caller(true);
+        assert_eq!([client.call("cuInit 0"), client.call(&load)], [0, 0]);
+        assert_eq!(client.call("cuDevicePrimaryCtxRetain >9001 0"), 2, "{mode}");
+        assert_eq!(
+            [full.usage("share").charged, full.caller(false).used(0)],
+            [0, 0],
+            "{mode}"
+        );
+    }
+}
+
 #[test]
 fn a_context_that_does_not_fit_is_undone() {
     for mode in MODES {

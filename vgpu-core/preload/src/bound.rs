@@ -17,11 +17,13 @@
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
 //! either value.
 //!
-//! How it fails: if there is no shim, or pages cannot be made writable, the slots stay as they are.
+//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too, but
+//! lead to a function that fails where there has to be one (`shim::is_demanded`).
 #![allow(unsafe_code)] // A system call, and words of other objects.
 
 use core::{
     arch::asm,
+    ffi::c_int,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
@@ -85,10 +87,10 @@ pub(crate) fn redirect_new() {
     let first = if new_driver { 0 } else { count.saturating_sub(new) };
     each_from(first, &mut |report| importer |= imports_driver(report));
     // The shim cannot be opened under the loader's lock.
-    if importer && let Some(shim) = shim::find(true).and_then(LinkMap::object) {
+    if importer && let Some(functions) = Functions::find() {
         each_from(first, &mut |report| {
             if imports_driver(report) {
-                redirect(report, &shim, is_first_in_driver);
+                redirect(report, &functions, is_first_in_driver);
             }
         });
     }
@@ -127,16 +129,47 @@ pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>)
     }
     store(report, &object, &|_, name| own(name));
     if object.imports_any(name::is_driver_function)
-        && let Some(shim) = shim::find(true).and_then(LinkMap::object)
+        && let Some(functions) = Functions::find()
     {
         // What a slot will lead to that has not been used yet is not known there.
-        redirect(report, &shim, |_| true);
+        redirect(report, &functions, |_| true);
     }
+}
+
+/// What slots lead to instead of a driver.
+enum Functions {
+    OfShim(Object),
+    /// There has to be a shim, and it cannot be opened.
+    Refusal,
+}
+
+impl Functions {
+    /// Returns None if there is no shim and need not be one.
+    fn find() -> Option<Self> {
+        match shim::find(true).and_then(LinkMap::object) {
+            Some(shim) => Some(Self::OfShim(shim)),
+            None => shim::is_demanded().then_some(Self::Refusal),
+        }
+    }
+
+    fn get(&self, name: Text) -> Option<usize> {
+        match self {
+            Self::OfShim(shim) => shim.function(name),
+            // The only function that returns no code but text.
+            Self::Refusal if name.is(Text::literal(c"nvmlErrorString")) => None,
+            Self::Refusal => Some(refuse as *const () as usize),
+        }
+    }
+}
+
+/// Stands for any function of the driver. The code means "unknown error" in libcuda and in NVML.
+extern "C" fn refuse() -> c_int {
+    999
 }
 
 /// Redirects every slot of the object that leads to a driver. `later`: returns true for a name whose slot will lead to
 /// one at the first call.
-fn redirect(report: &Report, shim: &Object, later: fn(Text) -> bool) {
+fn redirect(report: &Report, functions: &Functions, later: fn(Text) -> bool) {
     let Some(object) = report.object() else {
         return;
     };
@@ -144,7 +177,7 @@ fn redirect(report: &Report, shim: &Object, later: fn(Text) -> bool) {
         if !name::is_driver_function(name) {
             return None;
         }
-        let target = shim.function(name)?;
+        let target = functions.get(name)?;
         // With lazy binding, the slot of a function that was never called leads back into the object.
         let leads_to_driver = now != target
             && if report.holds(now) {

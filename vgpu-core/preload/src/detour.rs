@@ -206,7 +206,7 @@ fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     (unsafe { call(look, arguments) } != 0).then_some(own)
 }
 
-/// Returns the shim's function, if the real look-up finds a driver's. The handle says little: that of the program, of a
+/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim and is none. The handle says little: that of the program, of a
 /// library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a driver if any is in their scope.
 fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
     let [handle, ..] = arguments;
@@ -234,7 +234,10 @@ fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -
     if found == 0 || !driver::holds(found) {
         return None;
     }
-    shim::find(true)?.object()?.function(name)
+    match shim::find(true) {
+        Some(shim) => shim.object()?.function(name),
+        None => shim::is_demanded().then_some(0),
+    }
 }
 
 /// Calls the real dlsym or dlvsym.
@@ -273,7 +276,8 @@ fn ours(name: Text) -> Option<(Function, usize)> {
     }
 }
 
-/// Returns the path to open instead of `file`, or `file` itself if it is no driver library or there is no shim.
+/// Returns the path to open instead of `file`, or `file` itself if it is no driver library or no shim is needed. If the
+/// shim cannot be opened, that is its path: the loader's message then names it, and why.
 fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     // SAFETY: the caller passes a path or null, as dlopen demands.
     let Some(path) = (unsafe { Text::new(file) }) else {
@@ -284,6 +288,11 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
         return file.expose_provenance();
     }
     // RTLD_NOLOAD only asks if it is loaded, so it must not load the shim.
-    let shim = shim::find(mode & RTLD_NOLOAD == 0).and_then(LinkMap::name);
-    shim.unwrap_or(path).pointer().expose_provenance()
+    let load = mode & RTLD_NOLOAD == 0;
+    let instead = match shim::find(load).and_then(LinkMap::name) {
+        Some(shim) => shim,
+        None if load && shim::is_demanded() => shim::SHIM_IN_CONTAINERS,
+        None => path,
+    };
+    instead.pointer().expose_provenance()
 }

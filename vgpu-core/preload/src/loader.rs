@@ -140,14 +140,19 @@ impl Report {
     }
 
     pub(crate) fn object(&self) -> Option<Object> {
-        let dynamic = self.headers().find(|header| header.kind == PT_DYNAMIC)?;
         // SAFETY: the loader's lock keeps the object while its callback runs.
-        unsafe { Object::new(self.base, self.base.wrapping_add(dynamic.address)) }
+        unsafe { Object::new(self.base, self.dynamic()?) }
     }
 
-    /// Returns true if it is the object of this record.
+    /// Returns true if it is the object of this record. No two objects have one dynamic section, but a file that is not
+    /// linked from address 0 on may have the base of another.
     pub(crate) fn is_of(&self, map: &LinkMap) -> bool {
-        self.base == map.base
+        self.base == map.base && self.dynamic() == Some(map.dynamic)
+    }
+
+    fn dynamic(&self) -> Option<usize> {
+        let header = self.headers().find(|header| header.kind == PT_DYNAMIC)?;
+        Some(self.base.wrapping_add(header.address))
     }
 
     /// Returns true if everything that was loaded of its file and cannot change is as in the object of `other`: another

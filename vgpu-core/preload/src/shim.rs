@@ -18,10 +18,10 @@
 //! libcuda, of its debugger interface and of NVML. Neither a driver nor a program with a `cuInit` of its own has all
 //! three. From then on it is that object, and the copies of it that other namespaces have: no other may pass.
 //!
-//! How it fails: if the container's file cannot be opened, there is no shim, and programs get what they ask for. Where
-//! none of the places has the shim, an object that only looks like it is used if it is found by name. That takes a
-//! search path of the program, so it happens outside of containers only. A shim of another version is a driver for us,
-//! and gets ours.
+//! How it fails: if the container's file exists and cannot be opened (no descriptor or memory is left), programs get no
+//! driver at all, see [`is_demanded`]. Where none of the places has the shim, an object that only looks like it is used
+//! if it is found by name. That takes a search path of the program, so it happens outside of containers only. A shim of
+//! another version is a driver for us, and gets ours.
 #![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
 
 use core::{
@@ -47,7 +47,7 @@ const RTLD_NOLOAD: c_int = 4;
 /// The kernel refuses paths that are not shorter.
 const PATH_MAX: usize = 4096;
 
-const SHIM_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libcuda.so.1");
+pub(crate) const SHIM_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libcuda.so.1");
 const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libvgpu-preload.so");
 const IN_CONTAINERS: [Text; 2] = [
     Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
@@ -83,6 +83,12 @@ pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
         unsafe { *errno = saved };
     }
     shim
+}
+
+/// Returns true in a container with the shim's file. A program there gets no driver if the shim cannot be opened: it
+/// could close its last descriptor or lower its limit of memory for that.
+pub(crate) fn is_demanded() -> bool {
+    exists(SHIM_IN_CONTAINERS)
 }
 
 /// Returns true if `handle` is that of the shim that [`find`] has found.

@@ -174,9 +174,8 @@ fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     );
     fs::write(container.at(OWN_SHIM), "no library").expect("write");
     assert_eq!(
-        container.ask(&["open", "/opt/compat/libcuda.so.1"], by_link),
-        "2",
-        "the container's file cannot be opened"
+        container.ask(&["noload", "/opt/compat/libcuda.so.1"], by_link),
+        "null null"
     );
 }
 
@@ -192,4 +191,35 @@ fn the_loaders_folders_hold_the_shim_too() {
     let from = container.at("/usr/lib/x86_64-linux-gnu/libcuda.so.1");
     fs::rename(from, container.at("/usr/lib64/libcuda.so.1")).expect("rename");
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
+}
+
+/// A process can see to it that the file cannot be opened, by its limits of descriptors and of memory.
+#[test]
+fn without_the_shim_there_is_no_driver() {
+    let Some(container) = Container::new("without_the_shim_there_is_no_driver") else {
+        return;
+    };
+    let stage = &container.stage;
+    container.put(&stage.path("real/odd.so"), "/opt/odd.so");
+    let folder = format!("-L{}", stage.text("real"));
+    let linked = [
+        "-Wl,--disable-new-dtags",
+        "-Wl,-rpath,/opt/compat",
+        &folder,
+        "-l:libcuda.so.1",
+    ];
+    stage.cc("linked.c", "linked", linked);
+    container.put(&stage.path("linked"), "/probe-linked");
+    fs::write(container.at(OWN_SHIM), "no library").expect("write");
+    assert_eq!(
+        container.ask(&["error", "/opt/compat/libcuda.so.1"], &[]),
+        "null /dev/vgpu/.lib/libcuda.so.1: file too short"
+    );
+    assert_eq!(container.ask(&["open", "/opt/odd.so"], &[]), "-1", "by its code");
+    let preloaded = &[("LD_PRELOAD", "/opt/compat/libcuda.so.1")];
+    for scope in ["default", "next", "program"] {
+        assert_eq!(container.ask(&["scope", scope], preloaded), "-1 -1", "{scope}");
+    }
+    fs::copy(container.at("/probe-linked"), container.at("/probe")).expect("a copy");
+    assert_eq!(container.ask(&[], &[]), "999 999 999", "bound at the start");
 }

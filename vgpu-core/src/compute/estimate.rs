@@ -22,7 +22,7 @@ struct Estimate {
     /// 0: not measured yet.
     ns: Ns,
     launches: u32,
-    /// How many there were when one was measured by itself the last time.
+    /// How many there were when the last one was sent to be measured by itself.
     checked: u32,
     /// A chunk with it took much longer than expected, or the GPU may have waited for it.
     is_suspect: bool,
@@ -72,6 +72,13 @@ impl Estimates {
             let after = if e.is_suspect { CHECK_SUSPECT } else { CHECK };
             e.ns != 0 && e.launches.saturating_sub(e.checked) >= after
         })
+    }
+
+    /// A launch of this shape is measured by itself: until the result is there, the others are not. If it gets lost, the
+    /// next check comes in its turn.
+    pub fn checking(&mut self, shape: Shape) {
+        let entry = self.entry(shape);
+        entry.checked = entry.launches;
     }
 
     /// The estimate of this shape may be wrong: it is checked soon.

@@ -106,6 +106,9 @@ impl Flight {
     ) -> Option<Mark> {
         let is_due = estimates.is_due(shape);
         let nth = estimates.count(shape, 1);
+        if is_due {
+            estimates.checking(shape);
+        }
         let at = self.add(now, stream, shape, 1, estimates);
         (nth <= FIRST || is_due || self.chunks[at].is_full()).then(|| self.close(at, now))
     }
@@ -277,5 +280,27 @@ impl Measured {
             _ => estimates.learn_mixed(&self.launches, took, trust),
         }
         self.expected(estimates)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While its event is not reached, the launches behind it are not measured one by one too.
+    #[test]
+    fn one_launch_in_many_is_measured_by_itself() {
+        let (mut flight, mut estimates) = (Flight::default(), Estimates::default());
+        let (stream, shape) = (Stream(1), Shape(7));
+        let mut launch = |estimates: &mut Estimates| flight.launched(0, stream, shape, estimates).is_some();
+        for nth in 1..=FIRST {
+            assert!(launch(&mut estimates), "launch {nth}");
+        }
+        estimates.learn_single(shape, 100, Trust::Alone);
+        let marks = (0..640).filter(|_| launch(&mut estimates)).count();
+        // One each 64 launches, and with it a chunk is full.
+        assert!((10..=20).contains(&marks), "{marks}");
+        estimates.suspect(shape);
+        assert!((0..8).any(|_| launch(&mut estimates)), "checked soon");
     }
 }

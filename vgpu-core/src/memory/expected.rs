@@ -3,7 +3,7 @@
 //!
 //! | what | charged ahead |
 //! |---|---|
-//! | a context | what one takes on this GPU and driver, as the plugin or `vgpu run` measured it; or more, if one of the share took more. Not known: [`UNKNOWN_CONTEXT`], or all of a smaller share |
+//! | a context | what one takes on this GPU and driver, as the plugin or `vgpu run` measured it; or more, if one of the share took more. Not known: [`UNKNOWN_CONTEXT`], or all of a smaller share. And [`libraries`](super::libraries) that wait for it |
 //! | a limit of a context | what the argument asks for beyond the present value ([`growth`]) |
 //! | code | what the same code took before; else what a file says that tells all ([`Told`]), or the static variables that it declares, and for what it does not tell up to [`UNKNOWN_CODE`] in all, as far as that is free |
 //!

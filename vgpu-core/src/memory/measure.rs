@@ -302,7 +302,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             Ahead::Context => {
                 let took = self.overhead.context_took.max(account.context_took());
                 let limit = account.device_limit();
-                (expected::context(self.gpu.context_reserve, took, limit), 0)
+                let bytes = expected::context(self.gpu.context_reserve, took, limit);
+                (bytes.saturating_add(self.process.tables.libraries.charge()), 0)
             }
             Ahead::Limit(limit) => {
                 let (from, reserved) = self.overhead.base(limit.thing(), limit.now);
@@ -346,6 +347,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     fn learn(&mut self, ahead: Ahead, took: u64) {
         match ahead {
             Ahead::Context if expected::plausible(self.gpu.context_reserve, Some(took)).is_none() => {}
+            // It was not the context alone.
+            Ahead::Context if self.process.tables.libraries.charge() > 0 => {}
             Ahead::Context => {
                 self.overhead.context_took = self.overhead.context_took.max(Some(took));
                 self.gpu.account.note_context_took(took);

@@ -35,6 +35,7 @@ pub mod gpu;
 pub mod granule;
 pub mod graphs;
 pub mod imports;
+pub mod libraries;
 pub mod live;
 pub mod measure;
 pub mod overhead;

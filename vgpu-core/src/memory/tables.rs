@@ -5,6 +5,7 @@ use super::arrays::Arrays;
 use super::backing::{Backing, Bindings, Mappings};
 use super::contexts::Made;
 use super::graphs::Needs;
+use super::libraries::Libraries;
 use super::refcounts::Refcounts;
 use crate::table::Table;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub struct Tables<D: 'static> {
     pub contexts: Table<Made>,
     /// Executable graphs that allocate, by handle, with the memory that they need.
     pub graphs: Table<Needs>,
+    /// Libraries that wait for a context.
+    pub libraries: Libraries,
 }
 
 impl<D> Default for Tables<D> {
@@ -43,6 +46,7 @@ impl<D> Default for Tables<D> {
             endpoints: Table::default(),
             contexts: Table::default(),
             graphs: Table::default(),
+            libraries: Libraries::default(),
         }
     }
 }

@@ -53,7 +53,9 @@ impl Context {
     pub(crate) fn open(driver: &Driver, gpu: usize, flags: u32, primary: bool) -> Result<&'static Self, Code> {
         let profile = driver.state().profile();
         let cost = profile.context_cost / profile.granularity;
-        driver.memory.charge(driver, gpu, cost)?;
+        driver
+            .memory
+            .charge(driver, gpu, cost.saturating_add(crate::module::waiting()))?;
         driver.member().contexts(gpu, 1);
         driver.member().sleep(profile.context_time_ns);
         let context: &'static Self = Box::leak(Box::new(Self {
@@ -70,6 +72,7 @@ impl Context {
             work: Work::new(gpu),
         }));
         ALL.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+        crate::module::place_waiting(context);
         Ok(context)
     }
 

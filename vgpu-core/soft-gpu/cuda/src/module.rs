@@ -16,9 +16,9 @@ struct Image {
     /// Names of the kernels; None: any.
     kernels: Option<Vec<String>>,
     functions: Mutex<HashMap<String, u64>>,
-    /// The context that its code lies in; None: a library's, which lies in all, as this model has it in the
-    /// one that is current where it is loaded.
-    context: Option<&'static Context>,
+    /// The context that its code lies in. A library's lies in all; in this model in the one that is current where it is
+    /// loaded, or else in the next that is made. None: there was none since.
+    context: Mutex<Option<&'static Context>>,
     units: u64,
 }
 
@@ -65,7 +65,7 @@ fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
     let image = Image {
         kernels,
         functions: Mutex::default(),
-        context,
+        context: Mutex::new(context),
         units,
     };
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
@@ -77,17 +77,42 @@ fn unload(handle: u64) -> Res {
     let driver = driver::get()?;
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     let image = images.get_or_insert_default().remove(&handle).ok_or(INVALID_HANDLE)?;
-    if let Some(context) = image.context {
+    if let Some(context) = image.context() {
         driver.member().shrink(context.gpu, image.units);
     }
     Ok(())
+}
+
+impl Image {
+    fn context(&self) -> Option<&'static Context> {
+        *self.context.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns what the libraries take that were loaded while there was no context.
+pub(crate) fn waiting() -> u64 {
+    let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
+    let images = images.iter().flat_map(HashMap::values);
+    images
+        .filter(|image| image.context().is_none())
+        .map(|image| image.units)
+        .sum()
+}
+
+/// Puts their code into a new context.
+pub(crate) fn place_waiting(context: &'static Context) {
+    let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
+    for image in images.iter().flat_map(HashMap::values) {
+        let mut place = image.context.lock().unwrap_or_else(PoisonError::into_inner);
+        place.get_or_insert(context);
+    }
 }
 
 /// Ends the code of a dying context.
 pub(crate) fn unload_all(driver: &Driver, dying: &'static Context) {
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     images.get_or_insert_default().retain(|_, image| {
-        let own = image.context.is_some_and(|context| std::ptr::eq(context, dying));
+        let own = image.context().is_some_and(|context| std::ptr::eq(context, dying));
         if own {
             driver.member().shrink(dying.gpu, image.units);
         }

@@ -82,6 +82,11 @@ pub(crate) fn taking(
     }
 }
 
+/// Returns false if the process has no context on the current GPU, or no GPU is current.
+pub(crate) fn may_have_context(ready: &'static Ready) -> bool {
+    ready.current().is_some_and(|gpu| has_context(ready, gpu))
+}
+
 /// Returns true if the process has a context on this GPU. Without one, the driver takes nothing: a library is loaded
 /// with the first context, and the rest is an error. Where the driver does not say, there may be one.
 fn has_context(ready: &'static Ready, gpu: usize) -> bool {

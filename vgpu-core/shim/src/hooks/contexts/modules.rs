@@ -6,7 +6,7 @@
 use crate::codes::{SUCCESS, UNKNOWN, UNSUPPORTED_LIMIT};
 use crate::driver::Real;
 use crate::hooks::contexts::code;
-use crate::hooks::contexts::measure::{giving_back, taking};
+use crate::hooks::contexts::measure::{giving_back, may_have_context, taking};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint, c_void};
@@ -96,7 +96,21 @@ pub(crate) unsafe fn load_ex(
     }
 }
 
-/// cuModuleUnload and cuLibraryUnload.
+/// cuLibraryUnload.
+pub(crate) unsafe fn unload_library(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    library: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    let result = unsafe { unload(ready, real, library) };
+    if result == SUCCESS {
+        ready.tables.libraries.forget(library);
+    }
+    result
+}
+
+/// cuModuleUnload.
 pub(crate) unsafe fn unload(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, module: usize) -> c_int {
     // SAFETY: passed on.
     giving_back(ready, Thing::Code(module, 0), || unsafe { real(module) })
@@ -117,7 +131,17 @@ unsafe fn load_library(
         || unsafe { library.as_ref() }.map_or(SUCCESS, |library| unsafe { real!(cuLibraryUnload(usize))(*library) });
     // SAFETY: as promised.
     let thing = || unsafe { loaded(library, 0) };
-    taking(ready, || code_for(library, code), load, thing, undo)
+    if may_have_context(ready) {
+        return taking(ready, || code_for(library, code), load, thing, undo);
+    }
+    // Before the call: the driver may keep a pointer to the code, but the program need not keep the code.
+    let code = if library.is_null() { Code::default() } else { code() };
+    let result = load();
+    // SAFETY: written, if it succeeded.
+    if let Some(library) = unsafe { library.as_ref() }.filter(|_| result == SUCCESS) {
+        ready.tables.libraries.note(*library, &code);
+    }
+    result
 }
 
 pub(crate) unsafe fn library_of_data(
