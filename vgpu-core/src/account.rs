@@ -272,6 +272,13 @@ impl Account {
         self.all().for_each(Share::note_context);
     }
 
+    /// Returns true if another process of a share may be creating its first context: see
+    /// [`Share::is_another_starting`].
+    #[must_use]
+    pub fn is_another_starting(&self) -> bool {
+        self.of(Kind::Device).any(|(_, share)| share.is_another_starting())
+    }
+
     /// The sum of the limits of device memory.
     #[must_use]
     pub fn device_limit(&self) -> u64 {

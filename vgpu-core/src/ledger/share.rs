@@ -21,6 +21,7 @@ use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
 use crate::os::spin::{Patience, Spin, Word};
 use crate::os::{coarse_millis, errno, file, fork, stderr};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -238,6 +239,26 @@ impl Share {
         if let Some(lane) = lane {
             lane.context.store(1, Relaxed);
         }
+    }
+
+    /// Returns true if another process of the share is charged and has no context yet. It may be creating one, and be
+    /// charged more than that takes, as nobody knows yet.
+    #[must_use]
+    pub fn is_another_starting(&self) -> bool {
+        let own = self.process.load(Acquire);
+        let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
+        let of_others = lanes
+            .filter(|(_, lane)| !lane.generation.load(Acquire).is_multiple_of(2) && lane.process.load(Relaxed) != own);
+        let (mut charged, mut with_context) = (BTreeSet::new(), BTreeSet::new());
+        for (index, lane) in of_others {
+            let process = lane.process.load(Relaxed);
+            if lane.context.load(Relaxed) != 0 {
+                with_context.insert(process);
+            } else if held(self.region(), index, lane) > 0 {
+                charged.insert(process);
+            }
+        }
+        !charged.is_subset(&with_context)
     }
 
     /// Returns what the largest context of the share took, if any was measured.

@@ -8,7 +8,7 @@ use super::measure::{Nvml, Process};
 use super::tables::Tables;
 use crate::account::Account;
 use crate::calls::Calls;
-use crate::ledger::fresh;
+use crate::ledger::{Share, fresh};
 use core::ffi::c_int;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -96,7 +96,7 @@ pub(super) fn gpu_of(account: Account) -> Gpu<Fake> {
 
 /// A process with one GPU, and NVML beside it, which shows what a test says that the process holds.
 pub(super) struct Scene {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     gpus: Vec<Gpu<Fake>>,
     tables: Tables<Fake>,
     calls: &'static Calls,
@@ -135,7 +135,7 @@ impl Scene {
         let mut gpu = gpu(&folder, limit);
         gpu.context_reserve = Some(Self::RESERVE);
         Self {
-            _folder: folder,
+            folder,
             gpus: vec![gpu],
             tables: Tables::default(),
             calls: Box::leak(Box::default()),
@@ -157,6 +157,11 @@ impl Scene {
             nvml: self,
             pid: &self.pid,
         }
+    }
+
+    /// The share as another process has it.
+    pub(super) fn neighbour(&self) -> Share {
+        fresh::again(self.folder.path(), "share", self.gpu().account.device_limit())
     }
 
     pub(super) fn gpu(&self) -> &Gpu<Fake> {

@@ -104,7 +104,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must have the same one new process before it counts as this one.
 const AGREED: u32 = 4;
-/// How long a context of unknown size waits for those of other processes to be measured.
+/// How long a context that does not fit waits for those of other processes to be measured.
 const NEWCOMERS: Duration = Duration::from_secs(6);
 /// Each try takes locks of the ledger, which those who are being measured need.
 const BETWEEN_TRIES: Duration = Duration::from_millis(4);
@@ -270,8 +270,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 return Some((bytes, reserved));
             }
             match ahead {
-                // Others may have reserved the default for theirs, and know soon how much less they take.
-                Ahead::Context if self.is_context_unknown() && patience.nap() => sleep(BETWEEN_TRIES),
+                // Others may have the default charged for theirs, and know soon how much less they take.
+                Ahead::Context if self.gpu.account.is_another_starting() && patience.nap() => sleep(BETWEEN_TRIES),
                 // What its file does not tell need not be free, if it is measured.
                 Ahead::Code(code) if self.is_seen() && !self.overhead.code_took.contains_key(&code.mark) => {
                     let told = granules(code.bytes)?;
@@ -282,12 +282,6 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 _ => return None,
             }
         }
-    }
-
-    fn is_context_unknown(&self) -> bool {
-        let took = self.overhead.context_took.max(self.gpu.account.context_took());
-        let known = self.gpu.context_reserve;
-        known.max(expected::plausible(known, took)).is_none()
     }
 
     /// Returns true if NVML has listed this process.
@@ -671,6 +665,53 @@ mod tests {
             (SUCCESS, true, 4711)
         );
         assert_eq!(scene.charged(), 10 * MIB);
+    }
+
+    /// A neighbour has too much charged for a context until it is measured. Another one has been measured meanwhile, so
+    /// the size is known before there is room.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_context_waits_for_those_of_other_processes_to_be_measured() {
+        let mut scene = Scene::new(32 * MIB);
+        scene.gpu_mut().context_reserve = None;
+        let neighbour = scene.neighbour();
+        let ahead = neighbour.reserve(32 * MIB).expect("room");
+        let process = scene.process();
+        let begin = || {
+            let mut measurement = Measurement::of(&process, scene.gpu(), 0);
+            measurement.take(Ahead::Context, true, || scene.takes(MIB), || Thing::Context(1))
+        };
+        std::thread::scope(|scope| {
+            let context = scope.spawn(begin);
+            neighbour.note_context_took(MIB);
+            sleep(Duration::from_millis(200));
+            assert!(!context.is_finished(), "it waits");
+            neighbour.release(ahead, 31 * MIB);
+            assert_eq!(context.join().expect("no panic"), (SUCCESS, true));
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_context_does_not_wait_for_room_that_nobody_will_give_back() {
+        let scene = Scene::new(32 * MIB);
+        let process = scene.process();
+        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
+        let neighbour = scene.neighbour();
+        let charge = neighbour.reserve(32 * MIB).expect("room");
+        assert!(scene.gpu().account.is_another_starting());
+        neighbour.note_context();
+        assert!(!scene.gpu().account.is_another_starting(), "it is measured");
+        let never = || panic!("there is no room");
+        let (result, _) = measurement.take(Ahead::Context, true, never, || Thing::Context(1));
+        assert_eq!(result, OUT_OF_MEMORY);
+        neighbour.release(charge, 32 * MIB);
+        let held = scene.gpu().account.reserve(MIB).expect("room");
+        assert!(
+            !scene.gpu().account.is_another_starting(),
+            "this process is not another"
+        );
+        scene.gpu().account.release(held);
     }
 
     #[test]
