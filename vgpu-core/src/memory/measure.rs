@@ -55,11 +55,12 @@
 //! [`expected`]: super::expected
 //! [`settled_bytes`]: super::settled_bytes
 
-use super::charge::charge;
+use super::charge::charge_now;
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
 use super::gpu::Gpu;
 use super::granule::{GRANULE, granules};
+use super::newcomers::Newcomers;
 use super::overhead::{Overhead, Reserved, Thing};
 use super::room;
 use super::settled_bytes::SettledBytes;
@@ -67,7 +68,7 @@ use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
 use crate::os::spin::{Held, Patience};
-use crate::os::{sleep, thread};
+use crate::os::thread;
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -104,10 +105,6 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must have the same one new process before it counts as this one.
 const AGREED: u32 = 4;
-/// How long a context that does not fit waits for those of other processes to be measured.
-const NEWCOMERS: Duration = Duration::from_secs(6);
-/// Each try takes locks of the ledger, which those who are being measured need.
-const BETWEEN_TRIES: Duration = Duration::from_millis(4);
 /// Of so many files with code it is remembered what they took.
 const CODES: usize = if cfg!(test) { 8 } else { 4096 };
 
@@ -263,15 +260,17 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Charges what a call will take, beside `start` bytes. Returns that as [`Measurement::bytes_of`] has it, or None if
     /// it is not free.
     fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, Reserved)> {
-        let mut patience = Patience::new(NEWCOMERS);
+        let mut newcomers = Newcomers::awaited();
         loop {
+            // Anew each time: what a context takes may be known by now.
             let (bytes, reserved) = self.bytes_of(ahead);
             if bytes == 0 || self.reserve(start.saturating_add(bytes)) {
                 return Some((bytes, reserved));
             }
+            if newcomers.wait(self.gpu) {
+                continue;
+            }
             match ahead {
-                // Others may have the default charged for theirs, and know soon how much less they take.
-                Ahead::Context if self.gpu.account.is_another_starting() && patience.nap() => sleep(BETWEEN_TRIES),
                 // What its file does not tell need not be free, if it is measured.
                 Ahead::Code(code) if self.is_seen() && !self.overhead.code_took.contains_key(&code.mark) => {
                     let told = granules(code.bytes)?;
@@ -331,7 +330,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         if bytes <= charged {
             return true;
         }
-        let more = charge(self.gpu, bytes - charged);
+        let more = charge_now(self.gpu, bytes - charged);
         let fits = more.is_some();
         more.into_iter().for_each(|more| self.overhead.charge.add(more));
         fits
@@ -684,7 +683,7 @@ mod tests {
         std::thread::scope(|scope| {
             let context = scope.spawn(begin);
             neighbour.note_context_took(MIB);
-            sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             assert!(!context.is_finished(), "it waits");
             neighbour.release(ahead, 31 * MIB);
             assert_eq!(context.join().expect("no panic"), (SUCCESS, true));

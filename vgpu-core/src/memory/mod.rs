@@ -38,6 +38,7 @@ pub mod imports;
 pub mod libraries;
 pub mod live;
 pub mod measure;
+pub mod newcomers;
 pub mod overhead;
 pub mod pools;
 pub mod refcounts;

@@ -3,6 +3,7 @@
 
 use super::driver::{Driver, OUT_OF_MEMORY};
 use super::gpu::Gpu;
+use super::newcomers::Newcomers;
 use super::pools::{Attempt, Growth, Wanted};
 use super::{graphs, pools};
 use crate::os::spin::Patience;
@@ -37,8 +38,8 @@ pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
     }
 }
 
-/// Allocates from a pool and charges the pool's growth. If that exceeds the limit, frees what graphs keep unused and
-/// tries once more.
+/// Allocates from a pool and charges the pool's growth. If that exceeds the limit, frees what graphs keep unused, waits
+/// for newcomers and tries once more.
 pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Result<u64, c_int>) -> Result<(), c_int> {
     if let Growth::Done(result) = gpu
         .pools
@@ -49,6 +50,15 @@ pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Resu
     gpu.exported.collect();
     // Not under the lock of pools: the launch of a graph locks graphs first and then pools.
     gpu.graphs.trim_all(&gpu.driver, &gpu.account);
+    let mut newcomers = Newcomers::awaited();
+    while newcomers.wait(gpu) {
+        if let Growth::Done(result) = gpu
+            .pools
+            .grow(&gpu.driver, &gpu.account, wanted, Attempt::First, &allocate)
+        {
+            return result;
+        }
+    }
     match gpu
         .pools
         .grow(&gpu.driver, &gpu.account, wanted, Attempt::Last, allocate)
