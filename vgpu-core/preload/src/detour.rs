@@ -206,8 +206,9 @@ fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     (unsafe { call(look, arguments) } != 0).then_some(own)
 }
 
-/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim and is none. The handle says little: that of the program, of a
-/// library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a driver if any is in their scope.
+/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim and is none. The
+/// handle says little: that of the program, of a library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a
+/// driver if any is in their scope.
 fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
     let [handle, ..] = arguments;
     if shim::is_handle(handle) {

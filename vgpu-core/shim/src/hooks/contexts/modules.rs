@@ -138,8 +138,17 @@ unsafe fn load_library(
     let code = if library.is_null() { Code::default() } else { code() };
     let result = load();
     // SAFETY: written, if it succeeded.
-    if let Some(library) = unsafe { library.as_ref() }.filter(|_| result == SUCCESS) {
-        ready.tables.libraries.note(*library, &code);
+    let Some(handle) = unsafe { library.as_ref() }.filter(|_| result == SUCCESS) else {
+        return result;
+    };
+    ready.tables.libraries.note(*handle, &code);
+    // Another thread may have made a context meanwhile, and not have seen the note when it charged it.
+    let result = match may_have_context(ready) {
+        true => taking(ready, || Ahead::Code(code), || result, thing, undo),
+        false => result,
+    };
+    if result != SUCCESS {
+        ready.tables.libraries.forget(*handle);
     }
     result
 }
