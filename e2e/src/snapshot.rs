@@ -79,12 +79,21 @@ impl Snapshot {
         self.0.iter().filter(|line| line.contains(text)).cloned().collect()
     }
 
-    /// The differences: facts that were added, and facts that are gone.
+    /// The differences: facts that were added, and facts that are gone. Clusters whose names do not start with `own` come
+    /// and go meanwhile: what is theirs does not count, nor what clusters have in common if one of them was there.
     #[must_use]
-    pub fn changes(&self, after: &Self) -> Vec<String> {
-        let added = after.0.difference(&self.0).map(|line| format!("added: {line}"));
-        let removed = self.0.difference(&after.0).map(|line| format!("gone: {line}"));
-        added.chain(removed).collect()
+    pub fn changes(&self, after: &Self, own: &str) -> Vec<String> {
+        let is_other = |name: &str| !name.starts_with(own);
+        let clusters = self.0.union(&after.0).filter_map(|line| line.strip_prefix(CLUSTER));
+        let has_others = { clusters }.any(is_other);
+        let is_others = |line: &str| named_cluster(line).is_some_and(is_other) || of_all_clusters(line) && has_others;
+        let counts = |line: &&String| !is_others(line);
+        let added = after.0.difference(&self.0).filter(counts);
+        let removed = self.0.difference(&after.0).filter(counts);
+        added
+            .map(|line| format!("added: {line}"))
+            .chain(removed.map(|line| format!("gone: {line}")))
+            .collect()
     }
 
     /// The facts of `after` that are new and that the cluster of this name has caused. On a machine in use, other
@@ -93,7 +102,7 @@ impl Snapshot {
     pub fn left_by(&self, cluster: &str, after: &Self) -> Vec<String> {
         let is_last = !after.0.iter().any(|line| line.starts_with(CLUSTER));
         let new = after.0.difference(&self.0);
-        new.filter(|line| names_cluster(line, cluster) || of_all_clusters(line) && is_last)
+        new.filter(|line| named_cluster(line) == Some(cluster) || of_all_clusters(line) && is_last)
             .cloned()
             .collect()
     }
@@ -102,13 +111,17 @@ impl Snapshot {
 /// What the fact that a cluster has a state folder starts with.
 const CLUSTER: &str = "state of cluster ";
 
-/// Returns true if the line has the cluster's name, or that of its cgroup, as a part of a path or as a word.
-fn names_cluster(line: &str, cluster: &str) -> bool {
-    let cgroup = format!("{}{cluster}", cgroup::PREFIX);
-    let state = format!("{}/{cluster}/", layout::STATE);
-    line.strip_prefix(CLUSTER) == Some(cluster)
-        || line.split([' ', '/', ':']).any(|part| part == cgroup)
-        || format!("{line}/").contains(&state)
+/// The cluster that a line names by itself, or by its cgroup or its state folder as a part of a path.
+fn named_cluster(line: &str) -> Option<&str> {
+    let of_state = || {
+        line.split_once(&format!("{}/", layout::STATE))?
+            .1
+            .split(['/', ' ', ':'])
+            .next()
+    };
+    let mut parts = line.split([' ', '/', ':']);
+    let of_cgroup = || parts.find_map(|part| part.strip_prefix(cgroup::PREFIX));
+    line.strip_prefix(CLUSTER).or_else(of_cgroup).or_else(of_state)
 }
 
 /// Returns true for what clusters have in common: it goes with the last of them.
@@ -195,8 +208,31 @@ mod tests {
     #[test]
     fn changes_name_what_came_and_what_went() {
         let of = |lines: &[&str]| Snapshot(lines.iter().map(ToString::to_string).collect());
-        assert_eq!(of(&["a", "b"]).changes(&of(&["b", "c"])), ["added: c", "gone: a"]);
-        assert!(of(&["a"]).changes(&of(&["a"])).is_empty());
+        assert_eq!(
+            of(&["a", "b"]).changes(&of(&["b", "c"]), "test"),
+            ["added: c", "gone: a"]
+        );
+        assert!(of(&["a"]).changes(&of(&["a"]), "test").is_empty());
+    }
+
+    #[test]
+    fn changes_of_other_clusters_do_not_count() {
+        let of = |lines: &[&str]| Snapshot(lines.iter().map(ToString::to_string).collect());
+        let left = ["file /var/lib/vgpu-e2e", "process 8 of vgpu-e2e-test-1-a: etcd"];
+        let others = [
+            "mount /var/lib/vgpu-e2e/demo/node1/run",
+            "process 9 of vgpu-e2e-demo: etcd",
+            "state of cluster demo",
+        ];
+        let added = |lines: &[&str]| of(&[]).changes(&of(lines), "test-1-");
+        let expected = left.map(|line| format!("added: {line}"));
+        assert_eq!(added(&left), expected);
+        assert_eq!(
+            added(&[&left[..], &others].concat()),
+            expected[1..],
+            "the folder is theirs too"
+        );
+        assert_eq!(of(&others).changes(&of(&[]), "test-1-"), [""; 0]);
     }
 
     #[test]

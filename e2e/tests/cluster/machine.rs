@@ -208,8 +208,8 @@ fn decoys_survive() -> Result<()> {
     is_as_before(&before)
 }
 
-/// Everything is compared but what tests beside this one do: they mount in folders of their own below /tmp, and those of
-/// `vgpu run` leave one folder and make another again and again.
+/// Everything is compared but what others do beside this one. Clusters of other programs come and go, tests mount in
+/// folders of their own below /tmp, and those of `vgpu run` leave one folder and make another again and again.
 fn is_as_before(before: &Snapshot) -> Result<()> {
     const LEFT: &str = "file /run/vgpu-run";
     const MEANWHILE: &str = "file /run/vgpu";
@@ -218,7 +218,7 @@ fn is_as_before(before: &Snapshot) -> Result<()> {
         change.contains(&mounted) || *change == format!("added: {LEFT}") || *change == format!("gone: {MEANWHILE}")
     };
     let changes = wait(LIMIT, "the end of `vgpu run` beside this test", || {
-        let mut changes = before.changes(&Snapshot::take());
+        let mut changes = before.changes(&Snapshot::take(), &shared::name(""));
         changes.retain(|change| !is_of_another(change));
         Ok((changes != [format!("added: {MEANWHILE}")]).then_some(changes))
     })?;
