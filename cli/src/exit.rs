@@ -2,6 +2,8 @@
 
 /// `vgpu allocate` and `vgpu explain`: the claims do not fit.
 pub const DOES_NOT_FIT: u8 = 1;
+/// `vgpu translate`: a pod is refused.
+pub const REFUSED: u8 = 1;
 /// An error in the flags or the input, or a machine that does not support them.
 pub const USAGE: u8 = 2;
 /// COMMAND cannot be executed (the shells' status for it).

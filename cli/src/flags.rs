@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use vgpu_quantity::shortened;
 
-pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat};
+pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat, TranslateFlags};
 
 /// A parsed command line.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ pub enum Parsed {
     Run(RunFlags),
     Allocate(AllocateFlags),
     Explain(ExplainFlags),
+    Translate(TranslateFlags),
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
@@ -86,6 +87,9 @@ enum Command {
     /// Explain why a pod or a claim is Pending: what blocks it on each GPU, and what would fit
     #[command(long_about = offline::EXPLAIN_LONG, after_help = offline::EXPLAIN_AFTER)]
     Explain(ExplainFlags),
+    /// Print pods of HAMi, Koordinator, Volcano, gpu-manager and KAI as pods with claims, and what is lost
+    #[command(long_about = offline::TRANSLATE_LONG, after_help = offline::TRANSLATE_AFTER)]
+    Translate(TranslateFlags),
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
 }
@@ -140,6 +144,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
             command: Command::Explain(flags),
         }) => Ok(Parsed::Explain(flags)),
         Ok(Cli {
+            command: Command::Translate(flags),
+        }) => Ok(Parsed::Translate(flags)),
+        Ok(Cli {
             command: Command::ListGpus { library },
         }) => Ok(Parsed::ListGpus { library }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
@@ -183,7 +190,7 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let flag = named(ContextKind::InvalidArg);
     let what = match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
-        ErrorKind::UnknownArgument if command == Some("allocate") => {
+        ErrorKind::UnknownArgument if matches!(command, Some("allocate" | "translate")) => {
             format!("{flag:?}: unexpected argument; files follow after -f")
         }
         ErrorKind::UnknownArgument if command == Some("explain") => {
@@ -199,7 +206,9 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
         }
         ErrorKind::TooManyValues => format!("{flag}: takes no value"),
         ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
-        ErrorKind::MissingRequiredArgument if command == Some("allocate") => "-f: FILE is missing".to_owned(),
+        ErrorKind::MissingRequiredArgument if matches!(command, Some("allocate" | "translate")) => {
+            "-f: FILE is missing".to_owned()
+        }
         ErrorKind::MissingRequiredArgument if command == Some("explain") => {
             "what to explain is missing: pod/NAME or claim/NAME".to_owned()
         }
@@ -295,6 +304,14 @@ mod tests {
                 "\"x.yaml\": unexpected argument; files",
             ),
             (&["vgpu", "allocate", "-f"], "--filename: its value is missing"),
+            (
+                &["vgpu", "translate"],
+                "-f: FILE is missing (see vgpu translate --help)",
+            ),
+            (
+                &["vgpu", "translate", "x.yaml"],
+                "\"x.yaml\": unexpected argument; files",
+            ),
             (
                 &["vgpu", "allocate", "-f", "x", "-o", "xml"],
                 "--output: \"xml\" is not one of json yaml",

@@ -11,8 +11,8 @@
 //!
 //! Failure modes: a `vgpu run` that is killed at any point leaves a share that the next one removes
 //! ([`share`]). Hostile folders in /tmp are refused ([`run_dir`]). A broken driver breaks only a helper
-//! process ([`gpus`]). A mount that fails ends COMMAND before it starts ([`namespace`]). `vgpu allocate` and
-//! `vgpu explain` have only flags and exit statuses in common with `vgpu run`: see [`mod@offline`].
+//! process ([`gpus`]). A mount that fails ends COMMAND before it starts ([`namespace`]). `vgpu allocate`,
+//! `vgpu explain` and `vgpu translate` have only flags and exit statuses in common with `vgpu run`: see [`mod@offline`].
 //!
 //! An error is one line on stderr and exit status 2. COMMAND's own output and exit status are passed through.
 
@@ -52,6 +52,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Run(raw)) => run::main(raw),
         Ok(Parsed::Allocate(flags)) => offline::allocate::main(&flags),
         Ok(Parsed::Explain(flags)) => offline::explain::main(&flags),
+        Ok(Parsed::Translate(flags)) => offline::translate::main(&flags),
         Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
         Ok(Parsed::Print(text)) => {
             // Fails if the reader closed the pipe, which is not an error.

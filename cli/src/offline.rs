@@ -1,5 +1,5 @@
-//! Implements `vgpu allocate` and `vgpu explain`: runs the controller's allocator on objects in files or of a
-//! cluster.
+//! Implements `vgpu allocate` and `vgpu explain`, which run the controller's allocator on objects in files or of a
+//! cluster, and `vgpu translate` ([`translate`]).
 //!
 //! ```text
 //! files, or kubectl get ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► text, JSON or YAML
@@ -13,6 +13,7 @@ pub(crate) mod allocate;
 mod documents;
 pub(crate) mod explain;
 mod kubectl;
+pub(crate) mod translate;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! The flags of `vgpu allocate` and `vgpu explain`, which read a cluster's objects and not this machine.
+//! The flags of `vgpu allocate`, `vgpu explain` and `vgpu translate`, which read a cluster's objects and not this
+//! machine.
 
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -37,6 +38,22 @@ pub(super) const EXPLAIN_AFTER: &str = "\
 Exit status:
   0 if all its devices are allocated or would fit, 1 if they do not fit, 2 for an error in the flags or in FILEs,
   and when kubectl fails.";
+
+pub(super) const TRANSLATE_LONG: &str = "\
+Prints pods that were written for HAMi, Koordinator, Volcano, gpu-manager or KAI as pods with ResourceClaims, the
+way the cluster translates them when they are created, and the ResourceClaimTemplates that they need. FILEs hold
+Pods, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs, as YAML documents or JSON, single or in
+Lists. Objects without such a pod are printed as they are.";
+
+pub(super) const TRANSLATE_AFTER: &str = "\
+Output:
+  The templates, and the objects in the order given. Standard error says what is lost or changed, line by line:
+  for example queues, and ResourceQuotas that count 0 for translated pods. A refused object is left out.
+  Percent and fractions of a GPU's memory become bytes by the GPUs in FILEs: add the output of
+  `kubectl get resourceslices -o yaml`. Without them their templates are left out.
+
+Exit status:
+  0 if no pod is refused, 1 if one is, 2 for an error in the flags or in FILEs.";
 
 /// The flags of `vgpu allocate` as typed.
 #[derive(Args, Debug)]
@@ -92,4 +109,29 @@ pub enum AnswerFormat {
     Text,
     Json,
     Yaml,
+}
+
+/// The flags of `vgpu translate` as typed.
+#[derive(Args, Debug)]
+pub struct TranslateFlags {
+    /// Files with the objects; - is standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true, num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    /// Dialects to read: hami, koordinator, volcano, volcano-vgpu, gpu-manager, kai [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub dialects: Vec<String>,
+    /// Schedulers whose pods kube-scheduler gets instead
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "hami-scheduler,koord-scheduler,volcano,kai-scheduler"
+    )]
+    pub schedulers: Vec<String>,
+    /// DeviceClass that grants priority High, for HAMi's nvidia.com/priority: 0 [default: none]
+    #[arg(long, value_name = "NAME")]
+    pub high_priority_class: Option<String>,
+    /// Output format
+    #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
+    pub output: ListFormat,
 }

@@ -193,10 +193,11 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
         c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
         c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
       ]
-      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing'] ? ''
-          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing')
+      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing', 'reportAs'] ? ''
+          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing, reportAs')
       + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
-         'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive']}
+         'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive'],
+         'reportAs': ['hami', 'koordinator', 'volcano', 'volcano-vgpu', 'gpu-manager', 'kai']}
         .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
           : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
       + (!('memoryPolicy' in c.p) ? []

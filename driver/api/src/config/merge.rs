@@ -2,10 +2,10 @@
 //!
 //! Field by field: later entries of the class override earlier ones, then the claim's override the class's. A claim may
 //! make stricter what its class says or leaves at its default, never weaker: only a class, which an administrator
-//! writes, can grant `Unlimited`, `High` and `Oversubscribe`. `allocationPolicy` only says where a share goes, so a
-//! claim may choose it freely.
+//! writes, can grant `Unlimited`, `High` and `Oversubscribe`. `allocationPolicy` only says where a share goes and
+//! `reportAs` which variables its containers get, so a claim may choose them freely.
 
-use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig};
+use super::{AllocationPolicy, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig};
 use vgpu_quantity::format_bytes;
 
 /// One parsed config that applies to a request, and where it stands.
@@ -40,6 +40,8 @@ pub struct Effective {
     pub memory_policy: MemoryPolicy,
     pub allocation_policy: AllocationPolicy,
     pub sharing: Sharing,
+    /// `None`: no variables of an earlier system.
+    pub report_as: Option<Dialect>,
     /// Where computePolicy and sharing were said, for the messages of [`Effective::check`].
     compute_at: String,
     sharing_at: String,
@@ -89,7 +91,9 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
     )?;
     let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
     let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
+    let mut said = class.iter().chain(claim).filter_map(|entry| entry.config.report_as);
     Ok(Effective {
+        report_as: said.next_back(),
         compute_policy,
         priority,
         memory_policy,
@@ -196,6 +200,19 @@ mod tests {
         assert_eq!(effective.compute_policy, ComputePolicy::Unlimited);
         assert_eq!(effective.priority, Priority::High);
         assert_eq!(effective.allocation_policy, AllocationPolicy::Spread);
+    }
+
+    #[test]
+    fn a_claim_chooses_freely_whose_variables_it_gets() {
+        let report_as = |dialect| VgpuConfig {
+            report_as: Some(dialect),
+            ..VgpuConfig::default()
+        };
+        let class = [entry("a", report_as(Dialect::Hami))];
+        assert_eq!(merge(&[], &[]).unwrap().report_as, None);
+        assert_eq!(merge(&class, &[]).unwrap().report_as, Some(Dialect::Hami));
+        let claim = [entry("b", report_as(Dialect::Kai)), entry("c", VgpuConfig::default())];
+        assert_eq!(merge(&class, &claim).unwrap().report_as, Some(Dialect::Kai));
     }
 
     #[test]
@@ -318,6 +335,7 @@ mod tests {
                 memory_policy,
                 sharing,
                 allocation_policy: None,
+                report_as: None,
             })
     }
 

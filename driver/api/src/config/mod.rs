@@ -8,6 +8,7 @@
 //! memoryPolicy: {type: Hard}                         # or {type: Oversubscribe, hostMemory: 10Gi}
 //! allocationPolicy: binpack                          # spread | numa | pcie | whole-gpus | first-fit
 //! sharing: Shared                                    # Shared | Exclusive
+//! reportAs: hami                                     # koordinator | volcano | volcano-vgpu | gpu-manager | kai
 //! ```
 //!
 //! Every field is optional. [`parse`] refuses unknown fields and values, because a misspelt policy that is ignored
@@ -30,6 +31,7 @@ pub struct VgpuConfig {
     pub memory_policy: Option<MemoryPolicy>,
     pub allocation_policy: Option<AllocationPolicy>,
     pub sharing: Option<Sharing>,
+    pub report_as: Option<Dialect>,
 }
 
 /// How `cores` bound the time that a share gets. Ordered from tight to loose.
@@ -121,6 +123,52 @@ pub enum Sharing {
     Exclusive,
 }
 
+/// An earlier system of GPU sharing, by the resource names and annotations in which its pods ask. As `reportAs`: whose
+/// variables the containers of a claim get, so that programs written for that system find what they expect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Dialect {
+    /// HAMi and UK8S.
+    Hami,
+    Koordinator,
+    /// Volcano's GPU share and GPU number.
+    Volcano,
+    VolcanoVgpu,
+    /// gpu-manager, gpu-admission and GPUSharing.
+    GpuManager,
+    Kai,
+}
+
+/// A name of no dialect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("dialect {} is unknown; use one of {known}", vgpu_quantity::quoted(.0), known = Dialect::ALL.map(Dialect::name).join(", "))]
+pub struct UnknownDialect(String);
+
+impl Dialect {
+    pub const ALL: [Self; 6] = [
+        Self::Hami,
+        Self::Koordinator,
+        Self::Volcano,
+        Self::VolcanoVgpu,
+        Self::GpuManager,
+        Self::Kai,
+    ];
+
+    /// The name that configs, chart values and flags use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.word()
+    }
+}
+
+impl std::str::FromStr for Dialect {
+    type Err = UnknownDialect;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDialect> {
+        let found = Self::ALL.into_iter().find(|dialect| dialect.name() == name);
+        found.ok_or_else(|| UnknownDialect(name.to_owned()))
+    }
+}
+
 /// A field's values as they are written, in one place.
 pub(crate) trait Words: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
@@ -161,8 +209,40 @@ impl Words for Sharing {
     const WORDS: &'static [(&'static str, Self)] = &[("Shared", Self::Shared), ("Exclusive", Self::Exclusive)];
 }
 
+impl Words for Dialect {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("hami", Self::Hami),
+        ("koordinator", Self::Koordinator),
+        ("volcano", Self::Volcano),
+        ("volcano-vgpu", Self::VolcanoVgpu),
+        ("gpu-manager", Self::GpuManager),
+        ("kai", Self::Kai),
+    ];
+}
+
 macro_rules! display_words {
     ($($name:ty),*) => {$(
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.word())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let written = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+                let found = Self::WORDS.iter().find(|(word, _)| *word == written);
+                let words = || Self::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+                found.map(|(_, value)| *value).ok_or_else(|| {
+                    serde::de::Error::custom(format!(
+                        "{} is not allowed; use one of {}",
+                        vgpu_quantity::quoted(&written),
+                        words()
+                    ))
+                })
+            }
+        }
+
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.word())
@@ -170,7 +250,7 @@ macro_rules! display_words {
         }
     )*};
 }
-display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing);
+display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing, Dialect);
 
 impl std::fmt::Display for MemoryPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

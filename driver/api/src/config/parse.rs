@@ -4,7 +4,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{AllocationPolicy, ComputePolicy, ConfigError, MemoryPolicy, Priority, Sharing, VgpuConfig, Words};
+use super::{
+    AllocationPolicy, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig, Words,
+};
 use crate::{CONFIG_API_VERSION, CONFIG_KIND};
 
 const FIELDS: &[&str] = &[
@@ -15,6 +17,7 @@ const FIELDS: &[&str] = &[
     "memoryPolicy",
     "allocationPolicy",
     "sharing",
+    "reportAs",
 ];
 const MEMORY_FIELDS: &[&str] = &["type", "hostMemory"];
 
@@ -33,6 +36,7 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
             .transpose()?,
         allocation_policy: word::<AllocationPolicy>(at, fields, "allocationPolicy")?,
         sharing: word::<Sharing>(at, fields, "sharing")?,
+        report_as: word::<Dialect>(at, fields, "reportAs")?,
     })
 }
 
@@ -199,7 +203,7 @@ mod tests {
     fn every_field_is_read() {
         let written = with(json!({
             "computePolicy": "Unlimited", "priority": "High", "allocationPolicy": "whole-gpus", "sharing": "Exclusive",
-            "memoryPolicy": {"type": "Oversubscribe", "hostMemory": "10Gi"},
+            "memoryPolicy": {"type": "Oversubscribe", "hostMemory": "10Gi"}, "reportAs": "volcano-vgpu",
         }));
         let expected = VgpuConfig {
             compute_policy: Some(ComputePolicy::Unlimited),
@@ -207,6 +211,7 @@ mod tests {
             memory_policy: Some(MemoryPolicy::Oversubscribe { host_memory: 10 << 30 }),
             allocation_policy: Some(AllocationPolicy::WholeGpus),
             sharing: Some(Sharing::Exclusive),
+            report_as: Some(Dialect::VolcanoVgpu),
         };
         assert_eq!(parse(AT, &written), Ok(expected.clone()));
         assert_eq!(parse_slice(AT, written.to_string().as_bytes()), Ok(expected));
@@ -228,6 +233,7 @@ mod tests {
         check::<Priority>("priority");
         check::<AllocationPolicy>("allocationPolicy");
         check::<Sharing>("sharing");
+        check::<Dialect>("reportAs");
     }
 
     /// Each bad config with what its message must say: the field's path, and what to do.
@@ -270,6 +276,11 @@ mod tests {
                 with(json!({"allocationPolicy": "Binpack"})),
                 ".allocationPolicy",
                 "binpack, spread",
+            ),
+            (
+                with(json!({"reportAs": "HAMi"})),
+                ".reportAs",
+                "hami, koordinator, volcano",
             ),
             (with(json!({"sharing": ["Shared"]})), ".sharing", "is a list"),
             (with(json!({"memoryPolicy": "Hard"})), ".memoryPolicy", "an object"),

@@ -1,0 +1,344 @@
+//! Implements `vgpu translate`: pods of other systems of GPU sharing as pods with claims, and what is lost.
+//!
+//! ```text
+//! files ─► documents ─► each pod, or a workload's pod template ─► vgpu_dialects ─► templates and objects on stdout
+//!              │                                                       └─► what is lost, as sentences on stderr
+//!              └─ ResourceSlices: the GPUs by which percent become bytes
+//! ```
+//!
+//! Writes only to stdout and stderr, and reads only the named files. Objects are changed by the same JSON patch as in
+//! the cluster, so that fields which this program does not know stay. Exit status 0: everything was translated, or
+//! asks for nothing; 1: a pod is refused; 2: an error in the flags or in the input.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::{Map, Value, json};
+use vgpu_api::config::UnknownDialect;
+use vgpu_dialects::{Gpu, Inventory, Pod, Refusal, Request, Settings};
+
+use super::{OfflineError, documents, print, yaml};
+use crate::exit;
+use crate::flags::{ListFormat, TranslateFlags};
+
+/// Lists in lists, as deep as for the other commands.
+const MOST_LISTS: usize = 8;
+
+#[derive(Debug, thiserror::Error)]
+enum TranslateError {
+    #[error("--dialects: {0}")]
+    Dialect(#[from] UnknownDialect),
+    #[error("{file}: a document is not an object with apiVersion and kind")]
+    NoObject { file: String },
+    #[error("{file}: lists lie in lists more than {MOST_LISTS} deep")]
+    TooDeep { file: String },
+    #[error("{object}: is not a pod that can be read: {message}")]
+    Pod { object: String, message: String },
+    #[error(transparent)]
+    Offline(#[from] OfflineError),
+}
+
+impl From<documents::DocumentError> for TranslateError {
+    fn from(error: documents::DocumentError) -> Self {
+        Self::Offline(error.into())
+    }
+}
+
+pub(crate) fn main(flags: &TranslateFlags) -> ExitCode {
+    match run(flags) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(exit::REFUSED),
+        Err(TranslateError::Offline(error)) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&error.to_string());
+            ExitCode::from(exit::USAGE)
+        }
+    }
+}
+
+/// Errors are ignored: the reader of stderr may have closed it.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "vgpu translate: {line}");
+}
+
+/// Returns true if no pod is refused.
+fn run(flags: &TranslateFlags) -> Result<bool, TranslateError> {
+    let settings = settings(flags)?;
+    let mut documents = Vec::new();
+    for file in &flags.files {
+        for document in documents::read(file)? {
+            flatten(document, file, 0, &mut documents)?;
+        }
+    }
+    let inventory = inventory(&documents);
+    let mut templates: BTreeMap<(String, String), Request> = BTreeMap::new();
+    let mut objects = Vec::new();
+    let mut all_translated = true;
+    for document in documents.into_iter().filter(|document| !is_inventory(document)) {
+        warn_of_kind(&document);
+        match translated(&document, &settings)? {
+            Outcome::Unchanged => objects.push(document),
+            Outcome::Refused(refusal) => {
+                all_translated = false;
+                say(&format!("{}: {refusal}", name_of(&document)));
+            }
+            Outcome::Translated { object, requests } => {
+                let namespace = document["metadata"]["namespace"].as_str().unwrap_or_default();
+                for (name, request) in requests {
+                    templates.insert((namespace.to_owned(), name), request);
+                }
+                objects.push(object);
+            }
+        }
+    }
+    let mut all: Vec<Value> = Vec::new();
+    for ((namespace, name), request) in templates {
+        match vgpu_dialects::template(&request, &inventory) {
+            Some(spec) => all.push(template_object(&namespace, &name, json!(spec))),
+            None => say(&format!(
+                "ResourceClaimTemplate {name}: depends on the memory of the GPUs, and no GPU that it allows is in the \
+                 input; add the output of `kubectl get resourceslices -o yaml` by -f"
+            )),
+        }
+    }
+    all.extend(objects);
+    print(&match flags.output {
+        ListFormat::Json => format!("{:#}\n", json!({"apiVersion": "v1", "kind": "List", "items": all})),
+        ListFormat::Yaml => {
+            let texts: Result<Vec<String>, OfflineError> = all.iter().map(yaml).collect();
+            texts?.join("---\n")
+        }
+    })?;
+    Ok(all_translated)
+}
+
+fn settings(flags: &TranslateFlags) -> Result<Settings, TranslateError> {
+    let mut settings = Settings {
+        schedulers: flags.schedulers.iter().cloned().collect(),
+        high_priority_class: flags.high_priority_class.clone(),
+        ..Settings::default()
+    };
+    if !flags.dialects.is_empty() {
+        let parsed: Result<_, UnknownDialect> = flags.dialects.iter().map(|name| name.parse()).collect();
+        settings.dialects = parsed?;
+    }
+    Ok(settings)
+}
+
+/// The objects of a document, in order.
+fn flatten(mut document: Value, file: &PathBuf, depth: usize, into: &mut Vec<Value>) -> Result<(), TranslateError> {
+    if document.is_null() {
+        return Ok(()); // an empty document between two `---`
+    }
+    let file_name = || file.display().to_string();
+    let Some(kind) = document.get("kind").and_then(Value::as_str) else {
+        return Err(TranslateError::NoObject { file: file_name() });
+    };
+    if depth >= MOST_LISTS {
+        return Err(TranslateError::TooDeep { file: file_name() });
+    }
+    if kind.ends_with("List") {
+        if let Some(Value::Array(items)) = document.get_mut("items").map(Value::take) {
+            for item in items {
+                flatten(item, file, depth + 1, into)?;
+            }
+        }
+        return Ok(());
+    }
+    into.push(document);
+    Ok(())
+}
+
+/// `Deployment team/train`.
+fn name_of(object: &Value) -> String {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let of = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    match (of("namespace"), of("name")) {
+        ("", "") => format!("{kind} {}", of("generateName")),
+        ("", name) => format!("{kind} {name}"),
+        (namespace, name) => format!("{kind} {namespace}/{name}"),
+    }
+}
+
+fn group_of(object: &Value) -> &str {
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    version.split_once('/').map_or("", |(group, _)| group)
+}
+
+/// Where the pod is in an object. `None` for an object without one.
+fn pod_path(object: &Value) -> Option<&'static str> {
+    Some(match (group_of(object), object["kind"].as_str()?) {
+        ("", "Pod") => "",
+        ("", "ReplicationController") => "/spec/template",
+        ("apps", "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet") => "/spec/template",
+        ("batch", "Job") => "/spec/template",
+        ("batch", "CronJob") => "/spec/jobTemplate/spec/template",
+        _ => return None,
+    })
+}
+
+enum Outcome {
+    Unchanged,
+    Refused(Refusal),
+    Translated {
+        object: Value,
+        requests: Vec<(String, Request)>,
+    },
+}
+
+fn translated(object: &Value, settings: &Settings) -> Result<Outcome, TranslateError> {
+    let Some((path, pod)) = pod_path(object).and_then(|path| Some((path, object.pointer(path)?))) else {
+        return Ok(Outcome::Unchanged);
+    };
+    let pod = read(object, pod)?;
+    let translation = match vgpu_dialects::translate(&pod, settings) {
+        Ok(None) => return Ok(Outcome::Unchanged),
+        Err(refusal) => return Ok(Outcome::Refused(refusal)),
+        Ok(Some(translation)) => translation,
+    };
+    for warning in &translation.warnings {
+        say(&format!("{}: {warning}", name_of(object)));
+    }
+    let mut object = object.clone();
+    for step in translation.patch.as_array().into_iter().flatten() {
+        apply(&mut object, path, step);
+    }
+    let requests = translation.templates.into_iter();
+    Ok(Outcome::Translated {
+        object,
+        requests: requests.map(|named| (named.name, named.request)).collect(),
+    })
+}
+
+/// Reads a pod, or a workload's pod template. A number for an amount becomes a text, as in the API server.
+fn read(object: &Value, pod: &Value) -> Result<Pod, TranslateError> {
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": pod["spec"]});
+    if pod["metadata"].is_null() {
+        pod["metadata"] = json!({});
+    }
+    for kind in ["containers", "initContainers"] {
+        let containers = pod["spec"].get_mut(kind).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            for amounts in ["limits", "requests"] {
+                let pointer = format!("/resources/{amounts}");
+                let amounts = container.pointer_mut(&pointer).and_then(Value::as_object_mut);
+                for amount in amounts
+                    .into_iter()
+                    .flat_map(Map::values_mut)
+                    .filter(|amount| amount.is_number())
+                {
+                    *amount = Value::String(amount.to_string());
+                }
+            }
+        }
+    }
+    serde_json::from_value(pod).map_err(|error| TranslateError::Pod {
+        object: name_of(object),
+        message: error.to_string(),
+    })
+}
+
+/// Applies one step of a translation's patch below `path`: it adds to objects and to the ends of lists, and removes
+/// keys of objects. An object on the way that is not there is made.
+fn apply(object: &mut Value, path: &str, step: &Value) {
+    let pointer = format!("{path}{}", step["path"].as_str().unwrap_or_default());
+    let mut parts: Vec<String> = pointer
+        .split('/')
+        .skip(1)
+        .map(|part| part.replace("~1", "/").replace("~0", "~"))
+        .collect();
+    let Some(last) = parts.pop() else { return };
+    let mut at = object;
+    for part in parts {
+        if at.is_null() {
+            *at = json!({});
+        }
+        at = match at {
+            Value::Array(items) => match part.parse().ok().and_then(|index: usize| items.get_mut(index)) {
+                Some(item) => item,
+                None => return,
+            },
+            Value::Object(map) => map.entry(part).or_insert(Value::Null),
+            _ => return,
+        };
+    }
+    if at.is_null() {
+        *at = json!({});
+    }
+    match at {
+        Value::Array(items) => items.push(step["value"].clone()),
+        Value::Object(map) if step["op"] == "remove" => drop(map.remove(&last)),
+        Value::Object(map) => drop(map.insert(last, step["value"].clone())),
+        _ => {}
+    }
+}
+
+fn template_object(namespace: &str, name: &str, spec: Value) -> Value {
+    let mut metadata = json!({ "name": name });
+    if !namespace.is_empty() {
+        metadata["namespace"] = json!(namespace);
+    }
+    let mut object = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": metadata});
+    object["spec"] = spec;
+    object
+}
+
+fn is_inventory(object: &Value) -> bool {
+    group_of(object) == "resource.k8s.io" && object["kind"] == "ResourceSlice"
+}
+
+/// The GPUs in ResourceSlices of our driver.
+fn inventory(documents: &[Value]) -> Inventory {
+    let slices = documents
+        .iter()
+        .filter(|document| is_inventory(document) && document["spec"]["driver"] == vgpu_api::DRIVER_NAME);
+    let devices = slices.flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+    let gpu = |device: &Value| {
+        let text = |name: &str| device["attributes"][name]["string"].as_str();
+        let memory = device["capacity"][vgpu_api::capacity::MEMORY]["value"].as_str()?;
+        (text(vgpu_api::device_type::ATTRIBUTE)? == vgpu_api::device_type::GPU).then_some(())?;
+        Some(Gpu {
+            uuid: text("uuid").unwrap_or_default().to_owned(),
+            model: text("productName").unwrap_or_default().to_owned(),
+            memory: vgpu_quantity::whole(memory)
+                .ok()
+                .and_then(|bytes| u64::try_from(bytes).ok())?,
+        })
+    };
+    Inventory {
+        gpus: devices.filter_map(gpu).collect(),
+    }
+}
+
+/// Says what is lost with objects that are not pods.
+fn warn_of_kind(object: &Value) {
+    let name = name_of(object);
+    match (group_of(object), object["kind"].as_str().unwrap_or_default()) {
+        ("", "ResourceQuota") => {
+            let hard = object["spec"]["hard"].as_object();
+            for key in hard.into_iter().flat_map(Map::keys) {
+                let resource = key
+                    .split_once('.')
+                    .filter(|(verb, _)| matches!(*verb, "limits" | "requests"));
+                if resource.is_some_and(|(_, resource)| vgpu_dialects::is_resource(resource)) {
+                    say(&format!(
+                        "{name}: spec.hard[{key}]: is lost: it counts 0 for translated pods; \
+                         use requests of <class>.deviceclass.resource.k8s.io/devices"
+                    ));
+                }
+            }
+        }
+        ("scheduling.volcano.sh" | "scheduling.run.ai" | "kai.scheduler", _) => {
+            say(&format!(
+                "{name}: is lost: kube-scheduler has no queues and gangs of Volcano or KAI; use Kueue"
+            ));
+        }
+        ("batch.volcano.sh" | "flow.volcano.sh", _) => say(&format!(
+            "{name}: is printed as it is: in the cluster its pods are translated when they are created, but not as a gang; use Kueue"
+        )),
+        _ => {}
+    }
+}

@@ -1,0 +1,196 @@
+//! The annotations and labels of a bound pod.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use vgpu_api::config::Dialect;
+use vgpu_quantity::format_bytes;
+
+use super::{Bound, GpuShare, indices};
+use crate::record::Record;
+
+/// What the controller writes into a pod once it is bound.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GivenBack {
+    pub annotations: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The beginning of the keys that have a container's number at their end.
+pub const GIVEN_BACK_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
+/// The only label that [`given_back`] writes.
+pub const GIVEN_BACK_LABEL: &str = "hami.io/vgpu-node";
+/// Every annotation that [`given_back`] writes, except those with [`GIVEN_BACK_PREFIX`]: an admission policy may hold
+/// the controller's account to them.
+pub const GIVEN_BACK_ANNOTATIONS: [&str; 18] = [
+    "hami.io/vgpu-devices-allocated",
+    "hami.io/vgpu-node",
+    "hami.io/vgpu-time",
+    "hami.io/bind-time",
+    "hami.io/bind-phase",
+    "volcano.sh/vgpu-ids-new",
+    "volcano.sh/vgpu-node",
+    "volcano.sh/vgpu-time",
+    "volcano.sh/bind-time",
+    "volcano.sh/bind-phase",
+    "volcano.sh/gpu-index",
+    "volcano.sh/predicate-time",
+    "volcano.sh/gpu-assigned",
+    "tencent.com/predicate-node",
+    "tencent.com/predicate-time",
+    "tencent.com/gpu-assigned",
+    "scheduling.koordinator.sh/device-allocated",
+    RECEIVED,
+];
+const RECEIVED: &str = "received-resource-type";
+
+/// Returns true for a key that [`given_back`] writes: a manifest may be a copy of a running pod.
+pub(crate) fn is_given_back(key: &str) -> bool {
+    GIVEN_BACK_ANNOTATIONS.contains(&key) || key.starts_with(GIVEN_BACK_PREFIX)
+}
+
+/// The annotations and labels of every dialect in which the pod asked.
+#[must_use]
+pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
+    let mut back = GivenBack::default();
+    let mut dialects: Vec<Dialect> = record.containers.iter().map(|asked| asked.dialect).collect();
+    dialects.sort_unstable();
+    dialects.dedup();
+    for dialect in dialects {
+        let pod = PodShares::new(pod, record, bound, dialect);
+        let mut set = |key: &str, value: String| {
+            back.annotations.insert(key.to_owned(), value);
+        };
+        let seconds = bound.at.as_secs().to_string();
+        let nanoseconds = bound.at.as_nanos().to_string();
+        match dialect {
+            Dialect::Hami => {
+                set("hami.io/vgpu-devices-allocated", pod.encoded(";", true));
+                set("hami.io/vgpu-node", bound.node.clone());
+                set("hami.io/vgpu-time", seconds.clone());
+                set("hami.io/bind-time", seconds);
+                set("hami.io/bind-phase", "success".to_owned());
+                back.labels.insert(GIVEN_BACK_LABEL.to_owned(), bound.node.clone());
+            }
+            Dialect::VolcanoVgpu => {
+                set("volcano.sh/vgpu-ids-new", pod.encoded(";", false));
+                set("volcano.sh/vgpu-node", bound.node.clone());
+                set("volcano.sh/vgpu-time", seconds.clone());
+                set("volcano.sh/bind-time", seconds);
+                set("volcano.sh/bind-phase", "success".to_owned());
+            }
+            Dialect::Volcano => {
+                set("volcano.sh/gpu-index", indices(pod.all()));
+                set("volcano.sh/predicate-time", nanoseconds);
+                set("volcano.sh/gpu-assigned", "true".to_owned());
+            }
+            Dialect::GpuManager => {
+                for (at, shares) in pod
+                    .containers
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, shares)| !shares.is_empty())
+                {
+                    set(&format!("{GIVEN_BACK_PREFIX}{at}"), indices(*shares));
+                }
+                set("tencent.com/predicate-node", bound.node.clone());
+                set("tencent.com/predicate-time", nanoseconds);
+                set("tencent.com/gpu-assigned", "true".to_owned());
+            }
+            Dialect::Koordinator => set("scheduling.koordinator.sh/device-allocated", pod.koordinator()),
+            Dialect::Kai => set(RECEIVED, "Fraction".to_owned()),
+        }
+    }
+    back
+}
+
+/// The GPUs of a pod that were asked for in one dialect.
+struct PodShares<'a> {
+    /// For each entry of `spec.containers`; empty without GPUs of this dialect.
+    containers: Vec<&'a [GpuShare]>,
+    /// Of init containers, except those whose claim an app container has too.
+    init: Vec<&'a [GpuShare]>,
+}
+
+impl<'a> PodShares<'a> {
+    fn new(pod: &Pod, record: &Record, bound: &'a Bound, dialect: Dialect) -> Self {
+        let asked = |name: &str| {
+            let mut all = record.containers.iter();
+            all.find(|asked| asked.name == name && asked.dialect == dialect)
+        };
+        let of = |name: &str| match asked(name) {
+            Some(_) => bound.containers.get(name).map_or(&[][..], Vec::as_slice),
+            None => &[],
+        };
+        let spec = pod.spec.as_ref();
+        let apps: Vec<&str> = spec
+            .iter()
+            .flat_map(|spec| &spec.containers)
+            .map(|container| container.name.as_str())
+            .collect();
+        let claim = |name: &str| asked(name).and_then(|asked| asked.claim.as_deref());
+        let claims_of_apps: Vec<Option<&str>> = apps.iter().map(|name| claim(name)).collect();
+        let init = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        Self {
+            containers: apps.iter().map(|name| of(name)).collect(),
+            init: init
+                .filter(|container| !claims_of_apps.contains(&claim(&container.name)))
+                .map(|container| of(&container.name))
+                .collect(),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'a GpuShare> + use<'a, '_> {
+        self.containers
+            .iter()
+            .chain(&self.init)
+            .flat_map(|shares| shares.iter())
+    }
+
+    /// `UUID,NVIDIA,<MiB>,<cores>:` for each GPU, containers separated or ended by a text.
+    fn encoded(&self, separator: &str, ended: bool) -> String {
+        let container = |shares: &&[GpuShare]| {
+            let gpu = |share: &GpuShare| format!("{},NVIDIA,{},{}:", share.uuid, share.mebibytes(), share.cores);
+            shares.iter().map(gpu).collect::<String>()
+        };
+        let mut text = self
+            .containers
+            .iter()
+            .map(container)
+            .collect::<Vec<_>>()
+            .join(separator);
+        if ended {
+            text.push_str(separator);
+        }
+        text
+    }
+
+    /// `{"gpu":[{"minor":1,"resources":{...}}]}`: one entry for each GPU, with the sum of what containers have of it.
+    fn koordinator(&self) -> String {
+        let mut gpus: BTreeMap<u32, (u64, u32, u64)> = BTreeMap::new();
+        for share in self.all() {
+            let (memory, cores, device) = gpus.entry(share.index).or_default();
+            *memory = memory.saturating_add(share.memory);
+            *cores = cores.saturating_add(share.cores);
+            *device = share.device_memory;
+        }
+        let entry = |(minor, (memory, cores, device_memory)): (u32, (u64, u32, u64))| {
+            let all = GpuShare {
+                uuid: String::new(),
+                index: minor,
+                memory,
+                device_memory,
+                cores,
+                whole: false,
+            };
+            json!({"minor": minor, "resources": {
+                "koordinator.sh/gpu-core": cores.to_string(),
+                "koordinator.sh/gpu-memory": format_bytes(memory),
+                "koordinator.sh/gpu-memory-ratio": all.hundredths().to_string(),
+            }})
+        };
+        let gpus: Vec<Value> = gpus.into_iter().map(entry).collect();
+        json!({ "gpu": gpus }).to_string()
+    }
+}

@@ -1,0 +1,143 @@
+//! HAMi and UK8S: `nvidia.com/gpu` and the amounts of each GPU beside it.
+
+use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
+
+use crate::pod::{DeviceKeys, PodView};
+use crate::problem::Problem;
+use crate::request::{Memory, Request};
+use crate::resources::Resources;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+const MEMORY: &str = "nvidia.com/gpumem";
+const PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
+const CORES: &str = "nvidia.com/gpucores";
+const PRIORITY: &str = "nvidia.com/priority";
+
+/// A container with one of these asks; without `nvidia.com/gpu` for one GPU.
+pub(crate) const ASKS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES];
+/// Everything that a container loses.
+pub(crate) const KEYS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES, PRIORITY];
+
+const MODE: &str = "nvidia.com/vgpu-mode";
+const NUMA_BIND: &str = "nvidia.com/numa-bind";
+const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
+const DEVICES: DeviceKeys = DeviceKeys {
+    use_uuids: "nvidia.com/use-gpuuuid",
+    not_uuids: "nvidia.com/nouse-gpuuuid",
+    use_types: "nvidia.com/use-gputype",
+    not_types: "nvidia.com/nouse-gputype",
+};
+/// Annotations that are read.
+pub(crate) const ANNOTATIONS: &[&str] = &[
+    MODE,
+    NUMA_BIND,
+    GPU_POLICY,
+    DEVICES.use_uuids,
+    DEVICES.not_uuids,
+    DEVICES.use_types,
+    DEVICES.not_types,
+];
+
+/// `None` if the container gets no GPU, or after a problem.
+pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<Request> {
+    pod.refuse_other_modes(MODE);
+    let count = container.amount(GPU, &mut pod.findings);
+    let memory = container.mebibytes(MEMORY, &mut pod.findings);
+    let percentage = percentage(container, PERCENTAGE, &mut *pod);
+    let cores = cores(container, CORES, &mut *pod);
+    let priority = container.amount(PRIORITY, &mut pod.findings);
+    let (policy, idle_only) = pod.gpu_policy(GPU_POLICY);
+    let devices = pod.devices(&DEVICES)?;
+    if count == Some(0) {
+        let text = "asks for no GPU: the container gets none, and its other GPU resources are removed";
+        pod.findings.warn(container.at(GPU), text);
+        return None;
+    }
+    let count = container.count(GPU, count.unwrap_or(1), &mut pod.findings)?;
+    if memory.is_some() && percentage.is_some() {
+        let text = "nvidia.com/gpumem is given too, and counts";
+        pod.findings.warn(container.at(PERCENTAGE), text);
+    }
+    let memory = memory.or(percentage).unwrap_or(Memory::All);
+    let all_of_it = memory == Memory::All && cores.is_none();
+    let mut request = if all_of_it || cores == Some(100) || idle_only {
+        if memory != Memory::All {
+            let why = if idle_only { GPU_POLICY } else { CORES };
+            let text = format!("{why} asks for whole GPUs, shared with nobody: the container gets all of their memory");
+            pod.findings.warn(container.at(MEMORY), text);
+        }
+        Request::whole(count, Dialect::Hami)
+    } else {
+        let mut request = Request::fraction(count, memory, Dialect::Hami);
+        request.cores = cores.unwrap_or(0);
+        prioritise(&mut request, priority, container, pod);
+        request
+    };
+    request.devices = devices;
+    request.allocation_policy = match truth(pod.annotation(NUMA_BIND)) {
+        true => Some(AllocationPolicy::Numa),
+        false => policy,
+    };
+    Some(request)
+}
+
+/// 0 is High, which only a class of the administrator grants; everything else is Low.
+fn prioritise(request: &mut Request, priority: Option<u64>, container: &Resources<'_>, pod: &mut PodView<'_>) {
+    let Some(priority) = priority else { return };
+    request.priority = Some(Priority::Low);
+    if priority > 0 {
+        return;
+    }
+    match &pod.settings.high_priority_class {
+        Some(class) if !class.is_empty() => {
+            request.class.clone_from(class);
+            request.priority = Some(Priority::High);
+        }
+        _ => pod.findings.warn(
+            container.at(PRIORITY),
+            "0 asks for priority High, which no DeviceClass grants here: the container gets Low; \
+             an administrator can name a class by translate.highPriorityClass",
+        ),
+    }
+}
+
+/// Percent of each GPU's memory; 0 is as good as not given.
+pub(crate) fn percentage(container: &Resources<'_>, key: &str, pod: &mut PodView<'_>) -> Option<Memory> {
+    match container.amount(key, &mut pod.findings)? {
+        0 => None,
+        100 => Some(Memory::All),
+        percent @ 1..100 => Some(Memory::Millionths(percent as u32 * 10_000)),
+        _ => {
+            let advice = "must be an integer from 0 to 100";
+            pod.findings
+                .refuse(Problem::invalid(container.at(key), container.written(key), advice));
+            None
+        }
+    }
+}
+
+/// Percent of each GPU's time, at most 100.
+pub(crate) fn cores(container: &Resources<'_>, key: &str, pod: &mut PodView<'_>) -> Option<u32> {
+    match container.amount(key, &mut pod.findings)? {
+        cores @ 0..=100 => Some(cores as u32),
+        _ => {
+            let text = format!("{} is more than a GPU has: 100 counts", container.written(key));
+            pod.findings.warn(container.at(key), text);
+            Some(100)
+        }
+    }
+}
+
+/// Go's words for true.
+fn truth(text: Option<&str>) -> bool {
+    matches!(text.map(str::trim), Some("1" | "t" | "T" | "true" | "TRUE" | "True"))
+}
+
+/// HAMi's annotations that change nothing here, with what is lost.
+pub(crate) fn lost(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "hami.io/node-scheduler-policy" => "the node is chosen by kube-scheduler or by controller.policy",
+        "hami.io/device-scoring-weights" => "GPUs are not scored by weights; allocationPolicy chooses",
+        _ => return None,
+    })
+}

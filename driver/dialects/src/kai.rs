@@ -1,0 +1,151 @@
+//! KAI-Scheduler: annotations of the pod, for one of its containers.
+
+use vgpu_api::config::Dialect;
+use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN};
+use vgpu_quantity::whole;
+
+use crate::hami;
+use crate::pod::PodView;
+use crate::request::{COUNT_MAX, MILLION, Memory, Request};
+use crate::resources::Resources;
+
+const FRACTION: &str = "gpu-fraction";
+const MEMORY: &str = "gpu-memory";
+const DEVICES: &str = "gpu-fraction-num-devices";
+const CONTAINER: &str = "gpu-fraction-container-name";
+
+/// A pod with one of these asks.
+pub(crate) const ASKS: &[&str] = &[FRACTION, MEMORY, DEVICES];
+/// Everything that is read.
+pub(crate) const ANNOTATIONS: &[&str] = &[FRACTION, MEMORY, DEVICES, CONTAINER];
+
+/// The name of the container that gets the GPU, and what it gets. `first` is the first container's name.
+pub(crate) fn read<'a>(
+    containers: &[Resources<'a>],
+    first: &'a str,
+    pod: &mut PodView<'a>,
+) -> Option<(&'a str, Request)> {
+    let (fraction, memory) = (pod.annotation(FRACTION), pod.annotation(MEMORY));
+    if fraction.is_some() && memory.is_some() {
+        pod.refuse_annotation(FRACTION, "and gpu-memory exclude each other; remove one of them");
+        return None;
+    }
+    for container in containers {
+        if container.keys().any(|key| key == hami::GPU) && container.asks_for(&[hami::GPU]) {
+            let (key, other) = if fraction.is_some() {
+                (FRACTION, "gpu-fraction")
+            } else {
+                (MEMORY, "gpu-memory")
+            };
+            let advice = format!(
+                "and {} exclude each other; remove {other} or the resource",
+                container.at(hami::GPU)
+            );
+            pod.refuse_annotation(key, advice);
+            return None;
+        }
+    }
+    let memory = match (fraction, memory) {
+        (Some(written), _) => match millionths(written) {
+            Some(part) => Memory::Millionths(part),
+            None => {
+                pod.refuse_annotation(FRACTION, "must be a positive number smaller than 1.0, for example 0.5");
+                return None;
+            }
+        },
+        (None, Some(written)) => {
+            let mebibytes = written.trim().parse::<u64>().ok().filter(|mebibytes| *mebibytes > 0);
+            let Some(mebibytes) = mebibytes else {
+                pod.refuse_annotation(MEMORY, "must be a positive whole number of MiB, for example 4096");
+                return None;
+            };
+            match mebibytes.checked_mul(1 << 20) {
+                Some(bytes) if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) => Memory::Bytes(bytes),
+                _ => {
+                    pod.refuse_annotation(MEMORY, "must be from 64 to 10485760 MiB");
+                    return None;
+                }
+            }
+        }
+        (None, None) => {
+            let advice = "stands alone; it needs gpu-fraction or gpu-memory, the part of each GPU";
+            pod.refuse_annotation(DEVICES, advice);
+            return None;
+        }
+    };
+    let count = match pod.annotation(DEVICES) {
+        None => 1,
+        Some(written) => match whole(written.trim()) {
+            Ok(count) if (1..=i64::from(COUNT_MAX)).contains(&count) => count as u32,
+            _ => {
+                pod.refuse_annotation(DEVICES, format!("must be a whole number from 1 to {COUNT_MAX}"));
+                return None;
+            }
+        },
+    };
+    let name = match pod.annotation(CONTAINER) {
+        None => first,
+        Some(name) => match containers.iter().find(|container| container.container.name == name) {
+            Some(container) => container.container.name.as_str(),
+            None => {
+                pod.refuse_annotation(CONTAINER, "is no container of the pod; write the name of one");
+                return None;
+            }
+        },
+    };
+    Some((name, Request::fraction(count, memory, Dialect::Kai)))
+}
+
+/// A decimal number between 0 and 1 in millionths, rounded down: never more than was asked for.
+fn millionths(text: &str) -> Option<u32> {
+    let text = text.trim();
+    let (before, after) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let before = before.strip_prefix('+').unwrap_or(before);
+    if !digits(before) || !digits(after) || text.len() > 64 || before.bytes().any(|digit| digit != b'0') {
+        return None;
+    }
+    let mut part = 0;
+    for at in 0..6 {
+        let digit = after.as_bytes().get(at).map_or(0, |digit| digit - b'0');
+        part = part * 10 + u32::from(digit);
+    }
+    (1..MILLION).contains(&part).then_some(part)
+}
+
+pub(crate) fn lost(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "kai.scheduler/queue" => "the pod is in no queue; use Kueue for quotas of a queue",
+        "gpu-sm-cores" => "GPU time is not reserved by a number of cores",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fraction_is_read_as_decimals() {
+        for (text, part) in [
+            ("0.5", Some(500_000)),
+            (".25", Some(250_000)),
+            ("0.333333333", Some(333_333)),
+            ("0.99", Some(990_000)),
+            ("0.29", Some(290_000)),
+            ("+0.1", Some(100_000)),
+            ("0", None),
+            ("1", None),
+            ("1.0", None),
+            ("-0.5", None),
+            ("0.0000001", None),
+            ("", None),
+            (".", None),
+            ("half", None),
+            ("NaN", None),
+            ("0.5.5", None),
+        ] {
+            assert_eq!(millionths(text), part, "{text}");
+        }
+    }
+}

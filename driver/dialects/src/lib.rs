@@ -1,0 +1,59 @@
+//! Pods written for other systems of GPU sharing, as pods with claims of ours.
+//!
+//! ```text
+//!  Pod ──► translate ──► Translation { pod, patch, templates: [name, Request], warnings }, or a Refusal
+//!                            │ each container that asks: one of hami, koordinator, volcano, volcano_vgpu,
+//!                            │ gpu_manager, kai reads what it asks into a Request
+//!  Request, Inventory ──► template ──► ResourceClaimTemplateSpec
+//!  bound pod, its Record ──► given_back ──► annotations
+//!  allocated claim ──► environment ──► variables
+//! ```
+//!
+//! The webhook, the controller and `vgpu translate` share these functions. None does I/O, depends on `kube`, or can
+//! panic on input: every pod is a tenant's.
+//!
+//! **Admission is a function of the pod alone.** A translated pod names a template by the hash of a [`Request`], and
+//! its annotation `dra.vgpu/translated` keeps what was asked and the requests, from which the controller makes the
+//! templates ([`recorded`]). A translation of a translated pod changes nothing.
+//!
+//! Refusals and warnings name the field's path and its value, and say what to do.
+
+#![forbid(unsafe_code)]
+
+mod given_back;
+mod gpu_manager;
+mod hami;
+mod inventory;
+mod kai;
+mod koordinator;
+mod literal;
+mod lost;
+mod patch;
+mod pod;
+mod problem;
+mod record;
+mod request;
+mod resources;
+mod selector;
+mod settings;
+mod template;
+mod translate;
+mod translation;
+mod volcano;
+mod volcano_vgpu;
+
+pub use given_back::{
+    Bound, Environment, GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, GpuShare, environment,
+    given_back,
+};
+pub use k8s_openapi::api::core::v1::Pod;
+
+pub use inventory::{Gpu, Inventory};
+pub use problem::{Problem, Refusal, Warning};
+pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
+pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
+pub use settings::Settings;
+pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
+pub use translate::{OTHER_CLAIMS, asking_annotations, asking_resources, is_resource, translate, update};
+pub use translation::{NamedRequest, Translation};
+pub use vgpu_api::config::Dialect;

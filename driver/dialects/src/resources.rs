@@ -1,0 +1,180 @@
+//! One container's resources, read strictly.
+//!
+//! A webhook sees values that the API server's own validation would refuse later. The translator removes them, so it
+//! has to refuse them itself, or a mistake would vanish with its field: a fraction, a negative number, a request
+//! without its limit.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
+use vgpu_quantity::{format_bytes, whole};
+
+use crate::problem::{Problem, Warning};
+use crate::request::{COUNT_MAX, Memory};
+
+/// From this number on, MiB are read as bytes: `3000M` reaches admission as `3G`, and no GPU has a TiB.
+const BYTES_FROM: u64 = 1 << 20;
+
+/// What a translation finds on its way: problems refuse the pod, warnings do not.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+impl Findings {
+    /// Adds a problem, unless it is known: several containers may find the same one in an annotation.
+    pub(crate) fn refuse(&mut self, problem: Problem) {
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
+    pub(crate) fn warn(&mut self, field: impl Into<String>, text: impl Into<String>) {
+        let warning = Warning::new(field, text);
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+}
+
+/// A container with its place in the pod.
+pub(crate) struct Resources<'a> {
+    /// `spec.containers[0]`.
+    pub(crate) path: String,
+    pub(crate) container: &'a Container,
+}
+
+impl<'a> Resources<'a> {
+    fn map(&self, limits: bool) -> Option<&'a BTreeMap<String, Quantity>> {
+        let resources = self.container.resources.as_ref()?;
+        if limits {
+            resources.limits.as_ref()
+        } else {
+            resources.requests.as_ref()
+        }
+    }
+
+    /// The path of a limit.
+    pub(crate) fn at(&self, key: &str) -> String {
+        format!("{}.resources.limits[{key}]", self.path)
+    }
+
+    /// Every resource's name, those of the requests included.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let limits = self.map(true).into_iter().flatten();
+        let requests = self.map(false).into_iter().flatten();
+        limits.chain(requests).map(|(key, _)| key.as_str())
+    }
+
+    /// Returns true if the container has any of these resources, and not with the value 0.
+    pub(crate) fn asks_for(&self, keys: &[&str]) -> bool {
+        let asks = |map: &BTreeMap<String, Quantity>| {
+            keys.iter()
+                .any(|key| map.get(*key).is_some_and(|value| whole(&value.0) != Ok(0)))
+        };
+        self.map(true).is_some_and(asks) || self.map(false).is_some_and(asks)
+    }
+
+    /// The entries of limits or requests with these keys.
+    pub(crate) fn entries(&self, keys: &[&str], limits: bool) -> BTreeMap<String, String> {
+        let map = self.map(limits).into_iter().flatten();
+        map.filter(|(key, _)| keys.contains(&key.as_str()))
+            .map(|(key, value)| (key.clone(), value.0.clone()))
+            .collect()
+    }
+
+    /// A resource as it is written.
+    pub(crate) fn written(&self, key: &str) -> &'a str {
+        self.map(true)
+            .and_then(|map| map.get(key))
+            .map_or("", |value| value.0.as_str())
+    }
+
+    /// A resource's number. `None` if it is not there, and after a problem.
+    pub(crate) fn amount(&self, key: &str, findings: &mut Findings) -> Option<u64> {
+        let limit = self.map(true).and_then(|map| map.get(key));
+        let request = self.map(false).and_then(|map| map.get(key));
+        let Some(limit) = limit else {
+            if let Some(request) = request {
+                findings.refuse(Problem::invalid(
+                    format!("{}.resources.requests[{key}]", self.path),
+                    &request.0,
+                    "has no limit; write the same value under limits, as for every extended resource",
+                ));
+            }
+            return None;
+        };
+        let number = match whole(&limit.0) {
+            Ok(number) => number,
+            Err(why) => {
+                let advice = format!("must be a whole number ({why})");
+                findings.refuse(Problem::invalid(self.at(key), &limit.0, advice));
+                return None;
+            }
+        };
+        if request.is_some_and(|request| whole(&request.0) != Ok(number)) {
+            findings.refuse(Problem::invalid(
+                format!("{}.resources.requests[{key}]", self.path),
+                request.map(|request| request.0.clone()).unwrap_or_default(),
+                format!("must be equal to the limit {}; remove it, or write the same", limit.0),
+            ));
+            return None;
+        }
+        match u64::try_from(number) {
+            Ok(number) => Some(number),
+            Err(_) => {
+                findings.refuse(Problem::invalid(self.at(key), &limit.0, "must not be negative"));
+                None
+            }
+        }
+    }
+
+    /// MiB of memory, or bytes where the number is too large for MiB. 0 is as good as not given.
+    pub(crate) fn mebibytes(&self, key: &str, findings: &mut Findings) -> Option<Memory> {
+        let number = self.amount(key, findings).filter(|number| *number > 0)?;
+        if number < BYTES_FROM {
+            return self.bytes(key, Some(number << 20), findings);
+        }
+        let memory = self.bytes(key, Some(number), findings);
+        if let Some(Memory::Bytes(bytes)) = memory {
+            findings.warn(
+                self.at(key),
+                format!(
+                    "{} is too large for MiB and is read as bytes: {}; write the number of MiB without a unit",
+                    self.written(key),
+                    format_bytes(bytes)
+                ),
+            );
+        }
+        memory
+    }
+
+    /// Bytes of memory of one GPU, rounded up to 1Mi as Kubernetes rounds those of a claim; `None` is an overflow.
+    pub(crate) fn bytes(&self, key: &str, bytes: Option<u64>, findings: &mut Findings) -> Option<Memory> {
+        let refused = match bytes {
+            Some(bytes) if bytes < MEMORY_MIN => "is below the minimum of 64Mi for each GPU; ask for more",
+            Some(bytes) if bytes <= MEMORY_MAX => {
+                return Some(Memory::Bytes(bytes.next_multiple_of(MEMORY_STEP)));
+            }
+            _ => "is more than any GPU has; ask for at most 10Ti for each GPU",
+        };
+        findings.refuse(Problem::invalid(self.at(key), self.written(key), refused));
+        None
+    }
+
+    /// How many GPUs; `None` after a problem, and for 0.
+    pub(crate) fn count(&self, key: &str, count: u64, findings: &mut Findings) -> Option<u32> {
+        if count > u64::from(COUNT_MAX) {
+            findings.refuse(Problem::invalid(
+                self.at(key),
+                self.written(key),
+                format!("is {count} GPUs; a container can have at most {COUNT_MAX}"),
+            ));
+            return None;
+        }
+        u32::try_from(count).ok().filter(|count| *count > 0)
+    }
+}

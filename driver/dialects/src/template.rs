@@ -1,0 +1,173 @@
+//! The template of a request.
+//!
+//! A claim asks for bytes. So a part of a GPU becomes `firstAvailable`: an alternative for each size of memory among
+//! the GPUs that the request allows, with the part of that size. Kubernetes takes at most eight; GPUs of similar sizes
+//! then share one, with the part of the smallest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, CapacityRequirements, DeviceClaim, DeviceClaimConfiguration, DeviceRequest, DeviceSelector,
+    DeviceSubRequest, ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaimSpec, ResourceClaimTemplateSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use serde_json::{Value, json};
+use vgpu_api::config::Priority;
+use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
+use vgpu_api::{CONFIG_API_VERSION, CONFIG_KIND, DRIVER_NAME, capacity};
+use vgpu_quantity::format_bytes;
+
+use crate::inventory::Inventory;
+use crate::request::{MILLION, Memory, Request};
+use crate::selector;
+
+/// Kubernetes' limit of alternatives in a request.
+pub const ALTERNATIVES_MAX: usize = 8;
+/// The name of the only request of a claim.
+pub const REQUEST_NAME: &str = "gpu";
+
+/// The template's spec. `None` for a part of a GPU, while no published GPU is one that the request allows and has at
+/// least 64Mi in that part: a claim is never changed, so one without the right alternatives would wait for ever.
+#[must_use]
+pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClaimTemplateSpec> {
+    let selectors = selector::selectors(&request.devices);
+    let devices = match request.memory {
+        Memory::All => exactly(request, selectors, None),
+        Memory::Bytes(bytes) => exactly(request, selectors, Some(bytes)),
+        Memory::Millionths(part) => DeviceRequest {
+            name: REQUEST_NAME.to_owned(),
+            first_available: Some(alternatives(request, &selectors, part, inventory)?),
+            ..DeviceRequest::default()
+        },
+    };
+    let claim = DeviceClaim {
+        requests: Some(vec![devices]),
+        config: Some(vec![DeviceClaimConfiguration {
+            opaque: Some(OpaqueDeviceConfiguration {
+                driver: DRIVER_NAME.to_owned(),
+                parameters: RawExtension(config(request)),
+            }),
+            requests: None,
+        }]),
+        constraints: None,
+    };
+    Some(ResourceClaimTemplateSpec {
+        metadata: None,
+        spec: Some(ResourceClaimSpec { devices: Some(claim) }),
+    })
+}
+
+fn exactly(request: &Request, selectors: Vec<String>, memory: Option<u64>) -> DeviceRequest {
+    DeviceRequest {
+        name: REQUEST_NAME.to_owned(),
+        exactly: Some(ExactDeviceRequest {
+            allocation_mode: Some("ExactCount".to_owned()),
+            capacity: amounts(request, memory),
+            count: Some(i64::from(request.count)),
+            device_class_name: request.class.clone(),
+            selectors: cel(selectors),
+            ..ExactDeviceRequest::default()
+        }),
+        ..DeviceRequest::default()
+    }
+}
+
+/// One alternative for each size of memory, the smallest first: it takes the least.
+fn alternatives(
+    request: &Request,
+    selectors: &[String],
+    part: u32,
+    inventory: &Inventory,
+) -> Option<Vec<DeviceSubRequest>> {
+    let allowed = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| request.devices.allow(&gpu.uuid, &gpu.model));
+    let sizes: BTreeSet<u64> = allowed
+        .map(|gpu| gpu.memory)
+        .filter(|size| part_of(*size, part) >= MEMORY_MIN)
+        .collect();
+    let alternatives: Vec<DeviceSubRequest> = groups(sizes.into_iter().collect())
+        .into_iter()
+        .map(|(smallest, largest)| {
+            let mut selectors = selectors.to_vec();
+            selectors.push(sized(smallest, largest));
+            DeviceSubRequest {
+                name: format!("mib-{}", smallest >> 20),
+                allocation_mode: Some("ExactCount".to_owned()),
+                capacity: amounts(request, Some(part_of(smallest, part))),
+                count: Some(i64::from(request.count)),
+                device_class_name: request.class.clone(),
+                selectors: cel(selectors),
+                ..DeviceSubRequest::default()
+            }
+        })
+        .collect();
+    (!alternatives.is_empty()).then_some(alternatives)
+}
+
+/// Millionths of a size, rounded down to whole MiB: never more than was asked for.
+fn part_of(size: u64, part: u32) -> u64 {
+    let bytes = u128::from(size) * u128::from(part) / u128::from(MILLION);
+    u64::try_from(bytes).unwrap_or(u64::MAX) / MEMORY_STEP * MEMORY_STEP
+}
+
+/// Sizes in order as ranges, at most [`ALTERNATIVES_MAX`]: neighbours with the smallest ratio come together.
+fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
+    let mut groups: Vec<(u64, u64)> = sizes.into_iter().map(|size| (size, size)).collect();
+    while groups.len() > ALTERNATIVES_MAX {
+        let ratio = |at: &usize| groups[at + 1].1 as f64 / groups[*at].0 as f64;
+        let closest = (0..groups.len() - 1).min_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        let Some(at) = closest else { break };
+        groups[at].1 = groups[at + 1].1;
+        groups.remove(at + 1);
+    }
+    groups
+}
+
+/// Selects GPUs with that much memory.
+fn sized(smallest: u64, largest: u64) -> String {
+    let memory = format!(r#"device.capacity["{DRIVER_NAME}"].{}"#, capacity::MEMORY);
+    let compared = |bytes: u64| format!(r#"{memory}.compareTo(quantity("{}"))"#, format_bytes(bytes));
+    match smallest == largest {
+        true => format!("{} == 0", compared(smallest)),
+        false => format!("{} >= 0 && {} <= 0", compared(smallest), compared(largest)),
+    }
+}
+
+/// Class `gpu` takes none: it gives whole GPUs.
+fn amounts(request: &Request, memory: Option<u64>) -> Option<CapacityRequirements> {
+    let mut requests = BTreeMap::new();
+    if let Some(bytes) = memory {
+        requests.insert(capacity::MEMORY.to_owned(), Quantity(format_bytes(bytes)));
+    }
+    if request.cores > 0 {
+        requests.insert(capacity::CORES.to_owned(), Quantity(request.cores.to_string()));
+    }
+    (!requests.is_empty() && !request.is_whole()).then_some(CapacityRequirements {
+        requests: Some(requests),
+    })
+}
+
+fn cel(selectors: Vec<String>) -> Option<Vec<DeviceSelector>> {
+    let selector = |expression| DeviceSelector {
+        cel: Some(CELDeviceSelector { expression }),
+    };
+    (!selectors.is_empty()).then(|| selectors.into_iter().map(selector).collect())
+}
+
+/// The claim's VgpuConfig. Priority High is not in it: only the class grants it.
+fn config(request: &Request) -> Value {
+    let mut config = json!({"apiVersion": CONFIG_API_VERSION, "kind": CONFIG_KIND, "reportAs": request.report_as});
+    if request.guaranteed {
+        config["computePolicy"] = json!("Guaranteed");
+    }
+    if request.priority == Some(Priority::Low) {
+        config["priority"] = json!("Low");
+    }
+    if let Some(policy) = request.allocation_policy {
+        config["allocationPolicy"] = json!(policy);
+    }
+    config
+}

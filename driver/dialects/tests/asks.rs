@@ -1,0 +1,392 @@
+//! What each dialect's asks become: every row of the table of issue 17, and every rule of docs/migrate.md.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{annotated, limits, pod, request, translated, warnings, with};
+use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
+use vgpu_dialects::{Memory, Request, Settings};
+
+const MI: u64 = 1 << 20;
+
+fn mebibytes(number: u64) -> Memory {
+    Memory::Bytes(number * MI)
+}
+
+fn percent(number: u32) -> Memory {
+    Memory::Millionths(number * 10_000)
+}
+
+fn fraction(dialect: Dialect, count: u32, memory: Memory, cores: u32) -> Request {
+    Request {
+        cores,
+        ..Request::fraction(count, memory, dialect)
+    }
+}
+
+#[test]
+fn hami() {
+    let part = |count, memory, cores| fraction(Dialect::Hami, count, memory, cores);
+    let whole = |count| Request::whole(count, Dialect::Hami);
+    for (asked, expected) in [
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}),
+            part(1, mebibytes(3000), 30),
+        ),
+        (
+            json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000}),
+            part(2, mebibytes(3000), 0),
+        ),
+        // One GPU if the number is left out.
+        (json!({"nvidia.com/gpumem": 3000}), part(1, mebibytes(3000), 0)),
+        (json!({"nvidia.com/gpumem-percentage": 50}), part(1, percent(50), 0)),
+        (json!({"nvidia.com/gpucores": 30}), part(1, Memory::All, 30)),
+        // Bytes, as a webhook sees 3000M.
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "3G"}),
+            part(1, mebibytes(2862), 0),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "2Gi"}),
+            part(1, mebibytes(2048), 0),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 25, "nvidia.com/gpucores": 25}),
+            part(1, percent(25), 25),
+        ),
+        // gpumem wins.
+        (
+            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 50}),
+            part(1, mebibytes(3000), 0),
+        ),
+        // 0 is not given.
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 0, "nvidia.com/gpumem-percentage": 50}),
+            part(1, percent(50), 0),
+        ),
+        // All memory, and no cores: whole GPUs.
+        (json!({"nvidia.com/gpu": 1}), whole(1)),
+        (json!({"nvidia.com/gpu": 8}), whole(8)),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100}),
+            whole(1),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 100}),
+            whole(1),
+        ),
+        (json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}), whole(1)),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 0}),
+            part(1, Memory::All, 0),
+        ),
+    ] {
+        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
+    }
+}
+
+#[test]
+fn hami_warns_of_what_it_changes() {
+    for (asked, said) in [
+        (
+            json!({"nvidia.com/gpumem": "3G"}),
+            "is too large for MiB and is read as bytes: 2862Mi",
+        ),
+        (
+            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 50}),
+            "nvidia.com/gpumem is given too, and counts",
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}),
+            "150 is more than a GPU has: 100 counts",
+        ),
+        (
+            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 100}),
+            "gets all of their memory",
+        ),
+        (
+            json!({"nvidia.com/gpumem": 3000, "nvidia.com/priority": 0}),
+            "translate.highPriorityClass",
+        ),
+        (
+            json!({"nvidia.com/gpumem": 3000}),
+            "ResourceQuotas for nvidia.com/gpumem count 0",
+        ),
+        (
+            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumen": 1}),
+            "limits[nvidia.com/gpumen]: is not read and stays as it is",
+        ),
+    ] {
+        let said_now = warnings(&translated(&limits(asked.clone())));
+        assert!(said_now.contains(said), "{asked}: {said_now}");
+    }
+}
+
+#[test]
+fn hami_priority() {
+    let asked = |priority: u32| limits(json!({"nvidia.com/gpumem": 3000, "nvidia.com/priority": priority}));
+    let granted = Settings {
+        high_priority_class: Some("vgpu-high".to_owned()),
+        ..Settings::default()
+    };
+    let high = request(&with(&asked(0), &granted));
+    assert_eq!(
+        (high.class.as_str(), high.priority),
+        ("vgpu-high", Some(Priority::High))
+    );
+    let low = request(&with(&asked(1), &granted));
+    assert_eq!((low.class.as_str(), low.priority), ("vgpu", Some(Priority::Low)));
+    let without_class = request(&translated(&asked(0)));
+    assert_eq!(
+        (without_class.class.as_str(), without_class.priority),
+        ("vgpu", Some(Priority::Low))
+    );
+    assert_eq!(
+        request(&translated(&limits(json!({"nvidia.com/gpumem": 3000})))).priority,
+        None
+    );
+    // A whole GPU has nobody beside it.
+    let whole = limits(json!({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}));
+    assert_eq!(request(&with(&whole, &granted)), Request::whole(1, Dialect::Hami));
+}
+
+#[test]
+fn hami_annotations_choose_gpus_and_policy() {
+    let asked = json!({"nvidia.com/gpumem": 3000});
+    let of = |key: &str, value: &str| request(&translated(&annotated(key, value, asked.clone())));
+    let types = of("nvidia.com/use-gputype", " A100 ,h100,, A100");
+    assert_eq!(types.devices.use_types, ["a100", "h100"]);
+    assert_eq!(of("nvidia.com/nouse-gputype", "T4").devices.not_types, ["t4"]);
+    assert_eq!(
+        of("nvidia.com/use-gpuuuid", "GPU-b,GPU-a").devices.use_uuids,
+        ["GPU-a", "GPU-b"]
+    );
+    assert_eq!(of("nvidia.com/nouse-gpuuuid", "GPU-a").devices.not_uuids, ["GPU-a"]);
+    assert!(of("nvidia.com/use-gputype", "").devices.is_any());
+    for (key, value, policy) in [
+        (
+            "hami.io/gpu-scheduler-policy",
+            "binpack",
+            Some(AllocationPolicy::Binpack),
+        ),
+        ("hami.io/gpu-scheduler-policy", "spread", Some(AllocationPolicy::Spread)),
+        (
+            "hami.io/gpu-scheduler-policy",
+            "topology-aware",
+            Some(AllocationPolicy::Pcie),
+        ),
+        ("hami.io/gpu-scheduler-policy", "numa", Some(AllocationPolicy::Numa)),
+        (
+            "hami.io/gpu-scheduler-policy",
+            "spread,binpack",
+            Some(AllocationPolicy::Spread),
+        ),
+        ("hami.io/gpu-scheduler-policy", "best", None),
+        ("nvidia.com/numa-bind", "true", Some(AllocationPolicy::Numa)),
+        ("nvidia.com/numa-bind", "false", None),
+        ("nvidia.com/vgpu-mode", "hami-core", None),
+    ] {
+        assert_eq!(of(key, value).allocation_policy, policy, "{key}: {value}");
+    }
+    // Idle GPUs only.
+    assert!(of("hami.io/gpu-scheduler-policy", "mutex").is_whole());
+    assert!(of("hami.io/gpu-scheduler-policy", "mutex,binpack").is_whole());
+}
+
+#[test]
+fn koordinator() {
+    let part = |count, memory, cores| fraction(Dialect::Koordinator, count, memory, cores);
+    let whole = |count| Request::whole(count, Dialect::Koordinator);
+    for (asked, expected) in [
+        (json!({"koordinator.sh/gpu": 50}), part(1, percent(50), 50)),
+        (json!({"koordinator.sh/gpu": 100}), whole(1)),
+        (json!({"koordinator.sh/gpu": 400}), whole(4)),
+        (json!({"koordinator.sh/gpu-memory": "8Gi"}), part(1, mebibytes(8192), 0)),
+        (json!({"koordinator.sh/gpu-memory-ratio": 30}), part(1, percent(30), 0)),
+        (json!({"koordinator.sh/gpu-memory-ratio": 200}), part(2, Memory::All, 0)),
+        (
+            json!({"koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory": "8Gi"}),
+            part(1, mebibytes(8192), 50),
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 60, "koordinator.sh/gpu-memory-ratio": 40}),
+            part(1, percent(40), 60),
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}),
+            whole(1),
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory-ratio": 200}),
+            whole(2),
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory": "16Gi"}),
+            part(2, mebibytes(8192), 100),
+        ),
+        // Totals of S GPUs.
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}),
+            part(2, percent(50), 50),
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": "16Gi"}),
+            part(2, mebibytes(8192), 0),
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory": "10Gi"}),
+            part(1, mebibytes(10_240), 50),
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory-ratio": 200}),
+            whole(2),
+        ),
+    ] {
+        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
+    }
+}
+
+#[test]
+fn koordinators_isolation_label_is_read_in_any_case() {
+    let of = |value: &str| {
+        let labels = json!({"labels": {"koordinator.sh/gpu-isolation-provider": value}});
+        warnings(&translated(&pod(labels, json!({"koordinator.sh/gpu": 50}))))
+    };
+    assert!(!of("HAMi-core").contains("isolation"), "{}", of("HAMi-core"));
+    assert!(!of("hami-core").contains("isolation"));
+    assert!(of("other").contains("\"other\" is not known here"));
+}
+
+#[test]
+fn volcano() {
+    for (asked, expected) in [
+        (
+            json!({"volcano.sh/gpu-memory": 1024}),
+            fraction(Dialect::Volcano, 1, mebibytes(1024), 0),
+        ),
+        (json!({"volcano.sh/gpu-number": 2}), Request::whole(2, Dialect::Volcano)),
+    ] {
+        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
+    }
+}
+
+#[test]
+fn volcano_vgpu() {
+    let part = |count, memory, cores| fraction(Dialect::VolcanoVgpu, count, memory, cores);
+    for (asked, expected) in [
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 50}),
+            part(1, mebibytes(3000), 50),
+        ),
+        (json!({"volcano.sh/vgpu-memory": 3000}), part(1, mebibytes(3000), 0)),
+        // Percent win here.
+        (
+            json!({"volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-memory-percentage": 50}),
+            part(1, percent(50), 0),
+        ),
+        // Cores stay 0, and so the GPU is shared.
+        (json!({"volcano.sh/vgpu-number": 2}), part(2, Memory::All, 0)),
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-cores": 100}),
+            Request::whole(1, Dialect::VolcanoVgpu),
+        ),
+    ] {
+        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
+    }
+    let chosen = json!({"annotations": {
+        "volcano.sh/vgpu-use-gpuuuid": "GPU-1", "volcano.sh/vgpu-nouse-gpuuuid": "GPU-2",
+        "nvidia.com/use-gputype": "A100",
+    }});
+    let devices = request(&translated(&pod(chosen, json!({"volcano.sh/vgpu-number": 1})))).devices;
+    assert_eq!(
+        (devices.use_uuids, devices.not_uuids),
+        (vec!["GPU-1".to_owned()], vec!["GPU-2".to_owned()])
+    );
+    assert_eq!(devices.use_types, ["a100"]);
+}
+
+#[test]
+fn gpu_manager() {
+    let part = |memory, cores| fraction(Dialect::GpuManager, 1, memory, cores);
+    let asked = json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4});
+    assert_eq!(request(&translated(&limits(asked.clone()))), part(mebibytes(1024), 50));
+    for (core, count) in [(100, 1), (300, 3)] {
+        let whole = json!({"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": 4});
+        let translation = translated(&limits(whole));
+        assert_eq!(request(&translation), Request::whole(count, Dialect::GpuManager));
+        assert!(warnings(&translation).contains("is ignored"));
+    }
+    let limited = |limit: &str| {
+        request(&translated(&annotated(
+            "tencent.com/vcuda-core-limit",
+            limit,
+            asked.clone(),
+        )))
+    };
+    let guaranteed = Request {
+        guaranteed: true,
+        ..part(mebibytes(1024), 50)
+    };
+    assert_eq!(limited("50"), guaranteed);
+    assert_eq!(limited("80"), part(mebibytes(1024), 50));
+    assert_eq!(
+        limited("30"),
+        Request {
+            cores: 30,
+            ..guaranteed
+        }
+    );
+}
+
+#[test]
+fn kai() {
+    for (annotations, memory, count) in [
+        (json!({"gpu-fraction": "0.5"}), percent(50), 1),
+        (json!({"gpu-fraction": "0.333"}), Memory::Millionths(333_000), 1),
+        (json!({"gpu-memory": "4096"}), mebibytes(4096), 1),
+        (
+            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}),
+            percent(50),
+            2,
+        ),
+        (
+            json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "4"}),
+            mebibytes(2000),
+            4,
+        ),
+    ] {
+        let translation = translated(&pod(json!({"annotations": annotations}), json!({"cpu": "1"})));
+        assert_eq!(
+            request(&translation),
+            fraction(Dialect::Kai, count, memory, 0),
+            "{annotations}"
+        );
+    }
+}
+
+/// KAI gives one container the GPU: the first, or the one that is named.
+#[test]
+fn kai_gives_one_container_the_gpu() {
+    let pod = |annotations: Value| {
+        support::read(json!({"metadata": {"annotations": annotations}, "spec": {
+            "initContainers": [{"name": "init"}],
+            "containers": [{"name": "a"}, {"name": "b"}],
+        }}))
+    };
+    let first = translated(&pod(json!({"gpu-fraction": "0.5"})));
+    let named = |name: &str| {
+        translated(&pod(
+            json!({"gpu-fraction": "0.5", "gpu-fraction-container-name": name}),
+        ))
+    };
+    for (translation, container) in [(first, "a"), (named("b"), "b"), (named("init"), "init")] {
+        for name in ["init", "a", "b"] {
+            let expected = usize::from(name == container);
+            assert_eq!(
+                support::claims(&translation.pod, name).len(),
+                expected,
+                "{container}: {name}"
+            );
+        }
+    }
+}

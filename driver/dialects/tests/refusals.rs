@@ -1,0 +1,462 @@
+//! What is refused, and with which words: the table of bad input of issue 17, section 2.
+
+mod support;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use support::{annotated, limits, pod, read, refused, translated, warnings};
+use vgpu_dialects::Settings;
+
+const LIMITS: &str = "spec.containers[0].resources.limits";
+
+#[test]
+fn a_bad_resource_is_refused_with_its_field_and_what_to_do() {
+    for (asked, key, advice) in [
+        (
+            json!({"tencent.com/vcuda-core": 150}),
+            "tencent.com/vcuda-core",
+            "multiple of 100",
+        ),
+        (
+            json!({"tencent.com/vcuda-core": 50}),
+            "tencent.com/vcuda-core",
+            "give both",
+        ),
+        (
+            json!({"tencent.com/vcuda-memory": 4}),
+            "tencent.com/vcuda-memory",
+            "give both",
+        ),
+        (
+            json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": "9223372036854775807"}),
+            "tencent.com/vcuda-memory",
+            "at most 10Ti",
+        ),
+        (
+            json!({"nvidia.com/gpumem-percentage": 101}),
+            "nvidia.com/gpumem-percentage",
+            "from 0 to 100",
+        ),
+        (
+            json!({"nvidia.com/gpumem-percentage": -1}),
+            "nvidia.com/gpumem-percentage",
+            "must not be negative",
+        ),
+        (
+            json!({"volcano.sh/vgpu-memory-percentage": 101}),
+            "volcano.sh/vgpu-memory-percentage",
+            "from 0 to 100",
+        ),
+        (
+            json!({"nvidia.com/gpumem": "1500m"}),
+            "nvidia.com/gpumem",
+            "whole number",
+        ),
+        (json!({"nvidia.com/gpumem": "1.5"}), "nvidia.com/gpumem", "whole number"),
+        (json!({"nvidia.com/gpumem": "9Ei"}), "nvidia.com/gpumem", "whole number"),
+        (json!({"nvidia.com/gpumem": "1Pi"}), "nvidia.com/gpumem", "at most 10Ti"),
+        (json!({"nvidia.com/gpumem": 10}), "nvidia.com/gpumem", "minimum of 64Mi"),
+        (json!({"nvidia.com/gpu": "many"}), "nvidia.com/gpu", "whole number"),
+        (json!({"nvidia.com/gpu": 33}), "nvidia.com/gpu", "at most 32"),
+        (
+            json!({"volcano.sh/gpu-number": 33}),
+            "volcano.sh/gpu-number",
+            "at most 32",
+        ),
+        (
+            json!({"tencent.com/vcuda-core": 3300}),
+            "tencent.com/vcuda-core",
+            "at most 32",
+        ),
+        (json!({"koordinator.sh/gpu": 3300}), "koordinator.sh/gpu", "at most 32"),
+        (
+            json!({"volcano.sh/gpu-number": 1, "volcano.sh/gpu-memory": 1024}),
+            "volcano.sh/gpu-number",
+            "remove one of them",
+        ),
+        (
+            json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-memory-ratio": 50}),
+            "koordinator.sh/gpu-memory-ratio",
+            "exclude each other",
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 50}),
+            "koordinator.sh/gpu-core",
+            "says nothing of memory",
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2}),
+            "koordinator.sh/gpu.shared",
+            "says nothing of memory",
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 0}),
+            "koordinator.sh/gpu-core",
+            "says nothing of memory",
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 51, "koordinator.sh/gpu-memory-ratio": 100}),
+            "koordinator.sh/gpu-core",
+            "multiple of koordinator.sh/gpu.shared, 2",
+        ),
+        (
+            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory-ratio": 202}),
+            "koordinator.sh/gpu-memory-ratio",
+            "more than 100 for each of 2 GPUs",
+        ),
+        (
+            json!({"koordinator.sh/gpu": 150}),
+            "koordinator.sh/gpu",
+            "multiple of 100",
+        ),
+        (
+            json!({"koordinator.sh/gpu": 100, "koordinator.sh/gpu.shared": 2}),
+            "koordinator.sh/gpu.shared",
+            "exclude each other",
+        ),
+        (
+            json!({"koordinator.sh/gpu": 100, "koordinator.sh/gpu-core": 2}),
+            "koordinator.sh/gpu",
+            "remove it, or the others",
+        ),
+        (
+            json!({"koordinator.sh/gpu-memory-ratio": 150}),
+            "koordinator.sh/gpu-memory-ratio",
+            "multiple of 100",
+        ),
+        (
+            json!({"koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 200}),
+            "koordinator.sh/gpu-memory-ratio",
+            "",
+        ),
+    ] {
+        // The last one divides: 25 percent of each of two GPUs.
+        if advice.is_empty() {
+            translated(&limits(asked));
+            continue;
+        }
+        let said = refused(&limits(asked.clone())).to_string();
+        assert!(
+            said.starts_with(&format!("{LIMITS}[{key}]: Invalid value: ")),
+            "{asked}: {said}"
+        );
+        assert!(said.contains(advice), "{asked}: {said}");
+    }
+}
+
+#[test]
+fn a_bad_annotation_is_refused_with_its_key_and_what_to_do() {
+    let hami = || json!({"nvidia.com/gpumem": 3000});
+    let tencent = || json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4});
+    for (annotations, asked, key, advice) in [
+        (
+            json!({"gpu-fraction": "1"}),
+            json!({}),
+            "gpu-fraction",
+            "smaller than 1.0",
+        ),
+        (
+            json!({"gpu-fraction": "0"}),
+            json!({}),
+            "gpu-fraction",
+            "smaller than 1.0",
+        ),
+        (
+            json!({"gpu-fraction": "x"}),
+            json!({}),
+            "gpu-fraction",
+            "smaller than 1.0",
+        ),
+        (
+            json!({"gpu-fraction": "0.5", "gpu-memory": "1"}),
+            json!({}),
+            "gpu-fraction",
+            "gpu-memory exclude each other",
+        ),
+        (
+            json!({"gpu-fraction": "0.5"}),
+            json!({"nvidia.com/gpu": 1}),
+            "gpu-fraction",
+            "limits[nvidia.com/gpu] exclude",
+        ),
+        (
+            json!({"gpu-memory": "4096"}),
+            json!({"nvidia.com/gpu": 1}),
+            "gpu-memory",
+            "limits[nvidia.com/gpu] exclude",
+        ),
+        (
+            json!({"gpu-memory": "0"}),
+            json!({}),
+            "gpu-memory",
+            "positive whole number",
+        ),
+        (
+            json!({"gpu-memory": "1.5"}),
+            json!({}),
+            "gpu-memory",
+            "positive whole number",
+        ),
+        (json!({"gpu-memory": "63"}), json!({}), "gpu-memory", "from 64 to"),
+        (
+            json!({"gpu-fraction-num-devices": "2"}),
+            json!({}),
+            "gpu-fraction-num-devices",
+            "stands alone",
+        ),
+        (
+            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}),
+            json!({}),
+            "gpu-fraction-num-devices",
+            "from 1 to 32",
+        ),
+        (
+            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "33"}),
+            json!({}),
+            "gpu-fraction-num-devices",
+            "from 1 to 32",
+        ),
+        (
+            json!({"gpu-fraction": "0.5", "gpu-fraction-container-name": "nobody"}),
+            json!({}),
+            "gpu-fraction-container-name",
+            "no container of the pod",
+        ),
+        (
+            json!({"nvidia.com/vgpu-mode": "mig"}),
+            hami(),
+            "nvidia.com/vgpu-mode",
+            "MIG",
+        ),
+        (
+            json!({"nvidia.com/vgpu-mode": "mps"}),
+            hami(),
+            "nvidia.com/vgpu-mode",
+            "MPS",
+        ),
+        (
+            json!({"volcano.sh/vgpu-mode": "mig"}),
+            json!({"volcano.sh/vgpu-number": 1}),
+            "volcano.sh/vgpu-mode",
+            "MIG",
+        ),
+        (
+            json!({"tencent.com/vcuda-core-limit": "half"}),
+            tencent(),
+            "tencent.com/vcuda-core-limit",
+            "whole number",
+        ),
+        (
+            json!({"tencent.com/vcuda-core-limit": "101"}),
+            tencent(),
+            "tencent.com/vcuda-core-limit",
+            "from 1 to 100",
+        ),
+    ] {
+        let said = refused(&pod(json!({"annotations": annotations}), asked)).to_string();
+        assert!(
+            said.starts_with(&format!("metadata.annotations[{key}]: Invalid value: ")),
+            "{said}"
+        );
+        assert!(said.contains(advice), "{said}");
+    }
+}
+
+#[test]
+fn what_no_claim_can_do_is_refused() {
+    let gpu = json!({"limits": {"nvidia.com/gpumem": 3000}});
+    let main = |more: Value| {
+        let mut container = json!({"name": "main", "resources": gpu});
+        for (key, value) in more.as_object().unwrap() {
+            container[key] = value.clone();
+        }
+        container
+    };
+    let spec = |spec: Value| read(json!({"metadata": {"name": "p"}, "spec": spec}));
+    let with_claim = json!({"limits": {"nvidia.com/gpumem": 3000}, "claims": [{"name": "mine"}]});
+    for (pod, field, advice) in [
+        (
+            spec(json!({"containers": [main(json!({"securityContext": {"privileged": true}}))]})),
+            "spec.containers[0].securityContext.privileged",
+            "no limit holds",
+        ),
+        (
+            spec(json!({"nodeName": "n1", "containers": [main(json!({}))]})),
+            "spec.nodeName",
+            "no scheduler sees such a pod",
+        ),
+        (
+            spec(json!({"containers": [main(json!({"resources": with_claim}))], "resourceClaims": [{"name": "mine"}]})),
+            "spec.containers[0].resources.claims[0].name",
+            "dra.vgpu/other-claims",
+        ),
+        (
+            limits(json!({"nvidia.com/gpumem": 3000, "deviceclass.resource.kubernetes.io/vgpu": 1})),
+            "spec.containers[0].resources.limits[deviceclass.resource.kubernetes.io/vgpu]",
+            "remove one of them",
+        ),
+        (
+            limits(json!({"nvidia.com/gpumem": 3000, "volcano.sh/vgpu-number": 1})),
+            "spec.containers[0].resources",
+            "two dialects, hami and volcano-vgpu",
+        ),
+        (
+            annotated("gpu-fraction", "0.5", json!({"volcano.sh/vgpu-number": 1})),
+            "spec.containers[0].resources",
+            "two dialects, volcano-vgpu and kai",
+        ),
+        (
+            spec(json!({"containers": [{"name": "main", "resources": {"requests": {"nvidia.com/gpumem": 3000}}}]})),
+            "spec.containers[0].resources.requests[nvidia.com/gpumem]",
+            "has no limit",
+        ),
+        (
+            spec(json!({"containers": [{"name": "main", "resources":
+                {"limits": {"nvidia.com/gpumem": 3000}, "requests": {"nvidia.com/gpumem": 2000}}}]})),
+            "spec.containers[0].resources.requests[nvidia.com/gpumem]",
+            "must be equal to the limit",
+        ),
+    ] {
+        let said = refused(&pod).to_string();
+        assert!(said.starts_with(&format!("{field}: ")), "{said}");
+        assert!(said.contains(advice), "{said}");
+    }
+}
+
+#[test]
+fn a_claim_for_other_devices_may_stand_beside_if_it_is_named() {
+    let pod = read(
+        json!({"metadata": {"annotations": {"dra.vgpu/other-claims": "fpga, nic"}}, "spec": {
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000}, "claims": [{"name": "nic"}]}}],
+        }}),
+    );
+    let translation = translated(&pod);
+    assert_eq!(support::claims(&translation.pod, "main"), ["nic", "vgpu-translated-0"]);
+    let spec = translation.pod.spec.as_ref().unwrap();
+    assert_eq!(spec.resource_claims.as_ref().unwrap().len(), 2);
+}
+
+#[test]
+fn lists_of_gpus_are_bounded() {
+    let asked = || json!({"nvidia.com/gpumem": 3000});
+    let many: Vec<String> = (0..10_000).map(|at| format!("GPU-{at:036}")).collect();
+    for key in [
+        "nvidia.com/use-gpuuuid",
+        "nvidia.com/nouse-gpuuuid",
+        "nvidia.com/use-gputype",
+        "nvidia.com/nouse-gputype",
+    ] {
+        let said = refused(&annotated(key, &many.join(","), asked())).to_string();
+        assert!(
+            said.contains(key) && said.contains("more than 128") && said.len() < 400,
+            "{said}"
+        );
+        let said = refused(&annotated(key, &"x".repeat(65), asked())).to_string();
+        assert!(said.contains("more than 64 bytes"), "{said}");
+        let quotes: Vec<String> = (0..128).map(|at| format!("{at:03}{}", "\"".repeat(61))).collect();
+        let said = refused(&annotated(key, &quotes.join(","), asked())).to_string();
+        assert!(said.contains("too long for a selector"), "{said}");
+        let most = many[..128].join(",");
+        translated(&annotated(key, &most, asked()));
+    }
+}
+
+#[test]
+fn a_refusal_names_every_problem_and_stays_short() {
+    let long = "n".repeat(63);
+    let containers: Vec<Value> = (0..40)
+        .map(|at| json!({"name": format!("{at}{long}"), "resources": {"limits": {"nvidia.com/gpumem": "x".repeat(3000)}}}))
+        .collect();
+    let refusal = refused(&read(json!({"spec": {"containers": containers}})));
+    assert_eq!(refusal.problems().len(), 8);
+    let said = refusal.to_string();
+    assert!(said.ends_with("; and 32 more problems") && said.len() < 4096, "{said}");
+}
+
+#[test]
+fn pods_of_others_are_left_alone() {
+    let none = |pod: &Pod, settings: &Settings| assert_eq!(vgpu_dialects::translate(pod, settings), Ok(None));
+    let all = Settings::default();
+    none(&limits(json!({"cpu": "1", "memory": "1Gi", "amd.com/gpu": 1})), &all);
+    none(&limits(json!({"nvidia.com/gpu": 0})), &all);
+    none(&read(json!({"metadata": {"name": "empty"}})), &all);
+    none(
+        &pod(
+            json!({"labels": {"hami.io/webhook": "ignore"}}),
+            json!({"nvidia.com/gpu": 1}),
+        ),
+        &all,
+    );
+    let hami_only = Settings {
+        dialects: [vgpu_dialects::Dialect::Hami].into(),
+        ..Settings::default()
+    };
+    none(&limits(json!({"volcano.sh/vgpu-number": 1})), &hami_only);
+    none(&annotated("gpu-fraction", "0.5", json!({})), &hami_only);
+}
+
+#[test]
+fn what_changes_nothing_is_named() {
+    let asked = || json!({"nvidia.com/gpumem": 3000});
+    for (metadata, said) in [
+        (
+            json!({"annotations": {"hami.io/node-scheduler-policy": "binpack"}}),
+            "[hami.io/node-scheduler-policy]: is lost",
+        ),
+        (
+            json!({"annotations": {"hami.io/device-scoring-weights": "x"}}),
+            "is lost: GPUs are not scored",
+        ),
+        (
+            json!({"annotations": {"nvidia.com/use-gputypes": "x"}}),
+            "[nvidia.com/use-gputypes]: is not read",
+        ),
+        (
+            json!({"annotations": {"scheduling.k8s.io/group-name": "x"}}),
+            "not started together",
+        ),
+        (
+            json!({"labels": {"kai.scheduler/queue": "x"}}),
+            "the pod is in no queue",
+        ),
+    ] {
+        let now = warnings(&translated(&pod(metadata, asked())));
+        assert!(now.contains(said), "{now}");
+    }
+    // A copy of a running pod.
+    let copy = json!({"annotations": {"hami.io/vgpu-node": "n", "hami.io/vgpu-devices-allocated": ";"}});
+    assert!(!warnings(&translated(&pod(copy, asked()))).contains("is not read"));
+    // A tenant chooses how many keys there are.
+    let many: serde_json::Map<String, Value> = (0..1000)
+        .map(|at| (format!("hami.io/{at}{}", "x".repeat(200)), json!("")))
+        .collect();
+    let now = warnings(&translated(&pod(json!({"annotations": many}), asked())));
+    assert!(now.matches("is not read").count() == 8 && now.len() < 4000, "{now}");
+}
+
+/// What a webhook looks for is exactly what makes a translation.
+#[test]
+fn every_asking_key_asks_and_no_other() {
+    for dialect in vgpu_dialects::Dialect::ALL {
+        for key in vgpu_dialects::asking_resources(dialect) {
+            assert_ne!(
+                vgpu_dialects::translate(&limits(json!({*key: 1})), &Settings::default()),
+                Ok(None),
+                "{key}"
+            );
+            assert!(vgpu_dialects::is_resource(key));
+        }
+        for key in vgpu_dialects::asking_annotations(dialect) {
+            let pod = annotated(key, "1", json!({}));
+            assert_ne!(vgpu_dialects::translate(&pod, &Settings::default()), Ok(None), "{key}");
+        }
+    }
+    for other in ["nvidia.com/priority", "cpu", "nvidia.com/gpu.shared"] {
+        assert_eq!(
+            vgpu_dialects::translate(&limits(json!({other: 1})), &Settings::default()),
+            Ok(None),
+            "{other}"
+        );
+    }
+}
