@@ -22,12 +22,6 @@ type Slot = Mutex<Option<Result<&'static Installed, String>>>;
 static CLUSTER: Slot = Mutex::new(None);
 static CONTROLLER: Slot = Mutex::new(None);
 
-/// Every dialect is translated, in namespaces with the label.
-const TRANSLATES: [&str; 2] = [
-    "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
-    "translate.schedulers={hami-scheduler,koord-scheduler,volcano,kai-scheduler}",
-];
-
 /// A cluster with this project on it.
 pub(crate) struct Installed {
     pub(crate) cluster: Cluster,
@@ -50,13 +44,13 @@ pub(crate) fn name(of: &str) -> String {
 
 /// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    in_slot(&CLUSTER, "shared", &TRANSLATES)
+    in_slot(&CLUSTER, "shared", &install::TRANSLATES)
 }
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
     let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
-    in_slot(&CONTROLLER, "controlled", &[&values[..], &TRANSLATES].concat())
+    in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
 }
 
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.
