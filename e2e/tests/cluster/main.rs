@@ -5,6 +5,7 @@
 //! example.rs    the documented examples
 //! attacks.rs    what tenants try on their limits: held, lifted, or told why not
 //! bad_input.rs  users' mistakes, and where they read about them
+//! dialects.rs   manifests of other systems, unchanged
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! controller.rs controller mode: one pod's way, refusals, the leader killed
 //! storm.rs      controller mode with many pods, and controllers that are killed
@@ -23,6 +24,7 @@ mod attacks;
 mod bad_input;
 mod checker;
 mod controller;
+mod dialects;
 mod elsewhere;
 mod example;
 mod explain;
@@ -110,6 +112,7 @@ fn tests() -> Vec<Named> {
     let modules = [
         ("machine", machine::TESTS),
         ("example", example::TESTS),
+        ("dialects", dialects::TESTS),
         ("bad_input", bad_input::TESTS),
         ("attacks", attacks::TESTS),
         ("explain", explain::TESTS),

@@ -44,13 +44,13 @@ pub(crate) fn name(of: &str) -> String {
 
 /// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    in_slot(&CLUSTER, "shared", &[])
+    in_slot(&CLUSTER, "shared", &install::TRANSLATES)
 }
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
     let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
-    in_slot(&CONTROLLER, "controlled", &values)
+    in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
 }
 
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.
