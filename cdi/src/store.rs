@@ -98,16 +98,10 @@ impl Dir {
         self.replace(&name, &target, &json)
     }
 
-    /// Removes the spec of `id`. Returns false if there was none.
+    /// Removes the spec of `id`. Returns false if there was none. Nothing is synced: a file that is back after a power loss
+    /// is one of a container that is gone, and a full or broken disk must not keep it.
     pub fn remove(&self, id: &str) -> Result<bool, Error> {
-        let target = self.file(id)?;
-        let existed = remove_file(&target)?;
-        // Syncs even if the file is gone already: the call that removed it may have died before its sync.
-        match self.sync() {
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(existed),
-            Err(error) => Err(error),
-            Ok(()) => Ok(existed),
-        }
+        remove_file(&self.file(id)?)
     }
 
     /// Reads the spec of `id`, if it exists.

@@ -284,6 +284,31 @@ fn plugin_and_controller_change_modes_together() {
     assert!(without_policy.expect_err("refused").contains("admission.claims: false"));
 }
 
+#[test]
+fn two_instances_of_the_plugin_can_run_on_a_node() {
+    let Some(helm) = helm("two_instances_of_the_plugin_can_run_on_a_node") else {
+        return;
+    };
+    let rendered = render(&helm, &[]).expect("rendered");
+    let set = rendered
+        .iter()
+        .find(|object| object["kind"] == "DaemonSet")
+        .expect("it");
+    let update = &set["spec"]["updateStrategy"]["rollingUpdate"];
+    assert_eq!((&update["maxSurge"], &update["maxUnavailable"]), (&1.into(), &0.into()));
+    let pod = &set["spec"]["template"]["spec"];
+    let environment = pod["containers"][0]["env"].as_array().expect("variables");
+    let uid = environment.iter().find(|variable| variable["name"] == "POD_UID");
+    assert_eq!(
+        uid.expect("POD_UID")["valueFrom"]["fieldRef"]["fieldPath"],
+        "metadata.uid"
+    );
+    // A port of the node has room for one.
+    assert_eq!(pod["hostNetwork"], serde_json::Value::Null);
+    let ports = pod["containers"][0]["ports"].as_array().expect("ports");
+    assert!(ports.iter().all(|port| port["hostPort"].is_null()));
+}
+
 /// Every policy that there is, and binpack if none is named, or the values are those of a release without policies.
 #[test]
 fn the_controller_is_started_with_the_policy_that_the_values_name() {

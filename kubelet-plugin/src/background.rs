@@ -2,12 +2,14 @@
 //! unprepared and for shares that break their limit of GPU time, and unprepares stale claims.
 
 use crate::api::{Claims, Events};
+use crate::checkpoint::{Entry, Held};
 use crate::claimdir::LedgerError;
-use crate::compute::Comparison;
+use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
-use crate::node::SharedNode;
+use crate::mount_users::{MountUsers, Processes, ShareMount};
+use crate::node::{Node, SharedNode};
 use crate::report::Report;
-use crate::share::{ClaimId, Role};
+use crate::share::{ClaimId, Role, ShareKey};
 use crate::stale::{ClaimState, Gone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
@@ -15,7 +17,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 const EVENTS_EVERY: Duration = Duration::from_secs(5);
-const CLEAN_UP_EVERY: Duration = Duration::from_secs(60);
+/// With the patience that a claim has, one that is gone is freed within a minute.
+const CLEAN_UP_EVERY: Duration = Duration::from_secs(20);
+/// Claims of monitors alone are asked about in one of so many rounds: every 10 minutes.
+pub(crate) const MONITORS_EVERY: u32 = 30;
+const LEDGERS_EVERY: Duration = Duration::from_secs(60);
+/// The first time is long after a start: an instance that is being replaced by this one has ended by then, also one of a
+/// release that does not say which library it uses.
+const RELEASES_EVERY: Duration = Duration::from_secs(600);
 
 /// Runs the background work for ever.
 pub async fn run<A: Claims + Events>(
@@ -25,8 +34,10 @@ pub async fn run<A: Claims + Events>(
     comparison: Comparison,
     node_object: ObjectReference,
 ) {
-    let mut gone = Gone::default();
+    let mut clean_up = CleanUp::new(Processes::of_node());
     let mut cleaned_up = Instant::now();
+    let mut ledgers_read = Instant::now();
+    let mut releases_removed = Instant::now();
     let mut unreported = Vec::new();
     let (mut told_unprepare, mut told_ledger, mut told_compute) = (Told::default(), Told::default(), Told::default());
     loop {
@@ -34,10 +45,19 @@ pub async fn run<A: Claims + Events>(
         report_damages(&node, &api, &metrics, &node_object, &mut unreported).await;
         warn_not_unprepared(&node, &api, &mut told_unprepare).await;
         warn_broken_compute(&node, &api, &comparison, &mut told_compute).await;
+        if ledgers_read.elapsed() >= LEDGERS_EVERY {
+            ledgers_read = Instant::now();
+            warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
+        }
+        if releases_removed.elapsed() >= RELEASES_EVERY {
+            releases_removed = Instant::now();
+            if let Err(error) = node.turn(|node, locked| node.remove_unused_releases(locked)).await {
+                tracing::warn!(%error, "releases of the library that nothing uses are not removed yet");
+            }
+        }
         if cleaned_up.elapsed() >= CLEAN_UP_EVERY {
             cleaned_up = Instant::now();
-            warn_damaged_ledgers(&node, &api, &mut told_ledger).await;
-            clean_up(&node, &api, &metrics, &mut gone, Instant::now()).await;
+            clean_up.run(&node, &api, &metrics, Instant::now()).await;
         }
         tokio::time::sleep(EVENTS_EVERY).await;
     }
@@ -46,7 +66,7 @@ pub async fn run<A: Claims + Events>(
 /// Creates a Warning on each pod with a container that starts without the backstop, one for each reason.
 /// The hook's report names the claim but not the pod, so every pod of the claim gets the event once.
 pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
-    for (id, report) in reported(node) {
+    for (id, report) in read(node, reported).await {
         let event = report.event();
         let pods = match pods_of(api, &id).await {
             Ok(pods) => pods,
@@ -55,7 +75,8 @@ pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
                 continue;
             }
         };
-        let before = node.lock().dirs().warned_pods(&id.uid, report);
+        let uid = id.uid.clone();
+        let before = read(node, move |node| node.dirs().warned_pods(&uid, report)).await;
         let mut warned = BTreeSet::new();
         let mut failed = false;
         for pod in pods {
@@ -72,7 +93,10 @@ pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
             // The pods with the event are recorded, and the report stays for the others.
             warned.extend(before);
         }
-        if let Err(error) = node.lock().dirs().record_warned(&id.uid, report, &warned, !failed) {
+        let uid = id.uid.clone();
+        let recorded = move |node: &mut Node| node.dirs().record_warned(&uid, report, &warned, !failed);
+        let recorded = node.read(recorded).await;
+        if let Err(error) = recorded.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
             tracing::warn!(%error, "cannot record that the pods of {id} have the {event} event; it will be repeated");
         }
     }
@@ -131,7 +155,7 @@ impl Told {
 /// Creates a Warning on each pod whose claim could not be unprepared. kubelet only logs that, and the pod stays
 /// Terminating.
 pub async fn warn_not_unprepared<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
-    let failed = node.lock().not_unprepared();
+    let failed = read(node, |node| node.not_unprepared()).await;
     told.keep(&failed.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
     for (id, error) in failed {
         let note = |_: &str| {
@@ -148,7 +172,7 @@ pub async fn warn_not_unprepared<A: Claims + Events>(node: &SharedNode, api: &A,
 /// Creates a Warning on each pod of a claim with a damaged ledger. Only a new ledger ends the damage, and the claim gets
 /// one when no pod uses it any more: to delete the pod that did it is not enough.
 pub async fn warn_damaged_ledgers<A: Claims + Events>(node: &SharedNode, api: &A, told: &mut Told) {
-    let damaged = damaged_ledgers(node);
+    let damaged = read(node, damaged_ledgers).await;
     told.keep(&damaged.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>());
     for (id, damage) in damaged {
         let note = |pods: &str| {
@@ -171,17 +195,8 @@ pub async fn warn_broken_compute<A: Claims + Events>(
     told: &mut Told,
 ) {
     let verdicts = comparison.verdicts();
-    let broken: Vec<(ClaimId, String)> = {
-        let node = node.lock();
-        let shares = verdicts.iter().filter(|(_, verdict)| verdict.enforced == Some(false));
-        let named = shares.filter_map(|((uid, share), _)| {
-            let entry = node.claims().claims.get(uid)?;
-            let held = entry.shares.iter().find(|held| held.share.name == *share)?;
-            let limit = format!("share {share} with {} cores", held.share.cores);
-            (!entry.name.is_empty()).then(|| (entry.id(uid), limit))
-        });
-        named.collect()
-    };
+    let named = verdicts.clone();
+    let broken = read(node, move |node| broken_shares(node, &named)).await;
     // While nothing is known of a claim, its pods keep the event, and get it no second time.
     let known = verdicts.iter().filter(|(_, verdict)| verdict.enforced != Some(true));
     told.keep(&known.map(|((uid, _), _)| uid.as_str()).collect::<Vec<_>>());
@@ -199,13 +214,24 @@ pub async fn warn_broken_compute<A: Claims + Events>(
     }
 }
 
+/// The shares that use more GPU time than their limits allow, with the limit of each.
+fn broken_shares(node: &Node, verdicts: &BTreeMap<ShareKey, Verdict>) -> Vec<(ClaimId, String)> {
+    let shares = verdicts.iter().filter(|(_, verdict)| verdict.enforced == Some(false));
+    let named = shares.filter_map(|((uid, share), _)| {
+        let entry = node.claims().claims.get(uid)?;
+        let held = entry.shares.iter().find(|held| held.share.name == *share)?;
+        let limit = format!("share {share} with {} cores", held.share.cores);
+        (!entry.name.is_empty()).then(|| (entry.id(uid), limit))
+    });
+    named.collect()
+}
+
 /// Claims with a share whose ledger is damaged, and the first damage of each. Only the release of a claim's own library
 /// knows the format of its ledger.
-fn damaged_ledgers(node: &SharedNode) -> Vec<(ClaimId, String)> {
-    let node = node.lock();
+fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
     let mut damaged = Vec::new();
     for (uid, entry) in &node.claims().claims {
-        if entry.name.is_empty() || entry.library != node.library() {
+        if entry.name.is_empty() || Some(entry.library.as_str()) != node.library() {
             continue;
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
@@ -231,8 +257,7 @@ fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectRe
 
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
 /// no name to look up until it is prepared again.
-fn reported(node: &SharedNode) -> Vec<(ClaimId, Report)> {
-    let node = node.lock();
+fn reported(node: &mut Node) -> Vec<(ClaimId, Report)> {
     let mut reported = Vec::new();
     for (uid, entry) in node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty()) {
         let id = entry.id(uid);
@@ -251,7 +276,7 @@ async fn report_damages<A: Events>(
     node_object: &ObjectReference,
     unreported: &mut Vec<String>,
 ) {
-    for damage in node.lock().take_damages() {
+    for damage in read(node, Node::take_damages).await {
         metrics.damaged();
         unreported.push(damage);
     }
@@ -264,41 +289,109 @@ async fn report_damages<A: Events>(
     }
 }
 
-/// Reads every prepared claim from the API server, and unprepares those that are gone for good.
-pub async fn clean_up<A: Claims>(node: &SharedNode, api: &A, metrics: &Metrics, gone: &mut Gone, now: Instant) {
-    let (pool, entries) = {
-        let node = node.lock();
-        let all = node.claims().claims.iter();
-        // A claim that was rebuilt from limits files has no name to look up.
-        let entries: BTreeMap<_, _> = all
-            .filter(|(_, entry)| !entry.name.is_empty())
-            .map(|(uid, entry)| (uid.clone(), entry.clone()))
-            .collect();
-        (node.pool(), entries)
-    };
-    let mut states = Vec::new();
-    for (uid, entry) in &entries {
-        let state = match api.get(&entry.namespace, &entry.name).await {
-            Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
-            Err(_) => ClaimState::Unknown,
+/// Unprepares claims that ended without an Unprepare.
+pub struct CleanUp<M> {
+    users: M,
+    gone: Gone,
+    rounds: u32,
+    /// Why it is not known which shares have a container; empty if it is. For the log.
+    blind: String,
+}
+
+// === impl CleanUp ===
+
+impl<M: MountUsers> CleanUp<M> {
+    #[must_use]
+    pub fn new(users: M) -> Self {
+        Self {
+            users,
+            gone: Gone::default(),
+            rounds: 0,
+            blind: String::new(),
+        }
+    }
+
+    /// Reads the prepared claims that have no container from the API server, and unprepares those that are gone for good.
+    pub async fn run<A: Claims>(&mut self, node: &SharedNode, api: &A, metrics: &Metrics, now: Instant) {
+        let Some((pool, entries)) = self.without_container(node).await else {
+            return;
         };
-        states.push((uid.clone(), state));
-    }
-    for uid in gone.apply(&states, now) {
-        let mut node = node.lock();
-        // The claim was allocated here again and prepared since it was read.
-        if node.claims().claims.get(&uid) != entries.get(&uid) {
-            continue;
+        let mut states = Vec::new();
+        for (uid, entry) in &entries {
+            let state = match api.get(&entry.namespace, &entry.name).await {
+                Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
+                Err(_) => ClaimState::Unknown,
+            };
+            states.push((uid.clone(), state));
         }
-        match node.unprepare(&[&uid]).remove(0) {
-            Ok(()) => {
-                metrics.stale();
-                tracing::warn!(
-                    uid,
-                    "claim is gone or has no device of this node, and was never unprepared; its share is released"
-                );
+        for uid in self.gone.apply(&states, now) {
+            let (claim, seen, users) = (uid.clone(), entries.get(&uid).cloned(), self.users.clone());
+            let done = node.turn(move |node, locked| {
+                // Since it was looked at, the claim may have been allocated here again, or a container may have started.
+                let is_same = node.entry(&claim) == seen.as_ref();
+                let is_free = || {
+                    users
+                        .living(&node.share_mounts(&claim))
+                        .is_ok_and(|living| living.is_empty())
+                };
+                (is_same && is_free()).then(|| node.unprepare(locked, &[&claim]).remove(0))
+            });
+            match done.await {
+                Ok(None) => {}
+                Ok(Some(Ok(()))) => {
+                    metrics.stale();
+                    tracing::warn!(
+                        uid,
+                        "claim is gone or has no device of this node, and was never unprepared; its share is released"
+                    );
+                }
+                Ok(Some(Err(error))) | Err(error) => {
+                    tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
+                }
             }
-            Err(error) => tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying"),
         }
     }
+
+    /// This node's pool, and the entries of claims of which no container has a share. None: that is not known.
+    async fn without_container(&mut self, node: &SharedNode) -> Option<(String, BTreeMap<String, Entry>)> {
+        let users = self.users.clone();
+        let found = node.read(|node| {
+            let all = node.entries();
+            // A claim that was rebuilt from limits files has no name to look up.
+            let named = all.filter(|(_, entry)| !entry.name.is_empty());
+            let named: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
+            let mounts: Vec<ShareMount> = named.keys().flat_map(|uid| node.share_mounts(uid)).collect();
+            (node.pool(), named, mounts)
+        });
+        let (pool, mut entries, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
+        // Reading all processes takes a while, and no turn waits for it.
+        let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
+        match living.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(living) => {
+                self.blind.clear();
+                entries.retain(|uid, _| !living.iter().any(|(claim, _)| claim == uid));
+                // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
+                let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
+                self.rounds = self.rounds.wrapping_add(1);
+                let is_share = |held: &Held| held.share.role == Role::Share;
+                entries.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
+                Some((pool, entries))
+            }
+            Err(why) => {
+                if self.blind != why {
+                    tracing::warn!("no claim is cleaned up, because it is not known which have a container: {why}");
+                    self.blind = why;
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Reads the node; nothing if that fails, which is a mistake in the plugin.
+async fn read<T: Default + Send + 'static>(node: &SharedNode, work: impl FnOnce(&mut Node) -> T + Send + 'static) -> T {
+    node.read(work).await.unwrap_or_else(|error| {
+        tracing::error!("{error}");
+        T::default()
+    })
 }

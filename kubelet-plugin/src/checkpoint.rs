@@ -17,6 +17,7 @@ use crate::share::{ClaimId, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -206,6 +207,17 @@ impl Store {
         let aside = PathBuf::from(name);
         std::fs::rename(&self.path, &aside)?;
         Ok(aside)
+    }
+
+    /// Makes others read the file again, without writing to it.
+    ///
+    /// # Errors
+    /// The file's time cannot be set.
+    pub fn touch(&self) -> io::Result<()> {
+        File::options()
+            .write(true)
+            .open(&self.path)?
+            .set_modified(SystemTime::now())
     }
 
     /// Returns the state of the file on disk; `None` if it does not exist.

@@ -21,12 +21,14 @@
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
+use crate::mount_users::Device;
 use crate::release::Release;
 use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
 use std::collections::BTreeSet;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use vgpu_abi::ledger::{self, Usage};
 use vgpu_abi::limits::{self, Limits, Version};
@@ -108,6 +110,20 @@ impl ClaimDirs {
     #[must_use]
     pub fn share_path(&self, uid: &str, share: &str) -> PathBuf {
         self.root.join(uid).join(share)
+    }
+
+    /// Returns the file system of a share.
+    #[must_use]
+    pub fn share_device(&self, uid: &str, share: &str) -> Device {
+        if !self.tmpfs {
+            return Device::None;
+        }
+        let folder = self.share_path(uid, share);
+        match (tmpfs::is_mounted(&folder), std::fs::metadata(&folder)) {
+            (Ok(true), Ok(found)) => Device::Number(found.dev()),
+            (Err(error), _) if error.kind() == io::ErrorKind::NotFound => Device::None,
+            _ => Device::Unknown,
+        }
     }
 
     /// Creates the folder of all claim directories, accessible to root only.
@@ -384,6 +400,14 @@ mod tests {
         dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
             .expect("made");
         assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
+        let number = |share| match dirs.share_device("u", share) {
+            Device::Number(number) => Some(number),
+            _ => None,
+        };
+        assert!(number("s1").is_some() && number("s1") != number("s2"));
+        assert_eq!(dirs.share_device("u", "s3"), Device::None);
+        tmpfs::remove(&dirs.share_path("u", "s2")).expect("unmounted by hand");
+        assert_eq!(dirs.share_device("u", "s2"), Device::Unknown);
         let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
         assert!(grown.is_err(), "a ledger outgrew its tmpfs");
         dirs.remove("u", &mut NeverStop).expect("removed");

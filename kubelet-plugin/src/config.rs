@@ -3,6 +3,7 @@
 //! Every path of docs/architecture.md is derived from a flag whose default gives that path, so that a test
 //! can run the whole plugin in its own folder.
 
+use crate::instance::Folders;
 use crate::publish::taints::Allocator;
 use clap::Parser;
 use std::net::SocketAddr;
@@ -16,6 +17,9 @@ pub struct Flags {
     /// Name of this machine's Node object
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
+    /// UID of the pod of this process, which names its sockets, so that two instances can run during an update
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
     /// Folder of NVIDIA's driver, as a path in this process
     #[arg(long, default_value = "/")]
     pub driver_root: PathBuf,
@@ -62,6 +66,7 @@ pub struct Flags {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub node_name: String,
+    pub pod_uid: Option<String>,
     pub driver_root: PathBuf,
     pub driver_root_host: PathBuf,
     pub soft_gpu_state: Option<PathBuf>,
@@ -72,8 +77,13 @@ pub struct Config {
     pub gpus_dir: PathBuf,
     pub cdi_dir: PathBuf,
     pub checkpoint: PathBuf,
+    pub lock: PathBuf,
+    /// Locked by the instance that publishes.
+    pub publisher_lock: PathBuf,
     pub allocator: Allocator,
     pub allocator_mark: PathBuf,
+    /// Where the sockets of all instances are.
+    pub sockets: Folders,
     pub dra_socket: PathBuf,
     pub registration_socket: PathBuf,
     pub http_address: SocketAddr,
@@ -89,6 +99,8 @@ pub struct Config {
 pub enum Error {
     #[error("--node-name {0:?} is not a node's name; pass spec.nodeName of this pod (NODE_NAME)")]
     NodeName(String),
+    #[error("--pod-uid {0:?} is not a pod's UID; pass metadata.uid of this pod (POD_UID)")]
+    PodUid(String),
     #[error("{flag} {} is not an absolute path; give one that starts with /", path.display())]
     Relative { flag: &'static str, path: PathBuf },
     #[error("--shares {0} is not within 1 to 64; a GPU has 64 arbitration slots")]
@@ -117,6 +129,10 @@ impl Flags {
         if !is_dns_subdomain(&self.node_name) {
             return Err(Error::NodeName(self.node_name));
         }
+        let pod_uid = self.pod_uid.filter(|uid| !uid.is_empty());
+        if let Some(uid) = pod_uid.as_ref().filter(|uid| !is_uid(uid)) {
+            return Err(Error::PodUid(uid.clone()));
+        }
         let driver_root_host = self.driver_root_host.unwrap_or_else(|| self.driver_root.clone());
         for (flag, path) in [
             ("--driver-root", &self.driver_root),
@@ -144,13 +160,12 @@ impl Flags {
         let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
-        // kubelet sends this path, percent-encoded, as the :authority of its calls, and our server (h2)
-        // refuses a host name with `%2F`. The part before an `@` is user information, in which the encoding
-        // is allowed, and kubelet does not encode `@`.
-        let registration_socket = self
-            .kubelet_root
-            .join(format!("plugins_registry/registration@{DRIVER_NAME}.sock"));
-        let dra_socket = plugin_dir.join("dra.sock");
+        let sockets = Folders {
+            plugin: plugin_dir.clone(),
+            registry: self.kubelet_root.join("plugins_registry"),
+        };
+        let dra_socket = sockets.dra_socket(pod_uid.as_deref());
+        let registration_socket = sockets.registration_socket(pod_uid.as_deref());
         for socket in [&dra_socket, &registration_socket] {
             if socket.as_os_str().len() > 107 {
                 return Err(Error::SocketPath {
@@ -161,6 +176,7 @@ impl Flags {
         }
         Ok(Config {
             node_name: self.node_name,
+            pod_uid,
             driver_root: self.driver_root,
             driver_root_host,
             soft_gpu_state: self.soft_gpu_state,
@@ -172,8 +188,11 @@ impl Flags {
             gpus_dir: self.run_dir.join("gpus"),
             cdi_dir: self.cdi_dir,
             checkpoint: plugin_dir.join("checkpoint.json"),
+            lock: plugin_dir.join("lock"),
+            publisher_lock: plugin_dir.join("publisher"),
             allocator: self.allocator,
             allocator_mark: plugin_dir.join("allocator"),
+            sockets,
             dra_socket,
             registration_socket,
             http_address,
@@ -199,6 +218,11 @@ fn absolute(flag: &'static str, path: &Path) -> Result<(), Error> {
         flag,
         path: path.to_path_buf(),
     })
+}
+
+/// Accepts what is safe in a file's name; a UID has 36 bytes, that of a static pod 32.
+fn is_uid(uid: &str) -> bool {
+    uid.len() <= 36 && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 fn is_dns_subdomain(name: &str) -> bool {
@@ -241,11 +265,30 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_of_a_pod_has_sockets_of_its_own() {
+        let uid = "5c0f3b9a-0000-4000-8000-000000000001";
+        let config = parse(&[&format!("--pod-uid={uid}")]).expect("valid");
+        let expected = [
+            format!("/var/lib/kubelet/plugins/dra.vgpu/dra-{uid}.sock"),
+            format!("/var/lib/kubelet/plugins_registry/registration-{uid}@dra.vgpu.sock"),
+        ];
+        assert_eq!(
+            [config.dra_socket, config.registration_socket],
+            expected.map(PathBuf::from)
+        );
+        assert_eq!(parse(&["--pod-uid="]).expect("none").pod_uid, None);
+    }
+
+    #[test]
     fn the_authority_that_kubelet_makes_of_the_registration_socket_is_one() {
-        let path = parse(&[]).expect("valid").registration_socket;
-        let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
-        let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
-        assert_eq!(authority.host(), "dra.vgpu.sock");
+        for uid in ["", "5c0f3b9a-0000-4000-8000-000000000001"] {
+            let path = parse(&[&format!("--pod-uid={uid}")])
+                .expect("valid")
+                .registration_socket;
+            let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
+            let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
+            assert_eq!(authority.host(), "dra.vgpu.sock");
+        }
         assert!(
             "%2Fplugins_registry%2Fdra.vgpu-reg.sock"
                 .parse::<tonic::codegen::http::uri::Authority>()
@@ -259,6 +302,7 @@ mod tests {
         for (arguments, flag, value) in [
             (vec!["--node-name=UPPER"], "--node-name", "UPPER"),
             (vec!["--node-name=a..b"], "--node-name", "a..b"),
+            (vec!["--pod-uid=../x"], "--pod-uid", "../x"),
             (vec!["--driver-root=here"], "--driver-root", "here"),
             (vec!["--driver-root-host=here"], "--driver-root-host", "here"),
             (vec!["--soft-gpu-state=here"], "--soft-gpu-state", "here"),

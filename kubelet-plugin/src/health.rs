@@ -1,18 +1,17 @@
 //! Streams the health of devices to kubelet, v1 and v1alpha1.
 //!
-//! A report is sent at once when something changes, and again before the last one expires: kubelet treats a
-//! device whose report is older than 30 s as unknown. A stream that kubelet drops ends with the next report;
-//! kubelet opens a new one.
+//! Each scan of the GPUs makes a report, which is sent at once with the time of that scan. Nothing is ever sent with a
+//! later time than it was seen at: kubelet treats a device whose report is older than 30 s as unknown, which is right
+//! when scans have ended. A stream that kubelet drops ends with the next report; kubelet opens a new one.
 
 use crate::inventory::{Inventory, MONITOR_SUFFIX};
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use vgpu_proto::health::{v1, v1alpha1};
 
-const RESEND: Duration = Duration::from_secs(10);
 const STALE_SECONDS: i64 = 30;
 /// kubelet's limit for a message.
 const MAX_MESSAGE: usize = 1024;
@@ -21,6 +20,8 @@ const MAX_MESSAGE: usize = 1024;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub pool: String,
+    /// When the driver was asked, in seconds of Unix time.
+    pub seen: i64,
     pub devices: BTreeMap<String, String>,
 }
 
@@ -33,16 +34,13 @@ pub struct Health {
 // === impl Report ===
 
 impl Report {
-    /// The health of the published devices after a scan of the driver.
+    /// The health of the published devices by a scan of the driver at `seen`.
     #[must_use]
-    pub fn new(pool: String, published: &Inventory, seen: Result<&[String], String>) -> Self {
+    pub fn new(pool: String, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
         for (name, gpu) in published.by_index() {
-            let mut ailment = match &seen {
-                Ok(uuids) if uuids.contains(&gpu.uuid) => String::new(),
-                Ok(_) => format!("GPU {} is not in the driver's list any more", gpu.uuid),
-                Err(reason) => format!("the NVIDIA driver does not answer: {reason}"),
-            };
+            let ailment = published.ailment(&gpu.uuid);
+            let mut ailment = ailment.map(|ailment| ailment.text(&gpu.uuid)).unwrap_or_default();
             let mut end = ailment.len().min(MAX_MESSAGE);
             while !ailment.is_char_boundary(end) {
                 end -= 1;
@@ -51,7 +49,12 @@ impl Report {
             devices.insert(format!("{name}{MONITOR_SUFFIX}"), ailment.clone());
             devices.insert(name.to_owned(), ailment);
         }
-        Self { pool, devices }
+        let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self {
+            pool,
+            seen: i64::try_from(seen).unwrap_or(i64::MAX),
+            devices,
+        }
     }
 }
 
@@ -64,24 +67,19 @@ impl Health {
     }
 
     /// A stream of reports in one version of the API.
-    fn stream<M: Send + 'static>(&self, message: fn(&Report, i64) -> M) -> ReceiverStream<Result<M, Status>> {
+    fn stream<M: Send + 'static>(&self, message: fn(&Report) -> M) -> ReceiverStream<Result<M, Status>> {
         let (sender, receiver) = mpsc::channel(1);
         let mut reports = self.reports.clone();
         tokio::spawn(async move {
             loop {
                 let report = reports.borrow_and_update().clone();
                 // Before the first scan there is nothing to report.
-                if !report.devices.is_empty() {
-                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-                    if sender.send(Ok(message(&report, now))).await.is_err() {
-                        return;
-                    }
+                if !report.devices.is_empty() && sender.send(Ok(message(&report))).await.is_err() {
+                    return;
                 }
                 tokio::select! {
                     () = sender.closed() => return,
                     changed = reports.changed() => if changed.is_err() { return },
-                    () = tokio::time::sleep(RESEND) => {}
                 }
             }
         });
@@ -99,7 +97,7 @@ macro_rules! serve {
                 &self,
                 _: Request<$version::NodeWatchResourcesRequest>,
             ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-                Ok(Response::new(self.stream(|report, now| {
+                Ok(Response::new(self.stream(|report| {
                     let devices = report
                         .devices
                         .iter()
@@ -112,7 +110,7 @@ macro_rules! serve {
                                 true => $version::HealthStatus::Healthy.into(),
                                 false => $version::HealthStatus::Unhealthy.into(),
                             },
-                            last_updated_time: now,
+                            last_updated_time: report.seen,
                             health_check_timeout_seconds: STALE_SECONDS,
                             message: ailment.clone(),
                         });
@@ -130,18 +128,22 @@ serve!(v1alpha1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
+    use crate::inventory::{Ailment, tests::gpu};
 
     #[test]
     fn a_gpu_that_fell_off_is_unhealthy_with_its_monitor() {
-        let published = Inventory::new(vec![gpu(0), gpu(1)]);
-        let report = Report::new("p".into(), &published, Ok(&[gpu(1).uuid]));
+        let ailing = |ailment| {
+            let ailments = BTreeMap::from([(gpu(0).uuid, ailment)]);
+            let published = Inventory::with_ailments(vec![gpu(0), gpu(1)], ailments);
+            Report::new("p".into(), &published, UNIX_EPOCH)
+        };
+        let report = ailing(Ailment::Lost(String::new()));
         assert_eq!(report.devices.len(), 4);
         for name in ["gpu-3f8a1c20", "gpu-3f8a1c20-monitor"] {
             assert!(report.devices[name].contains("not in the driver's list"), "{name}");
         }
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
-        let report = Report::new("p".into(), &published, Err("x".repeat(2000)));
-        assert!(report.devices.values().all(|ailment| ailment.len() == MAX_MESSAGE));
+        let report = ailing(Ailment::Silent("x".repeat(2000)));
+        assert_eq!(report.devices["gpu-3f8a1c20"].len(), MAX_MESSAGE);
     }
 }

@@ -21,13 +21,19 @@ pub fn router(readiness: Readiness, registry: Registry) -> Router {
         }
     };
     let metrics = move || async move {
-        let mut text = String::new();
-        match encode(&mut text, &registry) {
-            Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], text),
+        // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
+        let encoded = tokio::task::spawn_blocking(move || {
+            let mut text = String::new();
+            encode(&mut text, &registry)
+                .map(|()| text)
+                .map_err(|error| error.to_string())
+        });
+        match encoded.await.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], text),
             Err(error) => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 [(header::CONTENT_TYPE, "text/plain")],
-                error.to_string(),
+                error,
             ),
         }
     };

@@ -12,11 +12,11 @@
 //!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
-//!                                          └──────────► background: events on pods
+//!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
 //! ```
 //!
-//! Pure (no I/O): `slice`, `claim`, `edits`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node` and the modules it
-//! calls.
+//! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
+//! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 
@@ -36,9 +36,11 @@ pub mod files;
 pub mod gpus;
 pub mod health;
 pub mod http;
+pub mod instance;
 pub mod inventory;
 mod library;
 pub mod metrics;
+pub mod mount_users;
 pub mod node;
 pub mod publish;
 pub mod ready;

@@ -2,14 +2,21 @@
 //!
 //! kubelet watches a folder: it connects to every socket that appears there, asks for the plugin's name, and
 //! reports back if it accepted the plugin. A stale socket of a former instance is removed before binding. At
-//! the end only the own socket is removed, because during a rolling update the path may already be the next
-//! instance's.
+//! the end only the own socket is removed.
+//!
+//! A socket whose file is removed or replaced is bound again (`keep_listening`): connections that exist live on, but
+//! kubelet deregisters a plugin whose registration socket is gone, and cannot connect anew.
 
 use crate::ready::Readiness;
+use anyhow::Context as _;
+use std::future::Future;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::{Request, Response, Status};
 use vgpu_api::DRIVER_NAME;
 use vgpu_proto::registration::registration_server::Registration;
@@ -22,6 +29,8 @@ const VERSIONS: [&str; 4] = [
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
+/// How often a socket's file is looked at. kubelet deletes the slices of a plugin that it lost after 30 s.
+const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
 /// The part's name in [`Readiness`].
 pub const PART: &str = "registration";
 
@@ -30,6 +39,8 @@ pub const PART: &str = "registration";
 pub struct Registrar {
     pub dra_socket: PathBuf,
     pub readiness: Readiness,
+    /// True while kubelet has accepted this instance.
+    pub reached: watch::Sender<bool>,
 }
 
 /// A listening socket. Dropping it removes its file, if that is still its own.
@@ -60,18 +71,43 @@ impl Registration for Registrar {
         if plugin_registered {
             tracing::info!("kubelet has registered the plugin");
             self.readiness.set(PART, Ok(()));
+            self.reached.send_replace(true);
         } else {
             tracing::error!(error, "kubelet refuses the plugin");
             self.readiness
                 .set(PART, Err(format!("kubelet refuses the plugin: {error}")));
+            self.reached.send_replace(false);
         }
         Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+// === impl Registrar ===
+
+impl Registrar {
+    /// kubelet has deregistered the plugin, or will do so.
+    pub fn lost(&self) {
+        self.reached.send_replace(false);
+        let why = "the registration socket was removed, and kubelet has not accepted its replacement yet";
+        self.readiness.set(PART, Err(why.to_owned()));
     }
 }
 
 // === impl Socket ===
 
 impl Socket {
+    /// Returns once the socket's file is another one or gone.
+    async fn lost(&self) {
+        while self.is_own() {
+            tokio::time::sleep(LOOKED_AT_EVERY).await;
+        }
+    }
+
+    fn is_own(&self) -> bool {
+        let found = std::fs::metadata(&self.path);
+        found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
+    }
+
     /// Listens at `path`, after removing a file there.
     ///
     /// # Errors
@@ -94,17 +130,80 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let found = std::fs::metadata(&self.path);
-        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+        if self.is_own() {
             // A file that cannot be removed is stale, and the next instance removes it.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
+/// Serves at `path` until stopped, and binds it again whenever its file is lost, after `lost`. Servers of former sockets go
+/// on with the connections that they have.
+///
+/// # Errors
+/// The socket cannot be bound at first, or a server ended with an error.
+pub async fn keep_listening<F>(
+    path: &Path,
+    stopped: watch::Receiver<bool>,
+    serve: impl Fn(UnixListener) -> F,
+    lost: impl Fn(),
+) -> anyhow::Result<()>
+where
+    F: Future<Output = Result<(), tonic::transport::Error>> + Send + 'static,
+{
+    let bind = || Socket::bind(path).with_context(|| format!("cannot listen at {}", path.display()));
+    let mut servers = JoinSet::new();
+    let mut socket = None;
+    let (listener, first) = bind()?;
+    servers.spawn(serve(listener));
+    let _ = socket.insert(first);
+    loop {
+        let watched = async {
+            match &socket {
+                Some(socket) => socket.lost().await,
+                None => tokio::time::sleep(LOOKED_AT_EVERY).await,
+            }
+        };
+        let mut stopped = stopped.clone();
+        tokio::select! {
+            // A server that was stopped too has ended as it should.
+            biased;
+            // An error means that the sender is gone, so nothing can request a shutdown any more.
+            _ = stopped.wait_for(|stopped| *stopped) => break,
+            Some(ended) = servers.join_next() => {
+                ended??;
+                anyhow::bail!("the server at {} has ended", path.display());
+            }
+            () = watched => {}
+        }
+        lost();
+        socket = match bind() {
+            Ok((listener, bound)) => {
+                tracing::warn!("the socket {} was lost, and is bound again", path.display());
+                servers.spawn(serve(listener));
+                Some(bound)
+            }
+            Err(error) => {
+                tracing::error!("{error:#}; retrying");
+                None
+            }
+        };
+    }
+    // First the file, so that kubelet makes no new connection.
+    drop(socket);
+    while let Some(ended) = servers.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::serve_registration;
+    use tokio::net::UnixStream;
+    use tonic::transport::Endpoint;
+    use vgpu_proto::registration::registration_client::RegistrationClient;
 
     #[tokio::test]
     async fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
@@ -116,5 +215,67 @@ mod tests {
         assert!(path.exists(), "the successor's");
         drop(new);
         assert!(!path.exists());
+    }
+
+    /// Answers a kubelet that found the registration socket and accepts the plugin.
+    async fn accept(path: &Path) {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
+        let mut client = RegistrationClient::new(endpoint.connect().await.expect("connected"));
+        let status = RegistrationStatus {
+            plugin_registered: true,
+            error: String::new(),
+        };
+        client.notify_registration_status(status).await.expect("heard");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_is_removed_or_replaced_is_bound_again_and_kubelet_asked_anew() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("registry/reg.sock");
+        let readiness = Readiness::new(&[PART]);
+        let registrar = Registrar {
+            dra_socket: dir.path().join("dra.sock"),
+            readiness: readiness.clone(),
+            reached: watch::channel(false).0,
+        };
+        let mut reached = registrar.reached.subscribe();
+        let (stop, stopped) = watch::channel(false);
+        let listening = {
+            let path = path.clone();
+            tokio::spawn(async move {
+                let serve = |listener| serve_registration(listener, registrar.clone(), std::future::pending());
+                // The servers of this test end with it.
+                keep_listening(&path, stopped, serve, || registrar.lost()).await
+            })
+        };
+        let is_there = async || {
+            while UnixStream::connect(&path).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        type Loss = fn(&Path);
+        let losses: [Loss; 3] = [
+            |path| std::fs::remove_file(path).expect("removed"),
+            |path| std::fs::remove_dir_all(path.parent().expect("a folder")).expect("removed"),
+            |path| {
+                std::fs::remove_file(path).expect("removed");
+                std::fs::write(path, "another's").expect("written");
+            },
+        ];
+        for lose in losses {
+            is_there().await;
+            accept(&path).await;
+            assert!(*reached.borrow_and_update() && readiness.status().0);
+            lose(&path);
+            reached.wait_for(|reached| !reached).await.expect("a sender");
+            assert!(readiness.status().1.contains("was removed"), "{}", readiness.status().1);
+        }
+        is_there().await;
+        assert!(!listening.is_finished());
+        stop.send_replace(true);
+        while path.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        listening.abort();
     }
 }

@@ -1,8 +1,9 @@
 //! Starts every part of the plugin, in this order:
 //!
 //! - The library is installed and the state of a former instance recovered before kubelet can reach the
-//!   plugin.
+//!   plugin. A full disk stops neither: claims are unprepared, and the library is installed when there is room.
 //! - The DRA socket listens before the plugin registers with kubelet.
+//! - Slices are published once kubelet has accepted this instance, and while it reaches it.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
 //!
@@ -16,14 +17,16 @@ use crate::config::{Config, Flags};
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
+use crate::instance::Instance;
 use crate::inventory::nvml::NvmlGpus;
-use crate::library::Library;
 use crate::metrics::Metrics;
+use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
+use crate::publish::reached::only_while_reached;
 use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
-use crate::registration::{Registrar, Socket};
+use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::{api, background, compute, gpus, http, publish, registration};
 use anyhow::Context as _;
@@ -37,7 +40,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use vgpu_api::DRIVER_NAME;
@@ -45,6 +48,9 @@ use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
 
+/// The library's name in [`Readiness`].
+const LIBRARY: &str = "library";
+const LIBRARY_EVERY: Duration = Duration::from_secs(10);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
 
@@ -70,16 +76,15 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let library = Library::install(&config.library_dir, &config.library_store)?;
-    tracing::info!(digest = library.digest(), "the library is installed");
-    let node = SharedNode::new(Node::open(config.clone(), library, Box::new(NeverStop))?);
-    let readiness = Readiness::new(&[gpus::PART, publish::PART, registration::PART]);
+    let lock = LockFile::open(&config.lock)?;
+    let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
+    let node = Node::open(config.clone(), lock, &locked, Box::new(NeverStop))?;
+    let node = SharedNode::new(node);
+    let _instance = Instance::start(&config.sockets, config.pod_uid.as_deref(), &locked)?;
+    drop(locked);
+    let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let comparison = Comparison::default();
-    let mark = &config.allocator_mark;
-    let taints = Taints::new(config.allocator, mark.clone());
-    let taints =
-        taints.with_context(|| format!("cannot read or write {}, which records who allocates", mark.display()))?;
     let client = kube::Client::try_default()
         .await
         .context("no configuration for the API server")?;
@@ -89,12 +94,24 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (reports, reported) = watch::channel(Report::default());
 
     let driver = Arc::new(Service::new(node.clone(), cluster.clone(), metrics.clone()));
-    let (listener, _dra_socket) = bind(&config.dra_socket)?;
-    let dra = serve_dra(listener, driver, Health::new(reported), until(stopped.clone()));
+    let dra = {
+        let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
+        let serve = {
+            let stopped = stopped.clone();
+            move |listener| serve_dra(listener, driver.clone(), health.clone(), until(stopped.clone()))
+        };
+        // kubelet's connection lives on, and a new one finds the new socket at the same path.
+        async move { keep_listening(&path, stopped, serve, || {}).await }
+    };
+    let (reached, reaches) = watch::channel(false);
     let registrar = Registrar {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
+        reached,
     };
+    let (forwarded, wants_of_reached) = watch::channel(Wanted::Unknown);
+    let publisher_lock = LockFile::open(&config.publisher_lock)?;
+    tokio::spawn(only_while_reached(wants, reaches, publisher_lock, forwarded));
     let (scanned, first_scan) = watch::channel(false);
     let registration = register(
         config.registration_socket.clone(),
@@ -134,7 +151,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         readiness,
         metrics,
     };
-    tokio::spawn(with_node(parts, taints, wants));
+    tokio::spawn(keep_library(parts.node.clone(), parts.readiness.clone()));
+    tokio::spawn(with_node(parts, wants_of_reached));
     tokio::spawn(async move {
         end_signal().await;
         tracing::info!("stopping on a signal");
@@ -160,13 +178,9 @@ async fn register(
         },
         () = until(stopped.clone()) => return Ok(()),
     }
-    let (listener, socket) = bind(&socket)?;
-    let invited = async move {
-        until(stopped).await;
-        drop(socket);
-    };
-    let served = serve_registration(listener, registrar, invited).await;
-    served.context("the registration server ended")
+    let serve = |listener| serve_registration(listener, registrar.clone(), until(stopped.clone()));
+    let served = keep_listening(&socket, stopped.clone(), serve, || registrar.lost());
+    served.await.context("the registration server ended")
 }
 
 /// The parts that are started once the Node object's UID is known use these.
@@ -180,7 +194,8 @@ struct NodeParts {
 }
 
 /// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
-async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Wanted>) {
+async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
+    let taints = taints(&parts.config, &parts.readiness).await;
     let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
     let node_object = ObjectReference {
         api_version: Some("v1".into()),
@@ -215,6 +230,46 @@ async fn with_node(parts: NodeParts, taints: Taints, wants: watch::Receiver<Want
     )
     .await;
     tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
+}
+
+/// Installs the library, also after a start on a full disk. Without it, claims can only be unprepared.
+async fn keep_library(node: SharedNode, readiness: Readiness) {
+    loop {
+        let installed = node.turn(|node, locked| node.ensure_library(locked)).await;
+        match installed.and_then(|installed| installed) {
+            Ok(()) => {
+                if readiness.set(LIBRARY, Ok(())) {
+                    tracing::info!("the library is installed");
+                }
+            }
+            Err(error) => {
+                if readiness.set(LIBRARY, Err(error.to_string())) {
+                    tracing::error!("{error}");
+                }
+            }
+        }
+        tokio::time::sleep(LIBRARY_EVERY).await;
+    }
+}
+
+/// Reads and writes the record of who allocates, without which nothing may be published.
+async fn taints(config: &Config, readiness: &Readiness) -> Taints {
+    let mut failures = 0;
+    loop {
+        let mark = &config.allocator_mark;
+        let error = match Taints::new(config.allocator, mark.clone()) {
+            Ok(taints) => return taints,
+            Err(error) => format!(
+                "cannot read or write {}, which records who allocates: {error}",
+                mark.display()
+            ),
+        };
+        if readiness.set(publish::PART, Err(error.clone())) {
+            tracing::error!("{error}; retrying");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
 }
 
 async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
@@ -260,10 +315,6 @@ pub async fn serve_registration(
         .add_service(RegistrationServer::new(registrar))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until)
         .await
-}
-
-fn bind(path: &std::path::Path) -> anyhow::Result<(UnixListener, Socket)> {
-    Socket::bind(path).with_context(|| format!("cannot listen at {}", path.display()))
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
@@ -312,6 +363,7 @@ mod tests {
             let registrar = Registrar {
                 dra_socket: dir.path().join("dra.sock"),
                 readiness: Readiness::new(&[]),
+                reached: watch::channel(false).0,
             };
             let registering = tokio::spawn(register(path.clone(), registrar, first_scan, stopped));
             assert!(!soon(|| path.exists()).await, "before the first scan");

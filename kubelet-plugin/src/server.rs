@@ -11,12 +11,13 @@
 
 use crate::api::Claims;
 use crate::metrics::Metrics;
-use crate::node::{Prepared, SharedNode};
+use crate::node::lock::Locked;
+use crate::node::{Node, Prepared, SharedNode, all_fail};
 use crate::share::ClaimId;
 use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
@@ -32,7 +33,7 @@ pub struct Service<C> {
     claims: C,
     metrics: Metrics,
     /// Lets a Prepare notice that its claim was unprepared while it was read from the API server.
-    reading: Mutex<Reading>,
+    reading: Arc<Mutex<Reading>>,
 }
 
 /// The Prepare calls that are reading claims now.
@@ -44,9 +45,9 @@ struct Reading {
 }
 
 /// Registers a call in [`Reading`] until it is dropped, also when kubelet cancels the call.
-struct Ticket<'a> {
+struct Ticket {
     number: u64,
-    reading: &'a Mutex<Reading>,
+    reading: Arc<Mutex<Reading>>,
 }
 
 // === impl Service ===
@@ -58,14 +59,14 @@ impl<C: Claims> Service<C> {
             node,
             claims,
             metrics,
-            reading: Mutex::default(),
+            reading: Arc::default(),
         }
     }
 
     /// Prepares each claim. kubelet shows the errors on the pod.
     pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
         let started = Instant::now();
-        let ticket = Ticket::new(&self.reading);
+        let ticket = Ticket::new(self.reading.clone());
         let deadline = tokio::time::Instant::now() + GET_TIMEOUT;
         let gets = ids.into_iter().map(|id| async move {
             let read = tokio::time::timeout_at(deadline, self.read(&id)).await;
@@ -84,25 +85,22 @@ impl<C: Claims> Service<C> {
             .await;
         let mut answers = BTreeMap::new();
         let mut batch = Vec::new();
-        {
-            let mut node = self.node.lock();
-            let unprepared = ticket.unprepared();
-            for (id, read) in read {
-                match read {
-                    Err(error) => drop(answers.insert(id.uid.clone(), Err(format!("{id}: {error}")))),
-                    Ok(_) if unprepared.contains(&id.uid) => {
-                        let error = format!(
-                            "{id}: was unprepared while it was being prepared; kubelet retries if a pod needs it"
-                        );
-                        answers.insert(id.uid.clone(), Err(error));
-                    }
-                    Ok(claim) => batch.push((id, claim)),
-                }
+        for (id, read) in read {
+            match read {
+                Err(error) => drop(answers.insert(id.uid.clone(), Err(format!("{id}: {error}")))),
+                Ok(claim) => batch.push((id, claim)),
             }
-            let prepared = node.prepare(&batch);
-            for ((id, _), answer) in batch.iter().zip(prepared) {
-                answers.insert(id.uid.clone(), answer.map_err(|error| format!("{id}: {error}")));
-            }
+        }
+        let ids: Vec<ClaimId> = batch.iter().map(|(id, _)| id.clone()).collect();
+        let prepared = self
+            .node
+            .turn(move |node, locked| prepare_read(node, locked, batch, &ticket));
+        let prepared = prepared.await.unwrap_or_else(|error| {
+            let error = error.to_string();
+            ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect()
+        });
+        for (id, answer) in prepared {
+            answers.insert(id.uid.clone(), answer.map_err(|error| format!("{id}: {error}")));
         }
         self.metrics.prepared(
             started.elapsed(),
@@ -115,17 +113,21 @@ impl<C: Claims> Service<C> {
     }
 
     /// Unprepares each claim by its UID.
-    pub fn unprepare(&self, ids: &[ClaimId]) -> BTreeMap<String, Result<(), String>> {
+    pub async fn unprepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<(), String>> {
         let started = Instant::now();
-        let uids: Vec<&str> = ids.iter().map(|id| id.uid.as_str()).collect();
-        let done = {
-            let mut node = self.node.lock();
-            self.reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&uids);
-            let done = node.unprepare(&uids);
-            for (id, answer) in ids.iter().zip(&done) {
+        let (claims, reading) = (ids.clone(), self.reading.clone());
+        let done = self.node.turn(move |node, locked| {
+            let uids: Vec<&str> = claims.iter().map(|id| id.uid.as_str()).collect();
+            reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&uids);
+            let done = node.unprepare(locked, &uids);
+            for (id, answer) in claims.iter().zip(&done) {
                 node.note_unprepare(id, answer);
             }
             done
+        });
+        let done = match done.await {
+            Ok(done) => done,
+            Err(error) => all_fail(ids.len(), error),
         };
         let answers: BTreeMap<_, _> = ids
             .iter()
@@ -159,6 +161,27 @@ impl<C: Claims> Service<C> {
     }
 }
 
+/// Prepares the claims that were read, but for those that were unprepared meanwhile.
+fn prepare_read(
+    node: &mut Node,
+    locked: &Locked,
+    batch: Vec<(ClaimId, ResourceClaim)>,
+    ticket: &Ticket,
+) -> Vec<(ClaimId, Result<Vec<Prepared>, String>)> {
+    let unprepared = ticket.unprepared();
+    let (late, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(id, _)| unprepared.contains(&id.uid));
+    let prepared = node.prepare(locked, &batch);
+    let prepared = prepared
+        .into_iter()
+        .map(|answer| answer.map_err(|error| error.to_string()));
+    let late = late.into_iter().map(|(id, _)| {
+        let error = "was unprepared while it was being prepared; kubelet retries if a pod needs it";
+        (id, Err(error.to_owned()))
+    });
+    let prepared = batch.into_iter().map(|(id, _)| id).zip(prepared);
+    prepared.chain(late).collect()
+}
+
 // === impl Reading ===
 
 impl Reading {
@@ -171,8 +194,8 @@ impl Reading {
 
 // === impl Ticket ===
 
-impl<'a> Ticket<'a> {
-    fn new(reading: &'a Mutex<Reading>) -> Self {
+impl Ticket {
+    fn new(reading: Arc<Mutex<Reading>>) -> Self {
         let mut calls = reading.lock().unwrap_or_else(PoisonError::into_inner);
         let number = calls.next;
         calls.next += 1;
@@ -187,7 +210,7 @@ impl<'a> Ticket<'a> {
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for Ticket {
     fn drop(&mut self) {
         let mut calls = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         calls.calls.remove(&self.number);
@@ -241,11 +264,14 @@ macro_rules! serve {
                     name: claim.name,
                     uid: claim.uid,
                 });
-                let ids: Vec<_> = ids.collect();
-                let answers = self.unprepare(&ids).into_iter().map(|(uid, answer)| {
-                    let error = answer.err().unwrap_or_default();
-                    (uid, $version::NodeUnprepareResourceResponse { error })
-                });
+                let answers = self
+                    .unprepare(ids.collect())
+                    .await
+                    .into_iter()
+                    .map(|(uid, answer)| {
+                        let error = answer.err().unwrap_or_default();
+                        (uid, $version::NodeUnprepareResourceResponse { error })
+                    });
                 Ok(Response::new($version::NodeUnprepareResourcesResponse {
                     claims: answers.collect(),
                 }))

@@ -3,19 +3,23 @@
 use super::*;
 use crate::api::{Error as ApiError, Events};
 use crate::background;
+use crate::background::{CleanUp, MONITORS_EVERY};
 use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
-use crate::inventory::Inventory;
 use crate::inventory::tests::gpu;
+use crate::inventory::{Ailment, Inventory};
 use crate::library::tests::release;
+use crate::mount_users::{MountUsers, ShareMount};
+use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::tests::{Rig, claim, id};
 use crate::ready::Readiness;
 use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
-use crate::stale::{Gone, PATIENCE};
+use crate::share::ShareKeys;
+use crate::stale::PATIENCE;
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tonic::transport::{Channel, Endpoint};
 use vgpu_proto::health;
@@ -30,6 +34,8 @@ struct Memory {
     claims: Arc<Mutex<ClaimsByName>>,
     events: Arc<Mutex<Vec<(ObjectReference, String)>>>,
     down: Arc<Mutex<bool>>,
+    /// Names of the claims that were read.
+    asked: Arc<Mutex<Vec<String>>>,
     /// If set, a GET waits for it.
     slow: Arc<Mutex<Option<Arc<Notify>>>>,
 }
@@ -47,6 +53,7 @@ impl Memory {
 
 impl Claims for Memory {
     async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, ApiError> {
+        self.asked.lock().expect("lock").push(name.to_owned());
         let found = self
             .claims
             .lock()
@@ -276,6 +283,55 @@ async fn a_prepare_that_its_unprepare_overtook_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else() {
+    let rig = Rig::new(false);
+    let api = Memory::default();
+    api.put(claim("u1", &[("s1", 20, 25)]));
+    let node = SharedNode::new(rig.open());
+    let driver = Arc::new(Service::new(node.clone(), api, Metrics::default()));
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let unprepares: Vec<_> = (0..20)
+        .map(|n| {
+            let (driver, id) = (driver.clone(), id(&format!("u{n}")));
+            tokio::spawn(async move { driver.unprepare(vec![id]).await })
+        })
+        .collect();
+    let prepare = {
+        let driver = driver.clone();
+        tokio::spawn(async move { driver.prepare(vec![id("u1")]).await })
+    };
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    assert!(!prepare.is_finished() && !unprepares.iter().any(|call| call.is_finished()));
+    let registry = Metrics::default().registry(node, Comparison::default());
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("a scrape");
+    // Not one after the other: all that wait give up.
+    let patience = LOCKED_WITHIN / 2 + Duration::from_secs(1);
+    let all = tokio::time::timeout(patience, async {
+        let mut errors = vec![prepare.await.expect("no panic")["u1"].clone().expect_err("the lock")];
+        for call in unprepares {
+            let answers = call.await.expect("no panic").into_values();
+            errors.extend(answers.map(|answer| answer.expect_err("the lock")));
+        }
+        errors
+    });
+    for error in all.await.expect("given up") {
+        for part in [
+            "ResourceClaim d/claim-u",
+            "dra.vgpu/lock",
+            "another instance",
+            "kubelet retries",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+    drop(taken);
+    assert!(driver.prepare(vec![id("u1")]).await["u1"].is_ok());
+    assert_eq!(driver.unprepare(vec![id("u1")]).await["u1"], Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_that_hangs_is_told_before_kubelet_gives_up() {
     let rig = Rig::new(false);
     let api = Memory::default();
@@ -479,29 +535,69 @@ async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() 
     }
 }
 
+/// What is known of containers.
+#[derive(Clone)]
+struct Containers(Arc<Mutex<Result<ShareKeys, String>>>);
+
+impl Containers {
+    /// One container for each of these claims, which have a share of the same name.
+    fn of(uids: &[&str]) -> Result<ShareKeys, String> {
+        Ok(uids.iter().map(|uid| ((*uid).into(), (*uid).into())).collect())
+    }
+
+    fn set(&self, living: Result<ShareKeys, String>) {
+        *self.0.lock().expect("lock") = living;
+    }
+}
+
+impl MountUsers for Containers {
+    fn living(&self, shares: &[ShareMount]) -> Result<ShareKeys, String> {
+        let mut living = self.0.lock().expect("lock").clone()?;
+        living.retain(|key| shares.iter().any(|share| share.key == *key));
+        Ok(living)
+    }
+}
+
 #[tokio::test]
-async fn a_claim_that_ended_without_unprepare_frees_its_share() {
+async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container_is_gone() {
     let served = Served::new().await;
-    let (mut gone, start) = (Gone::default(), Instant::now());
+    let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u1"]))));
+    let (mut clean_up, start) = (CleanUp::new(containers.clone()), Instant::now());
+    let mut round = async |after: Duration| {
+        clean_up
+            .run(&served.node, &served.api, &Metrics::default(), start + after)
+            .await;
+        let asked = std::mem::take(&mut *served.api.asked.lock().expect("lock"));
+        let node = served.node.lock();
+        (asked, node.claims().claims.keys().cloned().collect::<Vec<_>>())
+    };
     for uid in ["u1", "u2"] {
         served.api.put(claim(uid, &[(uid, 20, 25)]));
         served.prepare(&[uid]).await;
     }
+    served.api.asked.lock().expect("lock").clear();
     served.api.drop_claim("u1");
-    for after in [Duration::ZERO, PATIENCE / 2] {
-        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
-        assert_eq!(served.node.lock().claims().claims.len(), 2);
+    let names = |uids: &[&str]| uids.iter().map(|uid| format!("claim-{uid}")).collect::<Vec<_>>();
+    let both = vec!["u1".to_owned(), "u2".into()];
+    // Its container lives: nobody even asks.
+    for after in [Duration::ZERO, 10 * PATIENCE] {
+        assert_eq!(round(after).await, (names(&["u2"]), both.clone()));
     }
-    background::clean_up(
-        &served.node,
-        &served.api,
-        &Metrics::default(),
-        &mut gone,
-        start + PATIENCE,
-    )
-    .await;
-    let left: Vec<_> = served.node.lock().claims().claims.keys().cloned().collect();
-    assert_eq!(left, ["u2"]);
+    // It is not known who lives.
+    containers.set(Err("cannot be read".into()));
+    assert_eq!(round(20 * PATIENCE).await, (Vec::new(), both.clone()));
+    containers.set(Containers::of(&["u2"]));
+    assert_eq!(
+        round(30 * PATIENCE).await,
+        (names(&["u1"]), both.clone()),
+        "gone, and for how long?"
+    );
+    // A container that starts meanwhile begins the wait anew.
+    containers.set(Containers::of(&["u1", "u2"]));
+    assert_eq!(round(31 * PATIENCE).await, (Vec::new(), both.clone()));
+    containers.set(Containers::of(&["u2"]));
+    assert_eq!(round(32 * PATIENCE).await.1, both);
+    assert_eq!(round(33 * PATIENCE).await, (names(&["u1"]), vec!["u2".to_owned()]));
     // The claim exists, but the scheduler allocated it on another node after kubelet lost its state.
     let (id, mut moved) = claim("u2", &[("u2", 20, 25)]);
     let status = moved.status.as_mut().and_then(|status| status.allocation.as_mut());
@@ -510,10 +606,60 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share() {
         result.pool = "n2/vgpu".into();
     }
     served.api.put((id, moved));
-    for after in [PATIENCE, 2 * PATIENCE] {
-        background::clean_up(&served.node, &served.api, &Metrics::default(), &mut gone, start + after).await;
-    }
+    containers.set(Containers::of(&[]));
+    assert_eq!(round(40 * PATIENCE).await.1, ["u2"]);
+    assert_eq!(round(41 * PATIENCE).await.1, [""; 0]);
+}
+
+#[tokio::test]
+async fn claims_of_monitors_are_asked_about_rarely_and_go_when_they_are_gone() {
+    let served = Served::new().await;
+    let (id, monitor) = claim("u1", &[]);
+    let mut monitor = serde_json::to_value(monitor).expect("JSON");
+    monitor["status"]["allocation"]["devices"]["results"] = serde_json::json!([{"request": "gpu", "driver": "dra.vgpu",
+        "pool": "n1/vgpu", "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
+    served.api.put((id, serde_json::from_value(monitor).expect("a claim")));
+    assert_eq!(served.prepare(&["u1"]).await["u1"].error, "");
+    let (mut clean_up, start) = (
+        CleanUp::new(Containers(Arc::new(Mutex::new(Containers::of(&[]))))),
+        Instant::now(),
+    );
+    let mut rounds = async |count: u32| {
+        served.api.asked.lock().expect("lock").clear();
+        for round in 0..count {
+            let now = start + round * PATIENCE;
+            clean_up.run(&served.node, &served.api, &Metrics::default(), now).await;
+        }
+        served.api.asked.lock().expect("lock").len()
+    };
+    assert_eq!(rounds(2 * MONITORS_EVERY).await, 2);
+    served.api.drop_claim("u1");
+    assert_eq!(rounds(MONITORS_EVERY).await, 2, "once more, to see that it stays gone");
     assert!(served.node.lock().claims().claims.is_empty());
+}
+
+/// A container that starts between the last look at the processes and the Unprepare.
+#[tokio::test]
+async fn a_container_that_starts_at_the_last_moment_keeps_its_share() {
+    #[derive(Clone)]
+    struct Late(Arc<Mutex<u32>>);
+    impl MountUsers for Late {
+        fn living(&self, _: &[ShareMount]) -> Result<ShareKeys, String> {
+            let mut looks = self.0.lock().expect("lock");
+            *looks += 1;
+            Containers::of(if *looks < 3 { &[] } else { &["u1"] })
+        }
+    }
+    let served = Served::new().await;
+    served.api.put(claim("u1", &[("u1", 20, 25)]));
+    served.prepare(&["u1"]).await;
+    served.api.drop_claim("u1");
+    let (mut clean_up, start) = (CleanUp::new(Late(Arc::default())), Instant::now());
+    for after in [Duration::ZERO, PATIENCE] {
+        let now = start + after;
+        clean_up.run(&served.node, &served.api, &Metrics::default(), now).await;
+    }
+    assert!(served.node.lock().claims().claims.contains_key("u1"));
 }
 
 #[tokio::test]
@@ -553,10 +699,12 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
 #[tokio::test]
 async fn health_is_sent_at_once_and_on_change_in_both_versions() {
     let served = Served::new().await;
-    let inventory = Inventory::new(vec![gpu(0)]);
-    served
-        .reports
-        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[gpu(0).uuid])));
+    let report = |ailment: Option<Ailment>, seen| {
+        let ailments = ailment.map(|ailment| (gpu(0).uuid, ailment)).into_iter().collect();
+        let inventory = Inventory::with_ailments(vec![gpu(0)], ailments);
+        Report::new("n1/vgpu".into(), &inventory, UNIX_EPOCH + Duration::from_secs(seen))
+    };
+    served.reports.send_replace(report(None, 7));
     let mut client = health::v1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
     let request = health::v1::NodeWatchResourcesRequest {};
     let mut stream = client
@@ -566,6 +714,14 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
         .into_inner();
     let first = stream.message().await.expect("a message").expect("not the end");
     assert_eq!(first.devices.len(), 2);
+    let seen = |message: &health::v1::NodeWatchResourcesResponse| -> Vec<_> {
+        message.devices.iter().map(|device| device.last_updated_time).collect()
+    };
+    assert_eq!(
+        seen(&first),
+        [7, 7],
+        "when the driver was asked, not when the report was sent"
+    );
     assert!(
         first
             .devices
@@ -574,7 +730,7 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
     );
     served
         .reports
-        .send_replace(Report::new("n1/vgpu".into(), &inventory, Ok(&[])));
+        .send_replace(report(Some(Ailment::Lost(String::new())), 9));
     let second = stream.message().await.expect("a message").expect("not the end");
     assert!(
         second
@@ -583,6 +739,7 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
             .all(|d| d.health == i32::from(health::v1::HealthStatus::Unhealthy))
     );
     assert!(second.devices[0].message.contains("not in the driver's list"));
+    assert_eq!(seen(&second), [9, 9]);
     let mut old = health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());
     let request = health::v1alpha1::NodeWatchResourcesRequest {};
     let mut stream = old.node_watch_resources(request).await.expect("a stream").into_inner();
@@ -607,7 +764,9 @@ async fn registration_says_who_and_hears_the_verdict() {
     let registrar = Registrar {
         dra_socket: "/x/dra.sock".into(),
         readiness: readiness.clone(),
+        reached: watch::channel(false).0,
     };
+    let reached = registrar.reached.subscribe();
     tokio::spawn(serve_registration(listener, registrar, std::future::pending()));
     let mut client = RegistrationClient::new(connect(&path).await);
     let info = client.get_info(InfoRequest {}).await.expect("an answer").into_inner();
@@ -624,7 +783,10 @@ async fn registration_says_who_and_hears_the_verdict() {
             error: error.into(),
         };
         client.notify_registration_status(status).await.expect("heard");
-        assert_eq!(readiness.status().0, plugin_registered);
+        assert_eq!(
+            (readiness.status().0, *reached.borrow()),
+            (plugin_registered, plugin_registered)
+        );
         assert!(readiness.status().1.contains(error));
     }
 }

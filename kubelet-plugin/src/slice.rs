@@ -4,14 +4,14 @@
 //! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
-use crate::inventory::{Gpu, Inventory, MONITOR_SUFFIX};
+use crate::inventory::{Ailment, Gpu, Inventory, MONITOR_SUFFIX};
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
-use vgpu_api::{capacity, device_type};
+use vgpu_api::{DRIVER_NAME, capacity, device_type};
 use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
@@ -26,7 +26,14 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
     let devices: Vec<Device> = inventory
         .by_index()
         .into_iter()
-        .flat_map(|(name, gpu)| [shared(name, gpu, shares), monitor(name, gpu)])
+        .flat_map(|(name, gpu)| {
+            let taints = inventory.ailment(&gpu.uuid).map(|ailment| vec![taint(ailment)]);
+            let shared = Device {
+                taints,
+                ..shared(name, gpu, shares)
+            };
+            [shared, monitor(name, gpu)]
+        })
         .collect();
     devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
 }
@@ -57,6 +64,16 @@ pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
                 stored.allow_multiple_allocations == Some(true) && policies(stored) == policies(sent)
             })
         })
+}
+
+/// The taint of a GPU that no new claim may have. Its monitor has none: a claim for the monitors of all GPUs would else
+/// wait until the last one is well.
+fn taint(ailment: &Ailment) -> DeviceTaint {
+    DeviceTaint {
+        key: format!("{DRIVER_NAME}/{}", ailment.name()),
+        effect: "NoSchedule".to_owned(),
+        ..DeviceTaint::default()
+    }
 }
 
 fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {

@@ -4,16 +4,17 @@
 //! were deallocated (and perhaps allocated on another node) after kubelet lost its own state. Their entries
 //! would block a GPU's capacity for ever.
 //!
-//! A deleted claim may still have a container that is ending; kubelet unprepares it then. So a claim must be
-//! gone for a while, and a failed request to the API server counts as nothing.
+//! A claim whose container lives is never asked about (`mount_users`): its GPU memory is in use, and kubelet unprepares it
+//! when the container has ended. Any other one must be gone for a while, because a container may be starting, and a
+//! failed request to the API server counts as nothing.
 
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vgpu_api::DRIVER_NAME;
 
-/// Longer than kubelet needs to end a force-deleted pod and unprepare its claims.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than a runtime needs from reading the CDI file to the container's mounts.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a request for a claim showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,13 @@ impl ClaimState {
 // === impl Gone ===
 
 impl Gone {
-    /// Applies one round of observations, and returns the UIDs that were gone long enough to unprepare.
+    /// Returns true if this claim was gone when it was last asked about.
+    #[must_use]
+    pub fn has(&self, uid: &str) -> bool {
+        self.0.contains_key(uid)
+    }
+
+    /// Applies one round of observations, of claims without a container, and returns the UIDs that were gone long enough to unprepare.
     pub fn apply(&mut self, states: &[(String, ClaimState)], now: Instant) -> Vec<String> {
         // Drop entries that were unprepared since the last round.
         self.0.retain(|uid, _| states.iter().any(|(seen, _)| seen == uid));

@@ -1,10 +1,10 @@
 //! The gRPC services between kubelet and a DRA plugin, client and server.
 //!
 //! ```text
-//!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/registration@<driver>.sock)
-//!     │      "DRAPlugin dra.vgpu, at dra.sock, speaks v1.DRAPlugin, ..."
-//!     ├──NodePrepareResources, NodeUnprepareResources──► dra::v1, dra::v1beta1      (dra.sock)
-//!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra.sock)
+//!  kubelet ──GetInfo, NotifyRegistrationStatus──► registration   (plugins_registry/registration-<pod UID>@<driver>.sock)
+//!     │      "DRAPlugin dra.vgpu, at dra-<pod UID>.sock, speaks v1.DRAPlugin, ..."
+//!     ├──NodePrepareResources, NodeUnprepareResources──► dra::v1, dra::v1beta1      (dra-<pod UID>.sock)
+//!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra-<pod UID>.sock)
 //! ```
 //!
 //! The .proto files in kubelet/ have kubelet's names and field numbers; the tests compare every message with

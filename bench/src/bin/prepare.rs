@@ -31,8 +31,9 @@ struct Flags {
     /// The node whose GPUs the claims are given.
     #[arg(long)]
     node: String,
-    #[arg(long, default_value = "/var/lib/kubelet/plugins/dra.vgpu/dra.sock")]
-    socket: PathBuf,
+    /// The plugin's socket. Without it: the newest one of an instance of the plugin.
+    #[arg(long)]
+    socket: Option<PathBuf>,
     #[arg(long, default_value = "default")]
     namespace: String,
     /// Claims in the call that prepares many.
@@ -41,6 +42,23 @@ struct Flags {
     /// Rounds with one claim; a tenth as many with all.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
+}
+
+/// Each instance of the plugin has a socket `dra-<pod UID>.sock`.
+fn newest_socket() -> Result<PathBuf> {
+    const FOLDER: &str = "/var/lib/kubelet/plugins/dra.vgpu";
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(FOLDER).context(FOLDER)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("dra") && name.ends_with(".sock") {
+            found.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    let newest = found.into_iter().max();
+    Ok(newest
+        .with_context(|| format!("no socket of the plugin in {FOLDER}"))?
+        .1)
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -131,7 +149,8 @@ async fn release(claims: &Api<ResourceClaim>, name: &str) {
 }
 
 async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<()> {
-    let endpoint = Endpoint::try_from(format!("unix://{}", flags.socket.display()))?;
+    let socket = flags.socket.clone().map_or_else(newest_socket, Ok)?;
+    let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
     let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
     let pid = plugin_pid()?;
     println!("plugin_rss_before KiB {}", rss(pid)?);

@@ -297,11 +297,15 @@ fn upgrade() -> Result<()> {
         let value = "plugin.podAnnotations.upgraded=yes";
         project.helm(&["upgrade", install::NAME, chart, "--reuse-values", "--set-string", value])?;
         project.run(&["rollout", "status", "daemonset", &patience::timeout(TAKEOVER)])?;
-        let new = plugins()?;
-        ensure!(
-            new.len() == 2 && !new.iter().any(|name| old.contains(name)),
-            "the plugins before were {old:?} and are {new:?}"
-        );
+        // Each new one runs beside the old one first, which ends after the rollout is complete.
+        wait(TAKEOVER, "the plugins of before to end", || {
+            let new = plugins()?;
+            ensure!(
+                new.len() == 2 && !new.iter().any(|name| old.contains(name)),
+                "the plugins before were {old:?} and are {new:?}"
+            );
+            Ok(Some(()))
+        })?;
         let pods = kube.get(&["pods"])?;
         for pod in pods["items"].as_array().context("no pods")? {
             let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];

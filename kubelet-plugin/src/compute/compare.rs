@@ -9,7 +9,7 @@ use super::judge::{Judge, Observed, Paged, Seen, Verdict};
 use super::processes::{Place, shares_of};
 use super::utilisation::{Used, Utilisation};
 use crate::node::{Node, SharedNode};
-use crate::share::ShareKey;
+use crate::share::{ShareKey, ShareKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,10 +43,10 @@ type UsedByGpu = BTreeMap<String, Option<BTreeMap<ShareKey, f64>>>;
 /// Compares for ever.
 pub async fn run(node: SharedNode, nvml: impl Utilisation, comparison: Comparison) {
     let nvml = Arc::new(nvml);
-    let (mut judge, mut pages) = (Judge::default(), Pages::default());
+    let mut comparer = Comparer::default();
     loop {
         tokio::time::sleep(EVERY).await;
-        let places = limited(&node.lock());
+        let places = node.read(|node| limited(node)).await.unwrap_or_default();
         let asked = {
             let (nvml, places) = (nvml.clone(), places.clone());
             tokio::task::spawn_blocking(move || ask(&*nvml, Path::new("/proc"), &places))
@@ -56,10 +56,10 @@ pub async fn run(node: SharedNode, nvml: impl Utilisation, comparison: Compariso
             match tokio::time::timeout(EVERY, &mut asked).await {
                 // One that panicked has not answered either.
                 Ok(used) => break used.unwrap_or_default(),
-                Err(_) => apply(&node, &mut judge, &mut pages, &UsedByGpu::new(), &comparison),
+                Err(_) => comparer = comparer.apply(&node, UsedByGpu::new(), &comparison).await,
             }
         };
-        apply(&node, &mut judge, &mut pages, &used, &comparison);
+        comparer = comparer.apply(&node, used, &comparison).await;
     }
 }
 
@@ -104,28 +104,60 @@ fn sums(proc: &Path, used: &Used, places: &[Place]) -> Option<BTreeMap<ShareKey,
     Some(sums)
 }
 
-fn apply(node: &SharedNode, judge: &mut Judge, pages: &mut Pages, used: &UsedByGpu, comparison: &Comparison) {
-    let now = Instant::now();
-    let mut node = node.lock();
-    let paged = pages.read(&node, now);
-    let observed = node.placed().into_iter().map(|placed| Observed {
-        seen: used.get(&placed.gpu).and_then(Option::as_ref).and_then(|used| {
-            Some(Seen {
-                used: *used.get(&placed.key)?,
-                paged: paged.get(&placed.key).copied(),
-            })
-        }),
-        key: placed.key,
-        gpu: placed.gpu,
-        cores: placed.cores,
-        entry: placed.entry,
-    });
-    // A share that is not limited says nothing of another one's limit, and has none.
-    let limited = observed.filter(|share| share.entry.flags & entry_flags::UNLIMITED == 0);
-    judge.apply(&limited.collect::<Vec<_>>(), now);
-    node.set_ignored(judge.broken().cloned().collect());
-    drop(node);
-    comparison.set(judge.verdicts());
+/// What is known from the intervals before.
+#[derive(Default)]
+struct Comparer {
+    judge: Judge,
+    pages: Pages,
+}
+
+// === impl Comparer ===
+
+impl Comparer {
+    /// Applies one interval.
+    async fn apply(mut self, node: &SharedNode, used: UsedByGpu, comparison: &Comparison) -> Self {
+        let judged = node.read(move |node| {
+            self.judge(node, &used);
+            self
+        });
+        let comparer = match judged.await {
+            Ok(comparer) => comparer,
+            Err(error) => {
+                tracing::error!("what shares use of their GPUs is counted anew: {error}");
+                Self::default()
+            }
+        };
+        comparison.set(comparer.judge.verdicts());
+        let broken: ShareKeys = comparer.judge.broken().cloned().collect();
+        let asked = broken.clone();
+        if node.read(move |node| *node.ignored() != asked).await.unwrap_or(false) {
+            let set = node.turn(move |node, locked| node.set_ignored(locked, broken));
+            if let Err(error) = set.await.and_then(|set| set) {
+                tracing::warn!(%error, "the other shares of a GPU do not know yet which one to ignore; retrying");
+            }
+        }
+        comparer
+    }
+
+    fn judge(&mut self, node: &Node, used: &UsedByGpu) {
+        let now = Instant::now();
+        let paged = self.pages.read(node, now);
+        let observed = node.placed().into_iter().map(|placed| Observed {
+            seen: used.get(&placed.gpu).and_then(Option::as_ref).and_then(|used| {
+                Some(Seen {
+                    used: *used.get(&placed.key)?,
+                    paged: paged.get(&placed.key).copied(),
+                })
+            }),
+            key: placed.key,
+            gpu: placed.gpu,
+            cores: placed.cores,
+            entry: placed.entry,
+        });
+        // A share that is not limited says nothing of another one's limit, and has none.
+        let limited = observed.filter(|share| share.entry.flags & entry_flags::UNLIMITED == 0);
+        self.judge.apply(&limited.collect::<Vec<_>>(), now);
+    }
 }
 
 /// The counters of all pages, as of the last comparison.
@@ -212,7 +244,7 @@ mod tests {
         let rig = Rig::new(false);
         let mut node = rig.open();
         let claims = [claim("u1", &[("s1", 20, 30)]), claim("u2", &[("s2", 20, 20)])];
-        assert!(node.prepare(&claims).iter().all(Result::is_ok));
+        assert!(node.prepare(&node.locked(), &claims).iter().all(Result::is_ok));
         for (pid, uid, share) in [(1, "u1", "s1"), (2, "u2", "s2"), (3, "u1", "s1")] {
             let folder = rig.path("proc").join(format!("{pid}/root/dev/vgpu/{share}"));
             fs::create_dir_all(&folder).expect("a folder");
@@ -252,22 +284,22 @@ mod tests {
         let mut node = rig.open();
         assert!(limited(&node).is_empty());
         assert!(
-            node.prepare(&[claim("u1", &[("s1", 80, 0)])])[0].is_ok(),
+            node.prepare(&node.locked(), &[claim("u1", &[("s1", 80, 0)])])[0].is_ok(),
             "the whole GPU"
         );
         assert!(limited(&node).is_empty());
     }
 
-    #[test]
-    fn what_is_found_is_told() {
+    #[tokio::test]
+    async fn what_is_found_is_told() {
         let (_rig, node) = scene();
         let node = SharedNode::new(node);
         let comparison = Comparison::default();
-        let (mut judge, mut pages) = (Judge::default(), Pages::default());
+        let mut comparer = Comparer::default();
         let share = BTreeMap::from([(key("u1", "s1"), 40.0), (key("u2", "s2"), 0.0)]);
         let used = UsedByGpu::from([(gpu(0).uuid, Some(share))]);
         for _ in 0..2 {
-            apply(&node, &mut judge, &mut pages, &used, &comparison);
+            comparer = comparer.apply(&node, used.clone(), &comparison).await;
         }
         let verdicts = comparison.verdicts();
         let first = verdicts[&key("u1", "s1")];
@@ -277,7 +309,7 @@ mod tests {
             Some(40.0),
             "its page says that it was charged nothing"
         );
-        apply(&node, &mut judge, &mut pages, &UsedByGpu::new(), &comparison);
+        comparer.apply(&node, UsedByGpu::new(), &comparison).await;
         assert!(
             comparison
                 .verdicts()

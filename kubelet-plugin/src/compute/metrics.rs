@@ -163,7 +163,7 @@ mod tests {
     fn shares_have_their_gpu_time_unless_it_cannot_be() {
         let rig = Rig::new(false);
         let mut node = rig.open();
-        assert!(node.prepare(&[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+        assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
         let slot = rig.path("run/gpus").join(&gpu(0).uuid).join("00");
         let node = SharedNode::new(node);
         let comparison = Comparison::default();

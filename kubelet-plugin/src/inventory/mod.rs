@@ -4,8 +4,8 @@
 //!
 //! Failure modes: without a driver (yet) the caller keeps running, reports why, and retries. A GPU that falls
 //! off the bus (NVML goes on counting it) or that is divided into MIG instances is left out of the next list
-//! with the reason. The caller then reports it as unhealthy and keeps its device published, because a running
-//! pod may use it. The other GPUs are not affected.
+//! with the reason. The caller then has an inventory in which it ails: it gets a taint, is reported as unhealthy and
+//! takes no new claims. The other GPUs are not affected.
 
 pub mod nvml;
 pub mod sysfs;
@@ -53,8 +53,25 @@ pub trait Gpus: Send + Sync + 'static {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
     pub gpus: Vec<Gpu>,
-    /// Why other GPUs are not in the list, a sentence each.
-    pub left_out: Vec<String>,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A GPU that is counted and cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its UUID, if that could be read.
+    pub uuid: Option<String>,
+    pub why: Error,
+}
+
+/// Why no new claim may have a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ailment {
+    /// The driver lists GPUs without it. The text says why, if the driver says it.
+    Lost(String),
+    Mig,
+    /// The driver does not answer, for this reason.
+    Silent(String),
 }
 
 /// Why GPUs cannot be listed.
@@ -85,6 +102,8 @@ pub enum Error {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     gpus: BTreeMap<String, Gpu>,
+    /// By UUID.
+    ailments: BTreeMap<String, Ailment>,
 }
 
 /// The kind of a published device.
@@ -103,24 +122,65 @@ pub const MONITOR_SUFFIX: &str = "-monitor";
 
 impl List {
     /// Collects the GPUs that could be read. One that is lost does not hide the others.
-    ///
-    /// # Errors No GPU could be read: the first reason.
-    pub fn new(read: impl IntoIterator<Item = Result<Gpu, Error>>) -> Result<Self, Error> {
+    #[must_use]
+    pub fn new(read: impl IntoIterator<Item = Result<Gpu, LeftOut>>) -> Self {
         let mut list = Self::default();
-        let mut first = None;
         for gpu in read {
             match gpu {
                 Ok(gpu) => list.gpus.push(gpu),
-                Err(error) => {
-                    list.left_out.push(error.to_string());
-                    first.get_or_insert(error);
-                }
+                Err(left_out) => list.left_out.push(left_out),
             }
         }
-        if list.gpus.is_empty() {
-            Err(first.unwrap_or(Error::NoGpu))
-        } else {
-            Ok(list)
+        list
+    }
+
+    /// Why there is no GPU in the list; None if there is one.
+    #[must_use]
+    pub fn why_empty(&self) -> Option<Error> {
+        let first = self.left_out.first().map_or(Error::NoGpu, |left| left.why.clone());
+        self.gpus.is_empty().then_some(first)
+    }
+}
+
+// === impl Ailment ===
+
+impl Ailment {
+    /// What ails a GPU that is not in a list; `named` is what the list says of it.
+    #[must_use]
+    pub fn missing(named: Option<&LeftOut>) -> Self {
+        match named.map(|left| &left.why) {
+            Some(Error::Mig(_)) => Self::Mig,
+            Some(why) => Self::Lost(why.to_string()),
+            None => Self::Lost(String::new()),
+        }
+    }
+
+    /// True if the driver answered, and the GPU cannot be used.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        !matches!(self, Self::Silent(_))
+    }
+
+    /// The taint's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Lost(_) => "lost",
+            Self::Mig => "mig",
+            Self::Silent(_) => "silent",
+        }
+    }
+
+    /// The sentence for the GPU with this UUID.
+    #[must_use]
+    pub fn text(&self, uuid: &str) -> String {
+        match self {
+            Self::Lost(why) if why.is_empty() => {
+                format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
+            }
+            Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
+            Self::Mig => Error::Mig(uuid.to_owned()).to_string(),
+            Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
         }
     }
 }
@@ -132,6 +192,12 @@ impl Inventory {
     /// next reboot. If names collide, they get the whole UUID.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>) -> Self {
+        Self::with_ailments(gpus, BTreeMap::new())
+    }
+
+    /// The same, with what ails some of them, by UUID.
+    #[must_use]
+    pub fn with_ailments(gpus: Vec<Gpu>, ailments: BTreeMap<String, Ailment>) -> Self {
         let short: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
         let name = |at: usize| {
             let unique = short.iter().filter(|other| **other == short[at]).count() == 1;
@@ -144,7 +210,14 @@ impl Inventory {
         let names: Vec<String> = (0..gpus.len()).map(name).collect();
         Self {
             gpus: names.into_iter().zip(gpus).collect(),
+            ailments,
         }
+    }
+
+    /// Why no new claim may have the GPU with this UUID.
+    #[must_use]
+    pub fn ailment(&self, uuid: &str) -> Option<&Ailment> {
+        self.ailments.get(uuid)
     }
 
     /// Device names and GPUs, in the order in which the scheduler allocates them.
@@ -224,16 +297,23 @@ pub(crate) mod tests {
 
     #[test]
     fn a_lost_gpu_does_not_hide_the_others() {
-        let lost = || Error::Field {
-            index: 0,
-            field: "memory",
-            reason: "GPU is lost".into(),
+        let lost = LeftOut {
+            uuid: None,
+            why: Error::Field {
+                index: 0,
+                field: "memory",
+                reason: "GPU is lost".into(),
+            },
         };
-        let list = List::new([Err(lost()), Ok(gpu(1))]).expect("one GPU");
+        let list = List::new([Err(lost.clone()), Ok(gpu(1))]);
         assert_eq!(list.gpus, [gpu(1)]);
-        assert!(list.left_out[0].contains("GPU 0: memory cannot be read: GPU is lost"));
-        assert_eq!(List::new([Err(lost()), Err(Error::Mig("x".into()))]), Err(lost()));
-        assert_eq!(List::new([]), Err(Error::NoGpu));
+        assert_eq!((&list.left_out[..], list.why_empty()), (&[lost.clone()][..], None));
+        let mig = LeftOut {
+            uuid: Some("x".into()),
+            why: Error::Mig("x".into()),
+        };
+        assert_eq!(List::new([Err(lost.clone()), Err(mig)]).why_empty(), Some(lost.why));
+        assert_eq!(List::new([]).why_empty(), Some(Error::NoGpu));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The library is initialised once and kept, because initialising it for every scan costs seconds on a node
 //! without persistence mode. The next scan retries a failed initialisation.
 
-use super::{Error, Gpu, Gpus, List, sysfs};
+use super::{Error, Gpu, Gpus, LeftOut, List, sysfs};
 use crate::driver;
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
@@ -73,22 +73,37 @@ fn read_all(nvml: &Nvml, sys: &Path) -> Result<List, Error> {
     let cuda = nvml.sys_cuda_driver_version().map_err(of_driver("CUDA version"))?;
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(of_driver("device count"))?;
-    List::new((0..count).map(|index| read_one(nvml, sys, index, &driver_version, cuda_version)))
+    let read = |index| read_one(nvml, sys, index, &driver_version, cuda_version);
+    Ok(List::new((0..count).map(read)))
 }
 
-fn read_one(nvml: &Nvml, sys: &Path, index: u32, driver_version: &str, cuda_version: (i32, i32)) -> Result<Gpu, Error> {
-    let failed = |field| {
-        move |error: NvmlError| Error::Field {
-            index,
-            field,
-            reason: error.to_string(),
+fn read_one(
+    nvml: &Nvml,
+    sys: &Path,
+    index: u32,
+    driver_version: &str,
+    cuda_version: (i32, i32),
+) -> Result<Gpu, LeftOut> {
+    let unreadable = |uuid: Option<&String>, field| {
+        let uuid = uuid.cloned();
+        move |error: NvmlError| LeftOut {
+            uuid,
+            why: Error::Field {
+                index,
+                field,
+                reason: error.to_string(),
+            },
         }
     };
-    let device = nvml.device_by_index(index).map_err(failed("handle"))?;
-    let uuid = device.uuid().map_err(failed("UUID"))?;
+    let device = nvml.device_by_index(index).map_err(unreadable(None, "handle"))?;
+    let uuid = device.uuid().map_err(unreadable(None, "UUID"))?;
+    let failed = |field| unreadable(Some(&uuid), field);
     // Drivers and GPUs without MIG return an error here.
     if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        return Err(Error::Mig(uuid));
+        return Err(LeftOut {
+            uuid: Some(uuid.clone()),
+            why: Error::Mig(uuid),
+        });
     }
     let memory = device.memory_info().map_err(failed("memory"))?;
     let capability = device.cuda_compute_capability().map_err(failed("compute capability"))?;

@@ -8,17 +8,23 @@
 //!  Unprepare  CDI ─► claim directory ─► checkpoint ─► node page      by UID alone, with or without an entry
 //! ```
 //!
-//! Synchronous and owned by one mutex: a caller that goes away cannot stop it half-way. Failure modes:
+//! Synchronous: a caller that goes away cannot stop it half-way (`shared`). Failure modes:
 //! - A crash while preparing: nothing was answered before the checkpoint was written. The files without an
 //!   entry are orphans, removed by the next start or completed by the next Prepare.
 //! - A crash while unpreparing: the entry is still there, and kubelet retries.
+//! - A disk that is full or read-only: Prepare of a new claim is refused. Unprepare needs no room: the entry stays in the
+//!   file until it can be written again.
+//! - A reboot, which empties the claim directories, or an entry that could not be removed: an entry without its claim
+//!   directory is dormant. It holds nothing and only remembers the claim's library until the claim is prepared again.
 //! - Two instances during a rolling update: each call holds the lock file, and reads the checkpoint again if
 //!   the other instance wrote it.
 //!
 //! A batch writes the checkpoint once, after all of its claims.
 
+pub mod lock;
 mod pages;
 mod recover;
+mod renew;
 pub mod room;
 mod shared;
 #[cfg(test)]
@@ -31,22 +37,23 @@ use crate::claim;
 use crate::claimdir::{self, ClaimDirs, Terms};
 use crate::config::Config;
 use crate::crash_points::{CrashPoints, Stopped};
-use crate::driver::{self, Root};
+use crate::driver::{self, Driver, Root};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
+use crate::mount_users::ShareMount;
 use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use lock::{LockFile, Locked};
 use room::Full;
 pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use turn::{Locked, Turn};
+use turn::Turn;
 use vgpu_abi::limits::is_share_name;
 
 /// A prepared device, as it is reported to kubelet.
@@ -72,6 +79,8 @@ pub enum Error {
     Full(#[from] Box<Full>),
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),
+    #[error("device {device} takes no new claims: {why}")]
+    Ailing { device: String, why: String },
     #[error(transparent)]
     Driver(#[from] driver::Error),
     #[error(transparent)]
@@ -82,6 +91,14 @@ pub enum Error {
     Cdi(#[from] vgpu_cdi::store::Error),
     #[error("checkpoint {}: {source}; kubelet retries", path.display())]
     Checkpoint { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Lock(#[from] lock::Error),
+    #[error(
+        "the library is not installed on this node, and no claim can be prepared before it is: {0}; kubelet retries"
+    )]
+    Library(String),
+    #[error("the call ended early, which is a mistake in the plugin: {0}; kubelet retries")]
+    Ended(String),
     /// An error of the whole call, shared by all of its claims.
     #[error(transparent)]
     Shared(Arc<Error>),
@@ -99,10 +116,16 @@ pub struct Node {
     library: Library,
     store: Store,
     /// Locked during each call, so that the other instance of a rolling update waits.
-    lock: File,
+    lock: LockFile,
     checkpoint: Checkpoint,
-    /// The state of the checkpoint file when `checkpoint` was read or saved; `None` if they may differ.
+    /// Entries without a claim directory, which hold nothing. The file has them too.
+    dormant: BTreeMap<String, Entry>,
+    /// The state of the checkpoint file when it was read or saved; None if there was none.
     stamp: Option<Stamp>,
+    /// False if memory may have what the file does not, so that the next call reads it again.
+    is_read: bool,
+    /// True if the file has entries that were removed from memory and could not be removed there.
+    unsaved: bool,
     inventory: Result<Inventory, String>,
     /// What a context takes on each GPU, by UUID, as far as that was measured.
     contexts: BTreeMap<String, u64>,
@@ -116,6 +139,10 @@ pub struct Node {
     damages: Vec<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
     not_unprepared: BTreeMap<String, (ClaimId, String)>,
+    /// The driver whose files all CDI files name; None if that is not known.
+    renewed_for: Option<Driver>,
+    /// Claims whose files could not be renewed, and why.
+    not_renewed: BTreeMap<String, String>,
     crash_points: Box<dyn CrashPoints>,
 }
 
@@ -159,34 +186,92 @@ impl Node {
         &self.arbitration
     }
 
+    /// The file systems of a claim's shares.
+    #[must_use]
+    pub fn share_mounts(&self, uid: &str) -> Vec<ShareMount> {
+        let entry = self.checkpoint.claims.get(uid);
+        let shares = entry.into_iter().flat_map(|entry| &entry.shares);
+        let limited = shares.filter(|held| held.share.role == Role::Share);
+        let mount = |held: &Held| ShareMount {
+            key: (uid.to_owned(), held.share.name.clone()),
+            device: self.dirs.share_device(uid, &held.share.name),
+        };
+        limited.map(mount).collect()
+    }
+
     /// Returns when this instance prepared a claim; None if a former one did.
     #[must_use]
     pub fn prepared_at(&self, uid: &str) -> Option<Instant> {
         self.prepared_at.get(uid).copied()
     }
 
-    /// Digest of the library to which new claims are bound.
+    /// The entry of a claim, also if it is dormant.
     #[must_use]
-    pub fn library(&self) -> &str {
+    pub fn entry(&self, uid: &str) -> Option<&Entry> {
+        self.checkpoint.claims.get(uid).or_else(|| self.dormant.get(uid))
+    }
+
+    /// All entries, also those that are dormant.
+    pub fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        self.checkpoint.claims.iter().chain(&self.dormant)
+    }
+
+    /// Digest of the library to which new claims are bound; None if it is not installed.
+    #[must_use]
+    pub fn library(&self) -> Option<&str> {
         self.library.digest()
+    }
+
+    /// Installs the library if it is not there.
+    ///
+    /// # Errors
+    /// Why it cannot be installed.
+    pub fn ensure_library(&mut self, _locked: &Locked) -> Result<(), Error> {
+        self.library.ensure().map(|_| ()).map_err(Error::Library)
+    }
+
+    /// Removes releases of the library that no claim and no instance uses.
+    pub fn remove_unused_releases(&mut self, locked: &Locked) {
+        let removed = self.begin_turn(locked).map(|_turn| {
+            let used: Vec<&str> = self.entries().map(|(_, entry)| entry.library.as_str()).collect();
+            self.library.keep(&used)
+        });
+        match removed {
+            Ok(Ok(removed)) if removed.is_empty() => {}
+            Ok(Ok(removed)) => tracing::info!(?removed, "removed releases of the library that nothing uses"),
+            // A release that is not removed only takes disk space.
+            Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
+            Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
+        }
     }
 
     /// Forces the next call to read the checkpoint again.
     pub fn forget(&mut self) {
-        self.stamp = None;
+        self.is_read = false;
     }
 
     /// Prepares claims that were just read from the API server. Each succeeds or fails by itself.
-    pub fn prepare(&mut self, batch: &[(ClaimId, ResourceClaim)]) -> Vec<Result<Vec<Prepared>, Error>> {
-        let mut turn = match self.begin_turn() {
+    pub fn prepare(
+        &mut self,
+        locked: &Locked,
+        batch: &[(ClaimId, ResourceClaim)],
+    ) -> Vec<Result<Vec<Prepared>, Error>> {
+        let mut turn = match self.begin_turn(locked) {
             Ok(turn) => turn,
             Err(error) => return all_fail(batch.len(), error),
         };
-        let answers = batch
+        let mut answers: Vec<_> = batch
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
-        let mut answers = self.end_turn(&turn, answers);
+        if let Err(error) = self.end_turn(&turn) {
+            // What was not saved is not prepared, and must not look so after a restart.
+            for uid in &turn.prepared {
+                let _ = self.remove_files(uid);
+            }
+            self.is_read = false;
+            fail_rest(&mut answers, error);
+        }
         if let Err(error) = self.write_node_pages() {
             fail_rest(&mut answers, error);
         }
@@ -211,13 +296,17 @@ impl Node {
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
-    pub fn unprepare(&mut self, uids: &[&str]) -> Vec<Result<(), Error>> {
-        let mut turn = match self.begin_turn() {
+    pub fn unprepare(&mut self, locked: &Locked, uids: &[&str]) -> Vec<Result<(), Error>> {
+        let mut turn = match self.begin_turn(locked) {
             Ok(turn) => turn,
             Err(error) => return all_fail(uids.len(), error),
         };
-        let answers = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
-        let answers = self.end_turn(&turn, answers);
+        let mut answers: Vec<_> = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
+        match self.end_turn(&turn) {
+            Err(error) if stopped(&error) => fail_rest(&mut answers, error),
+            Err(error) => self.leave_unsaved(&error),
+            Ok(()) => {}
+        }
         self.write_node_pages_or_warn();
         answers
     }
@@ -250,6 +339,9 @@ impl Node {
             self.remove(&id.uid, turn)?;
         }
         let mut entry = self.admit(id, &shares)?;
+        if let Some(former) = self.dormant.get(&id.uid) {
+            entry.library.clone_from(&former.library);
+        }
         if let Err(error) = self.materialize(&id.uid, &mut entry, true, turn) {
             if !stopped(&error) {
                 // Best effort: kubelet also unprepares a claim whose Prepare failed.
@@ -259,18 +351,21 @@ impl Node {
         }
         let answer = self.answer(&id.uid, &shares);
         self.checkpoint.claims.insert(id.uid.clone(), entry);
+        self.dormant.remove(&id.uid);
         self.prepared_at.insert(id.uid.clone(), Instant::now());
+        turn.prepared.push(id.uid.clone());
         turn.dirty = true;
         Ok(answer)
     }
 
     /// Returns an entry with a slot for each share, if all shares fit beside the prepared ones.
-    fn admit(&self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
+    fn admit(&mut self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
+        let library = self.library.ensure().map_err(Error::Library)?.to_owned();
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let mut entry = Entry {
             namespace: id.namespace.clone(),
             name: id.name.clone(),
-            library: self.library.digest().to_owned(),
+            library,
             shares: Vec::new(),
         };
         for share in shares {
@@ -280,6 +375,12 @@ impl Node {
                     let gpu = inventory
                         .gpu(&share.gpu)
                         .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
+                    if let Some(ailment) = inventory.ailment(&gpu.uuid) {
+                        return Err(Error::Ailing {
+                            device: share.device.clone(),
+                            why: ailment.text(&gpu.uuid),
+                        });
+                    }
                     Some(room::slot(
                         &self.checkpoint,
                         &entry.shares,
@@ -300,23 +401,20 @@ impl Node {
     /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
     /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
-        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let driver = turn.driver(&self.root)?;
-        let bound = self.library.bound(&entry.library).to_owned();
-        if bound != entry.library {
+        if !self.library.has(&entry.library) {
+            let current = self.library.ensure().map_err(Error::Library)?;
             tracing::warn!(
                 uid,
                 lost = entry.library,
-                bound,
+                bound = current,
                 "library of a prepared claim is gone; it gets the current one"
             );
-            entry.library = bound;
+            entry.library = current.to_owned();
         }
         let mut placed = Vec::new();
         for held in &entry.shares {
-            let gpu = inventory
-                .gpu(&held.share.gpu)
-                .ok_or_else(|| Error::GpuGone(held.share.gpu.clone()))?;
+            let gpu = self.gpu(&held.share.gpu)?;
             placed.push(Placed {
                 share: &held.share,
                 slot: held.slot,
@@ -361,6 +459,13 @@ impl Node {
         Ok(())
     }
 
+    /// Returns a GPU as it was last seen. Before the first scan, those on which claims hold shares are known.
+    fn gpu(&self, uuid: &str) -> Result<&Gpu, Error> {
+        let seen = self.inventory.as_ref().ok().and_then(|inventory| inventory.gpu(uuid));
+        let known = seen.or_else(|| self.checkpoint.gpus.get(uuid));
+        known.ok_or_else(|| Error::GpuGone(uuid.to_owned()))
+    }
+
     fn answer(&self, uid: &str, shares: &[Share]) -> Vec<Prepared> {
         let pool = self.config.pool();
         let device = |share: &Share| Prepared {
@@ -382,6 +487,7 @@ impl Node {
                 .extend(entry.shares.into_iter().map(|held| held.share.gpu));
             turn.dirty = true;
         }
+        turn.dirty |= self.dormant.remove(uid).is_some();
         Ok(())
     }
 
@@ -394,11 +500,40 @@ impl Node {
     }
 
     fn save(&mut self) -> Result<(), Error> {
-        self.note_gpus();
-        let saved = self.store.save(&self.checkpoint);
-        saved.map_err(|source| self.checkpoint_error(source))?;
-        self.stamp = self.store.stamp();
+        self.write_checkpoint()?;
         Ok(self.crash_points.reached("checkpoint")?)
+    }
+
+    fn write_checkpoint(&mut self) -> Result<(), Error> {
+        self.note_gpus();
+        let mut all = self.checkpoint.clone();
+        all.claims.extend(self.dormant.clone());
+        let saved = self.store.save(&all);
+        saved.map_err(|source| self.checkpoint_error(source))?;
+        (self.stamp, self.unsaved) = (self.store.stamp(), false);
+        Ok(())
+    }
+
+    /// Goes on with memory that lacks entries of the file, which is right: their claim directories are gone. The other
+    /// instance reads the file again, and then finds them dormant.
+    fn leave_unsaved(&mut self, error: &Error) {
+        if !self.unsaved {
+            tracing::warn!("claims are unprepared and stay in the checkpoint until it can be written: {error}");
+        }
+        self.unsaved = true;
+        // Needs no room, and if it fails the other instance only refuses more than it must.
+        let _ = self.store.touch();
+        self.stamp = self.store.stamp();
+    }
+
+    /// Takes over what a checkpoint says. Entries without a claim directory are dormant.
+    fn adopt(&mut self, checkpoint: Checkpoint) {
+        let Checkpoint { claims, gpus } = checkpoint;
+        let has_directory = |uid: &String| self.dirs.claim_path(uid).exists();
+        let (claims, dormant) = claims.into_iter().partition(|(uid, _)| has_directory(uid));
+        self.checkpoint = Checkpoint { claims, gpus };
+        (self.dormant, self.unsaved) = (dormant, false);
+        self.note_gpus();
     }
 
     /// Records in the checkpoint the GPUs on which claims hold shares now.
@@ -414,31 +549,37 @@ impl Node {
         self.checkpoint.gpus = gpus;
     }
 
-    /// Takes the lock, and reads the checkpoint again if another instance wrote it.
-    fn begin_turn(&mut self) -> Result<Turn, Error> {
-        let lock = self.lock.try_clone().and_then(Locked::take);
-        let turn = Turn::new(lock.map_err(|source| self.checkpoint_error(source))?);
-        if self.stamp.is_none() || self.stamp != self.store.stamp() {
+    /// Reads the checkpoint again if another instance wrote it. `locked` is the proof that none does now.
+    fn begin_turn(&mut self, _locked: &Locked) -> Result<Turn, Error> {
+        if !self.is_read || self.stamp != self.store.stamp() {
             match self.store.load() {
-                Ok(Some(loaded)) => self.checkpoint = loaded,
+                Ok(Some(loaded)) => {
+                    self.adopt(loaded);
+                    self.stamp = self.store.stamp();
+                }
                 // The file existed when this instance started, and its claims are still prepared.
                 Ok(None) => self.rebuild(&Damage::Gone)?,
                 Err(damage) => self.rebuild(&damage)?,
             }
-            self.stamp = self.store.stamp();
+            self.is_read = true;
         }
-        Ok(turn)
+        Ok(Turn::default())
     }
 
-    /// Saves what the turn changed. If that fails, every claim of the turn fails.
-    fn end_turn<T>(&mut self, turn: &Turn, mut answers: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
-        if turn.dirty
+    /// Saves what the turn changed, and what earlier turns could not save.
+    ///
+    /// # Errors
+    /// What this turn changed is not saved.
+    fn end_turn(&mut self, turn: &Turn) -> Result<(), Error> {
+        if turn.dirty {
+            return self.save();
+        }
+        if self.unsaved
             && let Err(error) = self.save()
         {
-            self.stamp = None;
-            fail_rest(&mut answers, error);
+            tracing::debug!("the checkpoint still cannot be written: {error}");
         }
-        answers
+        Ok(())
     }
 
     fn checkpoint_error(&self, source: io::Error) -> Error {
@@ -450,7 +591,7 @@ impl Node {
 }
 
 /// Fails every claim of a call with the same error.
-fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
+pub(crate) fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
     let error = Arc::new(error);
     (0..count).map(|_| Err(Error::Shared(error.clone()))).collect()
 }

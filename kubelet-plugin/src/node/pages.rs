@@ -8,6 +8,7 @@
 //! written fails a Prepare, which kubelet repeats; it does not fail an Unprepare, because that would keep a pod that is
 //! gone: the page stays stale, and the next call writes it.
 
+use super::lock::Locked;
 use super::{Error, Node};
 use crate::checkpoint::{Checkpoint, Held};
 use crate::share::{PlacedShare, Share, ShareKeys};
@@ -18,29 +19,31 @@ use vgpu_abi::entitlement::{Holder, entries};
 // === impl Node ===
 
 impl Node {
+    /// The shares that others are to ignore.
+    #[must_use]
+    pub fn ignored(&self) -> &ShareKeys {
+        &self.ignored
+    }
+
     /// Sets which shares others are to ignore. It lasts until the plugin ends.
-    pub fn set_ignored(&mut self, ignored: ShareKeys) {
-        if self.ignored == ignored {
-            return;
-        }
+    ///
+    /// # Errors
+    /// A page cannot be written. The next call that has a turn writes it.
+    pub fn set_ignored(&mut self, locked: &Locked, ignored: ShareKeys) -> Result<(), Error> {
         let changed: Vec<_> = self.ignored.symmetric_difference(&ignored).cloned().collect();
         self.ignored = ignored;
-        let written = self.begin_turn().and_then(|_turn| {
-            for (uid, name) in &changed {
-                let shares = self
-                    .checkpoint
-                    .claims
-                    .get(uid)
-                    .into_iter()
-                    .flat_map(|entry| &entry.shares);
-                let named = shares.filter(|held| held.share.name == *name);
-                self.stale_pages.extend(named.map(|held| held.share.gpu.clone()));
-            }
-            self.write_node_pages()
-        });
-        if let Err(error) = written {
-            tracing::warn!(%error, "cannot tell the other shares of a GPU which one to ignore; the next Prepare or Unprepare does");
+        for (uid, name) in &changed {
+            let shares = self
+                .checkpoint
+                .claims
+                .get(uid)
+                .into_iter()
+                .flat_map(|entry| &entry.shares);
+            let named = shares.filter(|held| held.share.name == *name);
+            self.stale_pages.extend(named.map(|held| held.share.gpu.clone()));
         }
+        self.begin_turn(locked)?;
+        self.write_node_pages()
     }
 
     /// Every share with a slot, with what it is entitled to.
@@ -79,7 +82,7 @@ impl Node {
     /// Writes the pages that are stale, with the lock held.
     pub(super) fn write_node_pages(&mut self) -> Result<(), Error> {
         // What is in memory was not saved: the next call reads the checkpoint again.
-        if self.stamp.is_none() {
+        if !self.is_read {
             return Ok(());
         }
         let mut failed = Ok(());

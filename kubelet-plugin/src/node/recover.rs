@@ -7,7 +7,9 @@
 //! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
 //! They are removed, but only if the checkpoint could be read or there never was one.
 
-use super::{Error, Locked, Node};
+use super::lock::{LockFile, Locked};
+use super::turn::Turn;
+use super::{Error, Node, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
 use crate::claimdir::ClaimDirs;
@@ -18,30 +20,23 @@ use crate::edits;
 use crate::library::Library;
 use crate::share::ShareKeys;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::Path;
 
 // === impl Node ===
 
 impl Node {
-    /// Opens the node and recovers what a former instance left.
+    /// Opens the node and recovers what a former instance left. `locked` is the lock of `lock`.
     ///
     /// # Errors
     /// A folder cannot be created, listed or cleaned.
-    pub fn open(config: Config, library: Library, crash_points: Box<dyn CrashPoints>) -> Result<Self, Error> {
+    pub fn open(
+        config: Config,
+        lock: LockFile,
+        locked: &Locked,
+        crash_points: Box<dyn CrashPoints>,
+    ) -> Result<Self, Error> {
         let store = Store::new(config.checkpoint.clone());
-        let folder = config.checkpoint.parent().unwrap_or(&config.checkpoint);
-        let checkpoint_error = |source| Error::Checkpoint {
-            path: config.checkpoint.clone(),
-            source,
-        };
-        std::fs::create_dir_all(folder).map_err(checkpoint_error)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(folder.join("lock"))
-            .map_err(checkpoint_error)?;
+        let library = Library::open(&config.library_dir, &config.library_store);
         let mut node = Self {
             root: Root {
                 here: config.driver_root.clone(),
@@ -55,7 +50,10 @@ impl Node {
             store,
             lock,
             checkpoint: Checkpoint::default(),
+            dormant: BTreeMap::new(),
             stamp: None,
+            is_read: true,
+            unsaved: false,
             inventory: Err("the plugin has just started".into()),
             contexts: BTreeMap::new(),
             stale_pages: BTreeSet::new(),
@@ -63,10 +61,12 @@ impl Node {
             prepared_at: BTreeMap::new(),
             damages: Vec::new(),
             not_unprepared: BTreeMap::new(),
+            renewed_for: None,
+            not_renewed: BTreeMap::new(),
             crash_points,
             config,
         };
-        node.take_over()?;
+        node.take_over(locked)?;
         Ok(node)
     }
 
@@ -75,19 +75,18 @@ impl Node {
         std::mem::take(&mut self.damages)
     }
 
-    fn take_over(&mut self) -> Result<(), Error> {
-        let lock = self.lock.try_clone().and_then(Locked::take);
-        let _locked = lock.map_err(|source| self.checkpoint_error(source))?;
+    fn take_over(&mut self, _locked: &Locked) -> Result<(), Error> {
         self.dirs.ensure_root()?;
         self.arbitration.ensure_root()?;
         match self.store.load() {
             Ok(Some(checkpoint)) => {
-                self.checkpoint = checkpoint;
+                self.adopt(checkpoint);
+                self.stamp = self.store.stamp();
                 self.remove_orphans()?;
             }
             Ok(None) if self.dirs.uids()?.is_empty() => {
-                let saved = self.store.save(&self.checkpoint);
-                saved.map_err(|source| self.checkpoint_error(source))?;
+                let saved = self.write_checkpoint();
+                self.unless_crashed(saved)?;
                 // CDI files on disk outlive a kubelet folder that was wiped.
                 self.remove_orphans()?;
             }
@@ -98,21 +97,22 @@ impl Node {
         if swept > 0 {
             tracing::info!(swept, "removed temporary CDI files of a former instance");
         }
-        self.stamp = self.store.stamp();
-        self.renew_node_pages()?;
-        let used: Vec<&str> = self
-            .checkpoint
-            .claims
-            .values()
-            .map(|entry| entry.library.as_str())
-            .collect();
-        match self.library.keep(&used) {
-            Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => tracing::info!(?removed, "removed releases of the library that no claim uses"),
-            // A release that is not removed only takes disk space.
-            Err(error) => tracing::warn!(%error, "cannot remove a release of the library that no claim uses"),
+        if let Err(error) = self.renew(&mut Turn::default()) {
+            tracing::warn!("CDI files of prepared claims are not renewed yet: {error}");
         }
+        self.renew_node_pages()?;
         Ok(())
+    }
+
+    /// Goes on without a checkpoint that could not be saved: claims can be unprepared while the disk is full.
+    fn unless_crashed(&mut self, saved: Result<(), Error>) -> Result<(), Error> {
+        match saved {
+            Err(error) if !stopped(&error) => {
+                self.leave_unsaved(&error);
+                Ok(())
+            }
+            saved => saved,
+        }
     }
 
     fn remove_orphans(&mut self) -> Result<(), Error> {
@@ -145,7 +145,7 @@ impl Node {
         let named = mounts
             .iter()
             .find_map(|mount| self.library.release_of(Path::new(&mount.host_path)));
-        named.unwrap_or_else(|| self.library.digest().to_owned())
+        named.unwrap_or_else(|| self.library.digest().unwrap_or_default().to_owned())
     }
 
     /// Moves the damaged file aside and writes a new one from memory and the claim directories.
@@ -154,15 +154,16 @@ impl Node {
         let aside = match self.store.stamp() {
             None => String::new(),
             Some(_) => {
-                let aside = self.store.set_aside();
-                let aside = aside.map_err(|source| self.checkpoint_error(source))?;
-                format!(", kept as {}", aside.display())
+                // On a disk that cannot be written, the damaged file stays until it is replaced.
+                let aside = self.store.set_aside().ok();
+                aside.map_or_else(String::new, |aside| format!(", kept as {}", aside.display()))
             }
         };
         let known = std::mem::take(&mut self.checkpoint.claims);
         let (claims, lost) = rebuilt(&self.dirs, known, |uid| self.named_library(uid))?;
         self.checkpoint.claims = claims;
-        self.save()?;
+        let saved = self.save();
+        self.unless_crashed(saved)?;
         let count = self.checkpoint.claims.len();
         let lost = match lost.len() {
             0 => String::new(),

@@ -17,6 +17,7 @@
 //! monitor devices only, until the next dry run.
 
 pub mod plan;
+pub mod reached;
 pub mod taints;
 
 use crate::api::{Error, Slices};
@@ -46,9 +47,11 @@ const ASK_AGAIN: Duration = Duration::from_secs(300);
 /// The devices to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Wanted {
-    /// The GPUs were not scanned yet.
+    /// The GPUs were not scanned yet, or kubelet does not reach this instance. Existing slices stay.
     #[default]
     Unknown,
+    /// Another instance on this node publishes.
+    ByAnother,
     /// The node has no driver. Existing slices stay, because a driver that is being replaced comes back.
     NoDriver,
     /// The devices of each slice.
@@ -267,8 +270,13 @@ pub async fn run<S: Slices>(
         let devices = match now {
             Wanted::Slices(devices) if publisher.synced() => devices,
             idle => {
-                if idle == Wanted::NoDriver && publisher.synced() {
-                    readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
+                let nothing_to_do = match idle {
+                    Wanted::NoDriver => Some("no driver on this node, so no GPU to publish"),
+                    Wanted::ByAnother => Some("another instance of the plugin publishes, until it ends"),
+                    Wanted::Unknown | Wanted::Slices(_) => None,
+                };
+                if let Some(why) = nothing_to_do.filter(|_| publisher.synced()) {
+                    readiness.idle(PART, why.into());
                 }
                 // Nothing to retry; an expired `wake` would make the loop spin.
                 failures = 0;

@@ -1,4 +1,5 @@
-//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller.
+//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller. Other taints, of GPUs that
+//! ail, come with the wanted devices, and keep the time that the API server gave them.
 //!
 //! ```text
 //!  --allocator=scheduler    no taint: kube-scheduler allocates
@@ -98,6 +99,9 @@ impl Taints {
         let mut seen = BTreeMap::new();
         for device in tainted.devices.iter_mut().flatten().filter(|device| is_shared(device)) {
             let stored = stored.get(&*device.name).copied();
+            for taint in device.taints.iter_mut().flatten() {
+                taint.time_added = time_of(stored, taint);
+            }
             let taint = match self.allocator {
                 Allocator::Controller => Some(keep(stored, CONTROLLER)),
                 Allocator::Scheduler => self.handing_back(stored, now, &mut seen),
@@ -189,11 +193,21 @@ fn of_allocator(device: &Device) -> Option<&DeviceTaint> {
     device.taints.iter().flatten().find(|taint| taint.key == KEY)
 }
 
-/// Returns the stored taint with the server's time, or a new one.
+/// Returns the taint with the server's time, if it is stored already.
 fn keep(stored: Option<&Device>, value: &str) -> DeviceTaint {
-    let found = stored.and_then(of_allocator);
-    let found = found.filter(|found| found.value.as_deref() == Some(value) && found.effect == EFFECT);
-    taint(value, found.and_then(|found| found.time_added.clone()))
+    let new = taint(value, None);
+    DeviceTaint {
+        time_added: time_of(stored, &new),
+        ..new
+    }
+}
+
+/// When the server stored a taint like this one: the taint is to keep that time.
+fn time_of(stored: Option<&Device>, taint: &DeviceTaint) -> Option<Time> {
+    let same =
+        |found: &&DeviceTaint| (&found.key, &found.value, &found.effect) == (&taint.key, &taint.value, &taint.effect);
+    let found = stored?.taints.iter().flatten().find(same)?;
+    found.time_added.clone()
 }
 
 /// Builds a taint. Without a time, the server sets its own.
@@ -209,8 +223,8 @@ fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::Inventory;
     use crate::inventory::tests::gpu;
+    use crate::inventory::{Ailment, Inventory};
     use crate::slice::slices;
 
     struct Node {
@@ -409,5 +423,34 @@ mod tests {
         assert!(Taints::new(Allocator::Controller, file.join("allocator")).is_err());
         let free = folder.path().join("none/allocator");
         assert!(Taints::new(Allocator::Scheduler, free).is_ok());
+    }
+
+    #[test]
+    fn the_taint_of_a_gpu_that_ails_keeps_its_time_and_goes_with_the_ailment() {
+        let inventory = |ailing: bool| {
+            let lost = ailing.then(|| (gpu(0).uuid, Ailment::Lost(String::new())));
+            slices(&Inventory::with_ailments(vec![gpu(0)], lost.into_iter().collect()), 64)
+        };
+        for allocator in [Allocator::Scheduler, Allocator::Controller] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut taints = Taints::new(allocator, folder.path().join("allocator")).unwrap();
+            let mut keys = |wanted: Vec<Vec<Device>>, stored: &[Device]| {
+                let tainted = taints.apply(&wanted, stored, Instant::now()).devices.remove(0);
+                let found = tainted[0].taints.iter().flatten();
+                let found = found.map(|taint| (taint.key.clone(), taint.time_added.clone()));
+                (found.collect::<BTreeMap<_, _>>(), tainted)
+            };
+            let (new, mut stored) = keys(inventory(true), &[]);
+            assert_eq!(new["dra.vgpu/lost"], None, "the server gives it its time");
+            // As the API server stores it.
+            let time = Some(Time(k8s_openapi::jiff::Timestamp::from_second(7).unwrap()));
+            for taint in stored[0].taints.iter_mut().flatten() {
+                taint.time_added = time.clone();
+            }
+            let (again, same) = keys(inventory(true), &stored);
+            assert_eq!((&again["dra.vgpu/lost"], &same), (&time, &stored));
+            let (well, _) = keys(inventory(false), &stored);
+            assert!(!well.contains_key("dra.vgpu/lost"));
+        }
     }
 }

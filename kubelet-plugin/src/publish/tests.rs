@@ -265,6 +265,14 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     sender.send(Wanted::NoDriver).expect("running");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(readiness.status().0, "nothing to publish: {}", readiness.status().1);
+    sender.send(Wanted::ByAnother).expect("running");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(
+        readiness.status().0 && readiness.status().1.contains("another instance"),
+        "{}",
+        readiness.status().1
+    );
+    assert_eq!(api.all().len(), 0);
     sender.send(Wanted::Slices(wanted(1))).expect("running");
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(

@@ -10,6 +10,8 @@
 //!                          │        ── work: queues ──► timeline  slices, when work is done, utilisation
 //!                          └ vram: addresses, by size class
 //!   soft-gpu-nvml ──► state::State ── look ──► one consistent picture, with this namespace's PIDs
+//!        ▲
+//!   <state>/control  ── control: faults that a test switches on and off
 //! ```
 //!
 //! How it fails:
@@ -25,6 +27,7 @@
 pub mod account;
 pub mod c;
 pub mod clock;
+pub mod control;
 pub mod env;
 pub mod error;
 pub mod faults;

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::account::{Full, Held, MAX_PROCS};
 use crate::clock;
+use crate::control::Control;
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
@@ -94,6 +95,11 @@ impl State {
 
     pub fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    /// The faults of this moment.
+    pub fn control(&self) -> Control {
+        Control::read(&self.dir)
     }
 
     pub fn uuid(&self, gpu: usize) -> [u8; 16] {

@@ -89,7 +89,7 @@ fn slots_are_given_once_and_run_out() {
             claim(&uid, &[(share.as_str(), 1, 0)])
         })
         .collect();
-    assert!(node.prepare(&batch).iter().all(Result::is_ok));
+    assert!(node.prepare(&node.locked(), &batch).iter().all(Result::is_ok));
     let mut slots: Vec<_> = rig
         .checkpoint()
         .claims
@@ -126,6 +126,7 @@ fn a_claim_stays_bound_to_its_library_and_a_reboot_takes_only_run() {
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
     let first = rig.checkpoint().claims["u1"].library.clone();
+    drop(node);
     release(&rig.path("image"), "two");
     let mut node = rig.open();
     std::fs::remove_dir_all(rig.path("run")).expect("rebooted");
@@ -138,8 +139,10 @@ fn a_claim_stays_bound_to_its_library_and_a_reboot_takes_only_run() {
     };
     assert!(spec("u1").contains(&first) && !spec("u2").contains(&first));
     assert!(Path::new(&rig.path("store")).join(&first).exists(), "in use");
+    node.remove_unused_releases(&node.locked());
+    assert!(Path::new(&rig.path("store")).join(&first).exists(), "in use");
     unprepare(&mut node, "u1").expect("unprepared");
-    rig.open();
+    node.remove_unused_releases(&node.locked());
     assert!(!rig.path("store").join(&first).exists(), "not used any more");
 }
 
@@ -157,8 +160,10 @@ fn a_claim_whose_library_was_lost_is_bound_to_the_next_for_good() {
     assert_ne!(bound, lost);
     let spec = std::fs::read_to_string(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("a CDI file");
     assert!(spec.contains(&bound));
+    drop(node);
     release(&rig.path("image"), "three");
-    rig.open();
+    let mut node = rig.open();
+    node.remove_unused_releases(&node.locked());
     assert!(rig.path("store").join(&bound).exists(), "the CDI spec names it");
 }
 
@@ -216,6 +221,25 @@ fn refusals_change_nothing() {
     assert_eq!(rig.leftovers(), [""; 0]);
 }
 
+/// A rolling update: the older instance prepares claims until the newer one is ready.
+#[test]
+fn an_instance_keeps_its_release_while_it_runs() {
+    let rig = Rig::new(false);
+    let mut old = rig.open();
+    let first = old.library().expect("installed").to_owned();
+    release(&rig.path("image"), "two");
+    let mut new = rig.open();
+    new.remove_unused_releases(&new.locked());
+    prepare(&mut old, claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    assert_eq!(rig.checkpoint().claims["u1"].library, first);
+    let mounts = std::fs::read_to_string(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("a CDI file");
+    assert!(mounts.contains(&first) && rig.path("store").join(&first).join("libvgpu.so").exists());
+    unprepare(&mut new, "u1").expect("unprepared");
+    drop(old);
+    new.remove_unused_releases(&new.locked());
+    assert!(!rig.path("store").join(&first).exists());
+}
+
 /// After an upgrade, kubelet may ask for a claim that the older release prepared, and start a container of it: with the
 /// library and the hook of that release.
 #[test]
@@ -223,7 +247,7 @@ fn a_claim_of_an_older_release_keeps_its_library() {
     let rig = Rig::new(false);
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 1, 0)])).expect("prepared");
-    let old = node.library().to_owned();
+    let old = node.library().expect("installed").to_owned();
     drop(node);
     let read = |path: &str| std::fs::read_to_string(rig.path(path)).expect("read");
     assert!(read("run/claims/u1/s1/limits").contains("\nslot 0\n"));
@@ -237,7 +261,7 @@ fn a_claim_of_an_older_release_keeps_its_library() {
     }
     let spec = |uid: &str| read(&format!("cdi/dra.vgpu-claim_{uid}.json"));
     let (first, second) = (spec("u1"), spec("u2"));
-    let new = node.library();
+    let new = node.library().expect("installed");
     assert!(first.contains(&old) && !first.contains(new), "{first}");
     assert!(second.contains(new) && !second.contains(&old), "{second}");
     let limits = read("run/claims/u1/s1/limits");

@@ -3,8 +3,10 @@
 
 mod calls;
 mod crash;
+mod full_disk;
 mod pages;
 mod rebuild;
+mod renew;
 
 use super::*;
 use crate::config::Flags;
@@ -62,8 +64,9 @@ impl Rig {
 
     pub(crate) fn open_with(&self, crash_points: Box<dyn CrashPoints>) -> Result<Node, Error> {
         let config = self.config();
-        let library = Library::install(&config.library_dir, &config.library_store).expect("a library");
-        let mut node = Node::open(config, library, crash_points)?;
+        let lock = LockFile::open(&config.lock)?;
+        let locked = lock.try_lock()?.expect("no instance has a turn now");
+        let mut node = Node::open(config, lock.clone(), &locked, crash_points)?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
     }
@@ -83,6 +86,13 @@ impl Rig {
         let names = list(self.path("run/claims")).chain(list(self.path("cdi")));
         let files = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         files.chain(self.checkpoint().claims.into_keys()).collect()
+    }
+}
+
+impl Node {
+    /// The lock, where the test has no other instance that could have it.
+    pub(crate) fn locked(&self) -> Locked {
+        self.lock.try_lock().expect("a lock file").expect("the lock is free")
     }
 }
 
@@ -124,11 +134,11 @@ pub(crate) fn claim(uid: &str, shares: &[(&str, u64, u32)]) -> (ClaimId, Resourc
 }
 
 fn prepare(node: &mut Node, claim: (ClaimId, ResourceClaim)) -> Result<Vec<Prepared>, Error> {
-    node.prepare(&[claim]).remove(0)
+    node.prepare(&node.locked(), &[claim]).remove(0)
 }
 
 fn unprepare(node: &mut Node, uid: &str) -> Result<(), Error> {
-    node.unprepare(&[uid]).remove(0)
+    node.unprepare(&node.locked(), &[uid]).remove(0)
 }
 
 /// Once with folders only, and once with mounts where that is possible.

@@ -27,7 +27,7 @@ fn each_call_leaves_what_all_shares_are_entitled_to() {
         unprepare(&mut node, "u1").expect("unprepared");
         assert_eq!(page(rig), [(1, 50_000, entry_flags::BEST_EFFORT), (2, 50_000, 0)]);
         let batch: Vec<_> = node
-            .unprepare(&["u2", "u3"])
+            .unprepare(&node.locked(), &["u2", "u3"])
             .into_iter()
             .collect::<Result<_, _>>()
             .expect("both");
@@ -41,12 +41,12 @@ fn a_share_that_is_ignored_is_until_it_is_not() {
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 20, 30), ("s2", 20, 20)])).expect("prepared");
     let ignored = ShareKeys::from([("u1".to_owned(), "s2".to_owned()), ("gone".to_owned(), "s".to_owned())]);
-    node.set_ignored(ignored.clone());
+    node.set_ignored(&node.locked(), ignored.clone()).expect("written");
     let expected = [(0, 30_000, 0), (1, 20_000, entry_flags::IGNORED)];
     assert_eq!(page(&rig), expected);
     prepare(&mut node, claim("u2", &[("s3", 20, 10)])).expect("prepared");
     assert_eq!(page(&rig)[..2], expected);
-    node.set_ignored(ShareKeys::new());
+    node.set_ignored(&node.locked(), ShareKeys::new()).expect("written");
     assert_eq!(page(&rig), [(0, 30_000, 0), (1, 20_000, 0), (2, 10_000, 0)]);
 }
 
@@ -103,7 +103,7 @@ fn a_claim_of_an_older_release_has_its_entry_and_no_slot_in_its_limits() {
     let rig = Rig::new(false);
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 20, 30)])).expect("prepared");
-    let old = node.library().to_owned();
+    let old = node.library().expect("installed").to_owned();
     drop(node);
     std::fs::write(
         rig.path("store").join(&old).join(crate::release::FILE),

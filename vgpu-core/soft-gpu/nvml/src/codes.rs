@@ -14,6 +14,7 @@ pub(crate) const NOT_FOUND: Code = Code(6);
 pub(crate) const INSUFFICIENT_SIZE: Code = Code(7);
 pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
 pub(crate) const TIMEOUT: Code = Code(10);
+pub(crate) const GPU_IS_LOST: Code = Code(15);
 pub(crate) const VERSION_MISMATCH: Code = Code(25);
 
 /// Text into a caller's buffer, which must hold all of it.

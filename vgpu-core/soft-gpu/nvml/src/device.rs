@@ -213,9 +213,10 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetMigMode(gpu: u64, now: Out<u32>, next: Out<u32>) {
-        device(gpu)?;
-        now.set(0)?;
-        next.set(0)
+        let (state, gpu) = device(gpu)?;
+        let mode = u32::from(state.control().has_mig(gpu));
+        now.set(mode)?;
+        next.set(mode)
     }
 
     fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) {

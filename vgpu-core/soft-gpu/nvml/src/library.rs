@@ -7,7 +7,7 @@ use soft_gpu::env::Config;
 use soft_gpu::faults::Faults;
 use soft_gpu::state::State;
 
-use crate::codes::{DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED};
+use crate::codes::{DRIVER_NOT_LOADED, GPU_IS_LOST, INVALID_ARGUMENT, UNINITIALIZED};
 
 /// Faults that the profile asks for.
 pub(crate) static FAULTS: Faults = Faults::none();
@@ -58,9 +58,13 @@ pub(crate) fn handle(gpu: usize) -> u64 {
 pub(crate) fn device(handle: u64) -> Result<(&'static State, usize), Code> {
     let state = state()?;
     let gpu = handle.checked_sub(HANDLE + 16).map(|offset| (offset >> 4) as usize);
-    gpu.filter(|gpu| *gpu < state.profile().gpus as usize)
-        .map(|gpu| (state, gpu))
-        .ok_or(INVALID_ARGUMENT)
+    let gpu = gpu
+        .filter(|gpu| *gpu < state.profile().gpus as usize)
+        .ok_or(INVALID_ARGUMENT)?;
+    if state.control().is_lost(gpu) {
+        return Err(GPU_IS_LOST);
+    }
+    Ok((state, gpu))
 }
 
 soft_gpu::api! {

@@ -1,0 +1,486 @@
+//! Scans the GPUs periodically: the first scan publishes them, later ones update their health.
+//!
+//! [`published`] says what becomes of a GPU that is lost, switched to MIG mode or back again, and of one of a driver that
+//! does not answer. One whose memory size changes keeps its published size. After a restart of the plugin this holds for
+//! the GPUs on which the checkpoint has shares. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes
+//! too.
+//!
+//! Every scan makes a report of health with the time of that scan, and nothing else does: if scans end, kubelet finds the
+//! last report stale after 30 s.
+
+mod published;
+mod scanner;
+
+use crate::config::Config;
+use crate::contexts::Contexts;
+use crate::health::Report;
+use crate::inventory::{Gpu, Gpus, Inventory, LeftOut, List};
+use crate::metrics::Metrics;
+use crate::node::{Node, SharedNode};
+use crate::publish::Wanted;
+use crate::ready::Readiness;
+use crate::slice::slices;
+use published::Published;
+use scanner::{Measurer, ScanFailure, Scanner};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::watch;
+
+/// The part's name in [`Readiness`].
+pub const PART: &str = "gpus";
+const SCAN_EVERY: Duration = Duration::from_secs(10);
+const _: () = assert!(
+    SCAN_EVERY.as_secs() + scanner::ANSWERS_WITHIN.as_secs() < 30,
+    "a driver that hangs is unhealthy within 30 s, and kubelet finds no report stale"
+);
+
+/// The receivers of a scan's result.
+pub struct ScanOutputs {
+    pub node: SharedNode,
+    pub wanted: watch::Sender<Wanted>,
+    pub reports: watch::Sender<Report>,
+    pub readiness: Readiness,
+    pub metrics: Metrics,
+    /// Becomes true when the first scan has ended.
+    pub scanned: watch::Sender<bool>,
+}
+
+/// State kept between scans.
+struct Scans {
+    gpus: Published,
+    /// What was published last; None before the first scan that the driver answered.
+    last: Option<Inventory>,
+    /// The reasons that were logged already, one for each GPU that could not be read.
+    left_out: Vec<LeftOut>,
+}
+
+/// Scans for ever.
+pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: ScanOutputs) {
+    let mut scanner = Scanner::new(gpus);
+    let mut measurer = Measurer::new(contexts);
+    let mut scans = Scans::new(held(&outputs.node).await);
+    loop {
+        let mut seen = scanner.scan().await;
+        if let Ok(list) = &mut seen {
+            // Before the GPUs are published: each claim on them finds what a context takes.
+            match measurer.measure(&list.gpus).await {
+                Some(sizes) => set(&outputs.node, |node| node.set_contexts(sizes)).await,
+                None if scans.last.is_none() => {
+                    tokio::time::sleep(SCAN_EVERY).await;
+                    continue;
+                }
+                None => list.gpus.retain(|gpu| scans.gpus.has(&gpu.uuid)),
+            }
+        }
+        let is_late = matches!(seen, Err(ScanFailure::Late(_)));
+        scans.apply(seen, &config, &outputs).await;
+        // Also when the driver does not answer: its files may be there already, and containers start again.
+        renew_cdi_files(&outputs.node).await;
+        if !is_late {
+            outputs.scanned.send_replace(true);
+        }
+        tokio::time::sleep(SCAN_EVERY).await;
+    }
+}
+
+/// The GPUs on which claims hold shares.
+async fn held(node: &SharedNode) -> Vec<Gpu> {
+    node.read(|node| node.held_gpus()).await.unwrap_or_default()
+}
+
+async fn renew_cdi_files(node: &SharedNode) {
+    if node.read(|node| node.has_stale_cdi_files()).await.unwrap_or_default() {
+        let renewed = node.turn(|node, locked| node.renew_cdi_files(locked)).await;
+        if let Err(error) = renewed {
+            tracing::warn!("CDI files of prepared claims are not renewed yet: {error}");
+        }
+    }
+}
+
+async fn set(node: &SharedNode, change: impl FnOnce(&mut Node) + Send + 'static) {
+    if let Err(error) = node.read(change).await {
+        tracing::error!("{error}");
+    }
+}
+
+// === impl Scans ===
+
+impl Scans {
+    fn new(held: Vec<Gpu>) -> Self {
+        Self {
+            gpus: Published::new(held),
+            last: None,
+            left_out: Vec::new(),
+        }
+    }
+
+    /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
+    async fn apply(&mut self, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
+        let held: BTreeSet<String> = held(&outputs.node).await.into_iter().map(|gpu| gpu.uuid).collect();
+        self.report_readiness(&seen, outputs);
+        let seen = seen.map_err(ScanFailure::reason);
+        self.gpus
+            .apply(seen.as_ref().map_err(String::as_str), &held, Instant::now());
+        match seen {
+            Ok(list) => {
+                self.log_left_out(list.left_out);
+                self.publish(config, outputs).await;
+            }
+            // What was never listed is not published because of a failure.
+            Err(_) if self.last.is_some() => self.publish(config, outputs).await,
+            Err(reason) => set(&outputs.node, |node| node.set_inventory(Err(reason))).await,
+        }
+        let report = Report::new(config.pool(), &self.gpus.inventory(), SystemTime::now());
+        outputs.reports.send_replace(report);
+    }
+
+    fn report_readiness(&self, seen: &Result<List, ScanFailure>, outputs: &ScanOutputs) {
+        let reason = match seen {
+            Err(ScanFailure::NoDriver(reason)) if self.gpus.is_empty() => {
+                if outputs.readiness.idle(PART, reason.clone()) {
+                    tracing::info!(
+                        "nothing to do on this node: {reason}; scanning every {} s",
+                        SCAN_EVERY.as_secs()
+                    );
+                }
+                outputs.wanted.send_if_modified(|wanted| {
+                    let changed = *wanted != Wanted::NoDriver;
+                    *wanted = Wanted::NoDriver;
+                    changed
+                });
+                return;
+            }
+            Err(failure) => Some(failure.clone().reason()),
+            Ok(list) => list.why_empty().map(|why| why.to_string()),
+        };
+        match reason {
+            None => {
+                if outputs.readiness.set(PART, Ok(())) {
+                    tracing::info!("the driver lists GPUs");
+                }
+            }
+            Some(reason) => {
+                if outputs.readiness.set(PART, Err(reason.clone())) {
+                    tracing::error!("no GPUs: {reason}; retrying every {} s", SCAN_EVERY.as_secs());
+                }
+            }
+        }
+    }
+
+    fn log_left_out(&mut self, left_out: Vec<LeftOut>) {
+        for left in left_out.iter().filter(|left| !self.left_out.contains(left)) {
+            tracing::warn!("a GPU is left out: {}", left.why);
+        }
+        self.left_out = left_out;
+    }
+
+    /// Publishes the GPUs if a scan changed them, and gives them to the node, which prepares claims on them.
+    async fn publish(&mut self, config: &Config, outputs: &ScanOutputs) {
+        let inventory = self.gpus.inventory();
+        if self.last.as_ref() == Some(&inventory) {
+            return;
+        }
+        self.last = Some(inventory.clone());
+        outputs.metrics.gpus.set(inventory.len() as i64);
+        let devices = slices(&inventory, config.shares);
+        // First the node: from now on it refuses new claims on GPUs that ail.
+        set(&outputs.node, |node| node.set_inventory(Ok(inventory))).await;
+        outputs.wanted.send_if_modified(|wanted| {
+            let devices = Wanted::Slices(devices);
+            let changed = *wanted != devices;
+            *wanted = devices;
+            changed
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::{self, Ailment, tests::gpu};
+    use crate::node::tests::{Rig, claim};
+    use crate::share::ClaimId;
+    use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// The receivers, and what a scan sent to them.
+    struct Scanned {
+        rig: Rig,
+        outputs: ScanOutputs,
+        published: watch::Receiver<Wanted>,
+        health: watch::Receiver<Report>,
+    }
+
+    fn list(gpus: &[Gpu]) -> List {
+        List {
+            gpus: gpus.to_vec(),
+            left_out: Vec::new(),
+        }
+    }
+
+    /// The taint of each published device.
+    fn taints(published: &watch::Receiver<Wanted>) -> Vec<Option<String>> {
+        let Wanted::Slices(slices) = published.borrow().clone() else {
+            return Vec::new();
+        };
+        let taint = |device: &Device| Some(device.taints.as_ref()?.first()?.key.clone());
+        slices.iter().flatten().map(taint).collect()
+    }
+
+    fn prepare(node: &SharedNode, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
+        let mut node = node.lock();
+        let locked = node.locked();
+        let answer = node.prepare(&locked, &[claim]).remove(0);
+        answer.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn scan() -> Scanned {
+        scanned_on(Rig::new(false))
+    }
+
+    fn scanned_on(rig: Rig) -> Scanned {
+        let (wanted, published) = watch::channel(Wanted::Unknown);
+        let (reports, health) = watch::channel(Report::default());
+        let outputs = ScanOutputs {
+            node: SharedNode::new(rig.open()),
+            wanted,
+            reports,
+            readiness: Readiness::new(&[PART]),
+            metrics: Metrics::default(),
+            scanned: watch::channel(false).0,
+        };
+        Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_driver_is_told_and_publishes_nothing_until_it_speaks() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let silent = |reason: &str| Err(ScanFailure::Silent(reason.into()));
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(silent("does not load"), &config, &outputs).await;
+        assert!(!outputs.readiness.status().0 && outputs.readiness.status().1.contains("does not load"));
+        assert!(*published.borrow() == Wanted::Unknown && health.borrow().devices.is_empty());
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        assert!(outputs.readiness.status().0);
+        let well = slices(&Inventory::new(vec![gpu(0)]), config.shares);
+        assert_eq!(*published.borrow(), Wanted::Slices(well.clone()));
+        for blind in [ScanFailure::Silent("gone".into()), ScanFailure::NoDriver("gone".into())] {
+            scans.apply(Err(blind), &config, &outputs).await;
+            assert!(!outputs.readiness.status().0);
+            assert_eq!(
+                taints(&published),
+                [Some("dra.vgpu/silent".to_owned()), None],
+                "still published"
+            );
+            assert!(health.borrow().devices.values().all(|ailment| ailment.contains("gone")));
+            let error = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).expect_err("a silent driver");
+            assert!(
+                error.contains("gpu-3f8a1c20 takes no new claims") && error.contains("gone"),
+                "{error}"
+            );
+        }
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        assert_eq!(*published.borrow(), Wanted::Slices(well));
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_lost_gpu_keeps_its_claims_and_gets_no_new_ones() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs).await;
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        for (why, name, text) in [
+            (inventory::Error::Mig(gpu(0).uuid), "dra.vgpu/mig", "is in MIG mode"),
+            (inventory::Error::NoGpu, "dra.vgpu/lost", "not in the driver's list"),
+        ] {
+            let lost = List {
+                gpus: vec![gpu(1)],
+                left_out: vec![LeftOut {
+                    uuid: Some(gpu(0).uuid),
+                    why,
+                }],
+            };
+            scans.apply(Ok(lost), &config, &outputs).await;
+            assert!(outputs.readiness.status().0, "the other one works");
+            assert_eq!(taints(&published), [Some(name.to_owned()), None, None, None]);
+            assert!(health.borrow().devices["gpu-3f8a1c20"].contains(text));
+            assert_eq!(
+                prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])),
+                Ok(()),
+                "prepared before"
+            );
+            let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).expect_err("a new claim");
+            assert!(
+                error.contains("gpu-3f8a1c20 takes no new claims") && error.contains(text),
+                "{error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_only_gpu_is_lost_is_not_ready_and_publishes_it_tainted() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[])), &config, &outputs).await;
+        assert_eq!(taints(&published), [Some("dra.vgpu/lost".to_owned()), None]);
+        assert!(outputs.readiness.status().1.contains("lists no GPU"));
+    }
+
+    #[tokio::test]
+    async fn a_node_without_a_driver_is_ready_and_waits_for_one() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        let none = Err(ScanFailure::NoDriver("none here".into()));
+        scans.apply(none, &config, &outputs).await;
+        assert!(outputs.readiness.status().0 && outputs.readiness.status().1.contains("none here"));
+        assert_eq!(*published.borrow(), Wanted::NoDriver);
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gpu_that_is_held_outlives_a_restart_without_it() {
+        /// NVML with one GPU of two, whose memory size is smaller than before.
+        struct OneLost;
+        impl Gpus for OneLost {
+            fn list(&self) -> Result<List, inventory::Error> {
+                let shrunk = Gpu {
+                    memory: 1 << 30,
+                    ..gpu(1)
+                };
+                Ok(list(&[shrunk]))
+            }
+        }
+        let rig = Rig::new(false);
+        let mut before = rig.open();
+        let held = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]);
+        assert!(held[0].is_ok());
+        let mut scan = scanned_on(rig);
+        scan.outputs.node.lock().set_inventory(Err("just started".into()));
+        let node = scan.outputs.node.clone();
+        let running = tokio::spawn(run(OneLost, Contexts::unknown(), scan.rig.config(), scan.outputs));
+        scan.published.changed().await.expect("a first scan");
+        let shrunk = Gpu {
+            memory: 1 << 30,
+            ..gpu(1)
+        };
+        let lost = BTreeMap::from([(gpu(0).uuid, Ailment::Lost(String::new()))]);
+        let both = Inventory::with_ailments(vec![gpu(0), shrunk], lost);
+        assert_eq!(*scan.published.borrow(), Wanted::Slices(slices(&both, 64)));
+        scan.health.changed().await.expect("a report");
+        let report = scan.health.borrow().clone();
+        assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
+        assert_eq!(report.devices["gpu-3f8a1c21"], "");
+        assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        // Nobody prepares it any more, and its CDI file is lost.
+        let file = scan.rig.path("cdi/dra.vgpu-claim_u1.json");
+        std::fs::remove_file(&file).expect("a CDI file");
+        while !file.exists() {
+            scan.health.changed().await.expect("a scan");
+        }
+        running.abort();
+    }
+
+    /// NVML with one GPU, that answers as often as something was sent, and else hangs. Counts the questions.
+    struct Hangs {
+        answers: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+        asked: Arc<AtomicU32>,
+    }
+
+    impl Gpus for Hangs {
+        fn list(&self) -> Result<List, inventory::Error> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            match self.answers.lock().expect("lock").recv() {
+                Ok(()) => Ok(list(&[gpu(0)])),
+                Err(_) => Err(inventory::Error::NoGpu),
+            }
+        }
+    }
+
+    /// Waits for threads in real time, and lets the paused time pass, which Tokio does not skip while a thread hangs.
+    async fn until(condition: impl Fn() -> bool) {
+        let start = std::time::Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing happens");
+            std::thread::sleep(Duration::from_millis(1));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_hangs_is_unhealthy_and_is_asked_anew_when_it_answers() {
+        let (answer, answers) = std::sync::mpsc::channel();
+        let asked = Arc::new(AtomicU32::new(0));
+        let hangs = Hangs {
+            answers: std::sync::Mutex::new(answers),
+            asked: asked.clone(),
+        };
+        let scan = scan();
+        let running = tokio::spawn(run(hangs, Contexts::unknown(), scan.rig.config(), scan.outputs));
+        let ailment = |health: &watch::Receiver<Report>| {
+            let devices = health.borrow().devices.clone();
+            devices
+                .get("gpu-3f8a1c20")
+                .cloned()
+                .unwrap_or_else(|| "not told".into())
+        };
+        let questions = || asked.load(Ordering::SeqCst);
+        let answered = std::cell::Cell::new(0);
+        // One more answer than questions were asked would be one for a later question.
+        let answer_all = || {
+            while answered.get() < questions() {
+                answer.send(()).expect("heard");
+                answered.set(answered.get() + 1);
+            }
+        };
+        let is_well = || {
+            answer_all();
+            ailment(&scan.health).is_empty()
+        };
+        until(is_well).await;
+        let is_late = || ailment(&scan.health).contains("NVML has not answered for 15 s");
+        until(is_late).await;
+        // And goes on being told: kubelet forgets a report after 30 s.
+        let (told, hanging) = (scan.health.borrow().seen, questions());
+        assert_eq!(answered.get() + 1, hanging, "one question at a time");
+        let mut again = scan.health.clone();
+        again.borrow_and_update();
+        until(|| again.has_changed().expect("a sender")).await;
+        assert!(is_late() && scan.health.borrow().seen >= told && questions() == hanging);
+        // What the hanging call says in the end is old, so it is asked anew.
+        answer_all();
+        until(|| questions() > hanging).await;
+        assert!(is_late(), "{}", ailment(&scan.health));
+        until(is_well).await;
+        running.abort();
+    }
+}

@@ -1,0 +1,288 @@
+//! The sockets of one instance of the plugin. During a rolling update two instances run, and each has its own:
+//!
+//! ```text
+//! <kubelet>/plugins/dra.vgpu/dra-<pod UID>.sock                     kubelet's calls
+//! <kubelet>/plugins/dra.vgpu/dra-<pod UID>.lock                     locked while the instance lives
+//! <kubelet>/plugins_registry/registration-<pod UID>@dra.vgpu.sock   by which kubelet finds the other socket
+//! ```
+//!
+//! Without --pod-uid there is no `-<pod UID>` in the names, as in releases before it.
+//!
+//! Failure modes:
+//! - An instance that is killed leaves its sockets, and kubelet would go on calling them. The next one removes them: their
+//!   lock is free. Sockets without a lock file are of an older release; they are removed if nobody listens.
+//! - A container of the same pod that starts again finds its own sockets and binds them anew.
+//! - Two processes with one pod UID, or two without: the second one does not start, and leaves the first alone.
+//! - Two instances that start at once: both do this under the lock of the node.
+
+use crate::node::lock::{LockFile, Locked};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use vgpu_api::DRIVER_NAME;
+
+const DRA: &str = "dra";
+const LOCK: &str = ".lock";
+const SOCKET: &str = ".sock";
+
+/// The folders in which kubelet and the plugins meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folders {
+    pub plugin: PathBuf,
+    pub registry: PathBuf,
+}
+
+/// This instance, until dropped.
+#[derive(Debug)]
+pub struct Instance {
+    _lock: Locked,
+}
+
+/// Why this instance cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Lock(#[from] crate::node::lock::Error),
+    #[error(
+        "another process has the sockets of this instance: {} is locked; give each instance its own --pod-uid (POD_UID)",
+        .0.display()
+    )]
+    Running(PathBuf),
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+// === impl Folders ===
+
+impl Folders {
+    /// The socket for kubelet's calls to the instance with this pod UID.
+    #[must_use]
+    pub fn dra_socket(&self, pod_uid: Option<&str>) -> PathBuf {
+        self.dra_socket_of(&suffix(pod_uid))
+    }
+
+    /// The socket by which kubelet finds it. kubelet sends this path, percent-encoded, as the :authority of its calls, and
+    /// our server (h2) refuses a host name with `%2F`. The part before an `@` is user information, in which the encoding
+    /// is allowed, and kubelet does not encode `@`.
+    #[must_use]
+    pub fn registration_socket(&self, pod_uid: Option<&str>) -> PathBuf {
+        self.registration_socket_of(&suffix(pod_uid))
+    }
+
+    fn dra_socket_of(&self, suffix: &str) -> PathBuf {
+        self.plugin.join(format!("{DRA}{suffix}{SOCKET}"))
+    }
+
+    fn registration_socket_of(&self, suffix: &str) -> PathBuf {
+        self.registry
+            .join(format!("registration{suffix}@{DRIVER_NAME}{SOCKET}"))
+    }
+
+    fn lock_of(&self, suffix: &str) -> PathBuf {
+        self.plugin.join(format!("{DRA}{suffix}{LOCK}"))
+    }
+
+    /// The suffixes of all instances that left a file.
+    fn suffixes(&self) -> io::Result<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.plugin)? {
+            let Ok(name) = entry?.file_name().into_string() else {
+                continue;
+            };
+            let stem = name.strip_suffix(LOCK).or_else(|| name.strip_suffix(SOCKET));
+            let suffix = stem.and_then(|stem| stem.strip_prefix(DRA));
+            found.extend(
+                suffix
+                    .filter(|suffix| suffix.is_empty() || suffix.starts_with('-'))
+                    .map(str::to_owned),
+            );
+        }
+        found.sort();
+        found.dedup();
+        Ok(found)
+    }
+}
+
+// === impl Instance ===
+
+impl Instance {
+    /// Takes the place of the instance with this pod UID, and removes the sockets of those that have ended. `_locked` is
+    /// the lock of the node.
+    ///
+    /// # Errors
+    /// Another process has that place, or the folder of the sockets cannot be read.
+    pub fn start(folders: &Folders, pod_uid: Option<&str>, _locked: &Locked) -> Result<Self, Error> {
+        let own = suffix(pod_uid);
+        let path = folders.lock_of(&own);
+        let lock = LockFile::open(&path)?.try_lock()?;
+        let lock = lock.ok_or_else(|| Error::Running(path.clone()))?;
+        let suffixes = folders.suffixes().map_err(|source| Error::Io {
+            action: "list",
+            path: folders.plugin.clone(),
+            source,
+        })?;
+        for other in suffixes.iter().filter(|suffix| **suffix != own) {
+            match is_dead(folders, other) {
+                Ok(false) => {}
+                Ok(true) => remove(folders, other),
+                Err(error) => tracing::warn!("the sockets of another instance stay: {error}"),
+            }
+        }
+        Ok(Self { _lock: lock })
+    }
+}
+
+/// Returns true if the instance with these files has ended.
+fn is_dead(folders: &Folders, suffix: &str) -> Result<bool, crate::node::lock::Error> {
+    let lock = folders.lock_of(suffix);
+    if lock.exists() {
+        return Ok(LockFile::open(&lock)?.try_lock()?.is_some());
+    }
+    Ok(nobody_listens(&folders.dra_socket_of(suffix)))
+}
+
+fn nobody_listens(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Removes the registration first, so that kubelet calls nobody, and the lock last, so that a crash leaves the rest to the
+/// next start.
+fn remove(folders: &Folders, suffix: &str) {
+    for path in [
+        folders.registration_socket_of(suffix),
+        folders.dra_socket_of(suffix),
+        folders.lock_of(suffix),
+    ] {
+        match std::fs::remove_file(&path) {
+            Ok(()) => tracing::info!("removed {} of an instance that has ended", path.display()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(
+                    "cannot remove {} of an instance that has ended: {error}",
+                    path.display()
+                );
+                return;
+            }
+        }
+    }
+}
+
+fn suffix(pod_uid: Option<&str>) -> String {
+    pod_uid.map_or_else(String::new, |uid| format!("-{uid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    struct Scene {
+        dir: tempfile::TempDir,
+        folders: Folders,
+        node: LockFile,
+    }
+
+    fn scene() -> Scene {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folders = Folders {
+            plugin: dir.path().join("plugins/dra.vgpu"),
+            registry: dir.path().join("plugins_registry"),
+        };
+        std::fs::create_dir_all(&folders.registry).expect("a folder");
+        let node = LockFile::open(&folders.plugin.join("lock")).expect("a lock");
+        Scene { dir, folders, node }
+    }
+
+    impl Scene {
+        /// Starts an instance and binds its sockets.
+        fn start(&self, pod_uid: Option<&str>) -> (Result<Instance, Error>, Vec<UnixListener>) {
+            let locked = self.node.try_lock().expect("a lock file").expect("free");
+            let instance = Instance::start(&self.folders, pod_uid, &locked);
+            (instance, self.bind(pod_uid))
+        }
+
+        fn bind(&self, pod_uid: Option<&str>) -> Vec<UnixListener> {
+            let sockets = [
+                self.folders.dra_socket(pod_uid),
+                self.folders.registration_socket(pod_uid),
+            ];
+            sockets
+                .iter()
+                .filter_map(|socket| UnixListener::bind(socket).ok())
+                .collect()
+        }
+
+        /// The names of all files but the node's lock.
+        fn files(&self) -> Vec<String> {
+            let folders = [&self.folders.plugin, &self.folders.registry].into_iter();
+            let entries = folders.flat_map(|folder| std::fs::read_dir(folder).expect("listed").flatten());
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            let mut names: Vec<String> = names.filter(|name| name != "lock").collect();
+            names.sort();
+            names
+        }
+    }
+
+    const OF_A: [&str; 3] = ["dra-a.lock", "dra-a.sock", "registration-a@dra.vgpu.sock"];
+    const OF_B: [&str; 3] = ["dra-b.lock", "dra-b.sock", "registration-b@dra.vgpu.sock"];
+
+    #[test]
+    fn the_sockets_of_the_dead_go_and_those_of_the_living_stay() {
+        let scene = scene();
+        let (a, listening) = scene.start(Some("a"));
+        let (b, _listening) = scene.start(Some("b"));
+        let mut both = [OF_A, OF_B].concat();
+        both.sort_unstable();
+        assert_eq!(scene.files(), both);
+        // It hangs, or is between its lock and its sockets: nobody answers, and it lives.
+        drop(listening);
+        let (c, _listening) = scene.start(Some("c"));
+        assert_eq!(scene.files().len(), 9, "{:?}", scene.files());
+        drop((a, c.expect("an instance")));
+        let (d, _listening) = scene.start(None);
+        assert_eq!(
+            scene.files(),
+            [
+                &["dra-b.lock", "dra-b.sock", "dra.lock", "dra.sock"][..],
+                &["registration-b@dra.vgpu.sock", "registration@dra.vgpu.sock"]
+            ]
+            .concat()
+        );
+        drop((b.expect("an instance"), d.expect("an instance"), scene.dir));
+    }
+
+    #[test]
+    fn one_place_has_one_process_and_a_container_takes_over_its_former_ones() {
+        let scene = scene();
+        for pod_uid in [Some("a"), None] {
+            let (first, listening) = scene.start(pod_uid);
+            let files = scene.files();
+            let (second, bound) = scene.start(pod_uid);
+            let error = second.expect_err("a second process").to_string();
+            assert!(error.contains("--pod-uid") && error.contains(".lock"), "{error}");
+            assert_eq!((scene.files(), bound.len()), (files.clone(), 0));
+            drop((first, listening));
+            scene.start(pod_uid).0.expect("the next container");
+            assert_eq!(scene.files(), files, "its own, which it binds anew");
+        }
+    }
+
+    #[test]
+    fn an_older_release_without_a_lock_is_alive_while_it_listens() {
+        let scene = scene();
+        let older = scene.bind(None);
+        let (a, _listening) = scene.start(Some("a"));
+        let with_older = [&OF_A[..2], &["dra.sock", OF_A[2], "registration@dra.vgpu.sock"]].concat();
+        assert_eq!(scene.files(), with_older);
+        drop(older);
+        let (b, _listening) = scene.start(Some("b"));
+        let mut both = [OF_A, OF_B].concat();
+        both.sort_unstable();
+        assert_eq!(scene.files(), both);
+        drop((a.expect("an instance"), b.expect("an instance")));
+    }
+}

@@ -1,0 +1,139 @@
+//! Publishes only while kubelet reaches this instance, and no other instance publishes.
+//!
+//! A pod that is scheduled to a GPU of a plugin that kubelet cannot call waits on this node for nothing, and kubelet deletes
+//! the slices of a plugin that it lost. Two instances of different releases would undo each other's slices for ever, so
+//! the one that has the lock file publishes; the other is ready, and takes over when it ends or is not reached any more.
+//!
+//! How it fails: an instance that is killed unlocks the file. One of a release before the lock publishes without it, until
+//! it ends. A lock file that cannot be locked at all keeps nobody from publishing.
+
+use super::Wanted;
+use crate::node::lock::{LockFile, Locked};
+use std::time::Duration;
+use tokio::sync::watch;
+
+const TRIED_EVERY: Duration = Duration::from_secs(1);
+
+/// Forwards what is wanted while `reached` is true and the lock is this instance's.
+pub async fn only_while_reached(
+    mut wanted: watch::Receiver<Wanted>,
+    mut reached: watch::Receiver<bool>,
+    lock: LockFile,
+    forwarded: watch::Sender<Wanted>,
+) {
+    let mut held = None;
+    loop {
+        let is_reached = *reached.borrow_and_update();
+        if !is_reached {
+            held = None;
+        } else if held.is_none() {
+            held = take(&lock);
+        }
+        let waits = is_reached && held.is_none();
+        let now = match (is_reached, waits) {
+            (false, _) => Wanted::Unknown,
+            (true, true) => Wanted::ByAnother,
+            (true, false) => wanted.borrow_and_update().clone(),
+        };
+        forwarded.send_if_modified(|last| {
+            let changed = *last != now;
+            *last = now;
+            changed
+        });
+        let changed = tokio::select! {
+            changed = wanted.changed() => changed,
+            changed = reached.changed() => changed,
+            () = tokio::time::sleep(TRIED_EVERY), if waits => Ok(()),
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+/// This instance's right to publish, with the lock if there is one.
+struct Right {
+    _lock: Option<Locked>,
+}
+
+/// None: another instance has the lock.
+fn take(lock: &LockFile) -> Option<Right> {
+    match lock.try_lock() {
+        Ok(locked) => locked.map(|locked| Right { _lock: Some(locked) }),
+        Err(error) => {
+            tracing::warn!("publishing beside other instances, if there are any: {error}");
+            Some(Right { _lock: None })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Gate {
+        want: watch::Sender<Wanted>,
+        reach: watch::Sender<bool>,
+        forwarded: watch::Receiver<Wanted>,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    impl Gate {
+        fn new(folder: &tempfile::TempDir) -> Self {
+            let lock = LockFile::open(&folder.path().join("publisher")).expect("a lock file");
+            let (want, wanted) = watch::channel(Wanted::Slices(Vec::new()));
+            let (reach, reached) = watch::channel(false);
+            let (sender, forwarded) = watch::channel(Wanted::Unknown);
+            let task = tokio::spawn(only_while_reached(wanted, reached, lock, sender));
+            Self {
+                want,
+                reach,
+                forwarded,
+                task,
+            }
+        }
+
+        async fn forwards(&mut self, expected: Wanted) {
+            self.forwarded.wait_for(|now| *now == expected).await.expect("a sender");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_wanted_before_kubelet_has_confirmed_and_after_it_was_lost() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut gate = Gate::new(&folder);
+        tokio::time::sleep(10 * TRIED_EVERY).await;
+        assert!(!gate.forwarded.has_changed().expect("a sender"));
+        for known in [Wanted::Slices(Vec::new()), Wanted::NoDriver] {
+            gate.want.send_replace(known.clone());
+            gate.reach.send_replace(true);
+            gate.forwards(known).await;
+            gate.reach.send_replace(false);
+            gate.forwards(Wanted::Unknown).await;
+        }
+        drop(gate.want);
+        gate.task.await.expect("it ends with its sender");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_two_instances_publishes_until_it_ends_or_is_lost() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut old, mut new) = (Gate::new(&folder), Gate::new(&folder));
+        let slices = || Wanted::Slices(Vec::new());
+        old.reach.send_replace(true);
+        old.forwards(slices()).await;
+        new.reach.send_replace(true);
+        new.forwards(Wanted::ByAnother).await;
+        tokio::time::sleep(10 * TRIED_EVERY).await;
+        assert_eq!(
+            (&*old.forwarded.borrow(), &*new.forwarded.borrow()),
+            (&slices(), &Wanted::ByAnother)
+        );
+        old.reach.send_replace(false);
+        new.forwards(slices()).await;
+        old.reach.send_replace(true);
+        old.forwards(Wanted::ByAnother).await;
+        new.task.abort();
+        old.forwards(slices()).await;
+    }
+}
