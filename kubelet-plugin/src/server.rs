@@ -127,7 +127,16 @@ impl<C: Claims> Service<C> {
         });
         let done = match done.await {
             Ok(done) => done,
-            Err(error) => all_fail(ids.len(), error),
+            Err(error) => {
+                let (claims, failed) = (ids.clone(), all_fail(ids.len(), error));
+                let noted = self.node.read(move |node| {
+                    for (id, answer) in claims.iter().zip(&failed) {
+                        node.note_unprepare(id, answer);
+                    }
+                    failed
+                });
+                noted.await.unwrap_or_else(|error| all_fail(ids.len(), error))
+            }
         };
         let answers: BTreeMap<_, _> = ids
             .iter()

@@ -303,7 +303,7 @@ async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else()
     };
     tokio::time::sleep(LOCKED_WITHIN / 2).await;
     assert!(!prepare.is_finished() && !unprepares.iter().any(|call| call.is_finished()));
-    let registry = Metrics::default().registry(node, Comparison::default());
+    let registry = Metrics::default().registry(node.clone(), Comparison::default());
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).expect("a scrape");
     // Not one after the other: all that wait give up.
@@ -326,6 +326,7 @@ async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else()
             assert!(error.contains(part), "{error}");
         }
     }
+    assert_eq!(node.lock().not_unprepared().len(), 20, "their pods are told");
     drop(taken);
     assert!(driver.prepare(vec![id("u1")]).await["u1"].is_ok());
     assert_eq!(driver.unprepare(vec![id("u1")]).await["u1"], Ok(()));

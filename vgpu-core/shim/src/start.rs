@@ -57,7 +57,13 @@ fn open() -> Result<Ready, String> {
         Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
-    let times = grants.iter().map(|gpu| TimeShare::of(gpu, of_hami)).collect();
+    let times: Vec<_> = grants.iter().map(|gpu| TimeShare::of(gpu, of_hami)).collect();
+    if !of_hami {
+        // A program could see to it later that the pages cannot be opened, by its limit of open files.
+        for time in times.iter().flatten() {
+            time.arbiter();
+        }
+    }
     Ok(Ready::new(gpus, times, mirror))
 }
 

@@ -1,5 +1,5 @@
-//! This process's part of a GPU's time: who arbitrates it is found out at the first launch, because many programs never
-//! launch anything.
+//! This process's part of a GPU's time: who arbitrates it is found out when the process's state is created, in a
+//! container of HAMi at the first launch.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -47,7 +47,7 @@ impl TimeShare {
         self.arbiter.get_or_init(|| self.open()).as_ref()
     }
 
-    /// Returns the arbiter if anything was launched.
+    /// Returns the arbiter if it was opened.
     pub(crate) fn arbiter_in_use(&self) -> Option<&Arbiter> {
         self.arbiter.get()?.as_ref()
     }

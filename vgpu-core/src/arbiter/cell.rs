@@ -1,14 +1,14 @@
 //! This process's cell of its share's page: where it publishes what it has in flight.
 //!
-//! How it fails: a process that is killed leaves its cell, which the next one that finds its PID dead takes over, or
-//! whichever comes a minute after its last launch, where it cannot be seen (another PID namespace). A process whose cell
+//! How it fails: a process that is killed leaves its cell. The next one that finds its PID dead charges what it had in
+//! flight and frees the cell, or whichever comes a minute after its last launch, where it cannot be seen (another PID namespace). A process whose cell
 //! was taken while it paused claims another one. Without a free cell, what it has in flight counts when it is measured.
 
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use vgpu_abi::arbitration::{Cell, SlotPage};
 
-use crate::compute::{MS, Ns};
+use crate::compute::{MS, Ns, account};
 
 /// A cell that says nothing for this long may be taken.
 const STALE: Ns = 60_000 * MS;
@@ -47,19 +47,46 @@ pub(super) fn is_own(page: &SlotPage, cell: usize, owner: Owner) -> bool {
 }
 
 /// Returns a cell for this process, or None if all are taken.
-pub(super) fn claim(page: &SlotPage, owner: Owner, now: Ns, is_dead: impl Fn(libc::pid_t) -> bool) -> Option<usize> {
+/// `weight` is the share's.
+pub(super) fn claim(
+    page: &SlotPage,
+    weight: u32,
+    owner: Owner,
+    now: Ns,
+    is_dead: impl Fn(libc::pid_t) -> bool,
+) -> Option<usize> {
     page.cells.iter().position(|cell| {
         let known = Owner(cell.owner.load(Relaxed));
         let is_free = known.0 == 0 || known == owner || is_abandoned(cell, known, owner, now, &is_dead);
         let is_taken = || cell.owner.compare_exchange(known.0, owner.0, AcqRel, Relaxed).is_ok();
         if is_free && is_taken() {
-            cell.busy_since.store(0, Relaxed);
-            cell.estimated.store(0, Relaxed);
+            account::bury(page, weight, cell, now);
             cell.valid_until.store(now, Relaxed);
             return true;
         }
         false
     })
+}
+
+/// Frees the cells of processes that have ended, and charges what they had in flight.
+pub(super) fn bury_the_dead(
+    page: &SlotPage,
+    weight: u32,
+    owner: Owner,
+    now: Ns,
+    is_dead: impl Fn(libc::pid_t) -> bool,
+) {
+    for cell in &page.cells {
+        let known = Owner(cell.owner.load(Relaxed));
+        let is_at_work = known.0 != 0 && known != owner && cell.busy_since.load(Relaxed) != 0;
+        if is_at_work
+            && is_abandoned(cell, known, owner, now, &is_dead)
+            && cell.owner.compare_exchange(known.0, owner.0, AcqRel, Relaxed).is_ok()
+        {
+            account::bury(page, weight, cell, now);
+            cell.owner.store(0, Release);
+        }
+    }
 }
 
 fn is_abandoned(cell: &Cell, known: Owner, own: Owner, now: Ns, is_dead: impl Fn(libc::pid_t) -> bool) -> bool {
@@ -82,22 +109,42 @@ mod tests {
     use super::*;
     use vgpu_abi::arbitration::CELLS;
 
+    const WEIGHT: u32 = 10_000;
     const ME: Owner = Owner(7 | 1 << 32);
 
     #[test]
     fn each_process_has_a_cell_until_all_are_taken() {
         let page = SlotPage::default();
         for pid in 1..=CELLS as u64 {
-            assert_eq!(claim(&page, Owner(pid | 1 << 32), 5, |_| false), Some(pid as usize - 1));
+            assert_eq!(
+                claim(&page, WEIGHT, Owner(pid | 1 << 32), 5, |_| false),
+                Some(pid as usize - 1)
+            );
         }
-        assert_eq!(claim(&page, Owner(100 | 1 << 32), 5, |_| false), None);
-        assert_eq!(claim(&page, ME, 5, |_| false), Some(6), "its own");
+        assert_eq!(claim(&page, WEIGHT, Owner(100 | 1 << 32), 5, |_| false), None);
+        assert_eq!(claim(&page, WEIGHT, ME, 5, |_| false), Some(6), "its own");
         assert_eq!(
-            claim(&page, Owner(100 | 1 << 32), 5, |pid| pid == 3),
+            claim(&page, WEIGHT, Owner(100 | 1 << 32), 5, |pid| pid == 3),
             Some(2),
             "of a dead process"
         );
         assert!(is_own(&page, 2, Owner(100 | 1 << 32)) && !is_own(&page, CELLS, ME));
+    }
+
+    #[test]
+    fn what_a_dead_process_had_in_flight_is_charged() {
+        let charged = |is_unknown, now| {
+            let page = SlotPage::default();
+            let cell = &page.cells[0];
+            cell.owner.store(3 | 1 << 32, Relaxed);
+            account::publish(cell, MS, MS, 20 * MS, is_unknown);
+            bury_the_dead(&page, WEIGHT, ME, now, |pid| pid == 3);
+            assert_eq!(cell.owner.load(Relaxed), 0);
+            page.counters.charged.load(Relaxed)
+        };
+        assert_eq!(charged(true, 500 * MS), 499 * MS, "all that it may have been");
+        assert_eq!(charged(false, 500 * MS), 20 * MS, "its estimate");
+        assert_eq!(charged(true, 60_000 * MS), 10_000 * MS, "and no more than this");
     }
 
     #[test]
@@ -108,11 +155,11 @@ mod tests {
             cell.valid_until.store(1000, Relaxed);
         }
         assert_eq!(
-            claim(&page, ME, 1000 + STALE, |_| true),
+            claim(&page, WEIGHT, ME, 1000 + STALE, |_| true),
             None,
             "its PID says nothing here"
         );
-        assert_eq!(claim(&page, ME, 1001 + STALE, |_| false), Some(0));
+        assert_eq!(claim(&page, WEIGHT, ME, 1001 + STALE, |_| false), Some(0));
     }
 
     #[test]

@@ -107,7 +107,7 @@ struct Inner {
     streams: Vec<Target>,
     owner: Owner,
     cell: usize,
-    /// When a cell was looked for the last time.
+    /// When the share's cells were looked at the last time.
     looked_for_cell: Ns,
     /// Nobody else used the GPU at the last question.
     was_free: bool,
@@ -157,6 +157,14 @@ impl Arbiter {
         };
         match opened {
             Ok(pages) => (Some(Self::new(pages, entry, false)), None),
+            Err(PagesError::Copy) => {
+                let slot = limits.slot.unwrap_or_default();
+                let arbiter = match OpenPages::without_others(folder, slot, entry) {
+                    Ok((pages, entry)) => Some(Self::new(pages, entry, false)),
+                    Err(_) => Self::alone(None, limits, false),
+                };
+                (arbiter, Some(PagesError::Copy))
+            }
             Err(reason) => (Self::alone(None, limits, false), Some(reason)),
         }
     }
@@ -173,7 +181,7 @@ impl Arbiter {
 
     fn new(pages: OpenPages, entry: Entry, only_beside_others: bool) -> Self {
         let owner = Owner::of_this_process();
-        let cell = cell::claim(pages.own(), owner, monotonic_ns(), cell::is_dead).unwrap_or(usize::MAX);
+        let cell = cell::claim(pages.own(), entry.weight, owner, monotonic_ns(), cell::is_dead).unwrap_or(usize::MAX);
         Self {
             credit: Credit::default(),
             is_busy: AtomicBool::new(false),
@@ -592,13 +600,16 @@ impl Inner {
     }
 
     fn keep_cell(&mut self, now: Ns) {
-        let page = self.pages.own();
-        if cell::is_own(page, self.cell, self.owner) || now.saturating_sub(self.looked_for_cell) < CELL {
+        if now.saturating_sub(self.looked_for_cell) < CELL {
             return;
         }
         self.looked_for_cell = now;
-        self.cell = cell::claim(page, self.owner, now, cell::is_dead).unwrap_or(usize::MAX);
-        self.limiter.move_to(self.cell);
+        let (page, weight) = (self.pages.own(), self.limiter.weight());
+        cell::bury_the_dead(page, weight, self.owner, now, cell::is_dead);
+        if !cell::is_own(page, self.cell, self.owner) {
+            self.cell = cell::claim(page, weight, self.owner, now, cell::is_dead).unwrap_or(usize::MAX);
+            self.limiter.move_to(self.cell);
+        }
     }
 }
 

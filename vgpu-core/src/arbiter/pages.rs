@@ -8,8 +8,9 @@
 //!
 //! How it fails: a tenant can cut its own page at any moment. So others' pages are only copied (`os::peek`), and a page
 //! that cannot be copied takes no part. A share whose own page is cut loses its own processes, by SIGBUS, as with its
-//! ledger. Where the pages are missing or damaged, where the clock is another one (a time namespace), or where copying
-//! is denied, nothing is known of the others: the share then keeps a page for itself and is held to its `cores`.
+//! ledger. Where copying is denied, nothing is known of the others: all processes of the share then keep to its part by
+//! their own page. Where the pages are missing or damaged, or where the clock is another one (a time namespace), each
+//! process has an account for itself.
 #![allow(unsafe_code)] // Mapped files are seen as pages.
 
 use std::fmt;
@@ -86,26 +87,51 @@ impl OpenPages {
     /// # Errors
     /// They cannot be used.
     pub(super) fn open(folder: &Path, slot: u8) -> Result<Self, PagesError> {
-        if is_other_clock() {
-            return Err(PagesError::Clock);
-        }
-        let own = map(folder, &slot_file_name(slot), Access::Write)?;
-        let node = map(folder, NODE_PAGE, Access::Read)?;
+        let mut pages = Self::open_own(folder, slot)?;
         let mut copied = [0; HEAD];
         let piece = Piece {
-            from: own.start().as_ptr().cast(),
+            from: std::ptr::from_ref(pages.own()).cast(),
             to: &mut copied,
         };
         if peek::copy(&mut [piece]) != 1 {
             return Err(PagesError::Copy);
         }
+        pages.others = (0..SLOTS).map(|_| Other::default()).collect();
+        Ok(pages)
+    }
+
+    fn open_own(folder: &Path, slot: u8) -> Result<Self, PagesError> {
+        if is_other_clock() {
+            return Err(PagesError::Clock);
+        }
+        let own = map(folder, &slot_file_name(slot), Access::Write)?;
+        let node = map(folder, NODE_PAGE, Access::Read)?;
         Ok(Self {
             own: usize::from(slot),
             page: Own::Mapped(own),
             node: Node::Mapped(node),
-            others: (0..SLOTS).map(|_| Other::default()).collect(),
+            others: Vec::new(),
             folder: folder.to_owned(),
         })
+    }
+
+    /// The share's own page alone, where the others' cannot be copied: it is held to its part of the GPU's time by the
+    /// node's page, which is returned.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub(super) fn without_others(folder: &Path, slot: u8, fallback: Entry) -> Result<(Self, Entry), PagesError> {
+        let mut pages = Self::open_own(folder, slot)?;
+        let mut entry = pages.node().entry(pages.own).unwrap_or(fallback);
+        entry.flags |= entry_flags::GUARANTEED;
+        let mut entries = [Entry::default(); SLOTS];
+        if let Some(place) = entries.get_mut(pages.own) {
+            *place = entry;
+        }
+        let node = Box::new(NodePage::default());
+        node.write(&entries);
+        pages.node = Node::Private(node);
+        Ok((pages, entry))
     }
 
     /// A page of no others' concern, entitled to `entry`: for all processes that can write to `folder`, or for this one.

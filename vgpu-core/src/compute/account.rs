@@ -1,10 +1,10 @@
 //! What a share has used of the GPU's time: every moment once, however many of its streams and processes were at work.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use vgpu_abi::arbitration::SlotPage;
+use vgpu_abi::arbitration::{Cell, SlotPage};
 
-use super::turn::scaled;
+use super::turn::{DRAIN, scaled};
 use super::{MS, Ns, bucket};
 
 /// Charges the part of a measured time that is not charged yet. `at_most` is the limit of the charge
@@ -40,22 +40,56 @@ fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
 /// No process has more in flight: the page may be damaged.
 const MOST: Ns = 10_000 * MS;
 
+/// In a cell's estimate: the length of something in flight is not known.
+const UNKNOWN: u64 = 1 << 63;
+
 /// What one process of the share has in flight.
 pub(super) struct Work {
     pub cell: usize,
     pub since: Ns,
     pub estimated: Ns,
+    pub is_unknown: bool,
+}
+
+/// Publishes what a process has in flight. It counts until it is published again, is expected to have ended, or the
+/// process is seen to be dead ([`bury`]). What has no known length counts for [`MOST`].
+pub fn publish(cell: &Cell, now: Ns, since: Ns, estimated: Ns, is_unknown: bool) {
+    let (word, lasts) = if is_unknown {
+        (estimated | UNKNOWN, MOST)
+    } else {
+        (estimated, estimated + DRAIN)
+    };
+    cell.estimated.store(word, Relaxed);
+    cell.valid_until.store(now + lasts, Relaxed);
+    cell.busy_since.store(since, Release);
+}
+
+/// Charges what a dead process had in flight: it cannot measure it any more. Nobody knows when it died, so work of unknown
+/// length counts as long as its cell did.
+pub fn bury(page: &SlotPage, weight: u32, cell: &Cell, now: Ns) {
+    let since = cell.busy_since.swap(0, AcqRel);
+    let word = cell.estimated.swap(0, Relaxed);
+    if since == 0 || since >= now {
+        return;
+    }
+    let valid = cell.valid_until.load(Relaxed);
+    let ended = match word & UNKNOWN {
+        0 => since.saturating_add(word.min(MOST)),
+        _ => valid.min(since.saturating_add(MOST)),
+    };
+    charge_work(page, weight, since, ended.min(now), None);
 }
 
 /// The processes of the share that are at work, by what they published.
 pub(super) fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
     page.cells.iter().enumerate().filter_map(move |(cell, words)| {
-        let since = words.busy_since.load(Acquire);
+        let (since, estimated) = (words.busy_since.load(Acquire), words.estimated.load(Relaxed));
         let is_valid = words.owner.load(Relaxed) != 0 && since != 0 && words.valid_until.load(Relaxed) >= now;
         is_valid.then(|| Work {
             cell,
             since,
-            estimated: words.estimated.load(Relaxed).min(MOST),
+            estimated: (estimated & !UNKNOWN).min(MOST),
+            is_unknown: estimated & UNKNOWN != 0,
         })
     })
 }

@@ -49,7 +49,8 @@ pub(super) struct Measured {
     pub busy_since: Ns,
     pub alone: bool,
     pub begun: Ns,
-    closed: Ns,
+    /// When its last launch had been made: no gap lies behind it.
+    pub closed: Ns,
 }
 
 #[derive(Debug, Default)]
@@ -76,10 +77,18 @@ impl Flight {
             > 1
     }
 
+    /// Returns when the newest launch was made whose length nobody knows yet. None: all are known.
+    pub(super) fn unknown_since(&self, estimates: &Estimates) -> Option<Ns> {
+        let is_unknown = |chunk: &&Chunk| {
+            let mut launches = chunk.launches.iter();
+            launches.any(|(shape, _)| estimates.get(*shape).is_none())
+        };
+        self.chunks.iter().filter(is_unknown).map(|chunk| chunk.begun).max()
+    }
+
     /// Returns true if a launch is in flight whose length nobody knows yet.
     pub(super) fn has_unknown(&self, estimates: &Estimates) -> bool {
-        let mut shapes = self.chunks.iter().flat_map(|chunk| &chunk.launches);
-        shapes.any(|(shape, _)| estimates.get(*shape).is_none())
+        self.unknown_since(estimates).is_some()
     }
 
     /// Returns what the launches that are not known to have ended take by estimate.

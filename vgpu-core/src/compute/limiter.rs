@@ -25,6 +25,9 @@ const LONG_GAP: Ns = 700 * US;
 pub const OVERRIDE: Ns = 250 * MS;
 /// How long a launch waits for one of unknown length to end.
 const MEASURING: Ns = 100 * MS;
+/// A launch of a capped share waits for this much of the GPU's whole time at least, divided by its part, for a kernel that
+/// may wait for it.
+const STUCK: Ns = 1000 * MS;
 /// For how long the page of a share is left out that kept another one from its `cores`.
 const DISTRUST: Ns = 750 * MS;
 /// How long a wish holds that is not renewed.
@@ -87,6 +90,8 @@ pub struct Limiter {
     gap: Ns,
     drained_at: Option<Ns>,
     waiting: Option<(Ns, Reason)>,
+    /// When a launch of unknown length was last let go that is not in flight yet.
+    unknown_goes: Option<Ns>,
     /// By slot, until when its page is ignored.
     distrusted: [Ns; SLOTS],
     distrusts_until: Ns,
@@ -104,6 +109,7 @@ impl Limiter {
             gap: 0,
             drained_at: None,
             waiting: None,
+            unknown_goes: None,
             distrusted: [0; SLOTS],
             distrusts_until: 0,
         }
@@ -112,6 +118,9 @@ impl Limiter {
     /// May this launch go, which has waited since `asked`? `sibling`: the share holds a turn on another GPU.
     pub fn ask(&mut self, pages: &Pages<'_>, now: Ns, shape: Shape, asked: Ns, sibling: bool) -> Decision {
         let decision = self.decide(pages, now, shape, asked, sibling);
+        if decision == Decision::Go && self.estimates.get(shape).is_none() {
+            self.unknown_goes = Some(now);
+        }
         self.count_waits(pages, now, decision);
         decision
     }
@@ -132,12 +141,18 @@ impl Limiter {
         self.count_gap(page, now, view.wanted && own.ends != 0);
         // A kernel may wait for one that is launched behind it: no launch waits for another one's end for long.
         let waited = now.saturating_sub(asked);
-        if waited < MEASURING && self.flight.has_unknown(&self.estimates) {
+        let unknown_since = self.flight.unknown_since(&self.estimates).max(self.unknown_goes);
+        if unknown_since.is_some_and(|since| now.saturating_sub(since) < MEASURING) {
             return sleep(now + 30 * US, None, Reason::Measuring);
         }
         if self.is_capped(now) {
+            // Its estimate is of no use: what is behind it may be as wrong.
+            if waited < MEASURING && self.flight.is_late(now) {
+                return sleep(now + 200 * US, None, Reason::Queue);
+            }
             let free = tokens.saturating_sub_unsigned(left);
-            if free <= 0 {
+            let is_stuck = ran >= STUCK && waited >= bucket::time_for(STUCK, weight);
+            if free <= 0 && !is_stuck {
                 if own.ends != 0 {
                     end_turn(page, now, left);
                 }
@@ -309,6 +324,7 @@ impl Limiter {
 
     /// Reports a launch. Returns the event to record behind it, if one is to be measured there.
     pub fn launched(&mut self, pages: &Pages<'_>, now: Ns, stream: Stream, shape: Shape) -> Option<Mark> {
+        self.unknown_goes = None;
         let mark = self.flight.launched(now, stream, shape, &mut self.estimates);
         if let Some(page) = pages.page() {
             self.publish(page, now);
@@ -339,6 +355,12 @@ impl Limiter {
             page.turn.until.fetch_max(now + left + credit + GRACE, AcqRel);
         }
         credit
+    }
+
+    /// Returns the share's weight.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.entry.weight
     }
 
     /// This process has another cell now.
@@ -437,7 +459,15 @@ impl Limiter {
             Trust::Overlapped
         };
         let expected = measured.teach(&mut self.estimates, took, trust);
-        let at_most = is_bounded.then(|| expected / 10 * 11);
+        // Of a chunk with gaps, what came after its last launch is work for certain.
+        let surely = if is_own && !pages.has_others_without_turns() {
+            to.saturating_sub(measured.closed.max(from))
+        } else {
+            0
+        };
+        // Between shares that take turns, a chunk that takes a little longer than expected may have waited for the host.
+        let counts = self.is_capped(now) || surely > 4 * expected;
+        let at_most = is_bounded.then(|| (expected / 10 * 11).max(if counts { surely } else { 0 }));
         account::charge_work(page, self.entry.weight, measured.busy_since, to, at_most);
         self.publish(page, now);
     }
@@ -488,10 +518,9 @@ impl Limiter {
 
     fn publish(&self, page: &SlotPage, now: Ns) {
         if let Some(cell) = page.cells.get(self.cell) {
-            let estimated = self.flight.estimated();
-            cell.estimated.store(estimated, Relaxed);
-            cell.valid_until.store(now + estimated + DRAIN, Relaxed);
-            cell.busy_since.store(self.flight.since().unwrap_or(0), Release);
+            let since = self.flight.since().unwrap_or(0);
+            let is_unknown = self.flight.has_unknown(&self.estimates);
+            account::publish(cell, now, since, self.flight.estimated(), is_unknown);
         }
     }
 
@@ -506,7 +535,7 @@ impl Limiter {
         let left = estimated.saturating_sub(ran);
         InFlight {
             estimated,
-            ran: if self.flight.has_unknown(&self.estimates) {
+            ran: if self.flight.has_unknown(&self.estimates) || others().any(|work| work.is_unknown) {
                 ran // all of it may be work
             } else {
                 ran.min(estimated)
@@ -763,6 +792,78 @@ mod tests {
                     Decision::Wait(wait) => now = wait.until.min(now + 200 * MS).max(now + 1),
                 }
             }
+        }
+    }
+
+    /// Of a chunk that took much longer than its estimate, what came after its last launch is no gap.
+    #[test]
+    fn launches_of_one_shape_and_other_lengths_are_charged() {
+        let (node, page) = (node(&[entry(10, entry_flags::GUARANTEED)]), SlotPage::default());
+        let slots = [Some(&page)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        let mut limiter = Limiter::new(0, entry(10, entry_flags::GUARANTEED));
+        let (stream, mut now) = (Stream(1), MS);
+        for _ in 0..3 {
+            let mark = limiter
+                .launched(&pages, now, stream, SHAPE)
+                .expect("measured by itself");
+            limiter.finished(&pages, now + US, mark, now, now + US);
+            now += MS;
+        }
+        for _ in 0..5 {
+            assert_eq!(limiter.launched(&pages, now, stream, SHAPE), None);
+        }
+        let mark = limiter.waits_for(now, stream).expect("an event");
+        let before = page.counters.charged.load(Relaxed);
+        limiter.finished(&pages, now + 1500 * US, mark, now, now + 1500 * US);
+        assert_eq!(page.counters.charged.load(Relaxed) - before, 1500 * US);
+    }
+
+    #[test]
+    fn a_first_launch_of_another_process_holds_a_capped_share() {
+        let (node, page) = (node(&[entry(10, entry_flags::GUARANTEED)]), SlotPage::default());
+        let slots = [Some(&page)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        let mut processes = [0, 1].map(|cell| {
+            page.cells[cell].owner.store(cell as u64 + 1, Relaxed);
+            Limiter::new(cell, entry(10, entry_flags::GUARANTEED))
+        });
+        let [one, other] = &mut processes;
+        let now = goes_at(one, &pages, MS).expect("it is the first");
+        let mark = one.launched(&pages, now, Stream(1), SHAPE).expect("measured by itself");
+        assert_eq!(goes_at(other, &pages, 10 * MS), None, "it may take all that time");
+        one.finished(&pages, 20 * MS, mark, now, now + MS);
+        assert!(goes_at(other, &pages, 1020 * MS).is_some());
+    }
+
+    /// A kernel may wait for one that is launched behind it: in the end that one goes.
+    #[test]
+    fn a_kernel_that_does_not_end_stops_no_launch_for_ever() {
+        for flags in [0, entry_flags::GUARANTEED] {
+            let (node, page) = (node(&[entry(10, flags)]), SlotPage::default());
+            let slots = [Some(&page)];
+            let pages = Pages {
+                node: &node,
+                slots: &slots,
+                own: 0,
+            };
+            let mut limiter = Limiter::new(0, entry(10, flags));
+            limiter.launched(&pages, MS, Stream(1), SHAPE);
+            let (asked, mut now) = (2 * MS, 2 * MS);
+            while let Decision::Wait(wait) = limiter.ask(&pages, now, Shape(2), asked, false) {
+                now = wait.until;
+                assert!(now < 15_000 * MS, "{flags}");
+            }
+            let least = if flags == 0 { 0 } else { 9000 * MS };
+            assert!(now >= least, "{flags}: {now}");
         }
     }
 }

@@ -106,3 +106,32 @@ fn a_claim_of_before_the_reboot_gets_no_files_until_it_is_prepared() {
     prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
     assert!(spec(&rig, "u1").is_some());
 }
+
+#[test]
+fn a_crash_while_files_are_renewed_is_repaired_by_the_next_start() {
+    let rig = Rig::new(false);
+    drop(two_claims(&rig));
+    for stop in 0..8 {
+        let version = format!("55{stop}.1");
+        upgrade(&rig, &version);
+        // Some starts stop before the first file, some before the second one.
+        let _ = rig.open_with(Box::new(StopAfter(stop)));
+        rig.open();
+        assert_renewed(&rig, &format!("libcuda.so.{version}"));
+    }
+}
+
+#[test]
+fn two_instances_renew_once_each() {
+    let rig = Rig::new(false);
+    let (mut one, mut other) = (two_claims(&rig), rig.open());
+    other.renew_cdi_files(&other.locked());
+    upgrade(&rig, "550.1");
+    for node in [&mut one, &mut other] {
+        assert!(node.has_stale_cdi_files());
+        let locked = node.locked();
+        node.renew_cdi_files(&locked);
+    }
+    assert!(!one.has_stale_cdi_files() && !other.has_stale_cdi_files());
+    assert_renewed(&rig, "libcuda.so.550.1");
+}
