@@ -268,13 +268,13 @@ mod tests {
     fn the_documentation_has_every_metric() {
         let metrics = Metrics::new();
         // A metric with labels is served once it has a value.
-        metrics.events.get_or_create(&[("outcome", "said")]);
-        metrics.watch_errors.get_or_create(&[("resource", "pods")]);
+        drop(metrics.events.get_or_create(&[("outcome", "said")]));
+        drop(metrics.watch_errors.get_or_create(&[("resource", "pods")]));
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);
-        decisions.verdicts.get_or_create(&[("reason", "HoldTimeout")]);
-        decisions.free_memory.get_or_create(&[("gpus", "used")]);
+        drop(decisions.verdicts.get_or_create(&[("reason", "HoldTimeout")]));
+        drop(decisions.free_memory.get_or_create(&[("gpus", "used")]));
         let text = metrics.text();
         let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let helps = text

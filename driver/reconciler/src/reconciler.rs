@@ -1,6 +1,7 @@
 //! Decides which templates to create and to delete, and which pods get their annotations.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceSlice};
@@ -51,7 +52,7 @@ pub enum Change {
     Templates {
         keys: Vec<Key>,
     },
-    Slice(ResourceSlice),
+    Slice(Box<ResourceSlice>),
     SliceGone {
         name: String,
     },
@@ -150,7 +151,7 @@ pub struct Reconciler {
     /// Since when nobody needs a template.
     unneeded: BTreeMap<Key, Now>,
     namespaces: BTreeSet<String>,
-    gpus: Gpus,
+    gpus: Arc<Gpus>,
     listed: Listed,
     is_leading: bool,
     /// When to look at each again.
@@ -173,10 +174,10 @@ impl Reconciler {
         }
     }
 
-    /// The GPUs, for [`crate::give_back`].
+    /// The GPUs as they are now, for [`crate::give_back`].
     #[must_use]
-    pub const fn gpus(&self) -> &Gpus {
-        &self.gpus
+    pub fn gpus(&self) -> Arc<Gpus> {
+        self.gpus.clone()
     }
 
     /// Returns true once every kind was listed: before, a template might seem to be missing or unneeded.
@@ -221,15 +222,15 @@ impl Reconciler {
                 self.listed.templates = true;
             }
             Change::Slice(slice) => {
-                let is_new = self.gpus.set(&slice, now);
+                let is_new = Arc::make_mut(&mut self.gpus).set(&slice, now);
                 self.look_at_parts(is_new, now);
             }
             Change::SliceGone { name } => {
-                let is_new = self.gpus.remove(&name, now);
+                let is_new = Arc::make_mut(&mut self.gpus).remove(&name, now);
                 self.look_at_parts(is_new, now);
             }
             Change::Slices { names } => {
-                let is_new = self.gpus.retain(&names, now);
+                let is_new = Arc::make_mut(&mut self.gpus).retain(&names, now);
                 self.look_at_parts(is_new, now);
                 self.listed.slices = true;
             }
@@ -272,7 +273,7 @@ impl Reconciler {
         if !self.is_complete() {
             return plan;
         }
-        if self.gpus.expire(now) {
+        if self.gpus.next_expiry().is_some_and(|at| at <= now) && Arc::make_mut(&mut self.gpus).expire(now) {
             self.look_at_parts(true, now);
         }
         let due: Vec<Task> = self

@@ -140,7 +140,7 @@ impl Api {
     }
 
     pub(crate) fn set_slice(&mut self, slice: ResourceSlice) {
-        self.events.push_back(Change::Slice(slice.clone()));
+        self.events.push_back(Change::Slice(Box::new(slice.clone())));
         self.slices.insert(slice.metadata.name.clone().expect("a name"), slice);
     }
 
@@ -244,7 +244,7 @@ impl Api {
         .chain([Change::Templates {
             keys: templates().map(|(key, _)| key).collect(),
         }])
-        .chain(self.slices.values().cloned().map(Change::Slice))
+        .chain(self.slices.values().cloned().map(Box::new).map(Change::Slice))
         .chain([Change::Slices {
             names: self.slices.keys().cloned().collect(),
         }])
