@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -33,9 +34,9 @@ type admissionQuestion struct {
 
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
-	User   string          `json:"user"`
-	Old    json.RawMessage `json:"old,omitempty"`
-	Object json.RawMessage `json:"object,omitempty"`
+	User   string               `json:"user"`
+	Old    runtime.RawExtension `json:"old,omitempty"`
+	Object runtime.RawExtension `json:"object,omitempty"`
 }
 
 type admissionVerdicts struct {
@@ -62,7 +63,7 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 	}
 	requests := q.Requests
 	for i := range q.Objects {
-		requests = append(requests, admissionRequest{Object: q.Objects[i].Raw})
+		requests = append(requests, admissionRequest{Object: q.Objects[i]})
 	}
 	said := admissionVerdicts{Verdicts: make([]admissionVerdict, len(requests))}
 	for i := range requests {
@@ -71,7 +72,7 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
 		}
 		for p := range q.Policies {
-			if matches(&q.Policies[p], attributes.GetResource()) {
+			if matches(&q.Policies[p], attributes.GetResource(), attributes.GetOperation()) {
 				said.Verdicts[i].apply(validators[p], attributes)
 			}
 		}
@@ -83,13 +84,13 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	var object, old runtime.Object
 	var resource schema.GroupVersionResource
 	var err error
-	if r.Object != nil {
-		if object, resource, err = typed(r.Object); err != nil {
+	if r.Object.Raw != nil {
+		if object, resource, err = typed(r.Object.Raw); err != nil {
 			return nil, err
 		}
 	}
-	if r.Old != nil {
-		if old, resource, err = typed(r.Old); err != nil {
+	if r.Old.Raw != nil {
+		if old, resource, err = typed(r.Old.Raw); err != nil {
 			return nil, err
 		}
 	}
@@ -126,12 +127,10 @@ func (v *admissionVerdict) apply(validator validating.Validator, versioned *admi
 	}
 }
 
-func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource) bool {
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource, operation admission.Operation) bool {
 	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
-		for _, name := range rule.Resources {
-			if name == resource.Resource {
-				return true
-			}
+		if slices.Contains(rule.Resources, resource.Resource) && slices.Contains(rule.Operations, admissionv1.OperationType(operation)) {
+			return true
 		}
 	}
 	return false
