@@ -402,7 +402,6 @@ impl Reconciler {
         for name in pod.needs.keys() {
             let template = key_of(&pod.at.namespace, name);
             self.users.entry(template.clone()).or_default().insert(key.clone());
-            self.unneeded.remove(&template);
             self.look(Task::Template(template), now);
         }
         if pod.is_given_back {

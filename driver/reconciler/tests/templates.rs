@@ -384,3 +384,17 @@ fn whoever_changes_what_is_created_does_not_make_it_spin() {
     assert!((2..=12).contains(&api.created), "{} times in ten minutes", api.created);
     assert_eq!(leader.told(), [("a", "TemplateRefused")]);
 }
+
+#[test]
+fn late_news_of_an_older_template_do_not_hide_the_new_one() {
+    let mut api = Api::with_gpus(&[80]);
+    let mut leader = Replica::leading(&api);
+    api.set_pod(fixed("a"));
+    leader.settle(&mut api);
+    let key = key(&template_of(&fixed("a")));
+    api.events.push_back(Change::TemplateGone {
+        key,
+        uid: "of an older one".into(),
+    });
+    assert_eq!(leader.settle(&mut api), []);
+}

@@ -100,7 +100,10 @@ pub(crate) fn slice(node: &str, gibibytes: &[u64]) -> ResourceSlice {
             "capacity": {"memory": {"value": format!("{memory}Gi")}, "cores": {"value": "100"}}})
     });
     let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
-    let devices: Vec<Value> = devices.chain([monitor]).collect();
+    // A fixed slot is no GPU that a part could be taken of.
+    let slot = json!({"name": "slot-0", "attributes": {"type": {"string": "slot"}, "uuid": {"string": "GPU-slot"},
+        "index": {"int": 0}}, "capacity": {"memory": {"value": "10Gi"}}});
+    let devices: Vec<Value> = devices.chain([monitor, slot]).collect();
     serde_json::from_value(json!({
         "metadata": {"name": format!("{node}-slice")},
         "spec": {"driver": "dra.vgpu", "nodeName": node, "devices": devices,
