@@ -181,7 +181,7 @@ fn gives(replica: &mut Replica) -> Vec<PodRef> {
 fn the_leader_gives_back_to_each_bound_pod_once() {
     let api = Api::with_gpus(&[80]);
     let mut leader = Replica::leading(&api);
-    let mut set = |leader: &mut Replica, pod: &Pod| {
+    let set = |leader: &mut Replica, pod: &Pod| {
         let name = pod.metadata.name.clone().unwrap();
         leader.reconciler.apply(shown(&format!("team/{name}"), pod), leader.now);
         gives(leader)
