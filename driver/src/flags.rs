@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use vgpu_api::config::AllocationPolicy;
+use vgpu_api::config::{AllocationPolicy, Dialect};
 
 /// Explains why pods that ask for GPU fractions are Pending, and allocates them or leaves that to kube-scheduler.
 #[derive(Debug, clap::Parser)]
@@ -37,6 +37,13 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
+    /// Other systems whose pods are translated, separated by commas: hami, koordinator, volcano, volcano-vgpu,
+    /// gpu-manager, kai. Empty: none.
+    #[arg(long, default_value = "")]
+    pub translate_dialects: String,
+    /// DeviceClass that grants priority High to translated pods. Empty: none does.
+    #[arg(long, default_value = "")]
+    pub translate_high_priority_class: String,
     /// Log filter, for example info or vgpu_controller=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
@@ -55,8 +62,13 @@ pub enum Allocator {
 pub struct ControllerMode {
     pub policy: AllocationPolicy,
     pub hold_timeout: Duration,
-    pub lease_namespace: String,
-    pub lease_name: String,
+}
+
+/// The Lease by which one replica leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
 }
 
 /// The validated configuration.
@@ -68,6 +80,9 @@ pub struct Config {
     pub instance: String,
     /// `None`: kube-scheduler allocates.
     pub controller: Option<ControllerMode>,
+    /// `None`: no pods of other systems are translated.
+    pub reconciler: Option<vgpu_reconciler::Settings>,
+    pub lease: LeaseName,
     pub log: String,
 }
 
@@ -91,6 +106,10 @@ pub enum FlagError {
     LeaseNamespace(String),
     #[error("--lease-name {0:?} is not a name of a Lease; write lower case letters, digits, `-` and `.`")]
     LeaseName(String),
+    #[error("--translate-dialects {0:?} is not a list of {known}", known = Dialect::ALL.map(Dialect::name).join(", "))]
+    Dialects(String),
+    #[error("--translate-high-priority-class {0:?} is not a name of a DeviceClass")]
+    HighPriorityClass(String),
     #[error("--log {0:?} is not a log filter; write one, for example info or vgpu_controller=debug")]
     Log(String),
 }
@@ -122,15 +141,28 @@ impl TryFrom<Flags> for Config {
                 Some(hold) if (5..=600).contains(&hold.as_secs()) => hold,
                 _ => return Err(FlagError::HoldTimeout(flags.hold_timeout)),
             },
-            lease_namespace: flags.lease_namespace,
-            lease_name: flags.lease_name,
         };
-        if !is_name(&controller.lease_namespace, 63) || controller.lease_namespace.contains('.') {
-            return Err(FlagError::LeaseNamespace(controller.lease_namespace));
+        let lease = LeaseName {
+            namespace: flags.lease_namespace,
+            name: flags.lease_name,
+        };
+        if !is_name(&lease.namespace, 63) || lease.namespace.contains('.') {
+            return Err(FlagError::LeaseNamespace(lease.namespace));
         }
-        if !is_name(&controller.lease_name, 253) {
-            return Err(FlagError::LeaseName(controller.lease_name));
+        if !is_name(&lease.name, 253) {
+            return Err(FlagError::LeaseName(lease.name));
         }
+        let dialects = flags.translate_dialects;
+        if !dialects.is_empty() && !dialects.split(',').all(|name| name.parse::<Dialect>().is_ok()) {
+            return Err(FlagError::Dialects(dialects));
+        }
+        let high = flags.translate_high_priority_class;
+        if !high.is_empty() && !is_name(&high, 253) {
+            return Err(FlagError::HighPriorityClass(high));
+        }
+        let reconciler = vgpu_reconciler::Settings {
+            high_priority_class: (!high.is_empty()).then_some(high),
+        };
         if tracing_subscriber::EnvFilter::try_new(&flags.log).is_err() {
             return Err(FlagError::Log(flags.log));
         }
@@ -140,6 +172,8 @@ impl TryFrom<Flags> for Config {
             events_per_second,
             instance: flags.instance,
             controller: (flags.allocator == Allocator::Controller).then_some(controller),
+            reconciler: (!dialects.is_empty()).then_some(reconciler),
+            lease,
             log: flags.log,
         })
     }
@@ -183,25 +217,41 @@ mod tests {
     #[test]
     fn controller_mode_holds_for_half_a_minute() {
         let args = ["--instance=x", "--log=info", "--lease-namespace=ns"];
-        let mode = |more: &str| {
-            config(&[&args[..], &["--allocator=controller", more]].concat())
-                .unwrap()
-                .controller
-        };
+        let all = |more: &str| config(&[&args[..], &["--allocator=controller", more]].concat()).unwrap();
+        let mode = |more: &str| all(more).controller;
         assert_eq!(
             mode("--lease-name=a.b"),
             Some(ControllerMode {
                 policy: AllocationPolicy::Binpack,
                 hold_timeout: Duration::from_secs(30),
-                lease_namespace: "ns".into(),
-                lease_name: "a.b".into(),
             })
         );
+        let lease = LeaseName {
+            namespace: "ns".into(),
+            name: "a.b".into(),
+        };
+        assert_eq!(all("--lease-name=a.b").lease, lease);
         assert_eq!(
             mode("--hold-timeout=2m").unwrap().hold_timeout,
             Duration::from_secs(120)
         );
         assert_eq!(mode("--policy=whole-gpus").unwrap().policy, AllocationPolicy::WholeGpus);
+    }
+
+    #[test]
+    fn pods_are_translated_where_dialects_are_named() {
+        let reconciler = |args: &[&str]| {
+            config(&[&["--instance=x", "--log=info"], args].concat())
+                .unwrap()
+                .reconciler
+        };
+        assert_eq!(reconciler(&["--translate-high-priority-class=vgpu-high"]), None);
+        let settings = reconciler(&[
+            "--translate-dialects=hami,kai",
+            "--translate-high-priority-class=vgpu-high",
+        ]);
+        assert_eq!(settings.unwrap().high_priority_class.as_deref(), Some("vgpu-high"));
+        assert_eq!(reconciler(&["--translate-dialects=hami"]), Some(Default::default()));
     }
 
     #[test]
@@ -233,6 +283,9 @@ mod tests {
             ("--lease-namespace", ""),
             ("--lease-name", "-a"),
             ("--lease-name", "a/b"),
+            ("--translate-dialects", "hami,HAMi"),
+            ("--translate-dialects", "hami,"),
+            ("--translate-high-priority-class", "High"),
             ("--log", "vgpu_controller=loud"),
         ] {
             let error = config(&[&format!("{flag}={value}")]).expect_err(value).to_string();

@@ -18,7 +18,9 @@
 //! claim and request, what it asked for, how many devices are blocked by what, who holds the rest, and the largest
 //! fraction that would fit. `vgpu explain` lists every device. With `--allocator=scheduler` the controller writes
 //! nothing but events, so a wrong text is the worst that it can do; it holds no lock and stores nothing. With
-//! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`].
+//! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`]. With
+//! `--translate-dialects` the leader makes the templates of translated pods, and gives them their annotations back:
+//! `reconcile.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the
@@ -51,6 +53,7 @@ mod http;
 mod main_loop;
 mod metrics;
 mod publish;
+mod reconcile;
 mod run;
 mod text;
 mod watch;

@@ -243,6 +243,74 @@ fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
     }
 }
 
+/// And nothing of it without dialects, which the tests above see.
+#[test]
+fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease() {
+    let Some(helm) = helm("where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease") else {
+        return;
+    };
+    let policies = |rendered: &[Value]| {
+        let of = rendered
+            .iter()
+            .filter(|object| object["kind"] == "ValidatingAdmissionPolicyBinding");
+        let names = of.map(|object| object["metadata"]["name"].as_str().unwrap_or_default().to_owned());
+        names
+            .filter(|name| name == "x-given-back" || name == "x-translated-templates")
+            .collect::<Vec<_>>()
+    };
+    let without = render(&helm, &["translate.highPriorityClass=vgpu-high"]).expect("rendered");
+    let flags = |rendered: &[Value]| {
+        let flags = arguments(rendered, "Deployment").into_iter();
+        flags
+            .filter(|flag| flag.starts_with("--translate-") || flag.starts_with("--lease-"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((policies(&without), flags(&without)), (vec![], vec![]));
+    let values = ["translate.dialects={hami,kai}", "translate.highPriorityClass=vgpu-high"];
+    let rendered = render(&helm, &values).expect("rendered");
+    assert_eq!(rights(&rendered, "ClusterRole", "x-controller"), READS);
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-controller-translated"),
+        [
+            "resource.k8s.io/resourceclaimtemplates: list watch create delete",
+            "/namespaces: list watch",
+            "/pods: get patch",
+            "resource.k8s.io/resourceclaims: get",
+        ]
+    );
+    let lease = "coordination.k8s.io/leases: get update named x-controller".to_owned();
+    assert!(rights(&rendered, "Role", "x-controller").contains(&lease));
+    assert_eq!(policies(&rendered), ["x-given-back", "x-translated-templates"]);
+    for flag in [
+        "--translate-dialects=hami,kai",
+        "--translate-high-priority-class=vgpu-high",
+        "--lease-name=x-controller",
+    ] {
+        assert!(flags(&rendered).iter().any(|has| has == flag), "{flag}");
+    }
+    let deployment = rendered
+        .iter()
+        .find(|object| object["kind"] == "Deployment")
+        .expect("it");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    // A release of before has no such value.
+    render(&helm, &["translate=null"]).expect("rendered");
+    render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
+}
+
+#[test]
+fn nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so() {
+    let Some(helm) = helm("nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so") else {
+        return;
+    };
+    for (value, expected) in [("void", "void"), ("dialect", "dialect"), ("null", "void")] {
+        let rendered = render(&helm, &[&format!("plugin.visibleDevices={value}")]).expect("rendered");
+        let flag = format!("--visible-devices={expected}");
+        assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
+    }
+    render(&helm, &["plugin.visibleDevices=all"]).expect_err("refused");
+}
+
 /// What the one container of this kind of object is started with.
 fn arguments(rendered: &[Value], kind: &str) -> Vec<String> {
     let object = rendered
