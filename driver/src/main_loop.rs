@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::stream::{BoxStream, FuturesUnordered};
 use kube::Client;
-use vgpu_planner::{About, Change, State, Time, Verdict};
+use tokio::sync::watch;
+use vgpu_planner::{About, Change, State, Term, Time, Verdict};
 
 use crate::control::{Control, Next};
 use crate::explain::Explanations;
@@ -26,14 +27,18 @@ const DELIVERIES: usize = 4;
 
 /// Who owns the state: nobody but this loop, or in controller mode the planner.
 pub(crate) enum StateOwner {
-    Scheduler(Box<State>),
+    Scheduler {
+        state: Box<State>,
+        /// `None`: there is no other replica.
+        term: Option<watch::Receiver<Option<Term>>>,
+    },
     Controller(Box<Control>),
 }
 
 impl StateOwner {
     fn state(&mut self) -> &mut State {
         match self {
-            Self::Scheduler(state) => state,
+            Self::Scheduler { state, .. } => state,
             Self::Controller(control) => control.state(),
         }
     }
@@ -41,14 +46,14 @@ impl StateOwner {
     /// Returns true if this replica explains why pods wait: of several, the leader.
     fn explains(&self) -> bool {
         match self {
-            Self::Scheduler(_) => true,
+            Self::Scheduler { term, .. } => term.as_ref().is_none_or(|term| term.borrow().is_some()),
             Self::Controller(control) => control.is_leading(),
         }
     }
 
     fn apply(&mut self, change: Change) {
         match self {
-            Self::Scheduler(state) => {
+            Self::Scheduler { state, .. } => {
                 // Only decisions need the time and the reads.
                 state.apply(change, Time::default());
             }
@@ -59,7 +64,7 @@ impl StateOwner {
     /// Waits for the next thing that controller mode has to do; in scheduler mode for ever.
     async fn next(&mut self) -> Next {
         match self {
-            Self::Scheduler(_) => std::future::pending().await,
+            Self::Scheduler { .. } => std::future::pending().await,
             Self::Controller(control) => control.next().await,
         }
     }
@@ -67,7 +72,7 @@ impl StateOwner {
     /// Performs it, and returns the verdicts to report.
     fn perform(&mut self, next: Next) -> anyhow::Result<Vec<(About, Verdict)>> {
         match self {
-            Self::Scheduler(_) => Ok(Vec::new()),
+            Self::Scheduler { .. } => Ok(Vec::new()),
             Self::Controller(control) => Ok(control.perform(next)?),
         }
     }
