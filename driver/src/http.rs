@@ -22,7 +22,6 @@ pub(crate) struct Health {
     ready: AtomicBool,
     /// False while the webhook has no certificate to show.
     certificate: AtomicBool,
-    ends: AtomicBool,
     pub(crate) metrics: Metrics,
 }
 
@@ -33,7 +32,6 @@ impl Health {
             beat: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             certificate: AtomicBool::new(true),
-            ends: AtomicBool::new(false),
             metrics: Metrics::new(),
         }
     }
@@ -53,17 +51,10 @@ impl Health {
         self.certificate.store(true, Ordering::Relaxed);
     }
 
-    /// No new reviews shall come to this replica.
-    pub(crate) fn ends(&self) {
-        self.ends.store(true, Ordering::Relaxed);
-    }
-
     /// What this replica is not ready for; `None` if it is ready.
     fn lacks(&self) -> Option<&'static str> {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if is(&self.ends) {
-            Some("this replica ends\n")
-        } else if !is(&self.certificate) {
+        if !is(&self.certificate) {
             Some("the webhook has no certificate yet; a leader issues one, and stores it in the webhook's Secret\n")
         } else if !is(&self.ready) {
             Some("pods, nodes, claims, slices, classes and taint rules are not all listed yet\n")
@@ -103,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_is_ready_with_lists_and_certificate_until_it_ends() {
+    fn a_replica_is_ready_with_lists_and_certificate() {
         let health = Health::new();
         let lacks = |word: &str| {
             let lacks = health.lacks().unwrap_or_default();
@@ -116,7 +107,5 @@ mod tests {
         lacks("certificate");
         health.certificate_loaded(7);
         assert_eq!(health.lacks(), None);
-        health.ends();
-        lacks("ends");
     }
 }

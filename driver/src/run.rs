@@ -74,6 +74,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let ended = tokio::select! {
         ended = main_loop(&client, &config, &health, changes, owner) => ended,
         Err(error) = election_ended(&mut election) => Err(error),
+        error = webhook_failed(&mut webhook) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
             tracing::info!("stopped by SIGTERM");
@@ -99,5 +100,13 @@ async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
         _ => Ok(()),
+    }
+}
+
+/// Waits until the webhook fails; without one for ever.
+async fn webhook_failed(webhook: &mut Option<Webhook>) -> anyhow::Error {
+    match webhook {
+        Some(webhook) => webhook.failed().await,
+        None => std::future::pending().await,
     }
 }

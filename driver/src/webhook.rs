@@ -33,6 +33,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use kube::Client;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use vgpu_dialects::Settings;
 use vgpu_planner::Term;
 
@@ -59,7 +60,7 @@ pub struct Config {
 #[derive(Debug)]
 pub(crate) struct Webhook {
     ends: watch::Sender<bool>,
-    health: Arc<Health>,
+    tasks: JoinSet<()>,
 }
 
 impl Webhook {
@@ -83,19 +84,24 @@ impl Webhook {
         health.waits_for_certificate();
         server::start(listener, tls, reviewer, ending).context("the webhook's thread cannot be started")?;
         let names = config.names.clone();
-        tokio::spawn(reload::reload(client.clone(), names.clone(), served, health.clone()));
-        tokio::spawn(Keeper::new(client.clone(), names, term).run());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(reload::reload(client.clone(), names.clone(), served, health.clone()));
+        tasks.spawn(Keeper::new(client.clone(), names, term).run());
         tracing::info!(address = %config.address, mode = ?config.mode, "the webhook serves");
-        Ok(Self {
-            ends,
-            health: health.clone(),
-        })
+        Ok(Self { ends, tasks })
+    }
+
+    /// Waits until a part has ended, which none does by itself.
+    pub(crate) async fn failed(&mut self) -> anyhow::Error {
+        match self.tasks.join_next().await {
+            Some(Err(error)) => anyhow::Error::new(error).context("a part of the webhook ended"),
+            _ => anyhow::anyhow!("a part of the webhook ended by itself"),
+        }
     }
 
     /// Answers reviews a little longer, and closes connections in order: the API server may not know for a moment that
     /// this replica ends, and would refuse the pods that it sends here.
     pub(crate) async fn end(self) {
-        self.health.ends();
         self.ends.send_replace(true);
         tokio::time::sleep(FAREWELL).await;
     }

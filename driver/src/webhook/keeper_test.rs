@@ -199,3 +199,30 @@ async fn without_the_api_servers_time_or_the_webhook_nothing_is_written() {
         objects.asked
     );
 }
+
+#[tokio::test]
+async fn only_the_leader_looks_and_writes() {
+    let (objects, mut keeper) = world();
+    let (terms, term) = watch::channel(None);
+    keeper.term = term;
+    let running = tokio::spawn(keeper.run());
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(objects.lock().unwrap().asked, Vec::<String>::new());
+    terms.send_replace(Some(Term {
+        epoch: "e".into(),
+        until: vgpu_planner::Time::default(),
+    }));
+    loop {
+        let in_use = |objects: &Objects| {
+            let secret: Secret = serde_json::from_value(objects.secret.clone()?).ok()?;
+            secret::current(&secret)
+        };
+        if in_use(&objects.lock().unwrap()).is_some() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    running.abort();
+}

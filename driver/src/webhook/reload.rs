@@ -61,3 +61,36 @@ fn load(secret: &Secret, names: &Names, served: &Served) -> Result<Option<i64>, 
     served.set(pair.certified()?);
     Ok(Some(authority.until))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::certificate::issue;
+    use super::*;
+
+    #[test]
+    fn only_a_usable_pair_in_use_replaces_what_is_shown() {
+        let names = Names {
+            namespace: "n".into(),
+            name: "x-webhook".into(),
+        };
+        let pair = |host: &str| issue(host, 1_800_000_000).unwrap();
+        let served = Served::default();
+        let shown = || served.shown().map(|certified| certified.cert[0].to_vec());
+        let next = secret::with_next(None, "x-webhook", &pair("x-webhook.n.svc"));
+        assert_eq!(load(&next, &names, &served).unwrap(), None);
+        assert_eq!(shown(), None, "the next pair may not be trusted yet");
+        let first = secret::promoted(next);
+        let until = load(&first, &names, &served).unwrap();
+        assert_eq!(until, Some(1_800_000_000 + 90 * 86_400));
+        let before = shown();
+        assert!(before.is_some());
+        load(&Secret::default(), &names, &served).unwrap();
+        assert_eq!(shown(), before, "a Secret without a pair");
+        let other = secret::promoted(secret::with_next(None, "x-webhook", &pair("other.n.svc")));
+        assert!(matches!(load(&other, &names, &served), Err(Unusable::OtherName(_))));
+        assert_eq!(shown(), before, "another name's certificate");
+        let second = secret::promoted(secret::with_next(Some(first), "x-webhook", &pair("x-webhook.n.svc")));
+        load(&second, &names, &served).unwrap();
+        assert_ne!(shown(), before);
+    }
+}

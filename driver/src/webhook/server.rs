@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::server::TlsStream;
 use vgpu_dialects::Settings;
 
 use super::names::PATH;
@@ -34,13 +35,28 @@ use super::review::{BadReview, Mode, review};
 use super::served::Served;
 use crate::metrics::Reviews;
 
-/// A pod has at most 3 MiB at the API server, and an update has two.
-const BODY_MAX: usize = 8 << 20;
+/// What one request may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    body: usize,
+    body_timeout: Duration,
+    handshake_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // A pod has at most 3 MiB at the API server, and an update has two.
+            body: 8 << 20,
+            // The API server waits for 5 s.
+            body_timeout: Duration::from_secs(4),
+            handshake_timeout: Duration::from_secs(4),
+        }
+    }
+}
+
 const BODIES: usize = 16;
 const CONNECTIONS: usize = 256;
-/// The API server waits for 5 s.
-const BODY_TIMEOUT: Duration = Duration::from_secs(4);
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
 /// For the head of a request, which a connection that is kept open waits for. The API server closes such connections
 /// after 90 s; were this end first, a review could be lost.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
@@ -52,6 +68,7 @@ pub(super) struct Reviewer {
     pub(super) mode: Mode,
     pub(super) metrics: Reviews,
     pub(super) bodies: Arc<Semaphore>,
+    pub(super) limits: Limits,
 }
 
 impl Reviewer {
@@ -61,6 +78,7 @@ impl Reviewer {
             mode,
             metrics,
             bodies: Arc::new(Semaphore::new(BODIES)),
+            limits: Limits::default(),
         }
     }
 
@@ -70,17 +88,20 @@ impl Reviewer {
 }
 
 async fn answer(State(reviewer): State<Reviewer>, request: Request) -> Response {
-    let body = tokio::time::timeout(BODY_TIMEOUT, body(&reviewer, request.into_body()));
+    let body = tokio::time::timeout(reviewer.limits.body_timeout, body(&reviewer, request.into_body()));
     let (body, _turn) = match body.await {
         Ok(Some(read)) => read,
         Ok(None) => {
             reviewer.metrics.bad();
-            let text = format!("the body is cut off, or has more than {BODY_MAX} bytes; send one AdmissionReview\n");
+            let text = format!(
+                "the body is cut off, or has more than {} bytes; send one AdmissionReview\n",
+                reviewer.limits.body
+            );
             return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
         }
         Err(_) => {
             reviewer.metrics.bad();
-            let text = format!("the body did not come within {BODY_TIMEOUT:?}\n");
+            let text = format!("the body did not come within {:?}\n", reviewer.limits.body_timeout);
             return (StatusCode::REQUEST_TIMEOUT, text).into_response();
         }
     };
@@ -96,7 +117,7 @@ async fn answer(State(reviewer): State<Reviewer>, request: Request) -> Response 
 
 async fn body(reviewer: &Reviewer, body: Body) -> Option<(axum::body::Bytes, tokio::sync::OwnedSemaphorePermit)> {
     let turn = reviewer.bodies.clone().acquire_owned().await.ok()?;
-    Some((to_bytes(body, BODY_MAX).await.ok()?, turn))
+    Some((to_bytes(body, reviewer.limits.body).await.ok()?, turn))
 }
 
 fn bad(reviewer: &Reviewer, error: &BadReview) -> Response {
@@ -132,7 +153,7 @@ pub(super) fn start(
 ) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let serve = move || {
-        if let Err(error) = runtime.block_on(serve(listener, tls, reviewer.router(), ends)) {
+        if let Err(error) = runtime.block_on(serve(listener, tls, reviewer, ends)) {
             // Without it the API server refuses pods until this process starts anew.
             tracing::error!(%error, "the webhook's server ended");
             std::process::exit(1);
@@ -145,9 +166,11 @@ pub(super) fn start(
 async fn serve(
     listener: TcpListener,
     tls: TlsAcceptor,
-    router: Router,
+    reviewer: Reviewer,
     ends: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
+    let handshake = reviewer.limits.handshake_timeout;
+    let router = reviewer.router();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -155,7 +178,11 @@ async fn serve(
             return Ok(());
         };
         let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => {
+                // Answers are small, and each is waited for.
+                let _ = stream.set_nodelay(true);
+                stream
+            }
             Err(error) => {
                 tracing::warn!(%error, "the webhook cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -164,20 +191,17 @@ async fn serve(
         };
         let (tls, router, ends) = (tls.clone(), router.clone(), ends.clone());
         tokio::spawn(async move {
-            connection(stream, tls, router, ends).await;
+            match tokio::time::timeout(handshake, tls.accept(stream)).await {
+                Ok(Ok(stream)) => connection(stream, router, ends).await,
+                Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake with the webhook failed"),
+                Err(_) => tracing::debug!("a TLS handshake with the webhook took too long"),
+            }
             drop(place);
         });
     }
 }
 
-async fn connection(stream: TcpStream, tls: TlsAcceptor, router: Router, mut ends: watch::Receiver<bool>) {
-    // Answers are small, and each is waited for.
-    let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake with the webhook failed"),
-        Err(_) => return tracing::debug!("a TLS handshake with the webhook took too long"),
-    };
+async fn connection(stream: TlsStream<TcpStream>, router: Router, mut ends: watch::Receiver<bool>) {
     let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

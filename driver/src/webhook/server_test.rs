@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+use tokio_rustls::client::TlsStream as ClientStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -17,6 +17,13 @@ use crate::metrics::Metrics;
 use crate::webhook::certificate::{Pair, issue};
 
 const HOST: &str = "x-webhook.n.svc";
+
+/// A busy machine fails no test.
+const PATIENT: Limits = Limits {
+    body: 64 << 10,
+    body_timeout: Duration::from_secs(600),
+    handshake_timeout: Duration::from_secs(600),
+};
 
 fn pair() -> Pair {
     let now = k8s_openapi::jiff::Timestamp::now().as_second();
@@ -30,25 +37,30 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let served = Arc::new(Served::default());
         let (ends, ending) = watch::channel(false);
-        let reviewer = Reviewer::new(Settings::default(), Mode::Translate, Metrics::new().reviews.clone());
+        let mut reviewer = Reviewer::new(Settings::default(), Mode::Translate, Metrics::new().reviews.clone());
+        reviewer.limits = limits;
         start(listener, acceptor(served.clone()).unwrap(), reviewer, ending).unwrap();
         Self { address, served, ends }
     }
 
     fn serving(pair: &Pair) -> Self {
-        let world = Self::new();
+        Self::with(pair, PATIENT)
+    }
+
+    fn with(pair: &Pair, limits: Limits) -> Self {
+        let world = Self::new(limits);
         world.served.set(pair.certified().unwrap());
         world
     }
 
     /// As the API server does: trusts the authority alone, and calls the Service's name.
-    async fn connect(&self, authority: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    async fn connect(&self, authority: &str) -> std::io::Result<ClientStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap())
@@ -66,7 +78,7 @@ impl World {
 }
 
 /// One request; the status, and the body.
-async fn send(stream: &mut TlsStream<TcpStream>, head: &str, body: &[u8]) -> (u16, String) {
+async fn send(stream: &mut ClientStream<TcpStream>, head: &str, body: &[u8]) -> (u16, String) {
     let request = format!(
         "{head} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -74,6 +86,10 @@ async fn send(stream: &mut TlsStream<TcpStream>, head: &str, body: &[u8]) -> (u1
     stream.write_all(request.as_bytes()).await.unwrap();
     // The server may answer before it has read everything.
     let _ = stream.write_all(body).await;
+    answer_of(stream).await
+}
+
+async fn answer_of(stream: &mut ClientStream<TcpStream>) -> (u16, String) {
     let mut text = String::new();
     let mut buffer = [0; 4096];
     loop {
@@ -132,20 +148,36 @@ async fn a_body_that_is_too_large_is_refused() {
     let pair = pair();
     let world = World::serving(&pair);
     let mut stream = world.connect(&pair.authority).await.unwrap();
-    let (status, text) = send(&mut stream, "POST /translate", &vec![b' '; BODY_MAX + 1]).await;
+    let (status, text) = send(&mut stream, "POST /translate", &vec![b' '; PATIENT.body + 1]).await;
     assert_eq!(status, 413);
-    assert!(text.contains("8388608 bytes"), "{text}");
+    assert!(text.contains("65536 bytes"), "{text}");
     let mut fits = question();
-    fits.resize(BODY_MAX, b' ');
+    fits.resize(PATIENT.body, b' ');
     let mut stream = world.connect(&pair.authority).await.unwrap();
     let (status, text) = send(&mut stream, "POST /translate", &fits).await;
     assert_eq!(status, 200, "{text}");
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let pair = pair();
+    let impatient = Limits {
+        body_timeout: Duration::from_millis(20),
+        ..PATIENT
+    };
+    let world = World::with(&pair, impatient);
+    let mut stream = world.connect(&pair.authority).await.unwrap();
+    let head = format!("POST /translate HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 100\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (status, text) = answer_of(&mut stream).await;
+    assert_eq!(status, 408);
+    assert!(text.starts_with("the body did not come within 20ms"), "{text}");
+}
+
+#[tokio::test]
 async fn without_a_certificate_and_with_an_untrusted_one_no_connection_comes_about() {
     let (own, other) = (pair(), pair());
-    let world = World::new();
+    let world = World::new(PATIENT);
     assert!(world.connect(&own.authority).await.is_err());
     world.served.set(other.certified().unwrap());
     assert!(world.connect(&own.authority).await.is_err());

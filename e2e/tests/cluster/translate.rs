@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("pods_that_ask_nothing_or_opt_out_never_reach_the_webhook", others),
     ("bad_pod_is_refused_with_field_value_and_fix", refused),
     ("no_pod_gets_through_untranslated_while_replicas_are_killed", killed),
+    ("upgrade_of_the_chart_keeps_certificates_and_trust", upgraded),
     ("deleted_secret_comes_back_and_every_pod_is_translated", without_secret),
 ];
 
@@ -305,6 +306,50 @@ fn killed() -> Result<()> {
         let enough = made + 1;
         create(kube, "p", &mut made, |made| Ok(made >= enough))?;
         all_translated(kube, made)
+    })
+}
+
+/// What an upgrade must leave alone: the certificate, and what the API server trusts.
+fn certificates(project: &Kube<'_>) -> Result<[Value; 2]> {
+    let secret = project.get(&["secret", WEBHOOK])?["data"].clone();
+    let configuration = project.get(&["mutatingwebhookconfiguration", WEBHOOK])?;
+    let trusted = configuration["webhooks"][0]["clientConfig"]["caBundle"].clone();
+    ensure!(
+        secret["tls.crt"].is_string() && trusted.is_string(),
+        "{secret}, {trusted}"
+    );
+    Ok([secret, trusted])
+}
+
+fn upgraded() -> Result<()> {
+    in_labelled("translate-upgraded", |installed, kube| {
+        let project = Kube::new(&installed.cluster, install::NAME);
+        let chart = install::chart();
+        let chart = chart.to_str().context("the clone's path is not UTF-8")?;
+        let before = certificates(&project)?;
+        for mode in ["report", "translate"] {
+            let value = format!("translate.mode={mode}");
+            let limit = patience::timeout(LIMIT);
+            project.helm(&[
+                "upgrade",
+                install::NAME,
+                chart,
+                "--reuse-values",
+                "--set",
+                &value,
+                "--wait",
+                &limit,
+            ])?;
+            ensure!(
+                certificates(&project)? == before,
+                "the upgrade changed the certificates"
+            );
+            kube.apply(&hami(mode).to_string())?;
+        }
+        check(&kube.get(&["pod", "translate"])?)?;
+        let reported = kube.get(&["pod", "report"])?;
+        ensure!(reported["spec"]["resourceClaims"].is_null(), "translated: {reported}");
+        Ok(())
     })
 }
 
