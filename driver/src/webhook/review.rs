@@ -408,4 +408,61 @@ mod tests {
         let (outcome, _) = answered("DELETE", &Value::Null, &hami(), Mode::Translate);
         assert_eq!(outcome, Outcome::Unchanged);
     }
+
+    /// Every place of a JSON value, as pointers.
+    fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+        all.push(at.to_owned());
+        let part = |key: &str| key.replace('~', "~0").replace('/', "~1");
+        match value {
+            Value::Object(map) => map
+                .iter()
+                .for_each(|(key, value)| places(value, &format!("{at}/{}", part(key)), all)),
+            Value::Array(items) => items
+                .iter()
+                .enumerate()
+                .for_each(|(number, value)| places(value, &format!("{at}/{number}"), all)),
+            _ => {}
+        }
+    }
+
+    /// A body that is cut off, or has another value in any place, is answered or refused. A pod that still asks for a
+    /// GPU is never let through as it is.
+    #[test]
+    fn damaged_bodies_let_no_asking_pod_through() {
+        let body = asked("CREATE", &hami(), &Value::Null);
+        let settings = Settings::default();
+        for end in 0..body.len() {
+            assert!(
+                review(&body[..end], &settings, Mode::Translate).is_err(),
+                "the first {end} bytes"
+            );
+        }
+        let whole: Value = serde_json::from_slice(&body).unwrap();
+        let mut all = Vec::new();
+        places(&whole, "", &mut all);
+        assert!(all.len() > 20, "{all:?}");
+        let values = [
+            json!(null),
+            json!(-1),
+            json!("x"),
+            json!([]),
+            json!({}),
+            json!([[]]),
+            json!(true),
+        ];
+        for place in &all {
+            for value in &values {
+                let mut damaged = whole.clone();
+                *damaged.pointer_mut(place).unwrap() = value.clone();
+                let Ok(answer) = review(damaged.to_string().as_bytes(), &settings, Mode::Translate) else {
+                    continue;
+                };
+                let limits = &damaged["request"]["object"]["spec"]["containers"][0]["resources"]["limits"];
+                let asks = limits.as_object().is_some_and(|limits| !limits.is_empty());
+                let is_create = damaged["request"]["operation"] == "CREATE";
+                let through = answer.outcome == Outcome::Unchanged && is_create && asks;
+                assert!(!through, "{place}: {value}: {damaged}");
+            }
+        }
+    }
 }
