@@ -30,9 +30,11 @@ if runs allocator; then
   kubernetes=$CARGO_TARGET_DIR/kubernetes-go
   (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
   # As they are released.
-  cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator --bin bench-reviews
   echo "selectors:"
   "$CARGO_TARGET_DIR/programs/bench-selectors"
+  echo "reviews of the webhook:"
+  "$CARGO_TARGET_DIR/programs/bench-reviews"
   echo "one fractional claim:"
   "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 0 --kubernetes "$kubernetes"
   "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 --kubernetes "$kubernetes"

@@ -1,10 +1,17 @@
 //! Raw flags, then a validated configuration. The only file that reads the environment, besides kube's own search
 //! for a kubeconfig or a service account.
 
+mod name;
+mod translate;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use vgpu_api::config::{AllocationPolicy, Dialect};
+use vgpu_api::config::AllocationPolicy;
+
+use self::name::is_name;
+pub use self::translate::TranslateFlags;
+use crate::webhook;
 
 /// Explains why pods that ask for GPU fractions are Pending, and allocates them or leaves that to kube-scheduler.
 #[derive(Debug, clap::Parser)]
@@ -37,13 +44,8 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
-    /// Other systems whose pods are translated, separated by commas: hami, koordinator, volcano, volcano-vgpu,
-    /// gpu-manager, kai. Empty: none.
-    #[arg(long, default_value = "")]
-    pub translate_dialects: String,
-    /// DeviceClass that grants priority High to translated pods. Empty: none does.
-    #[arg(long, default_value = "")]
-    pub translate_high_priority_class: String,
+    #[command(flatten)]
+    pub translate: TranslateFlags,
     /// Log filter, for example info or vgpu_controller=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
@@ -80,8 +82,8 @@ pub struct Config {
     pub instance: String,
     /// `None`: kube-scheduler allocates.
     pub controller: Option<ControllerMode>,
-    /// `None`: no pods of other systems are translated.
-    pub reconciler: Option<vgpu_reconciler::Settings>,
+    /// `None`: pods of other systems are left alone.
+    pub webhook: Option<webhook::Config>,
     pub lease: LeaseName,
     pub log: String,
 }
@@ -106,10 +108,8 @@ pub enum FlagError {
     LeaseNamespace(String),
     #[error("--lease-name {0:?} is not a name of a Lease; write lower case letters, digits, `-` and `.`")]
     LeaseName(String),
-    #[error("--translate-dialects {0:?} is not a list of {known}", known = Dialect::ALL.map(Dialect::name).join(", "))]
-    Dialects(String),
-    #[error("--translate-high-priority-class {0:?} is not a name of a DeviceClass")]
-    HighPriorityClass(String),
+    #[error("{0}")]
+    Translate(#[from] translate::TranslateError),
     #[error("--log {0:?} is not a log filter; write one, for example info or vgpu_controller=debug")]
     Log(String),
 }
@@ -152,17 +152,7 @@ impl TryFrom<Flags> for Config {
         if !is_name(&lease.name, 253) {
             return Err(FlagError::LeaseName(lease.name));
         }
-        let dialects = flags.translate_dialects;
-        if !dialects.is_empty() && !dialects.split(',').all(|name| name.parse::<Dialect>().is_ok()) {
-            return Err(FlagError::Dialects(dialects));
-        }
-        let high = flags.translate_high_priority_class;
-        if !high.is_empty() && !is_name(&high, 253) {
-            return Err(FlagError::HighPriorityClass(high));
-        }
-        let reconciler = vgpu_reconciler::Settings {
-            high_priority_class: (!high.is_empty()).then_some(high),
-        };
+        let webhook = flags.translate.config(&lease.namespace)?;
         if tracing_subscriber::EnvFilter::try_new(&flags.log).is_err() {
             return Err(FlagError::Log(flags.log));
         }
@@ -172,7 +162,7 @@ impl TryFrom<Flags> for Config {
             events_per_second,
             instance: flags.instance,
             controller: (flags.allocator == Allocator::Controller).then_some(controller),
-            reconciler: (!dialects.is_empty()).then_some(reconciler),
+            webhook,
             lease,
             log: flags.log,
         })
@@ -187,13 +177,6 @@ fn duration(text: &str) -> Option<Duration> {
     };
     let number: u64 = number.parse().ok()?;
     Some(Duration::from_secs(number.checked_mul(factor)?))
-}
-
-fn is_name(text: &str, most: usize) -> bool {
-    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let inner = |c: u8| edge(c) || c == b'-' || c == b'.';
-    let ends = [text.as_bytes().first(), text.as_bytes().last()];
-    text.len() <= most && text.bytes().all(inner) && ends.iter().all(|end| end.is_some_and(|end| edge(*end)))
 }
 
 #[cfg(test)]
@@ -239,22 +222,6 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_translated_where_dialects_are_named() {
-        let reconciler = |args: &[&str]| {
-            config(&[&["--instance=x", "--log=info"], args].concat())
-                .unwrap()
-                .reconciler
-        };
-        assert_eq!(reconciler(&["--translate-high-priority-class=vgpu-high"]), None);
-        let settings = reconciler(&[
-            "--translate-dialects=hami,kai",
-            "--translate-high-priority-class=vgpu-high",
-        ]);
-        assert_eq!(settings.unwrap().high_priority_class.as_deref(), Some("vgpu-high"));
-        assert_eq!(reconciler(&["--translate-dialects=hami"]), Some(Default::default()));
-    }
-
-    #[test]
     fn a_policy_that_is_none_is_refused_with_all_there_are() {
         assert_eq!(
             config(&["--policy=Spread"]).unwrap_err().to_string(),
@@ -283,6 +250,9 @@ mod tests {
             ("--lease-namespace", ""),
             ("--lease-name", "-a"),
             ("--lease-name", "a/b"),
+            ("--webhook-address", "9443"),
+            ("--webhook-name", "a/b"),
+            ("--webhook-name", "a.b"),
             ("--translate-dialects", "hami,HAMi"),
             ("--translate-dialects", "hami,"),
             ("--translate-high-priority-class", "High"),

@@ -19,7 +19,8 @@
 //! fraction that would fit. `vgpu explain` lists every device. With `--allocator=scheduler` the controller writes
 //! nothing but events, so a wrong text is the worst that it can do; it holds no lock and stores nothing. With
 //! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`]. With
-//! `--translate-dialects` the leader makes the templates of translated pods, and gives them their annotations back:
+//! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
+//! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
 //! `reconcile.rs`.
 //!
 //! Failure modes:
@@ -45,6 +46,7 @@ pub mod notices;
 pub mod pending;
 pub mod question;
 pub mod summary;
+pub mod webhook;
 
 mod check;
 mod class;

@@ -1,4 +1,4 @@
-//! Starts the controller's parts: metrics server, election, watches and the main loop. Stops them on a signal.
+//! Starts the controller's parts: metrics server, election, webhook, watches and the main loop. Stops them on a signal.
 
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use crate::http::{self, Health};
 use crate::main_loop::{StateOwner, main_loop};
 use crate::reconcile::{HeldLease, Reconcile};
 use crate::watch::watch;
+use crate::webhook::Webhook;
 
 /// Notices that wait for the main loop; whoever has more waits until it has taken some.
 const NOTICES: usize = 64;
@@ -41,8 +42,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
     let mut term = None;
-    // With several replicas one of them decides, writes and explains.
-    if config.controller.is_some() || config.reconciler.is_some() {
+    // With several replicas one of them decides, writes what the webhook and translated pods need, and explains.
+    if config.controller.is_some() || config.webhook.is_some() {
         let LeaseName { namespace, name } = &config.lease;
         let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
         // A task of its own: it renews while the loop decides.
@@ -50,8 +51,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         term = Some(leads);
     }
     let (tell, told) = mpsc::channel(NOTICES);
-    let mut reconcile = None;
-    if let (Some(settings), Some(term)) = (config.reconciler.clone(), &term) {
+    let (mut webhook, mut reconcile) = (None, None);
+    if let (Some(config), Some(term)) = (&config.webhook, &term) {
+        webhook = Some(Webhook::start(&client, config, term.clone(), &health)?);
+        let settings = vgpu_reconciler::Settings {
+            high_priority_class: config.settings.high_priority_class.clone(),
+        };
         let lease = HeldLease::new(clock.clone(), term.clone());
         reconcile = Some(Reconcile::new(client.clone(), settings, lease, tell, health.clone()));
     }
@@ -75,13 +80,16 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         }
     };
     let changes = watch(&client, watched);
+    let mut farewell = None;
     let ended = tokio::select! {
         ended = main_loop(&client, &config, &health, changes, owner, told) => ended,
         () = reconciling(reconcile) => Ok(()),
         Err(error) = election_ended(&mut election) => Err(error),
+        error = webhook_failed(&mut webhook) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
             tracing::info!("stopped by SIGTERM");
+            farewell = webhook.take();
             Ok(())
         }
         _ = interrupt.recv() => {
@@ -92,6 +100,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // All requests of this replica are dropped by now, so the next leader need not wait for any of them.
     drop(over);
     election_ended(&mut election).await?;
+    if let Some(webhook) = farewell {
+        webhook.end().await;
+    }
     ended
 }
 
@@ -108,5 +119,13 @@ async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
         _ => Ok(()),
+    }
+}
+
+/// Waits until the webhook fails; without one for ever.
+async fn webhook_failed(webhook: &mut Option<Webhook>) -> anyhow::Error {
+    match webhook {
+        Some(webhook) => webhook.failed().await,
+        None => std::future::pending().await,
     }
 }

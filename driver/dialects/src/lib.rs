@@ -42,7 +42,10 @@ mod translation;
 mod volcano;
 mod volcano_vgpu;
 
-pub use given_back::{Bound, Environment, GivenBack, GpuShare, environment, given_back};
+pub use given_back::{
+    Bound, Environment, GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, GpuShare, environment,
+    given_back,
+};
 pub use k8s_openapi::api::core::v1::Pod;
 
 pub use inventory::{Gpu, Inventory};
@@ -51,6 +54,6 @@ pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
-pub use translate::{OTHER_CLAIMS, is_resource, translate, update};
+pub use translate::{OTHER_CLAIMS, asking_annotations, asking_resources, is_resource, translate, update};
 pub use translation::{NamedRequest, Translation};
 pub use vgpu_api::config::Dialect;

@@ -125,8 +125,8 @@ enum Kind {
 
 /// Returns true if anything of a dialect is in the pod that its record does not have.
 fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
-    let resources = DIALECTS.iter().filter(|(dialect, ..)| settings.reads(*dialect));
-    let keys: Vec<&str> = resources.flat_map(|(_, asks, _)| asks.iter().copied()).collect();
+    let read = settings.dialects.iter();
+    let keys: Vec<&str> = read.flat_map(|dialect| asking_resources(*dialect)).copied().collect();
     if containers(pod).iter().any(|(_, container)| container.asks_for(&keys)) {
         return true;
     }
@@ -221,6 +221,22 @@ fn undo(pod: &Pod, record: &Record) -> Pod {
         spec.scheduler_name = Some(original.clone());
     }
     pod
+}
+
+/// The resources by which a container asks in a dialect: what a webhook has to look for in limits and requests.
+#[must_use]
+pub fn asking_resources(dialect: Dialect) -> &'static [&'static str] {
+    let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
+    found.map_or(&[], |(_, asks, _)| asks)
+}
+
+/// The annotations by which a pod asks in a dialect. Only KAI has some.
+#[must_use]
+pub fn asking_annotations(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Kai => kai::ASKS,
+        _ => &[],
+    }
 }
 
 /// Returns true for a resource of a dialect, which no translated pod has any more.

@@ -9,7 +9,10 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use support::{pod, read, translated};
 use vgpu_api::config::{Dialect, Priority};
-use vgpu_dialects::{Bound, Environment, GivenBack, GpuShare, Record, environment, given_back};
+use vgpu_dialects::{
+    Bound, Environment, GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, GpuShare, Record,
+    environment, given_back,
+};
 
 fn share(index: u32, mebibytes: u64, cores: u32) -> GpuShare {
     GpuShare {
@@ -39,7 +42,16 @@ fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> GivenBack {
             .collect(),
     };
     let translated = translated(pod).pod;
-    given_back(&translated, &Record::of(&translated).unwrap().unwrap(), &bound)
+    let back = given_back(&translated, &Record::of(&translated).unwrap().unwrap(), &bound);
+    // A policy knows every key.
+    for key in back.annotations.keys() {
+        assert!(
+            GIVEN_BACK_ANNOTATIONS.contains(&key.as_str()) || key.starts_with(GIVEN_BACK_PREFIX),
+            "{key}"
+        );
+    }
+    assert!(back.labels.keys().all(|key| key == GIVEN_BACK_LABEL));
+    back
 }
 
 fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

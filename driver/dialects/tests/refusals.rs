@@ -434,3 +434,29 @@ fn what_changes_nothing_is_named() {
     let now = warnings(&translated(&pod(json!({"annotations": many}), asked())));
     assert!(now.matches("is not read").count() == 8 && now.len() < 4000, "{now}");
 }
+
+/// What a webhook looks for is exactly what makes a translation.
+#[test]
+fn every_asking_key_asks_and_no_other() {
+    for dialect in vgpu_dialects::Dialect::ALL {
+        for key in vgpu_dialects::asking_resources(dialect) {
+            assert_ne!(
+                vgpu_dialects::translate(&limits(json!({*key: 1})), &Settings::default()),
+                Ok(None),
+                "{key}"
+            );
+            assert!(vgpu_dialects::is_resource(key));
+        }
+        for key in vgpu_dialects::asking_annotations(dialect) {
+            let pod = annotated(key, "1", json!({}));
+            assert_ne!(vgpu_dialects::translate(&pod, &Settings::default()), Ok(None), "{key}");
+        }
+    }
+    for other in ["nvidia.com/priority", "cpu", "nvidia.com/gpu.shared"] {
+        assert_eq!(
+            vgpu_dialects::translate(&limits(json!({other: 1})), &Settings::default()),
+            Ok(None),
+            "{other}"
+        );
+    }
+}

@@ -12,6 +12,7 @@
 //! elsewhere.rs  controller mode and other constraints of pods: CPU, labels, taints, other drivers
 //! mistakes.rs   users' mistakes in controller mode, and that other pods are not affected
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
+//! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
@@ -36,6 +37,7 @@ mod processes;
 mod restarts;
 mod shared;
 mod storm;
+mod translate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -120,6 +122,7 @@ fn tests() -> Vec<Named> {
         ("elsewhere", elsewhere::TESTS),
         ("mistakes", mistakes::TESTS),
         ("modes", modes::TESTS),
+        ("translate", translate::TESTS),
         ("nodes", nodes::TESTS),
     ];
     let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {

@@ -55,3 +55,13 @@ of the old chart, which may not have `translate`. */}}
 {{- define "vgpu.elects" -}}
 {{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) }}elects{{ end -}}
 {{- end -}}
+
+{{/* The Service, the Secret and the MutatingWebhookConfiguration. */}}
+{{- define "vgpu.webhook" -}}
+{{ include "vgpu.name" . }}-webhook
+{{- end -}}
+
+{{/* A list of texts in CEL. */}}
+{{- define "vgpu.celTexts" -}}
+[{{ range $at, $text := . }}{{ if $at }}, {{ end }}'{{ $text }}'{{ end }}]
+{{- end -}}

@@ -17,9 +17,13 @@ pub struct GivenBack {
     pub labels: BTreeMap<String, String>,
 }
 
-const GPU_INDEX_OF_CONTAINER: &str = "tencent.com/predicate-gpu-idx-";
-/// Every key that [`given_back`] writes, except [`GPU_INDEX_OF_CONTAINER`] with its number.
-const KEYS: [&str; 17] = [
+/// The beginning of the keys that have a container's number at their end.
+pub const GIVEN_BACK_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
+/// The only label that [`given_back`] writes.
+pub const GIVEN_BACK_LABEL: &str = "hami.io/vgpu-node";
+/// Every annotation that [`given_back`] writes, except those with [`GIVEN_BACK_PREFIX`]: an admission policy may hold
+/// the controller's account to them.
+pub const GIVEN_BACK_ANNOTATIONS: [&str; 18] = [
     "hami.io/vgpu-devices-allocated",
     "hami.io/vgpu-node",
     "hami.io/vgpu-time",
@@ -37,12 +41,13 @@ const KEYS: [&str; 17] = [
     "tencent.com/predicate-time",
     "tencent.com/gpu-assigned",
     "scheduling.koordinator.sh/device-allocated",
+    RECEIVED,
 ];
 const RECEIVED: &str = "received-resource-type";
 
 /// Returns true for a key that [`given_back`] writes: a manifest may be a copy of a running pod.
 pub(crate) fn is_given_back(key: &str) -> bool {
-    KEYS.contains(&key) || key == RECEIVED || key.starts_with(GPU_INDEX_OF_CONTAINER)
+    GIVEN_BACK_ANNOTATIONS.contains(&key) || key.starts_with(GIVEN_BACK_PREFIX)
 }
 
 /// The annotations and labels of every dialect in which the pod asked.
@@ -66,7 +71,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
                 set("hami.io/vgpu-time", seconds.clone());
                 set("hami.io/bind-time", seconds);
                 set("hami.io/bind-phase", "success".to_owned());
-                back.labels.insert("hami.io/vgpu-node".to_owned(), bound.node.clone());
+                back.labels.insert(GIVEN_BACK_LABEL.to_owned(), bound.node.clone());
             }
             Dialect::VolcanoVgpu => {
                 set("volcano.sh/vgpu-ids-new", pod.encoded(";", false));
@@ -87,7 +92,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
                     .enumerate()
                     .filter(|(_, shares)| !shares.is_empty())
                 {
-                    set(&format!("{GPU_INDEX_OF_CONTAINER}{at}"), indices(*shares));
+                    set(&format!("{GIVEN_BACK_PREFIX}{at}"), indices(*shares));
                 }
                 set("tencent.com/predicate-node", bound.node.clone());
                 set("tencent.com/predicate-time", nanoseconds);

@@ -10,7 +10,7 @@ mod environment;
 use std::time::Duration;
 
 pub(crate) use annotations::is_given_back;
-pub use annotations::{GivenBack, given_back};
+pub use annotations::{GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, given_back};
 pub use environment::{Environment, environment};
 
 /// One allocated GPU of a container.
