@@ -20,7 +20,8 @@
 //! nothing but events, so a wrong text is the worst that it can do; it holds no lock and stores nothing. With
 //! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`]. With
 //! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
-//! [`webhook`]. The leader makes the templates of these claims, and gives the pods their annotations back: `reconcile.rs`.
+//! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
+//! `reconcile.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the

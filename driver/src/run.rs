@@ -42,7 +42,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
     let mut term = None;
-    // With several replicas one of them decides, writes what translated pods need, and explains.
+    // With several replicas one of them decides, writes what the webhook and translated pods need, and explains.
     if config.controller.is_some() || config.webhook.is_some() {
         let LeaseName { namespace, name } = &config.lease;
         let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
