@@ -207,16 +207,20 @@ fn rights_for_the_webhook_name_its_objects() {
     );
 }
 
-/// The texts in the lists of the condition: of a pod that is created, and of one that is updated.
-fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
+/// The condition of a pod that asks.
+fn asks(rendered: &[Value]) -> String {
     let conditions = one(rendered, "MutatingWebhookConfiguration")["webhooks"][0]["matchConditions"].clone();
     let asks = conditions
         .as_array()
         .expect("conditions")
         .iter()
         .find(|condition| condition["name"] == "asks");
-    let expression = asks.expect("asks")["expression"].as_str().expect("CEL").to_owned();
-    let expression = expression.replace("orValue([])", "");
+    asks.expect("asks")["expression"].as_str().expect("CEL").to_owned()
+}
+
+/// The texts in the lists of the condition: of a pod that is created, and of one that is updated.
+fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
+    let expression = asks(rendered).replace("orValue([])", "");
     let lists = expression.split('[').skip(1).filter_map(|rest| rest.split_once(']'));
     let texts = |(list, _): (&str, &str)| {
         let texts = list.split(", ").filter(|text| !text.is_empty());
@@ -268,4 +272,22 @@ fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
         }
         assert_eq!(annotations.next(), None, "{}", dialect.name());
     }
+}
+
+/// A pod of KAI asks by annotations, which stay: a second `kubectl apply` sends nothing but its scheduler.
+#[test]
+fn an_update_of_the_scheduler_alone_is_sent() {
+    let Some(helm) = helm("an_update_of_the_scheduler_alone_is_sent") else {
+        return;
+    };
+    let rendered = render(&helm, &["translate.dialects={kai}"]).expect("rendered");
+    let expression = asks(&rendered);
+    let (created, updated) = expression
+        .rsplit_once("request.operation == 'CREATE'")
+        .expect("two cases");
+    let compared = "object.spec.?schedulerName != oldObject.spec.?schedulerName";
+    assert!(
+        updated.contains(compared) && !created.contains(compared),
+        "{expression}"
+    );
 }

@@ -343,6 +343,29 @@ mod tests {
         assert_eq!(outcome, Outcome::Unchanged, "a pod from before the webhook");
     }
 
+    /// KAI's annotations stay, so a second apply sends nothing but the scheduler again.
+    #[test]
+    fn a_second_apply_of_a_pod_of_kai_changes_nothing() {
+        let settings = Settings {
+            schedulers: ["kai-scheduler".to_owned()].into(),
+            ..Settings::default()
+        };
+        let mut written = written(json!({}));
+        written["metadata"]["annotations"] = json!({"gpu-fraction": "0.5"});
+        written["spec"]["schedulerName"] = json!("kai-scheduler");
+        let answer = |operation: &str, object: &Value, old: &Value| {
+            let body = review(&asked(operation, object, old), &settings, Mode::Translate)
+                .unwrap()
+                .body;
+            patched(object, &serde_json::from_slice::<Value>(&body).unwrap()["response"])
+        };
+        let translated = answer("CREATE", &written, &Value::Null);
+        assert_eq!(translated["spec"]["schedulerName"], "default-scheduler");
+        let mut again = translated.clone();
+        again["spec"]["schedulerName"] = json!("kai-scheduler");
+        assert_eq!(answer("UPDATE", &again, &translated), translated);
+    }
+
     #[test]
     fn a_labelled_pod_is_left_alone() {
         let mut pod = hami();

@@ -215,7 +215,10 @@ fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Expec
         }
     }
     given_back(kube, file)?;
-    kube.run(&["delete", "--wait", "pods,deployments,resourcequotas", "--all"])?;
+    // Foreground: a Deployment that outlives its pods for a moment makes new ones.
+    let all = ["delete", "--wait", "--cascade=foreground", "--all"];
+    kube.run(&[&all[..], &["deployments,resourcequotas"]].concat())?;
+    kube.run(&[&all[..], &["pods"]].concat())?;
     Ok(())
 }
 

@@ -25,12 +25,17 @@ pub(crate) const TESTS: &[Test] = &[
 const WEBHOOK: &str = "dra-driver-vgpu-webhook";
 const GPU: &str = "nvidia.com/gpu";
 
-/// As HAMi's documentation has it, with a sidecar that asks for nothing.
+const IMAGE: &str = "dra-driver-vgpu/client:dev";
+
+/// As HAMi's documentation has it, with a container that asks for nothing. It waits for a node that is not there: kubelet
+/// would end it only once its images are pulled, and there are more of them than GPUs.
 fn hami(name: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [
-        {"name": "main", "image": "example.com/none", "resources": {"limits":
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+    "nodeSelector": {"nowhere": "yes"},
+    "containers": [
+        {"name": "main", "image": IMAGE, "resources": {"limits":
             {GPU: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}}},
-        {"name": "beside", "image": "example.com/none"},
+        {"name": "beside", "image": IMAGE},
     ]}})
 }
 
@@ -185,8 +190,9 @@ fn others() -> Result<()> {
         // Kubelet and scheduler change a translated pod's status; a label is no question either.
         kube.run(&["label", "pod", "asks", "changed=yes"])?;
         ensure!(reviews(installed)? == after, "a label of a translated pod is reviewed");
-        let kai = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kai", "annotations": {"gpu-fraction": "0.5"}},
-            "spec": {"containers": [{"name": "main", "image": "example.com/none"}]}});
+        let mut kai = hami("kai");
+        kai["metadata"]["annotations"] = json!({"gpu-fraction": "0.5"});
+        kai["spec"]["containers"] = json!([{"name": "main", "image": IMAGE}]);
         kube.apply(&kai.to_string())?;
         let pod = kube.get(&["pod", "kai"])?;
         ensure!(pod["spec"]["resourceClaims"][0].is_object(), "not translated: {pod}");
