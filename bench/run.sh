@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, and the
-# controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh cluster` or
-# `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The last two bring clusters up and take
-# them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a simulation, and three minutes in
-# real time.
+# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, that of
+# translated pods, and the controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`,
+# `run.sh cluster`, `run.sh translate` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
+# last three bring clusters up and take them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a
+# simulation, and three minutes in real time.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
@@ -19,8 +19,8 @@ case $part in
     exec python3 bench/gpu_time.py
     ;;
   library | controller) ;;
-  allocator | cluster | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, cluster, controller and compute" ;;
+  allocator | cluster | translate | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;
+  *) fail "$part: not a part; there are library, allocator, cluster, translate, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"
@@ -30,9 +30,11 @@ if runs allocator; then
   kubernetes=$CARGO_TARGET_DIR/kubernetes-go
   (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
   # As they are released.
-  cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator --bin bench-reviews
   echo "selectors:"
   "$CARGO_TARGET_DIR/programs/bench-selectors"
+  echo "reviews of the webhook:"
+  "$CARGO_TARGET_DIR/programs/bench-reviews"
   echo "one fractional claim:"
   "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 0 --kubernetes "$kubernetes"
   "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 --kubernetes "$kubernetes"
@@ -41,13 +43,17 @@ if runs allocator; then
     "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 "$policy"
   done
 fi
-if runs cluster || runs controller; then
+if runs cluster || runs translate || runs controller; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
 fi
 if runs cluster; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-prepare
   "$CARGO_TARGET_DIR/release/vgpu-bench" node --prepare "$CARGO_TARGET_DIR/programs/bench-prepare"
+fi
+if runs translate; then
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-webhook
+  "$CARGO_TARGET_DIR/release/vgpu-bench" translate --webhook "$CARGO_TARGET_DIR/programs/bench-webhook"
 fi
 if runs controller; then
   # As it is released.

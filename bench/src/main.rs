@@ -46,6 +46,12 @@ enum Part {
         #[arg(long)]
         prepare: PathBuf,
     },
+    /// How long a pod of another system takes that is translated, and the webhook.
+    Translate {
+        /// The program bench-webhook.
+        #[arg(long)]
+        webhook: PathBuf,
+    },
     /// How long many pods take until the last is bound, by kube-scheduler alone and with vgpu-controller.
     Burst(burst::Size),
     /// What vgpu-controller keeps in memory of a large cluster.
@@ -71,6 +77,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let name = &arguments.cluster;
     match &arguments.part {
         Part::Node { prepare } => node::run(name, &prepared, prepare),
+        Part::Translate { webhook } => node::translate(name, &prepared, webhook),
         Part::Burst(size) => burst::run(name, &prepared, size),
         Part::Memory(size) => memory::run(name, &prepared, size),
     }

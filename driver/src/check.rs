@@ -4,8 +4,9 @@
 use vgpu_allocator::model::{DeviceClass, Exactly, RequestedConfig};
 use vgpu_api::config::{self, ConfigError, Entry, Grant};
 use vgpu_api::request::{self, RequestError, Requested};
-use vgpu_api::{DRIVER_NAME, device_type as types};
+use vgpu_api::{DRIVER_NAME, capacity, device_type as types};
 use vgpu_planner::State;
+use vgpu_quantity::format_bytes;
 
 use crate::class::{device_type, is_ours};
 use crate::question::{Question, SubRequest, sub_requests};
@@ -29,6 +30,14 @@ enum CheckError {
         "class vgpu-monitor gives administrative access alone; set adminAccess: true in the request, in a namespace with the label resource.kubernetes.io/admin-access: \"true\""
     )]
     MonitorWithoutAdmin,
+    #[error(
+        "{at}: {wanted} is more than any GPU of the cluster has, which is {largest}; a translated pod cannot be changed: make it anew with at most that, or add a node with a larger GPU"
+    )]
+    MoreThanAnyGpu {
+        at: String,
+        wanted: String,
+        largest: String,
+    },
 }
 
 /// The mistakes of the pod's requests. A request with one valid alternative has none.
@@ -88,7 +97,7 @@ fn check_config(
     configs: &[RequestedConfig],
     requested: &Requested,
     state: &State,
-) -> Result<(), ConfigError> {
+) -> Result<(), CheckError> {
     let parse = |configs: &[RequestedConfig], prefix: &str| {
         configs
             .iter()
@@ -113,10 +122,21 @@ fn check_config(
     let Some(largest) = largest.filter(|memory| *memory > 0 && device_type(class) == types::GPU) else {
         return Ok(());
     };
+    // What its author wrote was for a system that refuses this. Of a claim of our own it is a shortage like any other.
+    if let Some(wanted) = requested.memory.filter(|wanted| *wanted > largest)
+        && effective.report_as.is_some()
+    {
+        return Err(CheckError::MoreThanAnyGpu {
+            at: format!("{}.capacity.requests[{}]", ask.path(), capacity::MEMORY),
+            wanted: format_bytes(wanted),
+            largest: format_bytes(largest),
+        });
+    }
     // By default a request gets all of a GPU's memory, and no guaranteed time.
     effective.check(&Grant {
         memory: requested.memory.unwrap_or(largest),
         device_memory: largest,
         cores: requested.cores.unwrap_or(0),
-    })
+    })?;
+    Ok(())
 }

@@ -167,7 +167,7 @@ const NOTHING: &str = "its metadata cannot be read, so what was known of it stay
 
 impl Parts {
     /// Decodes the object from its metadata, its spec if `spec`, and this status.
-    fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
+    pub(crate) fn whole<T: DeserializeOwned>(&self, spec: bool, status: Option<&str>) -> Result<T, serde_json::Error> {
         let spec = self.spec.as_ref().filter(|_| spec);
         let mut text = format!(r#"{{"metadata":{}"#, self.metadata.get());
         if let Some(spec) = spec {
@@ -182,7 +182,7 @@ impl Parts {
         serde_json::from_str(&text)
     }
 
-    fn status(&self) -> Option<&str> {
+    pub(crate) fn status(&self) -> Option<&str> {
         self.status.as_ref().map(|status| status.get())
     }
 }

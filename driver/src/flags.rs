@@ -1,10 +1,17 @@
 //! Raw flags, then a validated configuration. The only file that reads the environment, besides kube's own search
 //! for a kubeconfig or a service account.
 
+mod name;
+mod translate;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use vgpu_api::config::AllocationPolicy;
+
+use self::name::is_name;
+pub use self::translate::TranslateFlags;
+use crate::webhook;
 
 /// Explains why pods that ask for GPU fractions are Pending, and allocates them or leaves that to kube-scheduler.
 #[derive(Debug, clap::Parser)]
@@ -37,6 +44,8 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
+    #[command(flatten)]
+    pub translate: TranslateFlags,
     /// Log filter, for example info or vgpu_controller=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
@@ -55,8 +64,13 @@ pub enum Allocator {
 pub struct ControllerMode {
     pub policy: AllocationPolicy,
     pub hold_timeout: Duration,
-    pub lease_namespace: String,
-    pub lease_name: String,
+}
+
+/// The Lease by which one replica leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
 }
 
 /// The validated configuration.
@@ -68,6 +82,9 @@ pub struct Config {
     pub instance: String,
     /// `None`: kube-scheduler allocates.
     pub controller: Option<ControllerMode>,
+    /// `None`: pods of other systems are left alone.
+    pub webhook: Option<webhook::Config>,
+    pub lease: LeaseName,
     pub log: String,
 }
 
@@ -91,6 +108,8 @@ pub enum FlagError {
     LeaseNamespace(String),
     #[error("--lease-name {0:?} is not a name of a Lease; write lower case letters, digits, `-` and `.`")]
     LeaseName(String),
+    #[error("{0}")]
+    Translate(#[from] translate::TranslateError),
     #[error("--log {0:?} is not a log filter; write one, for example info or vgpu_controller=debug")]
     Log(String),
 }
@@ -122,15 +141,18 @@ impl TryFrom<Flags> for Config {
                 Some(hold) if (5..=600).contains(&hold.as_secs()) => hold,
                 _ => return Err(FlagError::HoldTimeout(flags.hold_timeout)),
             },
-            lease_namespace: flags.lease_namespace,
-            lease_name: flags.lease_name,
         };
-        if !is_name(&controller.lease_namespace, 63) || controller.lease_namespace.contains('.') {
-            return Err(FlagError::LeaseNamespace(controller.lease_namespace));
+        let lease = LeaseName {
+            namespace: flags.lease_namespace,
+            name: flags.lease_name,
+        };
+        if !is_name(&lease.namespace, 63) || lease.namespace.contains('.') {
+            return Err(FlagError::LeaseNamespace(lease.namespace));
         }
-        if !is_name(&controller.lease_name, 253) {
-            return Err(FlagError::LeaseName(controller.lease_name));
+        if !is_name(&lease.name, 253) {
+            return Err(FlagError::LeaseName(lease.name));
         }
+        let webhook = flags.translate.config(&lease.namespace)?;
         if tracing_subscriber::EnvFilter::try_new(&flags.log).is_err() {
             return Err(FlagError::Log(flags.log));
         }
@@ -140,6 +162,8 @@ impl TryFrom<Flags> for Config {
             events_per_second,
             instance: flags.instance,
             controller: (flags.allocator == Allocator::Controller).then_some(controller),
+            webhook,
+            lease,
             log: flags.log,
         })
     }
@@ -153,13 +177,6 @@ fn duration(text: &str) -> Option<Duration> {
     };
     let number: u64 = number.parse().ok()?;
     Some(Duration::from_secs(number.checked_mul(factor)?))
-}
-
-fn is_name(text: &str, most: usize) -> bool {
-    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let inner = |c: u8| edge(c) || c == b'-' || c == b'.';
-    let ends = [text.as_bytes().first(), text.as_bytes().last()];
-    text.len() <= most && text.bytes().all(inner) && ends.iter().all(|end| end.is_some_and(|end| edge(*end)))
 }
 
 #[cfg(test)]
@@ -183,20 +200,20 @@ mod tests {
     #[test]
     fn controller_mode_holds_for_half_a_minute() {
         let args = ["--instance=x", "--log=info", "--lease-namespace=ns"];
-        let mode = |more: &str| {
-            config(&[&args[..], &["--allocator=controller", more]].concat())
-                .unwrap()
-                .controller
-        };
+        let all = |more: &str| config(&[&args[..], &["--allocator=controller", more]].concat()).unwrap();
+        let mode = |more: &str| all(more).controller;
         assert_eq!(
             mode("--lease-name=a.b"),
             Some(ControllerMode {
                 policy: AllocationPolicy::Binpack,
                 hold_timeout: Duration::from_secs(30),
-                lease_namespace: "ns".into(),
-                lease_name: "a.b".into(),
             })
         );
+        let lease = LeaseName {
+            namespace: "ns".into(),
+            name: "a.b".into(),
+        };
+        assert_eq!(all("--lease-name=a.b").lease, lease);
         assert_eq!(
             mode("--hold-timeout=2m").unwrap().hold_timeout,
             Duration::from_secs(120)
@@ -233,6 +250,12 @@ mod tests {
             ("--lease-namespace", ""),
             ("--lease-name", "-a"),
             ("--lease-name", "a/b"),
+            ("--webhook-address", "9443"),
+            ("--webhook-name", "a/b"),
+            ("--webhook-name", "a.b"),
+            ("--translate-dialects", "hami,HAMi"),
+            ("--translate-dialects", "hami,"),
+            ("--translate-high-priority-class", "High"),
             ("--log", "vgpu_controller=loud"),
         ] {
             let error = config(&[&format!("{flag}={value}")]).expect_err(value).to_string();

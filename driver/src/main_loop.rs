@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::stream::{BoxStream, FuturesUnordered};
 use kube::Client;
-use vgpu_planner::{About, Change, State, Time, Verdict};
+use tokio::sync::{mpsc, watch};
+use vgpu_planner::{About, Change, State, Term, Time, Verdict};
 
 use crate::control::{Control, Next};
 use crate::explain::Explanations;
@@ -26,14 +27,18 @@ const DELIVERIES: usize = 4;
 
 /// Who owns the state: nobody but this loop, or in controller mode the planner.
 pub(crate) enum StateOwner {
-    Scheduler(Box<State>),
+    Scheduler {
+        state: Box<State>,
+        /// `None`: there is no other replica.
+        term: Option<watch::Receiver<Option<Term>>>,
+    },
     Controller(Box<Control>),
 }
 
 impl StateOwner {
     fn state(&mut self) -> &mut State {
         match self {
-            Self::Scheduler(state) => state,
+            Self::Scheduler { state, .. } => state,
             Self::Controller(control) => control.state(),
         }
     }
@@ -41,14 +46,14 @@ impl StateOwner {
     /// Returns true if this replica explains why pods wait: of several, the leader.
     fn explains(&self) -> bool {
         match self {
-            Self::Scheduler(_) => true,
+            Self::Scheduler { term, .. } => term.as_ref().is_none_or(|term| term.borrow().is_some()),
             Self::Controller(control) => control.is_leading(),
         }
     }
 
     fn apply(&mut self, change: Change) {
         match self {
-            Self::Scheduler(state) => {
+            Self::Scheduler { state, .. } => {
                 // Only decisions need the time and the reads.
                 state.apply(change, Time::default());
             }
@@ -59,7 +64,7 @@ impl StateOwner {
     /// Waits for the next thing that controller mode has to do; in scheduler mode for ever.
     async fn next(&mut self) -> Next {
         match self {
-            Self::Scheduler(_) => std::future::pending().await,
+            Self::Scheduler { .. } => std::future::pending().await,
             Self::Controller(control) => control.next().await,
         }
     }
@@ -67,7 +72,7 @@ impl StateOwner {
     /// Performs it, and returns the verdicts to report.
     fn perform(&mut self, next: Next) -> anyhow::Result<Vec<(About, Verdict)>> {
         match self {
-            Self::Scheduler(_) => Ok(Vec::new()),
+            Self::Scheduler { .. } => Ok(Vec::new()),
             Self::Controller(control) => Ok(control.perform(next)?),
         }
     }
@@ -80,12 +85,14 @@ impl StateOwner {
 }
 
 /// Applies changes, performs decisions, works on explanations and delivers notices, until a stream ends or an error.
+/// `told`: what other parts have to report.
 pub(crate) async fn main_loop(
     client: &Client,
     config: &Config,
     health: &Health,
     mut changes: BoxStream<'static, Watched>,
     mut owner: StateOwner,
+    mut told: mpsc::Receiver<(Topic, Message)>,
 ) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut explanations = Explanations::new(start);
@@ -99,6 +106,7 @@ pub(crate) async fn main_loop(
             .flatten()
             .fold(Instant::now() + HEARTBEAT, Instant::min);
         let mut decided = Vec::new();
+        let mut reported: Vec<(Topic, Message)> = Vec::new();
         tokio::select! {
             change = changes.next() => match change {
                 Some(Ok(change)) => {
@@ -112,6 +120,7 @@ pub(crate) async fn main_loop(
                 // The streams of kube's watcher do not end.
                 None => return Ok(()),
             },
+            Some(notice) = told.recv() => reported.push(notice),
             next = owner.next() => decided = owner.perform(next)?,
             Some((notice, delivery)) = deliveries.next(), if !deliveries.is_empty() => {
                 let outcome = match delivery {
@@ -130,7 +139,9 @@ pub(crate) async fn main_loop(
         owner.observe();
         for (about, verdict) in decided {
             tracing::debug!(object = %about.key(), reason = verdict.reason(), "{verdict}");
-            let (topic, message) = decision_notice(about, &verdict);
+            reported.push(decision_notice(about, &verdict));
+        }
+        for (topic, message) in reported {
             if !notices.add_decision(topic, message, start.elapsed()) {
                 health.metrics.events.get_or_create(&[("outcome", "too many")]).inc();
             }

@@ -1,5 +1,8 @@
 //! The controller's metrics.
 
+mod register;
+mod reviews;
+
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -8,22 +11,17 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Metric, Registry};
+use prometheus_client::registry::Registry;
 use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
-/// Registers a metric and returns it.
-fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
-    metric
-}
+use self::register::{Labels, register};
+pub(crate) use self::reviews::Reviews;
 
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
-
-type Labels = [(&'static str, &'static str); 1];
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -34,6 +32,7 @@ pub(crate) struct Metrics {
     pub(crate) events: Family<Labels, Counter>,
     pub(crate) watch_errors: Family<Labels, Counter>,
     pub(crate) decisions: Decisions,
+    pub(crate) reviews: Reviews,
 }
 
 impl Metrics {
@@ -70,6 +69,7 @@ impl Metrics {
                 "Errors of watches, which are retried, by resource",
                 Family::default(),
             ),
+            reviews: Reviews::new(&mut registry),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -270,6 +270,7 @@ mod tests {
         // A metric with labels is served once it has a value.
         metrics.events.get_or_create(&[("outcome", "said")]).inc();
         metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
+        metrics.reviews.bad();
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);

@@ -1,11 +1,11 @@
-//! Starts the controller's parts: metrics server, election, watches and the main loop. Stops them on a signal.
+//! Starts the controller's parts: metrics server, election, webhook, watches and the main loop. Stops them on a signal.
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use vgpu_allocator::Features;
 use vgpu_planner::{Mode, Settings, State};
@@ -13,10 +13,15 @@ use vgpu_planner::{Mode, Settings, State};
 use crate::control::Control;
 use crate::control::clock::Clock;
 use crate::control::elect::Election;
-use crate::flags::Config;
+use crate::flags::{Config, LeaseName};
 use crate::http::{self, Health};
 use crate::main_loop::{StateOwner, main_loop};
+use crate::reconcile::{HeldLease, Reconcile};
 use crate::watch::watch;
+use crate::webhook::Webhook;
+
+/// Notices that wait for the main loop; whoever has more waits until it has taken some.
+const NOTICES: usize = 64;
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
@@ -34,34 +39,57 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!(address = %config.http_address, "vgpu-controller {} runs", env!("CARGO_PKG_VERSION"));
     let (mut stop, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (over, is_over) = oneshot::channel::<()>();
-    let mut watched = Mode::Scheduler;
-    let mut owner = StateOwner::Scheduler(Box::new(State::new(watched, Features::default())));
+    let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
-    if let Some(mode) = &config.controller {
-        let clock = Arc::new(Clock::start());
-        let (namespace, name) = (&mode.lease_namespace, &mode.lease_name);
-        let (elects, term) = Election::new(&client, namespace, name, &config.instance, clock.clone());
+    let mut term = None;
+    // With several replicas one of them decides, writes what the webhook and translated pods need, and explains.
+    if config.controller.is_some() || config.webhook.is_some() {
+        let LeaseName { namespace, name } = &config.lease;
+        let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
         // A task of its own: it renews while the loop decides.
         election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
-        let decisions = health.metrics.decisions.clone();
-        let settings = Settings {
-            policy: mode.policy,
-            hold: mode.hold_timeout,
-            ..Settings::default()
-        };
-        watched = Mode::Controller {
-            settle: settings.settle,
-        };
-        let control = Control::new(client.clone(), clock, term, settings, decisions);
-        owner = StateOwner::Controller(Box::new(control));
+        term = Some(leads);
     }
+    let (tell, told) = mpsc::channel(NOTICES);
+    let (mut webhook, mut reconcile) = (None, None);
+    if let (Some(config), Some(term)) = (&config.webhook, &term) {
+        webhook = Some(Webhook::start(&client, config, term.clone(), &health)?);
+        let settings = vgpu_reconciler::Settings {
+            high_priority_class: config.settings.high_priority_class.clone(),
+        };
+        let lease = HeldLease::new(clock.clone(), term.clone());
+        reconcile = Some(Reconcile::new(client.clone(), settings, lease, tell, health.clone()));
+    }
+    let (watched, owner) = match (&config.controller, term) {
+        (Some(mode), Some(term)) => {
+            let settings = Settings {
+                policy: mode.policy,
+                hold: mode.hold_timeout,
+                ..Settings::default()
+            };
+            let watched = Mode::Controller {
+                settle: settings.settle,
+            };
+            let decisions = health.metrics.decisions.clone();
+            let control = Control::new(client.clone(), clock, term, settings, decisions);
+            (watched, StateOwner::Controller(Box::new(control)))
+        }
+        (_, term) => {
+            let state = Box::new(State::new(Mode::Scheduler, Features::default()));
+            (Mode::Scheduler, StateOwner::Scheduler { state, term })
+        }
+    };
     let changes = watch(&client, watched);
+    let mut farewell = None;
     let ended = tokio::select! {
-        ended = main_loop(&client, &config, &health, changes, owner) => ended,
+        ended = main_loop(&client, &config, &health, changes, owner, told) => ended,
+        () = reconciling(reconcile) => Ok(()),
         Err(error) = election_ended(&mut election) => Err(error),
+        error = webhook_failed(&mut webhook) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
         _ = stop.recv() => {
             tracing::info!("stopped by SIGTERM");
+            farewell = webhook.take();
             Ok(())
         }
         _ = interrupt.recv() => {
@@ -72,7 +100,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // All requests of this replica are dropped by now, so the next leader need not wait for any of them.
     drop(over);
     election_ended(&mut election).await?;
+    if let Some(webhook) = farewell {
+        webhook.end().await;
+    }
     ended
+}
+
+/// Runs for ever, with or without translated pods.
+async fn reconciling(reconcile: Option<Reconcile>) {
+    match reconcile {
+        Some(reconcile) => reconcile.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits until the election has ended; returns at once without one.
@@ -80,5 +119,13 @@ async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result
     match election {
         Some(task) if !task.is_finished() => task.await.context("the election ended by itself"),
         _ => Ok(()),
+    }
+}
+
+/// Waits until the webhook fails; without one for ever.
+async fn webhook_failed(webhook: &mut Option<Webhook>) -> anyhow::Error {
+    match webhook {
+        Some(webhook) => webhook.failed().await,
+        None => std::future::pending().await,
     }
 }

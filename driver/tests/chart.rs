@@ -38,6 +38,20 @@ fn the_schema_refuses_what_the_values_do_not_list() {
             "/deviceClasses/vgpu/config/allocationPolicy",
         ),
         ("admission.foreignClasses=nic", "/admission/foreignClasses"),
+        ("translate.dialects=hami", "/translate/dialects"),
+        ("translate.dialects={HAMi}", "/translate/dialects/0"),
+        ("translate.dialects={hami,hami}", "/translate/dialects"),
+        ("translate.mode=warn", "/translate/mode"),
+        ("translate.schedulers={a b}", "/translate/schedulers/0"),
+        ("translate.schedulers={a\\,b}", "/translate/schedulers/0"),
+        ("translate.highPriorityClass=High", "/translate/highPriorityClass"),
+        ("translate.port=0", "/translate/port"),
+        ("translate.namespaces=all", "namespaces"),
+        // Then every pod would be refused.
+        (
+            "translate.dialects={hami},controller.replicas=0",
+            "/controller/replicas",
+        ),
         ("plugin.contextReserve=some", "/plugin/contextReserve"),
         // The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
         ("plugin.contextReserve=99999999999999999999Ti", "/plugin/contextReserve"),
@@ -123,6 +137,15 @@ fn what_the_values_offer_is_accepted() {
         &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
         &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],
         &["allocator=to-scheduler", "controller.replicas=3"],
+        &["controller.replicas=0"],
+        &[
+            "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
+            "translate.mode=report",
+            "translate.schedulers={hami-scheduler,volcano}",
+            "translate.highPriorityClass=vgpu-high",
+            "translate.port=8443",
+            "controller.replicas=1",
+        ],
         &[
             "allocator=controller",
             "controller.holdTimeout=2m",
@@ -241,6 +264,74 @@ fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
             ]
         );
     }
+}
+
+/// And nothing of it without dialects, which the tests above see.
+#[test]
+fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease() {
+    let Some(helm) = helm("where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease") else {
+        return;
+    };
+    let policies = |rendered: &[Value]| {
+        let of = rendered
+            .iter()
+            .filter(|object| object["kind"] == "ValidatingAdmissionPolicyBinding");
+        let names = of.map(|object| object["metadata"]["name"].as_str().unwrap_or_default().to_owned());
+        names
+            .filter(|name| name == "x-given-back" || name == "x-translated-templates")
+            .collect::<Vec<_>>()
+    };
+    let without = render(&helm, &["translate.highPriorityClass=vgpu-high"]).expect("rendered");
+    let flags = |rendered: &[Value]| {
+        let flags = arguments(rendered, "Deployment").into_iter();
+        flags
+            .filter(|flag| flag.starts_with("--translate-") || flag.starts_with("--lease-"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((policies(&without), flags(&without)), (vec![], vec![]));
+    let values = ["translate.dialects={hami,kai}", "translate.highPriorityClass=vgpu-high"];
+    let rendered = render(&helm, &values).expect("rendered");
+    assert!(rights(&rendered, "ClusterRole", "x-controller").starts_with(&READS.map(str::to_owned)));
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-controller-translated"),
+        [
+            "resource.k8s.io/resourceclaimtemplates: list watch create delete",
+            "/namespaces: list watch",
+            "/pods: get patch",
+            "resource.k8s.io/resourceclaims: get",
+        ]
+    );
+    let lease = "coordination.k8s.io/leases: get update named x-controller".to_owned();
+    assert!(rights(&rendered, "Role", "x-controller").contains(&lease));
+    assert_eq!(policies(&rendered), ["x-given-back", "x-translated-templates"]);
+    for flag in [
+        "--translate-dialects=hami,kai",
+        "--translate-high-priority-class=vgpu-high",
+        "--lease-name=x-controller",
+    ] {
+        assert!(flags(&rendered).iter().any(|has| has == flag), "{flag}");
+    }
+    let deployment = rendered
+        .iter()
+        .find(|object| object["kind"] == "Deployment")
+        .expect("it");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    // A release of before has no such value.
+    render(&helm, &["translate=null"]).expect("rendered");
+    render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
+}
+
+#[test]
+fn nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so() {
+    let Some(helm) = helm("nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so") else {
+        return;
+    };
+    for (value, expected) in [("void", "void"), ("dialect", "dialect"), ("null", "void")] {
+        let rendered = render(&helm, &[&format!("plugin.visibleDevices={value}")]).expect("rendered");
+        let flag = format!("--visible-devices={expected}");
+        assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
+    }
+    render(&helm, &["plugin.visibleDevices=all"]).expect_err("refused");
 }
 
 /// What the one container of this kind of object is started with.

@@ -5,8 +5,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,13 +19,24 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
 // Every policy is applied to each object of a resource that it matches.
 type admissionQuestion struct {
 	Policies []admissionv1.ValidatingAdmissionPolicy `json:"policies"`
-	Objects  []runtime.RawExtension                  `json:"objects"`
+	// Each is created, by somebody.
+	Objects []runtime.RawExtension `json:"objects,omitempty"`
+	// In place of objects: requests with their users.
+	Requests []admissionRequest `json:"requests,omitempty"`
+}
+
+// Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
+type admissionRequest struct {
+	User   string               `json:"user"`
+	Old    runtime.RawExtension `json:"old,omitempty"`
+	Object runtime.RawExtension `json:"object,omitempty"`
 }
 
 type admissionVerdicts struct {
@@ -48,28 +61,62 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 		}
 		validators[i] = validator
 	}
-	said := admissionVerdicts{Verdicts: make([]admissionVerdict, len(q.Objects))}
+	requests := q.Requests
 	for i := range q.Objects {
-		object, resource, err := typed(q.Objects[i].Raw)
+		requests = append(requests, admissionRequest{Object: q.Objects[i]})
+	}
+	said := admissionVerdicts{Verdicts: make([]admissionVerdict, len(requests))}
+	for i := range requests {
+		attributes, err := requests[i].attributes()
 		if err != nil {
 			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
 		}
 		for p := range q.Policies {
-			if matches(&q.Policies[p], resource) {
-				said.Verdicts[i].apply(validators[p], object, resource)
+			if matches(&q.Policies[p], attributes.GetResource(), attributes.GetOperation()) {
+				said.Verdicts[i].apply(validators[p], attributes)
 			}
 		}
 	}
 	return said
 }
 
-func (v *admissionVerdict) apply(validator validating.Validator, object runtime.Object, resource schema.GroupVersionResource) {
-	v.Policies++
-	kind := object.GetObjectKind().GroupVersionKind()
+func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) {
+	var object, old runtime.Object
+	var resource schema.GroupVersionResource
+	var err error
+	if r.Object.Raw != nil {
+		if object, resource, err = typed(r.Object.Raw); err != nil {
+			return nil, err
+		}
+	}
+	if r.Old.Raw != nil {
+		if old, resource, err = typed(r.Old.Raw); err != nil {
+			return nil, err
+		}
+	}
+	operation, options, any := admission.Update, runtime.Object(&metav1.UpdateOptions{}), object
+	switch {
+	case old == nil:
+		operation, options = admission.Create, &metav1.CreateOptions{}
+	case object == nil:
+		operation, options, any = admission.Delete, &metav1.DeleteOptions{}, old
+	}
+	kind := any.GetObjectKind().GroupVersionKind()
 	attributes := admission.NewAttributesRecord(
-		object, nil, kind, "default", "x", resource, "", admission.Create, &metav1.CreateOptions{}, false, nil)
-	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: admission.NewLazyObject(object)}
-	result := validator.Validate(context.Background(), resource, versioned, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+		object, old, kind, "default", "x", resource, "", operation, options, false, &user.DefaultInfo{Name: r.User})
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind}
+	if object != nil {
+		versioned.VersionedObject = admission.NewLazyObject(object)
+	}
+	if old != nil {
+		versioned.VersionedOldObject = admission.NewLazyObject(old)
+	}
+	return versioned, nil
+}
+
+func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes) {
+	v.Policies++
+	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, nil, nil, celconfig.RuntimeCELCostBudget, nil)
 	for _, decision := range result.Decisions {
 		switch {
 		case decision.Evaluation == validating.EvalError:
@@ -80,12 +127,10 @@ func (v *admissionVerdict) apply(validator validating.Validator, object runtime.
 	}
 }
 
-func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource) bool {
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource, operation admission.Operation) bool {
 	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
-		for _, name := range rule.Resources {
-			if name == resource.Resource {
-				return true
-			}
+		if slices.Contains(rule.Resources, resource.Resource) && slices.Contains(rule.Operations, admissionv1.OperationType(operation)) {
+			return true
 		}
 	}
 	return false
@@ -101,6 +146,10 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 	var object runtime.Object
 	var resource string
 	switch head.Kind {
+	case "Pod":
+		pod := &corev1.Pod{}
+		err := json.Unmarshal(text, pod)
+		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
 	case "ResourceClaim":
 		object, resource = &resourceapi.ResourceClaim{}, "resourceclaims"
 	case "ResourceClaimTemplate":

@@ -16,7 +16,7 @@ use crate::toolchain::Versions;
 use crate::{install, layout, patience, preflight, progress};
 use steps::Demo;
 
-const STEPS: u32 = 12;
+const STEPS: u32 = 13;
 
 /// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed.
 pub fn run(name: &str, keep: bool) -> Result<()> {
@@ -107,7 +107,7 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
 
 fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Result<()> {
     progress.step("this project, installed by Helm");
-    let gpus = install::install(cluster, prepared, &[])?;
+    let gpus = install::install(cluster, prepared, &install::TRANSLATES)?;
     let published: Vec<String> = gpus
         .iter()
         .map(|gpu| format!("{}: {}, {} MiB to share", gpu.device, gpu.product, gpu.memory >> 20))
@@ -136,5 +136,7 @@ fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Resu
     let mut gone = vec![demo.release(&waiting, progress)?];
     progress.step("deploy/examples/gpu-time: shares of a GPU's time");
     gone.extend(demo.time(&prepared.gpu, progress)?);
+    progress.step("pods written for HAMi, Koordinator and Volcano, applied as they are");
+    demo.dialects(progress)?;
     demo.clean(gone, progress, Duration::from_secs(60))
 }

@@ -17,6 +17,12 @@ pub const NAME: &str = "dra-driver-vgpu";
 const DRIVER: &str = "dra.vgpu";
 const GI: u64 = 1 << 30;
 
+/// Chart values with which every dialect is translated, in namespaces with the label.
+pub const TRANSLATES: [&str; 2] = [
+    "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
+    "translate.schedulers={hami-scheduler,koord-scheduler,volcano,kai-scheduler}",
+];
+
 /// The chart of the clone.
 #[must_use]
 pub fn chart() -> PathBuf {

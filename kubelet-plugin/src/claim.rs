@@ -10,14 +10,14 @@
 //! 80Gi, and negative amounts. Results and configs of other drivers are skipped.
 
 use crate::inventory::{Device, Gpu, Inventory};
-use crate::share::{Role, Share};
+use crate::share::{Report, Role, Share};
 use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceAllocationConfiguration, DeviceRequestAllocationResult as Allocated, ResourceClaim,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_abi::limits;
-use vgpu_api::config::{self, ComputePolicy, ConfigError, Effective, Entry, Grant, MemoryPolicy, Priority};
+use vgpu_api::config::{self, ComputePolicy, ConfigError, Effective, Entry, Grant, MemoryPolicy, Priority, Sharing};
 use vgpu_api::request::{self, RequestError};
 use vgpu_api::{DRIVER_NAME, capacity};
 use vgpu_quantity::{WholeError, format_bytes, whole};
@@ -269,6 +269,11 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
             MemoryPolicy::Hard => 0,
             MemoryPolicy::Oversubscribe { host_memory } => host_memory,
         },
+        report: config.report_as.map(|dialect| Report {
+            dialect,
+            whole: config.sharing == Sharing::Exclusive,
+            priority: config.priority_said,
+        }),
     })
 }
 
@@ -292,6 +297,7 @@ fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error
         compute_policy: limits::ComputePolicy::Balanced,
         priority: limits::Priority::Low,
         host_memory: 0,
+        report: None,
     })
 }
 

@@ -255,3 +255,27 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn the_variables_of_a_dialect_are_those_of_the_config() {
+    let report = |class: Value, claim: Value| {
+        let configs = vec![config("FromClass", &[], class), config("FromClaim", &[], claim)];
+        let mut result = result("gpu-3f8a1c20", "s1");
+        result["consumedCapacity"]["memory"] = "80Gi".into();
+        one(result, configs).expect("a share").report
+    };
+    assert_eq!(report(json!({}), json!({})), None);
+    let plain = Report {
+        dialect: config::Dialect::Hami,
+        whole: false,
+        priority: None,
+    };
+    assert_eq!(report(json!({}), json!({"reportAs": "hami"})), Some(plain));
+    let all = Report {
+        dialect: config::Dialect::Kai,
+        whole: true,
+        priority: Some(Priority::High),
+    };
+    let class = json!({"reportAs": "hami", "sharing": "Exclusive", "priority": "High"});
+    assert_eq!(report(class, json!({"reportAs": "kai"})), Some(all));
+}

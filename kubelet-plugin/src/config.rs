@@ -5,7 +5,7 @@
 
 use crate::instance::Folders;
 use crate::publish::taints::Allocator;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use vgpu_api::DRIVER_NAME;
@@ -57,9 +57,23 @@ pub struct Flags {
     /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
+    /// What `NVIDIA_VISIBLE_DEVICES` says in containers: nothing, or what the dialect of their claim says
+    #[arg(long, value_enum, default_value_t)]
+    pub visible_devices: VisibleDevices,
     /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
+}
+
+/// What `NVIDIA_VISIBLE_DEVICES` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum VisibleDevices {
+    /// `void`: NVIDIA's runtime then mounts nothing.
+    #[default]
+    Void,
+    /// The GPUs, if the claim has `reportAs`. Where NVIDIA's runtime starts containers it may then mount the driver
+    /// itself beside the library, and its limits do not hold.
+    Dialect,
 }
 
 /// The validated flags.
@@ -92,6 +106,7 @@ pub struct Config {
     /// The file with what contexts take.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
+    pub visible_devices: bool,
 }
 
 /// Why a flag is refused, in one line.
@@ -198,6 +213,7 @@ impl Flags {
             http_address,
             context_reserve,
             ledger_tmpfs: self.ledger_tmpfs,
+            visible_devices: self.visible_devices == VisibleDevices::Dialect,
         })
     }
 }
@@ -261,7 +277,7 @@ mod tests {
         );
         assert_eq!(config.driver_root_host, Path::new("/"));
         assert_eq!(config.pool(), "n1/vgpu");
-        assert!(config.ledger_tmpfs);
+        assert!(config.ledger_tmpfs && !config.visible_devices);
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
 use crate::driver::Driver;
-use crate::share::{Role, Share};
+use crate::share::{Report, Role, Share};
+use std::collections::BTreeMap;
 use std::path::Path;
 use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
@@ -20,10 +21,15 @@ use vgpu_abi::paths::{
     TMPFS_SOURCE,
 };
 use vgpu_api::DRIVER_NAME;
+use vgpu_api::config::Dialect;
 use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
+use vgpu_dialects::{Environment, GpuShare};
 
 const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
 const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
+/// Where manifests for gpu-manager run it.
+const GPU_MANAGER_NVIDIA_SMI: &str = "/usr/local/nvidia/bin/nvidia-smi";
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The mode that NVIDIA's udev rules and tools set.
 const NODE_MODE: u32 = 0o666;
 /// Seconds. The hook may read a file of a pod's volume, whose server may have stopped.
@@ -48,6 +54,8 @@ pub struct Inputs<'a> {
     /// Folder of the library release to which the claim is bound.
     pub library: &'a Path,
     pub driver: &'a Driver,
+    /// Name the GPUs in `NVIDIA_VISIBLE_DEVICES`, where the claim's dialect does (`--visible-devices=dialect`).
+    pub visible_devices: bool,
 }
 
 /// A share with its slot and device node.
@@ -57,6 +65,8 @@ pub struct Placed<'a> {
     pub slot: Option<u8>,
     /// `/dev/nvidiaN`; `None` for a software GPU.
     pub gpu_node: Option<String>,
+    /// The share in the variables of a dialect; `None` if its config names none.
+    pub reported: Option<GpuShare>,
 }
 
 /// The kind of all our CDI devices.
@@ -104,8 +114,7 @@ pub fn spec(inputs: &Inputs<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
 fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     let driver = inputs.driver;
     let mut edits = ContainerEdits {
-        // Stops NVIDIA's own runtime hook from injecting a second driver.
-        env: vec!["NVIDIA_VISIBLE_DEVICES=void".into()],
+        env: environment(inputs, shares),
         device_nodes: driver.common_nodes.iter().map(|path| device_node(path)).collect(),
         ..ContainerEdits::default()
     };
@@ -141,6 +150,9 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     }
     if let Some(file) = &driver.nvidia_smi {
         edits.mounts.push(mount(file, CONTAINER_NVIDIA_SMI, Access::Execute));
+        if report(shares).is_some_and(|report| report.dialect == Dialect::GpuManager) {
+            edits.mounts.push(mount(file, GPU_MANAGER_NVIDIA_SMI, Access::Execute));
+        }
     }
     if limited {
         let shim = inputs.library.join(SHIM_FILE);
@@ -157,6 +169,31 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.hooks.push(hook);
     }
     edits
+}
+
+/// The variables of all containers: `void` stops NVIDIA's own runtime from injecting a second driver, and the others
+/// are those of the dialect in which the claim was asked for.
+fn environment(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> Vec<String> {
+    let mut variables = BTreeMap::from([(VISIBLE_DEVICES.to_owned(), "void".to_owned())]);
+    if let Some(report) = report(shares) {
+        let of_it = shares.iter().filter(|placed| placed.share.report == Some(report));
+        let gpus: Vec<GpuShare> = of_it.filter_map(|placed| placed.reported.clone()).collect();
+        variables.extend(vgpu_dialects::environment(&Environment {
+            dialect: report.dialect,
+            shares: &gpus,
+            priority: report.priority,
+            visible_devices: inputs.visible_devices,
+        }));
+    }
+    variables
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect()
+}
+
+/// A claim's shares may differ in their configs: the first that names a dialect decides for its containers.
+fn report(shares: &[Placed<'_>]) -> Option<Report> {
+    shares.iter().find_map(|placed| placed.share.report)
 }
 
 fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
@@ -301,6 +338,7 @@ mod tests {
             gpus_dir: Path::new("/run/vgpu/gpus"),
             library: Path::new("/var/lib/vgpu/abc"),
             driver,
+            visible_devices: false,
         };
         let spec = spec(&inputs, UID, shares);
         spec.validate().expect("a valid spec");
@@ -322,6 +360,7 @@ mod tests {
             share: &share,
             slot: Some(3),
             gpu_node: None,
+            reported: None,
         };
         let spec = build(&soft(), &[placed]);
         let common = &spec.container_edits;
@@ -396,6 +435,7 @@ mod tests {
             share: &share,
             slot: None,
             gpu_node: None,
+            reported: None,
         };
         let spec = build(&soft(), &[placed]);
         let mounts = &spec.container_edits.mounts;
@@ -419,6 +459,7 @@ mod tests {
             share: &share,
             slot: Some(0),
             gpu_node: Some("/dev/nvidia3".into()),
+            reported: None,
         };
         let spec = build(&real(), &[placed]);
         let nodes = |edits: &ContainerEdits| {
@@ -461,6 +502,7 @@ mod tests {
             share,
             slot: None,
             gpu_node: None,
+            reported: None,
         };
         let spec = build(&soft(), &[placed(&monitor), placed(&other)]);
         assert_eq!(spec.devices.len(), 1);
@@ -470,6 +512,86 @@ mod tests {
         assert!(common.iter().all(|(target, _)| !target.contains("vgpu")), "{common:?}");
     }
 
+    /// Two shares of a claim in this dialect, on the GPUs 0 and 1 of the node.
+    fn reported(dialect: Dialect, whole: bool, visible_devices: bool) -> ContainerEdits {
+        let report = Report {
+            dialect,
+            whole,
+            priority: Some(vgpu_api::config::Priority::Low),
+        };
+        let shares = [0, 1].map(|index| {
+            let gpu = crate::inventory::tests::gpu(index);
+            let share = Share {
+                gpu: gpu.uuid.clone(),
+                report: Some(report),
+                ..share(&format!("s{index}"))
+            };
+            (gpu, share)
+        });
+        let placed = shares.each_ref().map(|(gpu, share)| Placed {
+            share,
+            slot: Some(0),
+            gpu_node: None,
+            reported: share.reported(gpu),
+        });
+        let (claim_dir, driver) = (Path::new("/run/vgpu/claims").join(UID), real());
+        let inputs = Inputs {
+            claim_dir: &claim_dir,
+            gpus_dir: Path::new("/run/vgpu/gpus"),
+            library: Path::new("/var/lib/vgpu/abc"),
+            driver: &driver,
+            visible_devices,
+        };
+        let spec = spec(&inputs, UID, &placed);
+        spec.validate().expect("a valid spec");
+        spec.container_edits
+    }
+
+    #[test]
+    fn containers_get_the_variables_of_their_dialect_and_no_gpu_by_nvidias() {
+        assert_eq!(
+            reported(Dialect::Hami, false, false).env,
+            [
+                "CUDA_DEVICE_MEMORY_LIMIT_0=20480m",
+                "CUDA_DEVICE_MEMORY_LIMIT_1=20480m",
+                "CUDA_DEVICE_SM_LIMIT=25",
+                "CUDA_TASK_PRIORITY=1",
+                "NVIDIA_VISIBLE_DEVICES=void",
+            ]
+        );
+        assert_eq!(
+            reported(Dialect::Volcano, true, false).env,
+            ["NVIDIA_VISIBLE_DEVICES=void", "VOLCANO_GPU_ALLOCATED=2"]
+        );
+        for dialect in Dialect::ALL {
+            let visible = |visible_devices| {
+                let mut env = reported(dialect, false, visible_devices).env;
+                env.retain(|variable| variable.starts_with("NVIDIA_VISIBLE_DEVICES="));
+                env
+            };
+            assert_eq!(visible(false), ["NVIDIA_VISIBLE_DEVICES=void"], "{dialect:?}");
+            let [uuids, indices] = [
+                "NVIDIA_VISIBLE_DEVICES=GPU-3f8a1c20-1111-2222-3333-444455556666",
+                "NVIDIA_VISIBLE_DEVICES=0,1",
+            ];
+            match dialect {
+                Dialect::Hami | Dialect::VolcanoVgpu => {
+                    assert!(visible(true)[0].starts_with(uuids), "{:?}", visible(true))
+                }
+                _ => assert_eq!(visible(true), [indices], "{dialect:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn nvidia_smi_is_where_manifests_for_gpu_manager_run_it() {
+        for dialect in Dialect::ALL {
+            let edits = reported(dialect, false, false);
+            let is_there = targets(&edits).contains(&("/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-smi"));
+            assert_eq!(is_there, dialect == Dialect::GpuManager, "{dialect:?}");
+        }
+    }
+
     #[test]
     fn names_differ_by_share_and_the_version_is_low() {
         let (first, second) = (share("s1"), share("s2"));
@@ -477,6 +599,7 @@ mod tests {
             share,
             slot: Some(slot),
             gpu_node: None,
+            reported: None,
         };
         let spec = build(&soft(), &[placed(&first, 0), placed(&second, 1)]);
         assert_ne!(spec.devices[0].name, spec.devices[1].name);

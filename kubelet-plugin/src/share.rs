@@ -1,11 +1,14 @@
 //! A share: one allocation result of our driver, as the plugin stores it.
 
+use crate::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
+use vgpu_api::config::{self, Dialect};
+use vgpu_dialects::GpuShare;
 
 /// Identifies a ResourceClaim as kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +63,21 @@ pub struct Share {
     #[serde(with = "priority")]
     pub priority: Priority,
     pub host_memory: u64,
+    /// Whose variables its containers get; `None` for those of no earlier system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+}
+
+/// What a share's config says about the variables of its containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// `reportAs`.
+    pub dialect: Dialect,
+    /// The GPU is shared with nobody: its variables name all of it.
+    pub whole: bool,
+    /// As a config says it. A default is not reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<config::Priority>,
 }
 
 // === impl ClaimId ===
@@ -98,6 +116,21 @@ impl Share {
         amount(self) == amount(other) && (!known || place(self) == place(other))
     }
 
+    /// The share as its variables name it, if its config says whose.
+    #[must_use]
+    pub fn reported(&self, gpu: &Gpu) -> Option<GpuShare> {
+        let report = self.report?;
+        Some(GpuShare {
+            uuid: self.gpu.clone(),
+            index: gpu.index,
+            memory: self.memory,
+            device_memory: gpu.memory,
+            // A whole GPU reserves no cores: it has all of them.
+            cores: if report.whole { 100 } else { self.cores },
+            whole: report.whole,
+        })
+    }
+
     /// The limits file of this share. `order` is its index in the claim, `slot` its page for arbitration.
     #[must_use]
     pub fn limits(&self, order: usize, slot: Option<u8>, context_reserve: Option<u64>) -> Limits {
@@ -134,6 +167,7 @@ impl Share {
             compute_policy: limits.compute_policy,
             priority: limits.priority,
             host_memory: limits.host_memory,
+            report: None,
         }
     }
 }
@@ -178,6 +212,7 @@ pub(crate) mod tests {
             compute_policy: ComputePolicy::Balanced,
             priority: Priority::Low,
             host_memory: 0,
+            report: None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::common::{NAMESPACE, make_namespace, median, on_cluster};
+use crate::common::{NAMESPACE, machine, make_namespace, median, on_cluster};
 use vgpu_e2e::cluster::{Cluster, Node};
 use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
@@ -31,33 +31,56 @@ pub(crate) fn run(name: &str, prepared: &Prepared, prepare: &Path) -> Result<()>
     })
 }
 
+/// `webhook` is the program bench-webhook.
+pub(crate) fn translate(name: &str, prepared: &Prepared, webhook: &Path) -> Result<()> {
+    println!("machine: {}", machine());
+    on_cluster(name, prepared, |cluster| {
+        install::install(cluster, prepared, &install::TRANSLATES)?;
+        let kube = Kube::new(cluster, NAMESPACE);
+        make_namespace(&kube)?;
+        kube.run(&["label", "namespace", NAMESPACE, "dra.vgpu/translate=true"])?;
+        kube.apply(TEMPLATE)?;
+        pods(
+            &kube,
+            [("pod with a claim", Asks::Claim), ("translated pod", Asks::Hami)],
+        )?;
+        inside(cluster, webhook, &["--namespace", NAMESPACE])
+    })
+}
+
+/// Runs a program in the cluster's namespaces.
+fn inside(cluster: &Cluster, program: &Path, arguments: &[&str]) -> Result<()> {
+    let program = program.to_str().context("the path of a program is not UTF-8")?;
+    let mut command = vec![program];
+    command.extend(arguments);
+    let status = cluster.node(Node::FIRST).inside(&command).status();
+    let status = status.context("cannot run nsenter")?;
+    anyhow::ensure!(status.success(), "{program}: {status}");
+    Ok(())
+}
+
+/// How a pod asks for its GPU.
+#[derive(Clone, Copy)]
+enum Asks {
+    Nothing,
+    Claim,
+    Hami,
+}
+
 fn figures(cluster: &Cluster, prepared: &Prepared, prepare: &Path) -> Result<()> {
     install::install(cluster, prepared, &[])?;
     let kube = Kube::new(cluster, NAMESPACE);
     make_namespace(&kube)?;
     kube.apply(TEMPLATE)?;
-    pods(&kube)?;
-    let program = prepare.to_str().context("the path of prepare is not UTF-8")?;
-    let status = cluster
-        .node(Node::FIRST)
-        .inside(&[
-            program,
-            "--node",
-            &Node::FIRST.name(),
-            "--namespace",
-            NAMESPACE,
-            "--rounds",
-            ROUNDS,
-        ])
-        .status()
-        .context("cannot run nsenter")?;
-    anyhow::ensure!(status.success(), "{program}: {status}");
-    Ok(())
+    pods(&kube, [("plain pod", Asks::Nothing), ("pod with a claim", Asks::Claim)])?;
+    let node = Node::FIRST.name();
+    let arguments = ["--node", &node, "--namespace", NAMESPACE, "--rounds", ROUNDS];
+    inside(cluster, prepare, &arguments)
 }
 
-/// With a claim and without, in turns, so that a machine that changes its pace meets both alike. One
+/// Two kinds of pods in turns, so that a machine that changes its pace meets both alike. One
 /// watch sees all of them: a kubectl that starts beside a pod would take the CPU that the pod needs.
-fn pods(kube: &Kube<'_>) -> Result<()> {
+fn pods(kube: &Kube<'_>, kinds: [(&str, Asks); 2]) -> Result<()> {
     let mut watch = kube
         .command(["get", "pods", "--watch", "--no-headers", "--output", COLUMNS])?
         .stdin(Stdio::null())
@@ -65,23 +88,25 @@ fn pods(kube: &Kube<'_>) -> Result<()> {
         .spawn()
         .context("cannot run kubectl")?;
     let running = seen(watch.stdout.take().context("kubectl has no stdout")?);
-    let measured = in_turns(kube, &running);
+    let measured = in_turns(kube, &running, kinds.map(|(_, asks)| asks));
     // It watches until it is told to end.
     let _ = watch.kill();
     watch.wait().context("kubectl get --watch")?;
-    let (plain, claimed) = measured?;
-    println!("kubectl create to running, median of {PODS}: plain pod {plain:.0} ms, pod with a claim {claimed:.0} ms");
-    println!("difference {:+.0} ms, ratio {:.2}", claimed - plain, claimed / plain);
+    let [first, second] = measured?;
+    let [(one, _), (other, _)] = kinds;
+    println!("kubectl create to running, median of {PODS}: {one} {first:.0} ms, {other} {second:.0} ms");
+    println!("difference {:+.0} ms, ratio {:.2}", second - first, second / first);
     Ok(())
 }
 
-fn in_turns(kube: &Kube<'_>, running: &Receiver<(String, Instant)>) -> Result<(f64, f64)> {
-    let (mut plain, mut claimed) = (Vec::new(), Vec::new());
+fn in_turns(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, kinds: [Asks; 2]) -> Result<[f64; 2]> {
+    let mut times = [Vec::new(), Vec::new()];
     for round in 0..PODS {
-        plain.push(start(kube, running, &format!("plain-{round}"), false)?);
-        claimed.push(start(kube, running, &format!("claim-{round}"), true)?);
+        for (kind, (asks, times)) in kinds.into_iter().zip(&mut times).enumerate() {
+            times.push(start(kube, running, &format!("pod-{kind}-{round}"), asks)?);
+        }
     }
-    Ok((median(plain), median(claimed)))
+    Ok(times.map(median))
 }
 
 /// Names of pods whose container runs, and when the watch said so.
@@ -101,8 +126,8 @@ fn seen(output: impl std::io::Read + Send + 'static) -> Receiver<(String, Instan
 }
 
 /// Milliseconds from `kubectl create` until the watch shows the container running; the pod is gone afterwards.
-fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, claim: bool) -> Result<f64> {
-    let manifest = manifest(name, claim);
+fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, asks: Asks) -> Result<f64> {
+    let manifest = manifest(name, asks);
     let limit = patience::stretched(LIMIT);
     let start = Instant::now();
     let said = kube.try_run_with_input(&["create", "-f", "-"], &manifest)?;
@@ -125,13 +150,21 @@ fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, cla
     Ok(at.duration_since(start).as_secs_f64() * 1000.0)
 }
 
-fn manifest(name: &str, claim: bool) -> String {
+fn manifest(name: &str, asks: Asks) -> String {
     let mut pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
         "dnsPolicy": "Default", "terminationGracePeriodSeconds": 0, "containers": [{
             "name": "main", "image": "dra-driver-vgpu/client:dev", "command": ["sleep", "600"]}]}});
-    if claim {
-        pod["spec"]["resourceClaims"] = serde_json::json!([{"name": "gpu", "resourceClaimTemplateName": "bench"}]);
-        pod["spec"]["containers"][0]["resources"] = serde_json::json!({"claims": [{"name": "gpu"}]});
+    let resources = &mut pod["spec"]["containers"][0]["resources"];
+    match asks {
+        Asks::Nothing => {}
+        Asks::Claim => {
+            *resources = serde_json::json!({"claims": [{"name": "gpu"}]});
+            pod["spec"]["resourceClaims"] = serde_json::json!([{"name": "gpu", "resourceClaimTemplateName": "bench"}]);
+        }
+        Asks::Hami => {
+            let limits = serde_json::json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024, "nvidia.com/gpucores": 5});
+            *resources = serde_json::json!({ "limits": limits });
+        }
     }
     pod.to_string()
 }

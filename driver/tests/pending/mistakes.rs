@@ -253,3 +253,40 @@ fn nothing_published_an_incomplete_pool_and_an_old_generation_are_told_apart() {
     world.claim("train", fraction(), Value::Null);
     assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
+
+/// Of a translated pod, whose author wrote the amount for a system that refuses it. A larger GPU may still come.
+#[test]
+fn a_translated_pod_that_wants_more_than_any_gpu_has_is_refused() {
+    let devices = |report: Value, memory: &str| {
+        let mut devices = exactly("vgpu", json!({"memory": memory}));
+        let mut parameters = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuConfig"});
+        parameters
+            .as_object_mut()
+            .unwrap()
+            .extend(report.as_object().unwrap().clone());
+        devices["config"] = json!([{"opaque": {"driver": "dra.vgpu", "parameters": parameters}}]);
+        devices
+    };
+    let why = |devices: Value| {
+        let mut world = World::new();
+        world.claim("train", devices, Value::Null);
+        world.why(&["train"]).unwrap()
+    };
+    let refused = why(devices(json!({"reportAs": "hami"}), "100Gi"));
+    assert_eq!(refused.kind, MessageKind::Refused, "{}", refused.text);
+    assert_eq!(refused.kind.reason(), "VgpuClaimRefused");
+    assert!(
+        refused.text.contains(
+            "request gpu: spec.devices.requests[0].exactly.capacity.requests[memory]: 100Gi is more than any GPU of the \
+             cluster has, which is 80Gi; "
+        ),
+        "{}",
+        refused.text
+    );
+    for waits in [
+        devices(json!({}), "100Gi"),
+        devices(json!({"reportAs": "hami"}), "80Gi"),
+    ] {
+        assert_ne!(why(waits).kind, MessageKind::Refused);
+    }
+}

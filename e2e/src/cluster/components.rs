@@ -139,6 +139,8 @@ fn apiserver(config: &Config, state: &State) -> Result<Component> {
         "--allow-privileged=true".to_owned(),
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
+        // There is no kube-proxy: a webhook's Service is resolved to the addresses of its pods.
+        "--enable-aggregator-routing=true".to_owned(),
         format!("--client-ca-file={}", pki("ca.crt")),
         format!("--tls-cert-file={}", pki("apiserver.crt")),
         format!("--tls-private-key-file={}", pki("apiserver.key")),

@@ -284,6 +284,42 @@ impl Demo<'_> {
         Ok(gone)
     }
 
+    /// Applies a pod of each of three other systems, unchanged, and checks that it sees what it asked for.
+    pub(super) fn dialects(&self, progress: &Progress) -> Result<()> {
+        const MIB: u64 = 1 << 20;
+        let half = self.gpus.iter().map(|gpu| gpu.memory / 2 / MIB * MIB);
+        let pods = [
+            ("hami", "hami-part", vec![3000 * MIB]),
+            ("koordinator", "koordinator-shared", half.collect()),
+            ("volcano", "volcano-vgpu", vec![3000 * MIB]),
+        ];
+        self.kube
+            .run(&["label", "namespace", NAMESPACE, "dra.vgpu/translate=true"])?;
+        for (file, pod, _) in &pods {
+            let path = install::example("dialects").join(format!("{file}.yaml"));
+            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let name = format!("name: {pod}\n");
+            let document = text.split("---\n").find(|document| document.contains(&name));
+            let document = document.with_context(|| format!("{} has no pod {pod}", path.display()))?;
+            self.kube.apply(document)?;
+        }
+        let mut seen = Vec::new();
+        for (_, pod, expected) in &pods {
+            self.kube.wait_running(pod, LIMIT)?;
+            let said = self.kube.exec(pod, &["vgpu-client", "check"])?;
+            let line: Value = serde_json::from_str(&said).with_context(|| format!("{pod} said {said:?}"))?;
+            let total = line["total"].as_u64().unwrap_or(0);
+            if !expected.contains(&total) {
+                bail!("{pod} sees {total} bytes in total instead of {expected:?}");
+            }
+            seen.push(format!("{pod} {} MiB", total >> 20));
+            progress.detail(&format!("{pod}: {}", said.trim()));
+        }
+        progress.note(&format!("each meets its limit to the granule: {}", seen.join(", ")));
+        progress.why("a cluster can move here by a chart value, and no manifest changes");
+        Ok(())
+    }
+
     /// The GPU time of all shares by the plugin's metrics, in seconds.
     fn charged(&self) -> Result<f64> {
         let project = Kube::new(self.cluster, install::NAME);

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
+use crate::dialects;
 use crate::manifests::{HOLD, pod};
 use crate::shared::{self, LIMIT, Test};
 
@@ -203,7 +204,11 @@ fn every_example() -> Result<()> {
         }
         std::fs::read_to_string(entry.path().join("README.md")).with_context(|| format!("{name} has no README.md"))?;
         let test = format!("example_{}_", name.replace('-', "_"));
-        if !TESTS.iter().any(|(known, _)| known.starts_with(&test)) {
+        if !TESTS
+            .iter()
+            .chain(dialects::TESTS)
+            .any(|(known, _)| known.starts_with(&test))
+        {
             bail!("no test runs the example {name}");
         }
     }

@@ -5,6 +5,7 @@
 //! example.rs    the documented examples
 //! attacks.rs    what tenants try on their limits: held, lifted, or told why not
 //! bad_input.rs  users' mistakes, and where they read about them
+//! dialects.rs   manifests of other systems, unchanged
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
 //! controller.rs controller mode: one pod's way, refusals, the leader killed
 //! storm.rs      controller mode with many pods, and controllers that are killed
@@ -12,6 +13,7 @@
 //! elsewhere.rs  controller mode and other constraints of pods: CPU, labels, taints, other drivers
 //! mistakes.rs   users' mistakes in controller mode, and that other pods are not affected
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
+//! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
@@ -23,6 +25,7 @@ mod attacks;
 mod bad_input;
 mod checker;
 mod controller;
+mod dialects;
 mod elsewhere;
 mod example;
 mod explain;
@@ -36,6 +39,7 @@ mod processes;
 mod restarts;
 mod shared;
 mod storm;
+mod translate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -110,6 +114,7 @@ fn tests() -> Vec<Named> {
     let modules = [
         ("machine", machine::TESTS),
         ("example", example::TESTS),
+        ("dialects", dialects::TESTS),
         ("bad_input", bad_input::TESTS),
         ("attacks", attacks::TESTS),
         ("explain", explain::TESTS),
@@ -120,6 +125,7 @@ fn tests() -> Vec<Named> {
         ("elsewhere", elsewhere::TESTS),
         ("mistakes", mistakes::TESTS),
         ("modes", modes::TESTS),
+        ("translate", translate::TESTS),
         ("nodes", nodes::TESTS),
     ];
     let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {

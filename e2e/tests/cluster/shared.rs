@@ -1,4 +1,4 @@
-//! The clusters that tests share, one for each allocator, and a namespace for each test.
+//! The clusters that tests share, one for each allocator and one with the webhook, and a namespace for each test.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -21,6 +21,7 @@ static PREPARED: OnceLock<Prepared> = OnceLock::new();
 type Slot = Mutex<Option<Result<&'static Installed, String>>>;
 static CLUSTER: Slot = Mutex::new(None);
 static CONTROLLER: Slot = Mutex::new(None);
+static TRANSLATING: Slot = Mutex::new(None);
 
 /// A cluster with this project on it.
 pub(crate) struct Installed {
@@ -44,13 +45,18 @@ pub(crate) fn name(of: &str) -> String {
 
 /// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    in_slot(&CLUSTER, "shared", &[])
+    in_slot(&CLUSTER, "shared", &install::TRANSLATES)
 }
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
     let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
-    in_slot(&CONTROLLER, "controlled", &values)
+    in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
+}
+
+/// The cluster whose webhook translates pods of HAMi and KAI.
+pub(crate) fn translating() -> Result<&'static Installed> {
+    in_slot(&TRANSLATING, "translating", &["translate.dialects={hami,kai}"])
 }
 
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.
@@ -69,7 +75,7 @@ fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed>
 /// Takes the shared clusters down.
 pub(crate) fn end() -> Result<()> {
     let down = |of: &str| vgpu_e2e::cluster::down(&name(of)).map(drop);
-    after(down("shared"), down("controlled"))
+    after(down("shared"), after(down("controlled"), down("translating")))
 }
 
 /// Runs a test in a namespace of its own on the cluster of kube-scheduler.

@@ -419,6 +419,7 @@ impl Node {
                 share: &held.share,
                 slot: held.slot,
                 gpu_node: self.root.gpu_node(gpu.minor)?,
+                reported: held.share.reported(gpu),
             });
         }
         let claim_dir = self.dirs.claim_path(uid);
@@ -429,6 +430,7 @@ impl Node {
             gpus_dir: &self.config.gpus_dir,
             library: &library,
             driver,
+            visible_devices: self.config.visible_devices,
         };
         let spec = edits::spec(&inputs, uid, &placed);
 

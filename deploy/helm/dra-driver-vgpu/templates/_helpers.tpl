@@ -44,3 +44,24 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- define "vgpu.controllerMode" -}}
 {{- if ne .Values.allocator "scheduler" }}controller{{ end -}}
 {{- end -}}
+
+{{/* The dialects whose pods are translated, with commas; empty for none. `helm upgrade --reuse-values` brings the values
+of the old chart, which may not have `translate`. */}}
+{{- define "vgpu.dialects" -}}
+{{- (.Values.translate).dialects | default list | join "," -}}
+{{- end -}}
+
+{{/* Not empty if replicas of the controller elect a leader. */}}
+{{- define "vgpu.elects" -}}
+{{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) }}elects{{ end -}}
+{{- end -}}
+
+{{/* The Service, the Secret and the MutatingWebhookConfiguration. */}}
+{{- define "vgpu.webhook" -}}
+{{ include "vgpu.name" . }}-webhook
+{{- end -}}
+
+{{/* A list of texts in CEL. */}}
+{{- define "vgpu.celTexts" -}}
+[{{ range $at, $text := . }}{{ if $at }}, {{ end }}'{{ $text }}'{{ end }}]
+{{- end -}}

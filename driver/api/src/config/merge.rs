@@ -37,6 +37,8 @@ impl Entry {
 pub struct Effective {
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
+    /// As a config says it; `None` if none does, and the default holds.
+    pub priority_said: Option<Priority>,
     pub memory_policy: MemoryPolicy,
     pub allocation_policy: AllocationPolicy,
     pub sharing: Sharing,
@@ -91,9 +93,10 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
     )?;
     let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
     let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
-    let mut said = class.iter().chain(claim).filter_map(|entry| entry.config.report_as);
+    let said = || class.iter().chain(claim);
     Ok(Effective {
-        report_as: said.next_back(),
+        report_as: said().filter_map(|entry| entry.config.report_as).next_back(),
+        priority_said: said().filter_map(|entry| entry.config.priority).next_back(),
         compute_policy,
         priority,
         memory_policy,
@@ -170,7 +173,7 @@ mod tests {
     fn without_configs_the_defaults_hold() {
         let effective = merge(&[], &[]).unwrap();
         assert_eq!(effective.compute_policy, ComputePolicy::Balanced);
-        assert_eq!(effective.priority, Priority::Low);
+        assert_eq!((effective.priority, effective.priority_said), (Priority::Low, None));
         assert_eq!(effective.memory_policy, MemoryPolicy::Hard);
         assert_eq!(effective.allocation_policy, AllocationPolicy::Binpack);
         assert_eq!(effective.sharing, Sharing::Shared);
@@ -198,7 +201,10 @@ mod tests {
         )];
         let effective = merge(&class, &claim).unwrap();
         assert_eq!(effective.compute_policy, ComputePolicy::Unlimited);
-        assert_eq!(effective.priority, Priority::High);
+        assert_eq!(
+            (effective.priority, effective.priority_said),
+            (Priority::High, Some(Priority::High))
+        );
         assert_eq!(effective.allocation_policy, AllocationPolicy::Spread);
     }
 

@@ -1,0 +1,123 @@
+//! The GPUs that ResourceSlices of our driver publish: for templates, and to find an allocated device again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_dialects::{Gpu, Inventory};
+
+use crate::Now;
+
+/// For so long a GPU counts that is not published any more: kubelet deletes the slices of its node when it starts.
+const KEEP: Duration = Duration::from_secs(600);
+
+/// A published GPU with its number on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Published {
+    pub(crate) gpu: Gpu,
+    pub(crate) index: u32,
+}
+
+/// The GPUs by slice.
+#[derive(Debug, Clone, Default)]
+pub struct Gpus {
+    /// By slice: the pool, and its devices by name.
+    slices: BTreeMap<String, (String, BTreeMap<String, Published>)>,
+    /// GPUs that are gone, by UUID, and since when.
+    gone: BTreeMap<String, (Gpu, Now)>,
+}
+
+impl Gpus {
+    /// Returns true if there are other GPUs now.
+    pub fn set(&mut self, slice: &ResourceSlice, now: Now) -> bool {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        if slice.spec.driver != DRIVER_NAME {
+            return self.remove(&name, now);
+        }
+        let devices = slice.spec.devices.iter().flatten();
+        let devices = devices.filter_map(|device| Some((device.name.clone(), published(device)?)));
+        let new = (slice.spec.pool.name.clone(), devices.collect());
+        if self.slices.get(&name) == Some(&new) {
+            return false;
+        }
+        self.forget(&name, now);
+        self.slices.insert(name, new);
+        true
+    }
+
+    /// Returns true if it was known.
+    pub fn remove(&mut self, slice: &str, now: Now) -> bool {
+        self.forget(slice, now)
+    }
+
+    /// Removes all slices but these. Returns true if there were others.
+    pub fn retain(&mut self, listed: &[String], now: Now) -> bool {
+        let gone: Vec<String> = self
+            .slices
+            .keys()
+            .filter(|name| !listed.contains(name))
+            .cloned()
+            .collect();
+        gone.iter().for_each(|name| {
+            self.forget(name, now);
+        });
+        !gone.is_empty()
+    }
+
+    fn forget(&mut self, slice: &str, now: Now) -> bool {
+        let Some((_, devices)) = self.slices.remove(slice) else {
+            return false;
+        };
+        let gone = devices.into_values().map(|one| (one.gpu.uuid.clone(), (one.gpu, now)));
+        self.gone.extend(gone);
+        true
+    }
+
+    /// Forgets GPUs that are gone for long. Returns true if there were any.
+    pub(crate) fn expire(&mut self, now: Now) -> bool {
+        let before = self.gone.len();
+        self.gone.retain(|_, (_, since)| now < *since + KEEP);
+        self.gone.len() != before
+    }
+
+    /// When the next GPU that is gone is forgotten.
+    pub(crate) fn next_expiry(&self) -> Option<Now> {
+        self.gone.values().map(|(_, since)| *since + KEEP).min()
+    }
+
+    /// The GPUs there are, and those that were there a moment ago.
+    #[must_use]
+    pub fn inventory(&self) -> Inventory {
+        let mut gpus: BTreeMap<&str, &Gpu> = self.gone.iter().map(|(uuid, (gpu, _))| (uuid.as_str(), gpu)).collect();
+        let published = self.slices.values().flat_map(|(_, devices)| devices.values());
+        gpus.extend(published.map(|one| (one.gpu.uuid.as_str(), &one.gpu)));
+        Inventory {
+            gpus: gpus.into_values().cloned().collect(),
+        }
+    }
+
+    /// The device of an allocation.
+    pub(crate) fn device(&self, pool: &str, device: &str) -> Option<&Published> {
+        let slices = self.slices.values().filter(|(of, _)| of == pool);
+        slices.filter_map(|(_, devices)| devices.get(device)).next()
+    }
+}
+
+/// `None` for a monitor, and for a device that lacks what every GPU of ours has.
+fn published(device: &Device) -> Option<Published> {
+    let attributes = device.attributes.as_ref()?;
+    let text = |name: &str| attributes.get(name)?.string.clone();
+    if text(device_type::ATTRIBUTE).as_deref() != Some(device_type::GPU) {
+        return None;
+    }
+    let memory = &device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0;
+    Some(Published {
+        gpu: Gpu {
+            uuid: text("uuid")?,
+            model: text("productName").unwrap_or_default(),
+            memory: u64::try_from(vgpu_quantity::whole(memory).ok()?).ok()?,
+        },
+        index: u32::try_from(attributes.get("index")?.int?).ok()?,
+    })
+}

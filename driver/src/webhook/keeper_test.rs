@@ -1,0 +1,228 @@
+//! Looks and writes against a stand-in API server that keeps versions and refuses old ones.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body as Bytes, to_bytes};
+use axum::http::{Request, Response};
+use serde_json::{Value, json};
+
+use super::*;
+
+const SECRET: &str = "/api/v1/namespaces/n/secrets/x-webhook";
+const CONFIGURATION: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/x-webhook";
+
+/// The two objects, and what was asked.
+#[derive(Debug, Default)]
+struct Objects {
+    secret: Option<Value>,
+    configuration: Value,
+    version: u64,
+    date: Option<&'static str>,
+    asked: Vec<String>,
+}
+
+impl Objects {
+    fn answer(&mut self, method: &str, path: &str, body: Value) -> (u16, Value) {
+        self.asked.push(format!("{method} {path}"));
+        let conflict = || {
+            (
+                409,
+                json!({"kind": "Status", "code": 409, "reason": "Conflict", "message": "old"}),
+            )
+        };
+        match (method, path) {
+            ("GET", SECRET) => match &self.secret {
+                Some(secret) => (200, secret.clone()),
+                None => (404, json!({"kind": "Status", "code": 404, "reason": "NotFound"})),
+            },
+            ("GET", CONFIGURATION) => (200, self.configuration.clone()),
+            ("POST", "/api/v1/namespaces/n/secrets") if self.secret.is_none() => self.keep(body),
+            ("PUT", SECRET) => {
+                let old = self
+                    .secret
+                    .as_ref()
+                    .map(|secret| &secret["metadata"]["resourceVersion"]);
+                if old != Some(&body["metadata"]["resourceVersion"]) {
+                    return conflict();
+                }
+                self.keep(body)
+            }
+            ("PATCH", CONFIGURATION) => {
+                let now = &self.configuration["metadata"];
+                let precondition = &body["metadata"];
+                if (&now["uid"], &now["resourceVersion"]) != (&precondition["uid"], &precondition["resourceVersion"]) {
+                    return conflict();
+                }
+                self.version += 1;
+                self.configuration["metadata"]["resourceVersion"] = self.version.to_string().into();
+                assert_eq!(body["webhooks"][0]["name"], WEBHOOK);
+                self.configuration["webhooks"][1]["clientConfig"]["caBundle"] =
+                    body["webhooks"][0]["clientConfig"]["caBundle"].clone();
+                (200, self.configuration.clone())
+            }
+            _ => conflict(),
+        }
+    }
+
+    fn keep(&mut self, mut secret: Value) -> (u16, Value) {
+        self.version += 1;
+        secret["metadata"]["resourceVersion"] = self.version.to_string().into();
+        self.secret = Some(secret.clone());
+        (200, secret)
+    }
+
+    fn bundle(&self) -> Vec<Authority> {
+        bundle(&serde_json::from_value(self.configuration.clone()).unwrap()).unwrap()
+    }
+
+    fn current(&self) -> Authority {
+        let secret: Secret = serde_json::from_value(self.secret.clone().unwrap()).unwrap();
+        secret::current(&secret)
+            .expect("in use")
+            .authority("x-webhook.n.svc")
+            .unwrap()
+    }
+}
+
+/// A webhook of somebody else is in the same configuration, before ours.
+fn world() -> (Arc<Mutex<Objects>>, Keeper) {
+    let webhook = |name: &str| {
+        json!({"name": name, "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "clientConfig": {"service": {"name": "x-webhook", "namespace": "n"}}})
+    };
+    let objects = Arc::new(Mutex::new(Objects {
+        configuration: json!({"metadata": {"name": "x-webhook", "uid": "u", "resourceVersion": "1"},
+            "webhooks": [webhook("other.example"), webhook(WEBHOOK)]}),
+        version: 1,
+        date: Some("Mon, 23 Nov 2026 23:19:55 GMT"),
+        ..Objects::default()
+    }));
+    let own = objects.clone();
+    let router = Router::new().fallback(async move |request: Request<Bytes>| {
+        let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+        let body = to_bytes(request.into_body(), usize::MAX).await.unwrap();
+        let mut objects = own.lock().unwrap();
+        let (code, body) = objects.answer(&method, &path, serde_json::from_slice(&body).unwrap_or_default());
+        let mut response = Response::builder()
+            .status(code)
+            .header("content-type", "application/json");
+        if let Some(date) = objects.date {
+            response = response.header("date", date);
+        }
+        response.body(Bytes::from(body.to_string())).unwrap()
+    });
+    let names = Names {
+        namespace: "n".into(),
+        name: "x-webhook".into(),
+    };
+    let term = watch::channel(None).1;
+    (objects, Keeper::new(Client::new(router, "default"), names, term))
+}
+
+#[tokio::test]
+async fn from_nothing_to_a_trusted_certificate_in_three_writes() {
+    let (objects, mut keeper) = world();
+    assert_eq!(keeper.turn().await.unwrap(), Step::Issue);
+    assert_eq!(objects.lock().unwrap().bundle(), []);
+    assert!(matches!(keeper.turn().await.unwrap(), Step::Trust(_)));
+    assert_eq!(keeper.turn().await.unwrap(), Step::Promote);
+    assert_eq!(keeper.turn().await.unwrap(), Step::Wait);
+    let objects = objects.lock().unwrap();
+    assert_eq!(objects.bundle(), [objects.current()]);
+    // By the API server's clock, whatever this machine's says.
+    let now = seconds("Mon, 23 Nov 2026 23:19:55 GMT").unwrap();
+    assert_eq!(now, 1_795_475_995);
+    assert_eq!(objects.current().from, now - 86_400);
+    assert!(objects.configuration["webhooks"][0]["clientConfig"]["caBundle"].is_null());
+    let writes: Vec<&String> = objects.asked.iter().filter(|asked| !asked.starts_with("GET")).collect();
+    assert_eq!(
+        writes,
+        [
+            "POST /api/v1/namespaces/n/secrets",
+            &format!("PATCH {CONFIGURATION}"),
+            &format!("PUT {SECRET}")
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_secret_is_replaced_and_keeps_its_metadata() {
+    let (objects, mut keeper) = world();
+    let damaged = json!({"metadata": {"name": "x-webhook", "labels": {"a": "b"}},
+        "data": {"ca.crt": "AAAA", "tls.crt": "AAAA", "tls.key": "AAAA"}});
+    objects.lock().unwrap().keep(damaged);
+    while keeper.turn().await.unwrap() != Step::Wait {}
+    let objects = objects.lock().unwrap();
+    assert_eq!(objects.bundle(), [objects.current()]);
+    assert_eq!(objects.secret.as_ref().unwrap()["metadata"]["labels"]["a"], "b");
+}
+
+#[tokio::test]
+async fn of_two_leaders_the_late_write_is_refused() {
+    let (objects, mut keeper) = world();
+    let (secret, _) = keeper.secret().await.unwrap();
+    let configuration = keeper.configuration().await.unwrap();
+    while keeper.turn().await.unwrap() != Step::Wait {}
+    let before = objects.lock().unwrap().bundle();
+    let pair = certificate::issue("x-webhook.n.svc", 1_795_475_995).unwrap();
+    for late in [
+        keeper.store(secret::with_next(secret, "x-webhook", &pair)).await,
+        keeper.trust(&configuration, &[]).await,
+    ] {
+        let Err(Failure::Kube(kube::Error::Api(status))) = late else {
+            panic!("{late:?}");
+        };
+        assert_eq!(status.code, 409);
+    }
+    assert_eq!(objects.lock().unwrap().bundle(), before);
+}
+
+#[tokio::test]
+async fn without_the_api_servers_time_or_the_webhook_nothing_is_written() {
+    let (objects, mut keeper) = world();
+    objects.lock().unwrap().date = None;
+    assert!(matches!(keeper.turn().await, Err(Failure::NoDate)));
+    objects.lock().unwrap().date = Some("yesterday");
+    assert!(matches!(keeper.turn().await, Err(Failure::NoDate)));
+    objects.lock().unwrap().date = Some("Mon, 23 Nov 2026 23:19:55 GMT");
+    objects.lock().unwrap().configuration["webhooks"] = json!([]);
+    let error = keeper.turn().await.unwrap_err().to_string();
+    assert!(
+        error.contains("x-webhook has no webhook pods.translate.dra.vgpu"),
+        "{error}"
+    );
+    let objects = objects.lock().unwrap();
+    assert!(
+        objects.asked.iter().all(|asked| asked.starts_with("GET")),
+        "{:?}",
+        objects.asked
+    );
+}
+
+#[tokio::test]
+async fn only_the_leader_looks_and_writes() {
+    let (objects, mut keeper) = world();
+    let (terms, term) = watch::channel(None);
+    keeper.term = term;
+    let running = tokio::spawn(keeper.run());
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(objects.lock().unwrap().asked, Vec::<String>::new());
+    terms.send_replace(Some(Term {
+        epoch: "e".into(),
+        until: vgpu_planner::Time::default(),
+    }));
+    loop {
+        let in_use = |objects: &Objects| {
+            let secret: Secret = serde_json::from_value(objects.secret.clone()?).ok()?;
+            secret::current(&secret)
+        };
+        if in_use(&objects.lock().unwrap()).is_some() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    running.abort();
+}

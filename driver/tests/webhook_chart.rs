@@ -1,0 +1,293 @@
+//! What the chart renders for the webhook: nothing without dialects, else the objects, flags and rights that
+//! `driver/src/webhook` counts on.
+
+use serde_json::{Value, json};
+use vgpu_controller::webhook::names::{PATH, WEBHOOK};
+use vgpu_dialects::{Dialect, asking_annotations, asking_resources};
+
+mod support;
+
+use support::{helm, render};
+
+/// The objects of a kind.
+fn all<'a>(rendered: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    rendered.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+fn one<'a>(rendered: &'a [Value], kind: &str) -> &'a Value {
+    let [object] = all(rendered, kind)[..] else {
+        panic!("not one {kind}");
+    };
+    object
+}
+
+fn arguments(rendered: &[Value]) -> Vec<String> {
+    let container = &one(rendered, "Deployment")["spec"]["template"]["spec"]["containers"][0];
+    let arguments = container["args"].as_array().expect("arguments").iter();
+    arguments
+        .map(|text| text.as_str().expect("a text").to_owned())
+        .collect()
+}
+
+#[test]
+fn without_dialects_there_is_no_webhook() {
+    let Some(helm) = helm("without_dialects_there_is_no_webhook") else {
+        return;
+    };
+    // As `helm upgrade --reuse-values` has it from a chart without these values.
+    for values in [&[][..], &["translate=null"], &["translate.dialects=null"]] {
+        let rendered = render(&helm, values).expect("rendered");
+        for kind in ["MutatingWebhookConfiguration", "Service", "Secret", "Role"] {
+            assert!(all(&rendered, kind).is_empty(), "{values:?}: {kind}");
+        }
+        let arguments = arguments(&rendered);
+        let of_webhook =
+            |text: &String| text.contains("translate") || text.contains("webhook") || text.contains("lease");
+        assert!(!arguments.iter().any(of_webhook), "{arguments:?}");
+        assert_eq!(one(&rendered, "Deployment")["spec"]["replicas"], 1);
+    }
+}
+
+#[test]
+fn the_webhook_fails_closed_and_is_asked_about_labelled_namespaces_only() {
+    let Some(helm) = helm("the_webhook_fails_closed_and_is_asked_about_labelled_namespaces_only") else {
+        return;
+    };
+    let rendered = render(&helm, &["translate.dialects={hami}"]).expect("rendered");
+    let configuration = one(&rendered, "MutatingWebhookConfiguration");
+    assert_eq!(configuration["webhooks"].as_array().map(Vec::len), Some(1));
+    let webhook = &configuration["webhooks"][0];
+    for (field, value) in [
+        ("name", json!(WEBHOOK)),
+        ("failurePolicy", json!("Fail")),
+        ("sideEffects", json!("None")),
+        ("timeoutSeconds", json!(5)),
+        ("reinvocationPolicy", json!("IfNeeded")),
+        ("admissionReviewVersions", json!(["v1"])),
+        (
+            "namespaceSelector",
+            json!({"matchLabels": {"dra.vgpu/translate": "true"},
+                "matchExpressions": [{"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}]}),
+        ),
+        (
+            "rules",
+            json!([{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"],
+                "operations": ["CREATE", "UPDATE"], "scope": "Namespaced"}]),
+        ),
+        (
+            "clientConfig",
+            json!({"service": {"namespace": "n", "name": "x-webhook", "path": PATH, "port": 443}}),
+        ),
+    ] {
+        assert_eq!(webhook[field], value, "{field}");
+    }
+    // The Service's port leads to the port on which the flag has the program serve, on the pods of the Deployment.
+    let service = &one(&rendered, "Service")["spec"];
+    assert_eq!(
+        service["ports"],
+        json!([{"name": "webhook", "port": 443, "targetPort": "webhook"}])
+    );
+    let deployment = &one(&rendered, "Deployment")["spec"];
+    assert_eq!(service["selector"], deployment["selector"]["matchLabels"]);
+    let ports = &deployment["template"]["spec"]["containers"][0]["ports"];
+    assert_eq!(ports[1], json!({"name": "webhook", "containerPort": 9443}));
+    for object in ["Service", "Secret", "MutatingWebhookConfiguration"] {
+        assert_eq!(one(&rendered, object)["metadata"]["name"], "x-webhook");
+    }
+    // An upgrade of the chart must not write the certificates.
+    assert!(one(&rendered, "Secret").get("data").is_none());
+    assert!(webhook["clientConfig"].get("caBundle").is_none());
+}
+
+#[test]
+fn the_controller_gets_the_values_as_flags_in_both_modes() {
+    let Some(helm) = helm("the_controller_gets_the_values_as_flags_in_both_modes") else {
+        return;
+    };
+    for allocator in ["scheduler", "controller"] {
+        let rendered = render(
+            &helm,
+            &[
+                &format!("allocator={allocator}"),
+                "translate.dialects={hami,kai}",
+                "translate.mode=report",
+                "translate.schedulers={volcano,kai-scheduler}",
+                "translate.highPriorityClass=high",
+                "translate.port=8443",
+                "admission.derivedClasses={mine,high}",
+            ],
+        )
+        .expect("rendered");
+        let arguments = arguments(&rendered);
+        for flag in [
+            "--translate-dialects=hami,kai",
+            "--translate-mode=report",
+            "--translate-schedulers=volcano,kai-scheduler",
+            "--translate-high-priority-class=high",
+            "--translate-derived-classes=mine,high",
+            "--webhook-address=0.0.0.0:8443",
+            "--webhook-name=x-webhook",
+            "--lease-name=x-controller",
+            "--lease-namespace=n",
+        ] {
+            let found = arguments.iter().filter(|argument| *argument == flag).count();
+            assert_eq!(found, 1, "{flag}: {arguments:?}");
+        }
+        // One replica goes, another serves.
+        assert_eq!(one(&rendered, "Deployment")["spec"]["replicas"], 2, "{allocator}");
+    }
+}
+
+/// The program takes the flags that the chart writes.
+#[test]
+fn the_flags_are_accepted() {
+    use clap::Parser as _;
+    let Some(helm) = helm("the_flags_are_accepted") else {
+        return;
+    };
+    let dialects = Dialect::ALL.map(Dialect::name).join(",");
+    let rendered = render(&helm, &[&format!("translate.dialects={{{dialects}}}")]).expect("rendered");
+    let flags = [vec!["vgpu-controller".to_owned()], arguments(&rendered)].concat();
+    let config = vgpu_controller::Config::try_from(vgpu_controller::Flags::parse_from(flags)).expect("valid");
+    let webhook = config.webhook.expect("a webhook");
+    assert_eq!(webhook.settings, vgpu_dialects::Settings::default());
+    assert_eq!(
+        (webhook.names.namespace.as_str(), webhook.names.name.as_str()),
+        ("n", "x-webhook")
+    );
+}
+
+#[test]
+fn rights_for_the_webhook_name_its_objects() {
+    let Some(helm) = helm("rights_for_the_webhook_name_its_objects") else {
+        return;
+    };
+    let rights = |values: &[&str], kind: &str| -> Vec<Value> {
+        let rendered = render(&helm, values).expect("rendered");
+        let roles = all(&rendered, kind).into_iter();
+        let ours = roles.filter(|role| role["metadata"]["name"] == "x-controller");
+        ours.flat_map(|role| role["rules"].as_array().expect("rules").clone())
+            .collect()
+    };
+    let with = ["translate.dialects={hami}"];
+    let more = |kind: &str| {
+        let before = rights(&[], kind);
+        let all = rights(&with, kind).into_iter();
+        all.filter(|rule| !before.contains(rule)).collect::<Vec<_>>()
+    };
+    let rule = |group: &str, resource: &str, names: Option<&str>, verbs: &[&str]| {
+        let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+        if let Some(name) = names {
+            rule["resourceNames"] = json!([name]);
+        }
+        rule
+    };
+    assert_eq!(
+        more("ClusterRole"),
+        [rule(
+            "admissionregistration.k8s.io",
+            "mutatingwebhookconfigurations",
+            Some("x-webhook"),
+            &["get", "patch"]
+        )]
+    );
+    assert_eq!(
+        more("Role"),
+        [
+            rule("coordination.k8s.io", "leases", None, &["create"]),
+            rule(
+                "coordination.k8s.io",
+                "leases",
+                Some("x-controller"),
+                &["get", "update"]
+            ),
+            rule("", "secrets", None, &["create"]),
+            rule("", "secrets", Some("x-webhook"), &["get", "list", "watch", "update"]),
+        ]
+    );
+}
+
+/// The condition of a pod that asks.
+fn asks(rendered: &[Value]) -> String {
+    let conditions = one(rendered, "MutatingWebhookConfiguration")["webhooks"][0]["matchConditions"].clone();
+    let asks = conditions
+        .as_array()
+        .expect("conditions")
+        .iter()
+        .find(|condition| condition["name"] == "asks");
+    asks.expect("asks")["expression"].as_str().expect("CEL").to_owned()
+}
+
+/// The texts in the lists of the condition: of a pod that is created, and of one that is updated.
+fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
+    let expression = asks(rendered).replace("orValue([])", "");
+    let lists = expression.split('[').skip(1).filter_map(|rest| rest.split_once(']'));
+    let texts = |(list, _): (&str, &str)| {
+        let texts = list.split(", ").filter(|text| !text.is_empty());
+        texts.map(|text| text.trim_matches('\'').to_owned()).collect::<Vec<_>>()
+    };
+    // `[?key]` is no list.
+    lists.map(texts).filter(|list| list != &["?key"]).collect()
+}
+
+fn sorted<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
+    texts.sort();
+    texts
+}
+
+/// The chart and the translator know the same keys: a pod that the chart does not send would run untranslated.
+#[test]
+fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
+    let Some(helm) = helm("pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others") else {
+        return;
+    };
+    let every: Vec<&str> = Dialect::ALL.into_iter().flat_map(asking_resources).copied().collect();
+    for dialect in Dialect::ALL {
+        let rendered = render(&helm, &[&format!("translate.dialects={{{}}}", dialect.name())]).expect("rendered");
+        let lists = lists(&rendered);
+        let (created, updated) = (&lists[0], &lists[1]);
+        let known = sorted(asking_resources(dialect).iter().copied());
+        assert_eq!(sorted(created.iter().map(String::as_str)), known);
+        // A translated pod stays so when its dialect is no longer read.
+        assert_eq!(
+            sorted(updated.iter().map(String::as_str)),
+            sorted(every.iter().copied())
+        );
+        let mut annotations = lists[2..].iter();
+        if !asking_annotations(dialect).is_empty() {
+            let created = annotations.next().expect("a list");
+            assert_eq!(
+                sorted(created.iter().map(String::as_str)),
+                sorted(asking_annotations(dialect).iter().copied())
+            );
+        }
+        let compared = annotations.next().expect("a list");
+        for key in Dialect::ALL
+            .into_iter()
+            .flat_map(asking_annotations)
+            .chain(&[vgpu_dialects::TRANSLATED])
+        {
+            assert!(compared.iter().any(|compared| compared == key), "{key}");
+        }
+        assert_eq!(annotations.next(), None, "{}", dialect.name());
+    }
+}
+
+/// A pod of KAI asks by annotations, which stay: a second `kubectl apply` sends nothing but its scheduler.
+#[test]
+fn an_update_of_the_scheduler_alone_is_sent() {
+    let Some(helm) = helm("an_update_of_the_scheduler_alone_is_sent") else {
+        return;
+    };
+    let rendered = render(&helm, &["translate.dialects={kai}"]).expect("rendered");
+    let expression = asks(&rendered);
+    let (created, updated) = expression
+        .rsplit_once("request.operation == 'CREATE'")
+        .expect("two cases");
+    let compared = "object.spec.?schedulerName != oldObject.spec.?schedulerName";
+    assert!(
+        updated.contains(compared) && !created.contains(compared),
+        "{expression}"
+    );
+}
