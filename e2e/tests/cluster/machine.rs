@@ -209,13 +209,16 @@ fn decoys_survive() -> Result<()> {
 }
 
 /// Everything is compared but what others do beside this one. Clusters of other programs come and go, tests mount in
-/// folders of their own below /tmp, and those of `vgpu run` leave one folder and make another again and again.
+/// folders of their own below /tmp and /dev/shm, and those of `vgpu run` leave one folder and make another again and again.
 fn is_as_before(before: &Snapshot) -> Result<()> {
     const LEFT: &str = "file /run/vgpu-run";
     const MEANWHILE: &str = "file /run/vgpu";
-    let mounted = format!("mount {}/.tmp", env::temp_dir().display());
+    let mounted =
+        [env::temp_dir().as_path(), Path::new("/dev/shm")].map(|folder| format!("mount {}/.tmp", folder.display()));
     let is_of_another = |change: &String| {
-        change.contains(&mounted) || *change == format!("added: {LEFT}") || *change == format!("gone: {MEANWHILE}")
+        mounted.iter().any(|folder| change.contains(folder))
+            || *change == format!("added: {LEFT}")
+            || *change == format!("gone: {MEANWHILE}")
     };
     let changes = wait(LIMIT, "the end of `vgpu run` beside this test", || {
         let mut changes = before.changes(&Snapshot::take(), &shared::name(""));
